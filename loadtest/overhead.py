@@ -1,0 +1,191 @@
+"""What serving costs: the served models under saturating load against the same work in process.
+
+One run interleaves, in every round, the in-process limit (one process per core, one thread each: the same
+library, no server), the ensemble and the fused profile, so that a noisy machine hits all alike.
+
+    python -m loadtest.overhead [--rounds 5] [--seconds 5]       needs `wrk` (Debian: apt-get install wrk)
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.pool import Pool
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest import photos, record
+from ops import embedded
+from python_backend.model_config import ModelConfig
+from python_backend.pipeline import Pipeline
+from python_backend.session import Session
+
+PROFILES = ("ensemble", "cpu")
+CONCURRENCY = 32
+# The saturating ratios asked for, and p50 at concurrency 1 against the in-process time.
+TARGETS = {"ensemble": 0.86, "cpu": 0.94}
+TARGET_P50 = 1.35
+
+_worker: tuple[Pipeline, Session]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement: images per second at saturation, or milliseconds at concurrency 1."""
+
+    photo: str
+    path: str
+    unit: str
+    value: float
+
+
+def _prepare(network_version: int) -> None:
+    global _worker
+    repository = embedded.REPOSITORY
+    preprocess = ModelConfig.from_file(repository / "imagenet_preprocess", 1)
+    network = ModelConfig.from_file(repository / "efficientnet_lite0", network_version)
+    _worker = Pipeline.from_config(preprocess, 1), Session.from_config(network)
+
+
+def _classify_for(task: tuple[bytes, float]) -> list[float]:
+    """Classify one photo again and again for so many seconds; returns the milliseconds of each."""
+    jpeg, seconds = task
+    pipeline, session = _worker
+    spent, end = [], time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < end:
+        session.run({"input": pipeline.run([[jpeg]]).tensor}, ["scores"])
+        spent.append((time.perf_counter() - begin) * 1e3)
+    return spent
+
+
+def _wrk(port: int, model: str, photo: Path, concurrency: int, seconds: float) -> tuple[float, float]:
+    """Post `photo` as the raw request body; returns images per second and p50 in milliseconds."""
+    script = photo.with_suffix(".lua")
+    script.write_text(
+        'wrk.method = "POST"\nwrk.headers["Inference-Header-Content-Length"] = "0"\n'
+        f'wrk.body = io.open("{photo}", "rb"):read("*a")\n'
+    )
+    url = f"http://127.0.0.1:{port}/v2/models/{model}/infer"
+    # wrk counts whole seconds.
+    args = ["wrk", "-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}", "--latency", "-s", str(script), url]
+    text = subprocess.run(args, capture_output=True, text=True, check=True).stdout
+    if "Non-2xx" in text or "Socket errors" in text:
+        raise SystemExit(f"requests failed, so the rate means nothing:\n{text}")
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    p50 = re.search(r"50%\s+([\d.]+)(us|ms|s)", text)
+    if not rate or not p50:
+        raise SystemExit(f"wrk printed no rate:\n{text}")
+    return float(rate[1]), float(p50[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[p50[2]]
+
+
+def _measure_round(
+    pool: Pool, ports: dict[str, int], folder: Path, model: str, seconds: float
+) -> Iterator[Sample]:
+    for name, size_wh in photos.SIZES_WH.items():
+        path = folder / f"{name}.jpg"
+        path.write_bytes(jpeg := photos.jpeg(size_wh))
+        workers = os.cpu_count() or 1
+        spent = pool.map(_classify_for, [(jpeg, seconds)] * workers, chunksize=1)
+        yield Sample(name, "in-process", "images/s", sum(len(times) for times in spent) / seconds)
+        alone = pool.map(_classify_for, [(jpeg, seconds / 2)], chunksize=1)
+        yield Sample(name, "in-process", "ms", statistics.median(alone[0]))
+        for profile, port in ports.items():
+            yield Sample(name, profile, "images/s", _wrk(port, model, path, CONCURRENCY, seconds)[0])
+            yield Sample(name, profile, "ms", _wrk(port, model, path, 1, seconds / 2)[1])
+
+
+@contextlib.contextmanager
+def _servers(folder: Path) -> Iterator[dict[str, int]]:
+    with contextlib.ExitStack() as stack:
+        ports = {}
+        for profile in PROFILES:
+            options = embedded.ServerOptions(profile=profile, ports=embedded.Ports(*embedded.free_ports(3)))
+            (run_dir := folder / profile).mkdir()
+            stack.enter_context(embedded.EmbeddedServer(options, run_dir, os.environ))
+            ports[profile] = options.ports.http
+        yield ports
+
+
+def summarise(samples: list[Sample]) -> list[dict[str, Any]]:
+    """Return, per photo and path, medians, spread and the median of the per-round ratios to in-process."""
+    series: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for sample in samples:
+        series[sample.photo, sample.path, sample.unit].append(sample.value)
+    rows = []
+    for (photo, path, unit), values in series.items():
+        base = series[photo, "in-process", unit]
+        ratio = statistics.median(value / limit for value, limit in zip(values, base, strict=True))
+        rows.append(
+            {
+                "photo": photo,
+                "path": path,
+                "unit": unit,
+                "median": round(statistics.median(values), 2),
+                "min": round(min(values), 2),
+                "max": round(max(values), 2),
+                "ratio": round(ratio, 3),
+            }
+        )
+    return rows
+
+
+def missed(rows: list[dict[str, Any]]) -> list[str]:
+    """Name the rows that miss their target."""
+    return [
+        f"{row['path']} {row['photo']}: {row['ratio']} in {row['unit']}"
+        for row in rows
+        if row["path"] in TARGETS
+        and (row["ratio"] < TARGETS[row["path"]] if row["unit"] == "images/s" else row["ratio"] > TARGET_P50)
+    ]
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the rows as a table."""
+    table = Table("photo", "path", "unit", "median", "min..max", "of in-process")
+    for row in rows:
+        spread = f"{row['min']}..{row['max']}"
+        table.add_row(row["photo"], row["path"], row["unit"], str(row["median"]), spread, str(row["ratio"]))
+    Console().print(table)
+
+
+def main() -> int:
+    """Measure, print, record; exit status 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--network-version", type=int, default=1, choices=(1, 2), help="1 FP32, 2 INT8")
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    args = parser.parse_args()
+    if not shutil.which("wrk"):
+        parser.error("wrk not found; mend: apt-get install wrk")
+    samples: list[Sample] = []
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as scratch, _servers(Path(scratch)) as ports:
+        with spawn.Pool(os.cpu_count(), _prepare, (args.network_version,)) as pool:
+            for _ in range(args.rounds):
+                model = f"classify_v{args.network_version}"
+                samples += _measure_round(pool, ports, Path(scratch), model, args.seconds)
+    rows = summarise(samples)
+    show(rows)
+    if args.record:
+        record.write(args.record, {"concurrency": CONCURRENCY, "rounds": args.rounds, "rows": rows})
+    for miss in missed(rows):
+        print(f"target missed: {miss}", file=sys.stderr)
+    return 1 if missed(rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The header every recorded result carries: a number without its conditions is not published."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).with_name("results")
+PACKAGES = ("nvidia-pytriton", "onnxruntime", "numpy", "opencv-python-headless", "simplejpeg")
+
+
+def header() -> dict[str, Any]:
+    """Return machine, commit, versions, command and date of this run."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", "-m", *_module(), *sys.argv[1:]]),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain") else ""),
+        "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+def write(name: str, result: dict[str, Any]) -> Path:
+    """Store `result` behind its header as `loadtest/results/NAME.json`."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(header() | result, indent=2) + "\n")
+    return path
+
+
+def _module() -> list[str]:
+    spec = sys.modules["__main__"].__spec__
+    return [spec.name] if spec else [Path(sys.argv[0]).name]
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()

@@ -1,0 +1,111 @@
+"""The `nereid` command: its table of commands, and the only place in `ops` that reads the environment."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ops.embedded import REPOSITORY, Ports, ServerError, ServerOptions
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Image recognition on a real NVIDIA Triton Inference Server.",
+)
+FAILED, WRONG_USAGE = 1, 2
+
+Repository = Annotated[Path, typer.Option(help="Model repository.", envvar="NEREID_REPOSITORY")]
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def serve(
+    flags: Annotated[list[str] | None, typer.Argument(help="After `--`: flags handed on to tritonserver.")] = None,
+    repository: Repository = REPOSITORY,
+    profile: Annotated[str, typer.Option(help="Hardware profile: `ensemble`, or configs/NAME.pbtxt.")] = "cpu",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="HTTP port; 0 for any free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 for any free one.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Prometheus port; 0 for any free one.")] = 8002,
+    model_control_mode: Annotated[str, typer.Option(help="explicit, poll or none.")] = "explicit",
+) -> None:
+    """Serve a model repository until Ctrl-C.
+
+    When every model answers, the ports are printed as one JSON line on stdout; the log goes to stderr.
+    """
+    from ops import serve as server
+
+    ports = Ports(http_port, grpc_port, metrics_port)
+    options = ServerOptions(
+        repository.resolve(), profile, host, ports, model_control_mode, flags=tuple(flags or ())
+    )
+    try:
+        server.check_options(options)
+    except ValueError as error:
+        _fail(str(error), WRONG_USAGE)
+    try:
+        server.serve(options, os.environ)
+    except ServerError as error:
+        _fail(str(error), FAILED)
+
+
+@app.command()
+def classify(
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", metavar="IMAGE|DIR…")],
+    url: Annotated[str, typer.Option(help="HOST:PORT; by default the running server of the repository.")] = "",
+    protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
+    model: Annotated[str, typer.Option(help="Model to ask.")] = "classify",
+    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per image.")] = False,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Classify images on a running server; a bad one is reported and the rest goes on."""
+    from clients.classifier import DEFAULT_PORTS, Classifier
+    from ops import classify as client
+    from ops import run_dir
+
+    if protocol not in DEFAULT_PORTS:
+        _fail(f"--protocol must be {' or '.join(DEFAULT_PORTS)}, got '{protocol}'", WRONG_USAGE)
+    try:
+        paths = client.collect(images)
+    except ValueError as error:
+        _fail(str(error), WRONG_USAGE)
+    if not url:
+        running = run_dir.find(run_dir.root(os.environ), repository)
+        url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
+    with Classifier(url, protocol, model) as classifier:
+        failed = client.classify(classifier, paths, top, as_json)
+    if failed:
+        _fail(f"{failed} of {len(paths)} images could not be classified", FAILED)
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine for all the embedded server needs; each failure comes with the command that mends it."""
+    from ops import doctor as examination
+
+    findings = list(examination.examine(os.environ))
+    table = Table("", "what", "found", "mend with")
+    for finding in findings:
+        table.add_row(finding.verdict, finding.what, finding.found, finding.mend)
+    Console().print(table)
+    failed = [finding.what for finding in findings if finding.verdict == "fail"]
+    if failed:
+        _fail(f"not ready to serve: {', '.join(failed)}", FAILED)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="nereid")
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise typer.Exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""Run the real `tritonserver` that the `nvidia-pytriton` wheel carries, without a container and without root."""
+
+import contextlib
+import ctypes
+import http.client
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from clients.samples import COFFEE
+from ops.server_log import ServerLog
+from python_backend import model_config
+from python_backend.errors import InvalidConfig
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+ROOM = Path(__file__).resolve().parent.parent
+REPOSITORY = ROOM / "model_repository"
+ADAPTERS = ROOM / "python_backend"
+PLAIN_PROFILE = "ensemble"
+ROUTE_HEADERS = "(?i)x-(variant|model-version|route-key)"
+# Whoever may call these can read files, run code or take the server down; see docs of CVE-2025-23319.
+ADMIN_APIS = ("model-repository", "shared-memory", "trace", "logging")
+READABLE_ON_LOOPBACK = ("model-config", "statistics")
+TOKEN_HEADER = "nereid-token"
+STOP_TIMEOUT_S = 40.0
+# A tensor of one image is 0.6 MB. By default glibc hands such a buffer back to the kernel after every request
+# and pays page faults for the next: 12 faults and 0.3 ms of CPU per image in the ensemble, measured 2026-11-21.
+KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
+_prctl = ctypes.CDLL(None).prctl
+PR_SET_PDEATHSIG = 1
+
+
+class ServerError(Exception):
+    """The server cannot be started, or died; the message has the reason and what mends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """Where the parts of the embedded server lie."""
+
+    server: Path
+    python_backend: Path
+    stub: Path
+    libraries: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The TCP ports of one server."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What one server serves and where; `flags` are handed to `tritonserver` as they are."""
+
+    repository: Path = REPOSITORY
+    profile: str = PLAIN_PROFILE
+    host: str = "127.0.0.1"
+    ports: Ports = Ports(8000, 8001, 8002)
+    model_control_mode: str = "explicit"
+    token: str = ""
+    flags: tuple[str, ...] = ()
+
+
+def find_wheel() -> Wheel:
+    """Locate the embedded server in this interpreter's packages.
+
+    Raises:
+        ServerError: it is not installed, or has no stub for this Python.
+    """
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.origin:
+        raise ServerError("nvidia-pytriton is not installed; mend: pip install -e '.[embedded,cpu]'")
+    package = Path(spec.origin).parent
+    root = package / "tritonserver"
+    stub = root / "python_backend_stubs" / PYTHON / "triton_python_backend_stub"
+    if not stub.exists():
+        have = ", ".join(sorted(path.name for path in stub.parent.parent.iterdir()))
+        raise ServerError(f"nvidia-pytriton has no stub for Python {PYTHON}, it has: {have}")
+    return Wheel(
+        root / "bin" / "tritonserver", root / "backends" / "python", stub, package.parent / "nvidia_pytriton.libs"
+    )
+
+
+def find_libpython() -> Path:
+    """Return the directory of this interpreter's shared library, which the stub embeds.
+
+    Raises:
+        ServerError: this Python has no shared library.
+    """
+    name = f"libpython{PYTHON}.so.1.0"
+    library, multiarch = (sysconfig.get_config_var(key) or "" for key in ("LIBDIR", "MULTIARCH"))
+    for folder in (Path(library), Path(library) / multiarch, Path("/usr/lib") / multiarch):
+        if (folder / name).exists():
+            return folder
+    raise ServerError(f"{name} not found; mend: apt-get install libpython{PYTHON}")
+
+
+def assemble_backends(wheel: Wheel, target: Path) -> Path:
+    """Build Triton's backend directory in `target`: the wheel's `python` and our adapters.
+
+    The stub is copied, not linked: Triton looks for it beside `libtriton_python.so`.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(wheel.python_backend, target / "python", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(wheel.stub, target / "python")
+    for adapter in ADAPTERS.glob("*/model.py"):
+        (target / adapter.parent.name).mkdir()
+        shutil.copy2(adapter, target / adapter.parent.name)
+    return target
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Return ports that were free a moment ago; all are held open until the last is known."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((host, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def command(options: ServerOptions, wheel: Wheel, backends: Path) -> list[str]:
+    """Return the `tritonserver` command line for `options`."""
+    args = [
+        str(wheel.server),
+        f"--model-repository={options.repository}",
+        f"--backend-directory={backends}",
+        f"--model-control-mode={options.model_control_mode}",
+        f"--http-address={options.host}",
+        f"--grpc-address={options.host}",
+        f"--metrics-address={options.host}",
+        f"--http-port={options.ports.http}",
+        f"--grpc-port={options.ports.grpc}",
+        f"--metrics-port={options.ports.metrics}",
+        f"--http-header-forward-pattern={ROUTE_HEADERS}",
+        f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
+    ]
+    if options.model_control_mode == "explicit":
+        args.append("--load-model=*")
+    if options.profile != PLAIN_PROFILE:
+        args.append(f"--model-config-name={options.profile}")
+    if options.token:
+        loopback = options.host in ("127.0.0.1", "::1", "localhost")
+        apis = ",".join(ADMIN_APIS if loopback else ADMIN_APIS + READABLE_ON_LOOPBACK)
+        args += [
+            f"--http-restricted-api={apis}:{TOKEN_HEADER}={options.token}",
+            f"--grpc-restricted-protocol={apis}:{TOKEN_HEADER}={options.token}",
+        ]
+    return [*args, *options.flags]
+
+
+def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the server's environment: its stubs find this virtual environment through PATH."""
+    libraries = [str(wheel.libraries), str(find_libpython()), inherited.get("LD_LIBRARY_PATH", "")]
+    return {
+        **KEEP_BUFFERS,
+        **inherited,
+        "PATH": f"{Path(sys.executable).parent}:{inherited.get('PATH', '')}",
+        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+    }
+
+
+class EmbeddedServer:
+    """One `tritonserver` process group; as a context manager it is ready inside and gone after.
+
+    Args:
+        options: what to serve, and where.
+        run_dir: a folder of this server's own; the backend directory is assembled in it.
+        inherited: the environment to start from.
+        log: called with every line of the server's log that is worth showing.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        run_dir: Path,
+        inherited: Mapping[str, str],
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.options = options
+        self.log = ServerLog(log)
+        self._run_dir = run_dir
+        self._inherited = inherited
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> "EmbeddedServer":
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Process id of `tritonserver`, which leads its own process group."""
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process; it ends when the starting thread does, even if that is killed.
+
+        Raises:
+            ServerError: a part is missing, or a port is taken.
+        """
+        wheel = find_wheel()
+        _check_ports(self.options)
+        backends = assemble_backends(wheel, self._run_dir / "backends")
+        self._process = subprocess.Popen(
+            command(self.options, wheel, backends),
+            env=environment(wheel, self._inherited),
+            cwd=self._run_dir,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def wait_ready(self, timeout_s: float = 180.0) -> None:
+        """Return when every model that takes an `image` has classified one.
+
+        Raises:
+            ServerError: the server died, a model failed to load, or `timeout_s` passed.
+        """
+        deadline = time.monotonic() + timeout_s
+        for path, body in [("/v2/health/ready", None), *_probes(self.options)]:
+            while (refusal := self._ask(path, body)) is not None:
+                if self.poll() is not None:
+                    self._drain_log()
+                    raise ServerError(self.log.reason())
+                if time.monotonic() > deadline:
+                    raise ServerError(f"not ready after {timeout_s:.0f} s, {path} says: {refusal}\n{self.log.tail()}")
+                time.sleep(0.05)
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the server runs."""
+        return self._process.poll() if self._process else None
+
+    def wait(self) -> int:
+        """Wait for the server to end by itself; returns its exit status."""
+        assert self._process is not None, "the server was not started"
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """End the process group: Triton gets `STOP_TIMEOUT_S` to finish its requests, then all are killed."""
+        if self._process is None:
+            return
+        try:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(STOP_TIMEOUT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._drain_log()
+
+    def _ask(self, path: str, body: bytes | None) -> str | None:
+        """Return None if the server answers 200, else what it said instead."""
+        connection = http.client.HTTPConnection(self.options.host, self.options.ports.http, timeout=30)
+        try:
+            headers = {"Inference-Header-Content-Length": "0"} if body else {}
+            connection.request("POST" if body else "GET", path, body, headers)
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
+            return None if response.status == http.HTTPStatus.OK else f"{response.status} {text}"
+        except (OSError, http.client.HTTPException) as error:
+            return str(error)
+        finally:
+            connection.close()
+
+    def _read_log(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        for line in self._process.stdout:
+            self.log.add(line.rstrip("\n"))
+
+    def _drain_log(self) -> None:
+        if self._reader:
+            self._reader.join(timeout=5)
+
+
+def _check_ports(options: ServerOptions) -> None:
+    for name in ("http", "grpc", "metrics"):
+        port = getattr(options.ports, name)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((options.host, port))
+            except OSError as error:
+                raise ServerError(
+                    f"{name} port {port} on {options.host} cannot be used: {error.strerror}; "
+                    f"mend: choose another with --{name}-port, 0 for any free one"
+                ) from None
+
+
+def _probes(options: ServerOptions) -> Sequence[tuple[str, bytes]]:
+    """Return one inference, path and body, per model whose only input is an encoded `image`."""
+    body = COFFEE.read_bytes()
+    probes = []
+    for path in sorted(options.repository.glob("*/config.pbtxt")):
+        with contextlib.suppress(InvalidConfig):  # Triton says it better, and ends
+            inputs = model_config.read_pbtxt(path).get("input", ())
+            if [(each["name"], each["data_type"]) for each in inputs] == [("image", "TYPE_STRING")]:
+                probes.append((f"/v2/models/{path.parent.name}/infer", body))
+    return probes
+
+
+def _end_with_parent() -> None:
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,70 @@
+"""Freely licensed photos that arrive with packages, for calibrating and judging a quantised network.
+
+None of them is a photo of the known-answer tests (scikit-image's coffee and chelsea).
+"""
+
+import subprocess
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+# Debian 12; licences (CC0, CC-BY, CC-BY-SA) stand in each package's /usr/share/doc/*/copyright.
+PACKAGES = (
+    "lomiri-wallpapers-16.04",
+    "lomiri-wallpapers-20.04",
+    "mate-backgrounds",
+    "plasma-workspace-wallpapers",
+)
+IN_PYTHON = (
+    ("skimage", "data/astronaut.png"),
+    ("skimage", "data/retina.jpg"),
+    ("skimage", "data/hubble_deep_field.jpg"),
+    ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
+)
+CALIBRATION = ("share/backgrounds/*_by_*.jpg", "share/wallpapers/*/contents/images/2560x1600.jpg")
+HELD_APART = ("share/backgrounds/mate/nature/*.jpg",)
+
+
+def fetch(folder: Path) -> None:
+    """Unpack the Debian packages into `folder`; needs `apt-get update` to have run once."""
+    if (folder / "usr").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["apt-get", "download", *PACKAGES], cwd=folder, check=True)
+    for package in sorted(folder.glob("*.deb")):
+        subprocess.run(["dpkg", "-x", package, folder], check=True)
+
+
+def calibration(folder: Path) -> list[Path]:
+    """List the photos whose crops set the quantisation ranges."""
+    return _matching(folder, CALIBRATION) + [Path(str(files(p) / name)) for p, name in IN_PYTHON]
+
+
+def held_apart(folder: Path) -> list[Path]:
+    """List the photos that only judge the result."""
+    return _matching(folder, HELD_APART)
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    found = sorted(path for pattern in patterns for path in (folder / "usr").glob(pattern))
+    if not found:
+        raise SystemExit(f"no photo matches {patterns} below {folder}/usr")
+    return found
+
+
+def crops(photos: list[Path], per_photo: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield float32[1, 3, 224, 224] network inputs: square crops of 30..100 % of the shorter side, mirrored
+    by chance, (pixel - 127) / 128, RGB."""
+    random = np.random.default_rng(seed)
+    for path in photos:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+        for _ in range(per_photo):
+            side = int(min(image.size) * random.uniform(0.3, 1))
+            left, top = (int(random.integers(0, extent - side + 1)) for extent in image.size)
+            crop = image.resize((224, 224), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
+            pixels = np.asarray(crop, np.float32)[:, :: random.choice((-1, 1))]
+            yield np.ascontiguousarray((pixels - 127).transpose(2, 0, 1)[None] / 128)

@@ -1,0 +1,82 @@
+"""`nereid serve`: the embedded server in the foreground, until a signal or its own end."""
+
+import json
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from ops import run_dir
+from ops.embedded import PLAIN_PROFILE, EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
+
+
+class _Stopped(BaseException):
+    """A signal asked the server to stop."""
+
+
+def serve(options: ServerOptions, environment: Mapping[str, str]) -> None:
+    """Serve until SIGINT or SIGTERM; prints the ports as one JSON line on stdout once ready.
+
+    A second signal ends the server at once instead of waiting for its requests.
+
+    Raises:
+        ServerError: the server cannot start, a model failed to load, or it ended by itself.
+    """
+    options = replace(
+        options, ports=_with_free_ports(options), token=options.token or secrets.token_urlsafe(24)
+    )
+    folder = run_dir.create(run_dir.root(environment), options.repository)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        with EmbeddedServer(options, folder, environment, _log) as server:
+            run_dir.write(folder, _record(server))
+            print(json.dumps(asdict(options.ports)), flush=True)
+            status = server.wait()
+        raise ServerError(f"tritonserver ended by itself with status {status}\n{server.log.reason()}")
+    except _Stopped:
+        _log("stopped")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_options(options: ServerOptions) -> None:
+    """Refuse what `tritonserver` would only complain about later.
+
+    Raises:
+        ValueError: no such repository, or no model of it has the profile.
+    """
+    repository, profile = options.repository, options.profile
+    if not any(repository.glob("*/config.pbtxt")):
+        raise ValueError(f"{repository} is no model repository: no MODEL/config.pbtxt in it")
+    known = {PLAIN_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
+    if profile not in known:
+        raise ValueError(f"no model has the profile '{profile}', known are: {', '.join(sorted(known))}")
+
+
+def _with_free_ports(options: ServerOptions) -> Ports:
+    asked = asdict(options.ports)
+    free = iter(free_ports(len(asked), options.host))
+    return Ports(**{name: port or next(free) for name, port in asked.items()})
+
+
+def _record(server: EmbeddedServer) -> run_dir.ServerRecord:
+    options = server.options
+    return run_dir.ServerRecord(
+        server.pid, options.host, options.ports, str(options.repository), options.profile, options.token
+    )
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Stopped
+
+

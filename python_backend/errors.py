@@ -1,0 +1,73 @@
+"""Everything a request or a model load can be refused for, in one tree.
+
+    ServingError
+    ├── InvalidRequest      INVALID_ARG   the caller's fault
+    │   └── InvalidImage    INVALID_ARG   the caller's image cannot be used
+    ├── Overloaded          UNAVAILABLE   nobody's fault, try later
+    ├── InferenceFailed     INTERNAL      ours
+    └── InvalidConfig       INVALID_ARG   raised at load: the model's config.pbtxt
+
+The class decides Triton's code. An error that passes through BLS or an ensemble keeps only its text,
+so every class also has a message prefix from which `from_message` finds the class again.
+"""
+
+from typing import ClassVar
+
+
+class ServingError(Exception):
+    """Base of all errors; `code` names a `TritonError` code, `prefix` starts every message of the class."""
+
+    code: ClassVar[str] = "INTERNAL"
+    prefix: ClassVar[str] = "error: "
+
+    def __str__(self) -> str:
+        return self.prefix + super().__str__()
+
+
+class InvalidRequest(ServingError):
+    """The request cannot be served as it is; sending it again gives the same answer."""
+
+    code = "INVALID_ARG"
+    prefix = "invalid request: "
+
+
+class InvalidImage(InvalidRequest):
+    """The bytes sent are not an image this model can decode."""
+
+    prefix = "invalid image: "
+
+
+class Overloaded(ServingError):
+    """More requests are in flight than allowed."""
+
+    code = "UNAVAILABLE"
+    prefix = "overloaded: "
+
+
+class InferenceFailed(ServingError):
+    """The runtime failed on a request that looked right."""
+
+    prefix = "inference failed: "
+
+
+class InvalidConfig(ServingError):
+    """A model's configuration cannot be served; fails the load, so it has Triton's own texts and no prefix."""
+
+    code = "INVALID_ARG"
+    prefix = ""
+
+
+def from_message(message: str) -> ServingError:
+    """Restore the error whose text a BLS call or an ensemble handed on.
+
+    Triton may put its own words in front (`in ensemble 'classify_v1', …`), so the prefix is looked for
+    anywhere; the first one in the text wins. Without any, the error is `InferenceFailed`.
+    """
+    found = [(message.find(cls.prefix), cls) for cls in _RESTORABLE if cls.prefix in message]
+    if not found:
+        return InferenceFailed(message)
+    start, cls = min(found, key=lambda pair: pair[0])
+    return cls(message[start + len(cls.prefix) :])
+
+
+_RESTORABLE: tuple[type[ServingError], ...] = (InvalidRequest, InvalidImage, Overloaded, InferenceFailed)

@@ -1,0 +1,49 @@
+"""Triton adapter of the `fused` backend: a preprocessing model and a network in one process.
+
+On a CPU every hop between processes costs about 1 ms of CPU; this backend composes the two library pieces
+that the ensemble's backends use, and has no behaviour of its own.
+"""
+
+from dataclasses import dataclass
+
+from python_backend.errors import ServingError
+from python_backend.model_config import ModelConfig
+from python_backend.pipeline import Pipeline
+from python_backend.session import Session
+from python_backend.triton_io import answer_batch, fail, read_images
+
+
+@dataclass(frozen=True, slots=True)
+class FusedSettings:
+    """The sibling models this one stands for, by name and pinned version."""
+
+    preprocess: str
+    preprocess_version: int
+    network: str
+    network_version: int
+
+
+class TritonPythonModel:
+    """Encoded images to scores, one outcome per request."""
+
+    def initialize(self, args):
+        """Open both siblings; a missing or wrong one fails the load."""
+        config = ModelConfig.from_args(args)
+        names = config.settings(FusedSettings)
+        preprocess = config.sibling(names.preprocess, names.preprocess_version)
+        network = config.sibling(names.network, names.network_version)
+        self.pipeline = Pipeline.from_config(preprocess, config.max_batch_size)
+        self.session = Session.from_config(network)
+        self.input = network.inputs[0].name
+        self.output = config.outputs[0].name
+
+    def execute(self, requests):
+        """Decode, transform and run the network once for all good images of the batch."""
+        batch = self.pipeline.run([read_images(request) for request in requests])
+        if not len(batch.tensor):
+            return answer_batch(batch)
+        try:
+            (scores,) = self.session.run({self.input: batch.tensor}, [self.output])
+        except ServingError as error:
+            return [fail(error) for _ in requests]
+        return answer_batch(batch, **{self.output: scores})

@@ -1,0 +1,18 @@
+"""Triton adapter of the `preprocess` backend; all behaviour is in `python_backend.pipeline`."""
+
+from python_backend.model_config import ModelConfig
+from python_backend.pipeline import Pipeline
+from python_backend.triton_io import answer_batch, read_images
+
+
+class TritonPythonModel:
+    """Encoded images to network inputs, one outcome per request."""
+
+    def initialize(self, args):
+        """Build the pipeline; a wrong parameter fails the load."""
+        self.pipeline = Pipeline.from_config(ModelConfig.from_args(args))
+
+    def execute(self, requests):
+        """Prepare all images of the batch; a bad image fails its own request only."""
+        batch = self.pipeline.run([read_images(request) for request in requests])
+        return answer_batch(batch, input=batch.tensor)
