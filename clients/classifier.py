@@ -178,7 +178,8 @@ class Classifier:
             metadata = client.get_model_metadata(self.model, **({"as_json": True} if self._grpc else {}))
             self._output_names = {output["name"] for output in metadata["outputs"]}
         if SCORES not in self._output_names:
-            raise RequestRefused(f"model '{self.model}' has no output '{SCORES}', it has {sorted(self._output_names)}")
+            names = ", ".join(sorted(self._output_names))
+            raise RequestRefused(f"model '{self.model}' has no output '{SCORES}', it has: {names}")
         return self._output_names
 
 

@@ -80,7 +80,8 @@ def _wrk(port: int, model: str, photo: Path, concurrency: int, seconds: float) -
     )
     url = f"http://127.0.0.1:{port}/v2/models/{model}/infer"
     # wrk counts whole seconds.
-    args = ["wrk", "-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}", "--latency", "-s", str(script), url]
+    load = ["-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}"]
+    args = ["wrk", *load, "--latency", "-s", str(script), url]
     text = subprocess.run(args, capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in text or "Socket errors" in text:
         raise SystemExit(f"requests failed, so the rate means nothing:\n{text}")
@@ -173,11 +174,14 @@ def main() -> int:
         parser.error("wrk not found; mend: apt-get install wrk")
     samples: list[Sample] = []
     spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as scratch, _servers(Path(scratch)) as ports:
-        with spawn.Pool(os.cpu_count(), _prepare, (args.network_version,)) as pool:
-            for _ in range(args.rounds):
-                model = f"classify_v{args.network_version}"
-                samples += _measure_round(pool, ports, Path(scratch), model, args.seconds)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        _servers(Path(scratch)) as ports,
+        spawn.Pool(os.cpu_count(), _prepare, (args.network_version,)) as pool,
+    ):
+        for _ in range(args.rounds):
+            model = f"classify_v{args.network_version}"
+            samples += _measure_round(pool, ports, Path(scratch), model, args.seconds)
     rows = summarise(samples)
     show(rows)
     if args.record:

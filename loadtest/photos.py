@@ -1,4 +1,4 @@
-"""The two photos every measurement here uses, made from the sample: 640×427, and 1920×1080 of about 400 kB."""
+"""The two photos of every measurement, made from the sample: 640×427, and 1920×1080 of about 400 kB."""
 
 import io
 

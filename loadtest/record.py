@@ -19,7 +19,7 @@ def header() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", *_module(), *sys.argv[1:]]),
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain") else ""),
+        "commit": _git("describe", "--always", "--dirty=+changes"),
         "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()},
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
     }
@@ -39,8 +39,8 @@ def _module() -> list[str]:
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    folder = Path(__file__).parent
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True).stdout.strip()
 
 
 def _cpu_model() -> str:

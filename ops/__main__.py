@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,19 +18,24 @@ app = typer.Typer(
 )
 FAILED, WRONG_USAGE = 1, 2
 
-Repository = Annotated[Path, typer.Option(help="Model repository.", envvar="NEREID_REPOSITORY")]
+Repository = Annotated[
+    Path, typer.Option(help="Model repository.", envvar="NEREID_REPOSITORY", show_default="this checkout's")
+]
+
+Protocol = Literal["grpc", "http"]
+ControlMode = Literal["explicit", "poll", "none"]
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def serve(
-    flags: Annotated[list[str] | None, typer.Argument(help="After `--`: flags handed on to tritonserver.")] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="After `--`: flags for tritonserver.")] = None,
     repository: Repository = REPOSITORY,
-    profile: Annotated[str, typer.Option(help="Hardware profile: `ensemble`, or configs/NAME.pbtxt.")] = "cpu",
+    profile: Annotated[str, typer.Option(help="`ensemble`, or the NAME of configs/NAME.pbtxt.")] = "cpu",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="HTTP port; 0 for any free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 for any free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="Prometheus port; 0 for any free one.")] = 8002,
-    model_control_mode: Annotated[str, typer.Option(help="explicit, poll or none.")] = "explicit",
+    model_control_mode: Annotated[ControlMode, typer.Option(help="Who loads models, and when.")] = "explicit",
 ) -> None:
     """Serve a model repository until Ctrl-C.
 
@@ -54,9 +59,9 @@ def serve(
 
 @app.command()
 def classify(
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", metavar="IMAGE|DIR…")],
-    url: Annotated[str, typer.Option(help="HOST:PORT; by default the running server of the repository.")] = "",
-    protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders.", metavar="IMAGE|DIR…")],
+    url: Annotated[str, typer.Option(help="HOST:PORT; default: the repository's running server.")] = "",
+    protocol: Annotated[Protocol, typer.Option(help="How to talk to the server.")] = "grpc",
     model: Annotated[str, typer.Option(help="Model to ask.")] = "classify",
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per image.")] = False,
@@ -67,8 +72,6 @@ def classify(
     from ops import classify as client
     from ops import run_dir
 
-    if protocol not in DEFAULT_PORTS:
-        _fail(f"--protocol must be {' or '.join(DEFAULT_PORTS)}, got '{protocol}'", WRONG_USAGE)
     try:
         paths = client.collect(images)
     except ValueError as error:
@@ -84,7 +87,7 @@ def classify(
 
 @app.command()
 def doctor() -> None:
-    """Check this machine for all the embedded server needs; each failure comes with the command that mends it."""
+    """Check this machine for what the embedded server needs; each failure names what mends it."""
     from ops import doctor as examination
 
     findings = list(examination.examine(os.environ))

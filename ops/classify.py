@@ -43,7 +43,8 @@ def prediction_table(title: str, prediction: Prediction) -> Table:
     """Render one prediction: a row per class."""
     answered = f"model version {prediction.version}, {prediction.latency_ms:.1f} ms"
     route = f", variant {prediction.variant} by {prediction.reason}" if prediction.variant else ""
-    table = Table("label", "index", "probability", title=title, caption=answered + route, title_justify="left")
+    caption = answered + route
+    table = Table("label", "index", "probability", title=title, caption=caption, title_justify="left")
     for label in prediction.labels:
         table.add_row(label.name, str(label.index), f"{label.score:.3f}")
     return table

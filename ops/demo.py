@@ -1,4 +1,4 @@
-"""`make demo`: start the real server, classify the sample photo on both versions, over HTTP and gRPC, and stop."""
+"""`make demo`: start the real server, classify the sample on both versions over HTTP and gRPC, stop."""
 
 import os
 import sys

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ops.embedded import PYTHON, ServerError, Wheel, environment, find_libpython, find_wheel
+from ops import preflight
+from ops.embedded import ServerError, environment, find_wheel
 
 # nvidia-pytriton does not say which Triton it carries; an end-to-end test asks the server itself.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
 # One stub process takes 1 MB at least, and grows with the tensors in flight.
 MIN_SHM_BYTES = 256 * 2**20
+INSTALL = "pip install -e '.[embedded,cpu]'"
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: `ok`, `note` (works without) or `fail`, what was found, and the command that mends it."""
+    """One thing looked at: `ok`, `note` (works without) or `fail`, what was found, and what mends it."""
 
     what: str
     verdict: Literal["ok", "note", "fail"]
@@ -38,36 +40,29 @@ def examine(inherited: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _python() -> Finding:
-    try:
-        return Finding("Python", "ok", f"{PYTHON}, stub {find_wheel().stub}")
-    except ServerError as error:
-        what, _, mend = str(error).partition("; mend: ")
-        return Finding("Python", "fail", what, mend or "python3.11 -m venv .venv, or python3.12")
-
-
-def _libpython() -> Finding:
-    try:
-        return Finding("shared libpython", "ok", str(find_libpython()))
-    except ServerError as error:
-        what, _, mend = str(error).partition("; mend: ")
-        return Finding("shared libpython", "fail", what, mend)
+    missing = preflight.missing()
+    if missing:
+        found, _, mend = missing[0].partition("; mend: ")
+        return Finding("Python", "fail", f"missing: {found}", mend)
+    return Finding("Python", "ok", f"{preflight.PYTHON}, libpython in {preflight.find_libpython()}")
 
 
 def _wheel() -> Finding:
     version = _installed("nvidia-pytriton")
     if not version:
-        return Finding("Triton", "fail", "nvidia-pytriton is not installed", "pip install -e '.[embedded,cpu]'")
-    return Finding("Triton", "ok", f"{TRITON_OF_PYTRITON.get(version, 'unknown')} in nvidia-pytriton {version}")
+        return Finding("Triton", "fail", "nvidia-pytriton is not installed", INSTALL)
+    triton = TRITON_OF_PYTRITON.get(version, "unknown")
+    return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}")
 
 
 def _onnxruntime() -> Finding:
     try:
         import onnxruntime
     except ImportError:
-        return Finding("ONNX Runtime", "fail", "not installed", "pip install -e '.[cpu]'")
+        return Finding("ONNX Runtime", "fail", "not installed", INSTALL)
     both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed(name)]
     if len(both) > 1:
-        mend = f"pip uninstall -y {' '.join(both)} && pip install -e '.[cpu]'"
+        mend = f"pip uninstall -y {' '.join(both)} && {INSTALL}"
         return Finding("ONNX Runtime", "fail", f"{' and '.join(both)} overwrite each other's files", mend)
     providers = ", ".join(onnxruntime.get_available_providers())
     return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} with {providers}")
@@ -93,15 +88,17 @@ def _gpu() -> Finding:
 
 def _stub_links(inherited: Mapping[str, str]) -> Finding:
     try:
-        wheel: Wheel = find_wheel()
+        wheel = find_wheel()
         linked = subprocess.run(
             ["ldd", wheel.stub], env=environment(wheel, inherited), capture_output=True, text=True, check=True
         ).stdout
     except (ServerError, OSError, subprocess.CalledProcessError) as error:
-        return Finding("stub's libraries", "fail", str(error).partition("; mend: ")[0], "mend the above first")
+        return Finding("stub's libraries", "fail", str(error), "the lines above first")
     missing = [line.split()[0] for line in linked.splitlines() if "not found" in line]
     if missing:
-        return Finding("stub's libraries", "fail", f"not found: {', '.join(missing)}", f"apt-get install {missing[0]}")
+        return Finding(
+            "stub's libraries", "fail", f"not found: {', '.join(missing)}", "apt-get install libexpat1"
+        )
     return Finding("stub's libraries", "ok", "all found")
 
 
@@ -123,4 +120,4 @@ def _installed(name: str) -> str:
         return ""
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (_python, _libpython, _wheel, _onnxruntime, _shared_memory, _gpu)
+CHECKS: tuple[Callable[[], Finding], ...] = (_python, _wheel, _onnxruntime, _shared_memory, _gpu)

@@ -1,4 +1,4 @@
-"""Run the real `tritonserver` that the `nvidia-pytriton` wheel carries, without a container and without root."""
+"""Run the real `tritonserver` of the `nvidia-pytriton` wheel, without a container and without root."""
 
 import contextlib
 import ctypes
@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +18,14 @@ from pathlib import Path
 from types import TracebackType
 
 from clients.samples import COFFEE
+from ops import preflight
 from ops.server_log import ServerLog
 from python_backend import model_config
 from python_backend.errors import InvalidConfig
 
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-ROOM = Path(__file__).resolve().parent.parent
-REPOSITORY = ROOM / "model_repository"
-ADAPTERS = ROOM / "python_backend"
+CHECKOUT = Path(__file__).resolve().parent.parent
+REPOSITORY = CHECKOUT / "model_repository"
+ADAPTERS = CHECKOUT / "python_backend"
 PLAIN_PROFILE = "ensemble"
 ROUTE_HEADERS = "(?i)x-(variant|model-version|route-key)"
 # Whoever may call these can read files, run code or take the server down; see docs of CVE-2025-23319.
@@ -34,8 +33,8 @@ ADMIN_APIS = ("model-repository", "shared-memory", "trace", "logging")
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
 TOKEN_HEADER = "nereid-token"
 STOP_TIMEOUT_S = 40.0
-# A tensor of one image is 0.6 MB. By default glibc hands such a buffer back to the kernel after every request
-# and pays page faults for the next: 12 faults and 0.3 ms of CPU per image in the ensemble, measured 2026-11-21.
+# A tensor of one image is 0.6 MB. By default glibc hands such a buffer back to the kernel after every
+# request and pays page faults for the next: 0.3 ms of CPU per image in the ensemble, measured 2026-11-21.
 KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
 _prctl = ctypes.CDLL(None).prctl
 PR_SET_PDEATHSIG = 1
@@ -88,27 +87,12 @@ def find_wheel() -> Wheel:
         raise ServerError("nvidia-pytriton is not installed; mend: pip install -e '.[embedded,cpu]'")
     package = Path(spec.origin).parent
     root = package / "tritonserver"
-    stub = root / "python_backend_stubs" / PYTHON / "triton_python_backend_stub"
+    stub = root / "python_backend_stubs" / preflight.PYTHON / "triton_python_backend_stub"
     if not stub.exists():
         have = ", ".join(sorted(path.name for path in stub.parent.parent.iterdir()))
-        raise ServerError(f"nvidia-pytriton has no stub for Python {PYTHON}, it has: {have}")
-    return Wheel(
-        root / "bin" / "tritonserver", root / "backends" / "python", stub, package.parent / "nvidia_pytriton.libs"
-    )
-
-
-def find_libpython() -> Path:
-    """Return the directory of this interpreter's shared library, which the stub embeds.
-
-    Raises:
-        ServerError: this Python has no shared library.
-    """
-    name = f"libpython{PYTHON}.so.1.0"
-    library, multiarch = (sysconfig.get_config_var(key) or "" for key in ("LIBDIR", "MULTIARCH"))
-    for folder in (Path(library), Path(library) / multiarch, Path("/usr/lib") / multiarch):
-        if (folder / name).exists():
-            return folder
-    raise ServerError(f"{name} not found; mend: apt-get install libpython{PYTHON}")
+        raise ServerError(f"nvidia-pytriton has no stub for Python {preflight.PYTHON}, it has: {have}")
+    libraries = package.parent / "nvidia_pytriton.libs"
+    return Wheel(root / "bin" / "tritonserver", root / "backends" / "python", stub, libraries)
 
 
 def assemble_backends(wheel: Wheel, target: Path) -> Path:
@@ -165,8 +149,15 @@ def command(options: ServerOptions, wheel: Wheel, backends: Path) -> list[str]:
 
 
 def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the server's environment: its stubs find this virtual environment through PATH."""
-    libraries = [str(wheel.libraries), str(find_libpython()), inherited.get("LD_LIBRARY_PATH", "")]
+    """Return the server's environment: its stubs find this virtual environment through PATH.
+
+    Raises:
+        ServerError: this Python has no shared library for the stub to embed.
+    """
+    libpython = preflight.find_libpython()
+    if libpython is None:
+        raise ServerError("; ".join(preflight.missing()))
+    libraries = [str(wheel.libraries), str(libpython), inherited.get("LD_LIBRARY_PATH", "")]
     return {
         **KEEP_BUFFERS,
         **inherited,
@@ -256,7 +247,8 @@ class EmbeddedServer:
                     self._drain_log()
                     raise ServerError(self.log.reason())
                 if time.monotonic() > deadline:
-                    raise ServerError(f"not ready after {timeout_s:.0f} s, {path} says: {refusal}\n{self.log.tail()}")
+                    late = f"not ready after {timeout_s:.0f} s, {path} says: {refusal}"
+                    raise ServerError(f"{late}\n{self.log.tail()}")
                 time.sleep(0.05)
 
     def poll(self) -> int | None:
@@ -298,9 +290,11 @@ class EmbeddedServer:
             connection.close()
 
     def _read_log(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        for line in self._process.stdout:
-            self.log.add(line.rstrip("\n"))
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self.log.add(line.rstrip("\n"))
 
     def _drain_log(self) -> None:
         if self._reader:

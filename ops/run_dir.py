@@ -42,7 +42,8 @@ def root(environment: Mapping[str, str]) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
-        raise ServerError(f"{folder} must be a directory of user {os.getuid()} with mode 0700; mend: remove it")
+        owner = f"user {os.getuid()}"
+        raise ServerError(f"{folder} must be a directory of {owner} with mode 0700; mend: remove it")
     return folder
 
 
@@ -59,8 +60,9 @@ def create(base: Path, repository: Path) -> Path:
 
 def write(run_dir: Path, record: ServerRecord) -> None:
     """Store `record` in `run_dir`, readable by this user only."""
-    with open(os.open(run_dir / SERVER_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(asdict(record), file)
+    path = run_dir / SERVER_FILE
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(asdict(record)))
 
 
 def find(base: Path, repository: Path) -> ServerRecord | None:

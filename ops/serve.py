@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -78,5 +77,3 @@ def _log(line: str) -> None:
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise _Stopped
-
-

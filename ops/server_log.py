@@ -1,4 +1,4 @@
-"""Triton's log as an operator wants it: the noise of a machine without a GPU folded, the reason of a failure found."""
+"""Triton's log as an operator wants it: noise of a machine without a GPU folded, failures explained."""
 
 import re
 from collections import deque
@@ -36,7 +36,7 @@ class ServerLog:
         if any(noise in line for noise in NO_GPU_NOISE):
             if not self._noise_folded:
                 self._noise_folded = True
-                self._show("no GPU found: Triton serves on the CPU (its CUDA, NVML and DCGM warnings are left out)")
+                self._show("no GPU: serving on the CPU (Triton's CUDA, NVML and DCGM warnings are left out)")
         else:
             self._remember(line)
             self._show(line)
@@ -57,13 +57,14 @@ class ServerLog:
         elif found := FAILED_LOAD.search(line):
             self._fail(found["model"], found["reason"])
         elif found := FAILED_POLL.search(line):
-            detail = f" ({self._parse_error})" if self._parse_error else ""
-            self._fail(found["model"], found["reason"] + detail)
+            # Triton prints what the parser found on a line of its own, just before.
+            detail, self._parse_error = self._parse_error, ""
+            self._fail(found["model"], found["reason"], f" ({detail})" if detail else "")
         elif found := FAILED_OTHERWISE.search(line):
             self._errors.append(_first_line(found["reason"]))
 
-    def _fail(self, model: str, reason: str) -> None:
-        self._failures.setdefault(model, _first_line(reason))
+    def _fail(self, model: str, reason: str, detail: str = "") -> None:
+        self._failures.setdefault(model, _first_line(reason) + detail)
 
 
 def _first_line(reason: str) -> str:

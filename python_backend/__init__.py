@@ -1,0 +1,1 @@
+"""What runs inside the server: a library, and in its sub-folders the backends that Triton loads."""

@@ -83,9 +83,8 @@ def _decode_other(encoded: bytes, limits: Limits) -> Decoded:
             _check_pixels(*image.size, limits)
             return Decoded(np.asarray(image.convert("RGB")), image.size)
     except UnidentifiedImageError:
-        raise InvalidImage(
-            f"expected an image file ({', '.join(FORMATS)}), got {len(encoded)} bytes starting with {encoded[:8]!r}"
-        ) from None
+        got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
+        raise InvalidImage(f"expected an image file ({', '.join(FORMATS)}), got {got}") from None
     except (OSError, SyntaxError, ValueError) as error:
         raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
 

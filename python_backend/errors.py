@@ -51,7 +51,7 @@ class InferenceFailed(ServingError):
 
 
 class InvalidConfig(ServingError):
-    """A model's configuration cannot be served; fails the load, so it has Triton's own texts and no prefix."""
+    """A model's configuration cannot be served: fails the load, so it has Triton's texts and no prefix."""
 
     code = "INVALID_ARG"
     prefix = ""

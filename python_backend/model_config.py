@@ -87,7 +87,9 @@ class ModelConfig:
         """
         folder = self._sibling_folder(name)
         if not (folder / str(version)).is_dir():
-            raise InvalidConfig(f"model '{self.name}' names version {version} of '{name}': no '{folder / str(version)}'")
+            raise InvalidConfig(
+                f"model '{self.name}' names version {version} of '{name}', which is not there"
+            )
         return ModelConfig.from_file(folder, version)
 
     def pinned_network_version(self, model: str) -> str:
@@ -117,8 +119,9 @@ class ModelConfig:
         known = {field.name: field for field in fields(schema)}  # type: ignore[arg-type]
         unknown = sorted(set(self.parameters) - set(known) - TRITON_PARAMETERS)
         if unknown:
+            names = ", ".join(sorted(known))
             raise InvalidConfig(
-                f"model '{self.name}' has unknown parameter '{unknown[0]}', known are: {', '.join(sorted(known))}"
+                f"model '{self.name}' has unknown parameter '{unknown[0]}', known are: {names}"
             )
         missing = [n for n, f in known.items() if f.default is MISSING and n not in self.parameters]
         if missing:

@@ -49,11 +49,18 @@ def parse_variants(text: str, network_version: Callable[[str], str]) -> tuple[Va
             Variant(**entry, network_version=network_version(entry["model"])) for entry in json.loads(text)
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise InvalidConfig(f"variants must be a JSON list of {{name, model, version, weight}}: {error}") from None
+        expected = "a JSON list of {name, model, version, weight}"
+        raise InvalidConfig(f"variants must be {expected}: {type(error).__name__} {error}") from None
     names = [variant.name for variant in variants]
+    for name in names:
+        if not 1 <= len(name.encode()) <= blake2b.MAX_KEY_SIZE:
+            raise InvalidConfig(f"variant name must have 1 to {blake2b.MAX_KEY_SIZE} bytes, got '{name}'")
     if len(set(names)) != len(names):
         raise InvalidConfig(f"variant names must differ, got {names}")
     weights = [variant.weight for variant in variants]
+    for weight in weights:
+        if not isinstance(weight, (int, float)):
+            raise InvalidConfig(f"weight must be a number, got {weight!r}")
     if min(weights, default=0) < 0 or sum(weights) <= 0:
         raise InvalidConfig(f"weights must not be negative and one must be positive, got {weights}")
     return variants
@@ -97,7 +104,7 @@ def assign(variants: tuple[Variant, ...], key: str) -> Variant:
 
 def _unit(name: str, key: str) -> float:
     """Hash name and key to 53 bits in the open interval (0, 1)."""
-    digest = blake2b(key.encode(), key=name.encode()[:64], digest_size=8).digest()
+    digest = blake2b(key.encode(), key=name.encode(), digest_size=8).digest()
     return ((int.from_bytes(digest) >> 11) + 0.5) / 2**53
 
 

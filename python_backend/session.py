@@ -143,9 +143,8 @@ def session_options(config: ModelConfig) -> onnxruntime.SessionOptions:
     )
     mode = config.parameters.get("execution_mode", "0")
     if mode not in EXECUTION_MODES:
-        raise InvalidConfig(
-            f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
-        )
+        expected = "Expected values for  execution_mode are 0 or 1"
+        raise InvalidConfig(f"Invalid configuration value provided. {expected} but got {mode} .")
     options.execution_mode = EXECUTION_MODES[mode]
     options.intra_op_num_threads = _count(config, "intra_op_thread_count")
     options.inter_op_num_threads = _count(config, "inter_op_thread_count")

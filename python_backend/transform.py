@@ -26,7 +26,7 @@ class Transform:
 
     def __post_init__(self) -> None:
         if not 0 < self.crop_px <= self.resize_shorter_px:
-            raise ValueError(f"crop_px must be 1..resize_shorter_px ({self.resize_shorter_px}), got {self.crop_px}")
+            raise ValueError(f"crop_px must be 1..{self.resize_shorter_px}, got {self.crop_px}")
         if len(self.mean) != 3 or len(self.std) != 3 or 0 in self.std:
             raise ValueError(f"mean and std need 3 values, std without 0, got {self.mean} and {self.std}")
         levels = np.arange(256, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Between Triton's Python objects and arrays: the only library module that knows `triton_python_backend_utils`."""
+"""Between Triton's Python objects and arrays: the only library module that imports `pb_utils`."""
 
 import json
 from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""How the network in the model repository was made."""

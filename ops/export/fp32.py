@@ -26,7 +26,7 @@ class Scores(torch.nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return float32[N, 1000] probabilities for float32[N, 3, 224, 224], (pixel - 127) / 128, RGB."""
-        # The package's own forward() reshapes by a traced batch size; flatten(1) keeps the graph free of Shape.
+        # The package's own forward() reshapes by a traced batch size; this keeps the graph free of Shape.
         features = self.network.extract_features(images).mean((2, 3), keepdim=True).flatten(1)
         return torch.softmax(self.network._fc(features), dim=1)
 

@@ -13,8 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
-from onnxruntime.quantization import quantize_static
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+    quantize_static,
+)
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from ops.export import photos

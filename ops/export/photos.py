@@ -56,8 +56,10 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def crops(photos: list[Path], per_photo: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield float32[1, 3, 224, 224] network inputs: square crops of 30..100 % of the shorter side, mirrored
-    by chance, (pixel - 127) / 128, RGB."""
+    """Yield float32[1, 3, 224, 224] network inputs: RGB, (pixel - 127) / 128.
+
+    Each is a square of 30..100 % of a photo's shorter side, mirrored by chance.
+    """
     random = np.random.default_rng(seed)
     for path in photos:
         with Image.open(path) as opened:

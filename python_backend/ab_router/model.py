@@ -48,7 +48,7 @@ class TritonPythonModel:
         request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     async def forward(self, request):
-        """Call the chosen variant with the request's own image tensor, so that no byte is copied in Python."""
+        """Call the chosen variant with the request's own image tensor: no byte is copied in Python."""
         choice = routing.choose(self.variants, read_parameters(request), random.random())
         call = pb_utils.InferenceRequest(
             model_name=choice.variant.model,

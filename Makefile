@@ -1,0 +1,55 @@
+# Everything a person or CI does here. `make` alone lists the targets.
+PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3,$(shell command -v $(name))) python3)
+BIN := .venv/bin
+# ONNX Runtime's CPU and GPU packages own the same files, so a machine gets one of them.
+RUNTIME := $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
+# How many requests the long tests send; `make proof` sends the full count.
+SLOW_REQUESTS ?= 2000
+
+.PHONY: help setup demo serve check test test-slow proof bench docs clean
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/.serving  ## create .venv with all that serving needs
+
+.venv/.serving: pyproject.toml
+	@$(PYTHON) ops/preflight.py
+	@echo "setting up .venv with $(PYTHON) …"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME)]'
+	@touch $@
+
+.venv/.testing: .venv/.serving
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),dev]'
+	@touch $@
+
+demo: setup  ## start the real Triton server, classify the sample photo on both versions, stop
+	@$(BIN)/python -m ops.demo
+
+serve: setup  ## keep serving on ports 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
+	@$(BIN)/nereid serve
+
+check: .venv/.testing  ## format, lint, types, docstrings, contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/interrogate --quiet tests
+	$(BIN)/pytest --quiet tests/contract
+
+test: .venv/.testing  ## all tests but the long ones, against the real server
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: .venv/.testing  ## the long tests, with SLOW_REQUESTS requests each
+	SLOW_REQUESTS=$(SLOW_REQUESTS) $(BIN)/pytest -m slow
+
+proof: .venv/.testing bench  ## the long tests with full counts, and the recorded measurements
+	SLOW_REQUESTS=20000 $(BIN)/pytest -m slow
+
+bench: .venv/.testing  ## what serving costs against the same work in process; records the result
+	$(BIN)/python -m loadtest.overhead --rounds 7 --seconds 6 --record overhead
+
+docs: .venv/.testing  ## write docs/operations.md from the command line's own help
+	$(BIN)/python -m ops.docs
+
+clean:  ## remove what was installed and cached
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

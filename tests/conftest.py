@@ -1,0 +1,43 @@
+"""What several layers of tests share: paths, photos, and images made in memory."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture
+def encode():
+    """Encode uint8 pixels as an image file: `encode(pixels, "PNG", **options)`."""
+
+    def encode_image(
+        pixels: np.ndarray, image_format: str = "PNG", mode: str | None = None, **options
+    ) -> bytes:
+        target = io.BytesIO()
+        image = Image.fromarray(pixels)
+        (image.convert(mode) if mode else image).save(target, image_format, **options)
+        return target.getvalue()
+
+    return encode_image
+
+
+@pytest.fixture
+def gradient():
+    """A smooth RGB picture, uint8[H, W, 3]; smooth, so that JPEG changes it little."""
+
+    def make(height: int, width: int) -> np.ndarray:
+        rows, columns = np.linspace(0, 255, height), np.linspace(0, 255, width)
+        planes = np.broadcast_arrays(rows[:, None], columns[None, :], np.float64(96))
+        return np.stack(planes, axis=-1).astype(np.uint8)
+
+    return make

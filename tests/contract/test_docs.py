@@ -1,0 +1,61 @@
+"""Docs, command line and versions cannot disagree."""
+
+import re
+import tomllib
+
+import pytest
+import typer.main
+
+from ops import docs
+from ops.__main__ import app
+
+COMMANDS = typer.main.get_command(app).commands
+
+
+def test_operations_page_is_the_command_lines_own_help():
+    """`make docs` has been run since the last change of a command."""
+    assert docs.TARGET.read_text() == docs.render()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_has_help(name):
+    """Nothing in the command line is without a sentence."""
+    command = COMMANDS[name]
+
+    assert command.help
+    assert [parameter.name for parameter in command.params if not parameter.help] == []
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/contract.md", "model_repository/efficientnet_lite0/README.md"]
+)
+def test_shell_lines_name_what_exists(root, page):
+    """Every `nereid`, `make` and `python -m` in a page is a real command, target or module."""
+    text = (root / page).read_text()
+    targets = re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE)
+
+    assert set(re.findall(r"^(?:\.venv/bin/)?nereid (\w+)", text, re.MULTILINE)) <= set(COMMANDS)
+    assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= set(targets)
+    for module in re.findall(r"python -m ((?:ops|loadtest|clients)[\w.]*)", text):
+        path = root / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+
+
+def test_links_lead_somewhere(root):
+    """Every relative link of the README has its file."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (root / "README.md").read_text())
+
+    assert links
+    assert [link for link in links if not (root / link).exists()] == []
+
+
+def test_readme_is_short(root):
+    """The front door is read to its end: under 150 lines."""
+    assert len((root / "README.md").read_text().splitlines()) < 150
+
+
+def test_changelog_has_this_version(root):
+    """A release without a changelog entry does not exist."""
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+
+    assert f"## [{version}]" in (root / "CHANGELOG.md").read_text()

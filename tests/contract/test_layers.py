@@ -1,0 +1,80 @@
+"""The architecture as a test: which room may import which, lazy imports included."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+MAY_IMPORT = {
+    "python_backend": set(),
+    "clients": set(),
+    "loadtest": {"python_backend", "clients", "ops"},
+    "ops": {"python_backend", "clients"},
+}
+# Only the command table may import any room.
+COMMAND_TABLE = "ops/__main__.py"
+# Inside the library each module may import those before it, and `model.py` adapters all of them.
+LIBRARY = [
+    {"errors"},
+    {"model_config"},
+    {"decode", "transform", "session", "routing"},
+    {"pipeline"},
+    {"triton_io"},
+]
+
+
+def imported_modules(source: Path) -> set[str]:
+    """Return every module a file imports, wherever in the file."""
+    modules = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source}: relative imports hide the room"
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
+
+
+def imported_rooms(source: Path) -> set[str]:
+    """Return the rooms of ours a file imports from."""
+    return {module.split(".")[0] for module in imported_modules(source)} & {*MAY_IMPORT, "tests"}
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_room_imports_only_what_it_may(root, room):
+    """Every file of the room stays within its row of MAY_IMPORT."""
+    sources = sorted((root / room).rglob("*.py"))
+    assert sources, f"{room} has no Python files; is the root right?"
+
+    for source in sources:
+        allowed = {*MAY_IMPORT} if source == root / COMMAND_TABLE else MAY_IMPORT[room] | {room}
+        assert imported_rooms(source) <= allowed, source.relative_to(root)
+
+
+def test_library_modules_form_layers(root):
+    """The order is errors ← model_config ← decode, transform, session, routing ← pipeline ← triton_io."""
+    known: set[str] = set()
+    for layer in LIBRARY:
+        # Within a layer only types may be shared, and only without a cycle: transform takes what decode made.
+        known |= layer
+        for name in layer:
+            modules = imported_modules(root / "python_backend" / f"{name}.py")
+            ours = {module.split(".")[1] for module in modules if module.startswith("python_backend.")}
+            assert ours <= known, name
+
+    files = {path.stem for path in (root / "python_backend").glob("*.py")} - {"__init__"}
+    assert files == known
+
+
+def test_adapters_are_no_packages(root):
+    """An `__init__.py` would make `python_backend.onnxruntime` shadow what it wraps."""
+    assert not list((root / "python_backend").glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_environment_is_read_at_the_edge_only(root, room):
+    """`os.environ` is read only in modules that are run, so that a library never depends on it silently."""
+    for source in (root / room).rglob("*.py"):
+        text = source.read_text()
+        if "os.environ" in text or "os.getenv" in text:
+            assert source.name == "__main__.py" or '__name__ == "__main__"' in text, source.relative_to(root)

@@ -1,0 +1,135 @@
+"""The model repository: every config parses, and says what clients and the other models rely on."""
+
+import hashlib
+from itertools import pairwise
+
+import onnx
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
+
+from clients.samples import COFFEE
+from python_backend.model_config import ModelConfig as LibraryConfig
+from tests.conftest import ROOT
+
+REPOSITORY = ROOT / "model_repository"
+MODELS = sorted(path.parent.name for path in REPOSITORY.glob("*/config.pbtxt"))
+CONFIGS = sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.rglob("*.pbtxt"))
+IMAGE, SCORES = ("image", "BYTES", (1,)), ("scores", "FP32", (1000,))
+TOLD = [("variant", "BYTES", (1,)), ("version", "BYTES", (1,)), ("route_reason", "BYTES", (1,))]
+INPUT = ("input", "FP32", (3, 224, 224))
+TENSORS = {
+    "classify": ([IMAGE], [SCORES, *TOLD]),
+    "classify_v1": ([IMAGE], [SCORES]),
+    "classify_v2": ([IMAGE], [SCORES]),
+    "imagenet_preprocess": ([IMAGE], [INPUT]),
+    "efficientnet_lite0": ([INPUT], [SCORES]),
+}
+
+
+def read(relative: str) -> ModelConfig:
+    """Parse one config; an unknown field is an error."""
+    return text_format.Parse((REPOSITORY / relative).read_text(), ModelConfig())
+
+
+def tensors(entries) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Write a config's tensors as the contract's table does: BYTES is protobuf's STRING."""
+    names = {
+        number: name.removeprefix("TYPE_").replace("STRING", "BYTES") for name, number in DataType.items()
+    }
+    return [(entry.name, names[entry.data_type], tuple(entry.dims)) for entry in entries]
+
+
+@pytest.mark.parametrize("relative", CONFIGS)
+def test_tensors_are_those_of_the_contract(relative):
+    """Clients depend on these names, datatypes and shapes, in every profile."""
+    config = read(relative)
+
+    assert (tensors(config.input), tensors(config.output)) == TENSORS[config.name]
+    assert config.name == relative.split("/")[0]
+    assert config.max_batch_size >= 8
+
+
+@pytest.mark.parametrize("relative", CONFIGS)
+def test_versions_are_pinned_and_present(relative):
+    """Every version served is listed and has its folder, which git keeps; no step says -1."""
+    config = read(relative)
+
+    folder = REPOSITORY / config.name
+    on_disk = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    assert list(config.version_policy.specific.versions) == on_disk
+    for version in on_disk:
+        assert any((folder / str(version)).iterdir()), f"{folder / str(version)} would be lost by git"
+    for step in config.ensemble_scheduling.step:
+        assert (REPOSITORY / step.model_name / str(step.model_version)).is_dir()
+
+
+@pytest.mark.parametrize("model", ["classify_v1", "classify_v2"])
+def test_ensemble_tensors_line_up(model):
+    """Each step takes what the one before gives, with the same datatype and shape."""
+    steps = read(f"{model}/config.pbtxt").ensemble_scheduling.step
+
+    for before, after in pairwise(steps):
+        given = {before.output_map[name]: rest for name, *rest in TENSORS[before.model_name][1]}
+        taken = {after.input_map[name]: rest for name, *rest in TENSORS[after.model_name][0]}
+        assert given == taken
+
+
+@pytest.mark.parametrize("model", ["classify_v1", "classify_v2"])
+def test_fused_profile_names_the_ensembles_steps(model):
+    """Profile `cpu` runs the same models in the same versions as the ensemble."""
+    steps = read(f"{model}/config.pbtxt").ensemble_scheduling.step
+    fused = {key: value.string_value for key, value in read(f"{model}/configs/cpu.pbtxt").parameters.items()}
+
+    assert fused == {
+        "preprocess": steps[0].model_name,
+        "preprocess_version": str(steps[0].model_version),
+        "network": steps[1].model_name,
+        "network_version": str(steps[1].model_version),
+    }
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if SCORES in TENSORS[model][1]])
+def test_labels_are_the_same_real_file_everywhere(model):
+    """1,000 different labels, in a real file of the model's own: Triton from 26.02 on refuses `..`."""
+    path = REPOSITORY / model / "labels.txt"
+    labels = path.read_text().splitlines()
+
+    assert not path.is_symlink()
+    assert (len(labels), len(set(labels)), labels[967]) == (1000, 1000, "espresso")
+    assert path.read_bytes() == (REPOSITORY / "efficientnet_lite0" / "labels.txt").read_bytes()
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_network_is_what_its_card_and_config_say(version):
+    """Opset, IR, tensors, dynamic batch, and the SHA-256 that the model card promises."""
+    path = REPOSITORY / "efficientnet_lite0" / version / "model.onnx"
+    model = onnx.load(path)
+
+    onnx.checker.check_model(model)
+    assert (model.opset_import[0].version, model.ir_version <= 10) == (17, True)
+    shapes = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in [*model.graph.input, *model.graph.output]
+    }
+    assert shapes == {"input": ["N", 3, 224, 224], "scores": ["N", 1000]}
+    card = (REPOSITORY / "efficientnet_lite0" / "README.md").read_text()
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in card
+
+
+def test_every_model_has_a_row_in_the_contract():
+    """A model that is added must be added to the table above, and to docs/contract.md."""
+    assert sorted(TENSORS) == MODELS
+    page = (ROOT / "docs" / "contract.md").read_text()
+    assert [model for model in MODELS if f"`{model}`" not in page] == []
+
+
+def test_library_reads_every_config():
+    """What Triton parses, the library parses, too."""
+    for model in MODELS:
+        assert LibraryConfig.from_file(REPOSITORY / model, 1).name == model
+
+
+def test_sample_photo_is_small():
+    """The sample is meant to be looked at, not to fill the repository."""
+    assert COFFEE.stat().st_size < 200_000

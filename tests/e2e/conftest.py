@@ -1,0 +1,56 @@
+"""The real server, started once per profile for all tests that only ask it things."""
+
+import io
+import os
+
+import numpy as np
+import onnxruntime
+import pytest
+from PIL import Image
+
+from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerOptions, free_ports
+
+TOKEN = "a-token-for-tests"
+
+
+def start(tmp_path_factory, profile: str) -> EmbeddedServer:
+    """Build a server of the repository on free ports."""
+    options = ServerOptions(profile=profile, ports=Ports(*free_ports(3)), token=TOKEN)
+    return EmbeddedServer(options, tmp_path_factory.mktemp(profile), os.environ)
+
+
+@pytest.fixture(scope="session", params=["cpu", "ensemble"])
+def server(request, tmp_path_factory):
+    """A running server, once in each shape of the repository."""
+    with start(tmp_path_factory, request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def both_profiles(tmp_path_factory):
+    """Two running servers, by profile."""
+    with start(tmp_path_factory, "cpu") as fused, start(tmp_path_factory, "ensemble") as ensemble:
+        yield {"cpu": fused, "ensemble": ensemble}
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """Scores as anybody would compute them: Pillow and plain ONNX Runtime, nothing of ours.
+
+    `reference(encoded, version)` gives float32[1000].
+    """
+    sessions = {
+        version: onnxruntime.InferenceSession(REPOSITORY / "efficientnet_lite0" / version / "model.onnx")
+        for version in ("1", "2")
+    }
+
+    def score(encoded: bytes, version: str) -> np.ndarray:
+        image = Image.open(io.BytesIO(encoded)).convert("RGB")
+        scale = 256 / min(image.size)
+        size = [round(side * scale) for side in image.size]
+        left, top = (size[0] - 224) // 2, (size[1] - 224) // 2
+        crop = image.resize(size, Image.Resampling.BILINEAR).crop((left, top, left + 224, top + 224))
+        pixels = (np.asarray(crop, np.float32) - 127) / 128
+        return sessions[version].run(None, {"input": pixels.transpose(2, 0, 1)[None]})[0][0]
+
+    return score

@@ -1,0 +1,171 @@
+"""Bad requests: a clear answer, nobody else hurt, the server goes on."""
+
+import http.client
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from clients.classifier import Classifier, RequestRefused
+from clients.samples import COFFEE
+from tests.e2e.test_classify import ESPRESSO, url
+
+GOOD = COFFEE.read_bytes()
+MODELS = ["classify", "classify_v1", "imagenet_preprocess"]
+
+
+def post(server, model: str, body: bytes, **headers: str) -> tuple[int, str]:
+    """Send one raw HTTP inference request; returns status and text."""
+    connection = http.client.HTTPConnection(server.options.host, server.options.ports.http, timeout=30)
+    try:
+        connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    finally:
+        connection.close()
+
+
+def post_image(server, model: str, image: bytes, **headers: str) -> tuple[int, str]:
+    """Send an image as the raw body."""
+    return post(server, model, image, **{"Inference-Header-Content-Length": "0"} | headers)
+
+
+@pytest.fixture(autouse=True)
+def server_goes_on(server):
+    """After every test here the next request is answered."""
+    yield
+    with Classifier(url(server, "grpc")) as classifier:
+        assert classifier.classify(GOOD).labels[0].index == ESPRESSO
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (
+            b"this is not an image",
+            "invalid image: expected an image file .* got 20 bytes starting with b'this is ",
+        ),
+        (GOOD[:20_000], "invalid image: JPEG of 20000 bytes is damaged: Premature end of JPEG file"),
+        (GOOD[:3], "invalid image: JPEG of 3 bytes has no readable header"),
+        (b"%PDF-1.7\n", "invalid image: expected an image file .* got 9 bytes starting with b'%PDF-1.7"),
+        (b"", "invalid image: expected the bytes of an image file .* got 0 bytes"),
+    ],
+    ids=["text", "truncated", "header only", "pdf", "empty body"],
+)
+def test_bad_image_is_a_400_that_says_why(server, model, image, message):
+    """Through a route, an ensemble or alone: the same status and the same text."""
+    status, text = post_image(server, model, image)
+
+    assert status == 400
+    assert re.search(message, json.loads(text)["error"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            {"datatype": "FP32", "shape": [1, 1], "data": [1]},
+            "data-type is 'FP32', but model .* expects 'BYTES'",
+        ),
+        ({"datatype": "BYTES", "shape": [1, 2], "data": ["a", "b"]}, r"Expected \[-1,1\], got \[1,2\]"),
+        ({"datatype": "BYTES", "shape": [1], "data": ["a"]}, r"Expected \[-1,1\], got \[1\]"),
+        ({"datatype": "BYTES", "shape": [9, 1], "data": ["a"] * 9}, "batch-size must be <= 8"),
+        (
+            {"name": "picture", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]},
+            "unexpected inference input",
+        ),
+    ],
+    ids=["datatype", "shape", "no batch dimension", "batch too large", "input name"],
+)
+def test_wrong_tensor_is_a_400_that_says_what_was_expected(server, entry, message):
+    """Triton checks the tensor before it reaches a model."""
+    body = json.dumps({"inputs": [{"name": "image"} | entry]}).encode()
+
+    status, text = post(server, "classify", body, **{"Content-Type": "application/json"})
+
+    assert status == 400
+    assert re.search(message, text)
+
+
+def test_unknown_model_is_a_404(server):
+    """A model that is not there is named."""
+    assert post_image(server, "nope", GOOD) == (
+        404,
+        '{"error":"Request for unknown model: \'nope\' is not found"}',
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "known"), [("x-variant", "v1, v2"), ("x-model-version", "1, 2")], ids=["variant", "version"]
+)
+def test_unknown_variant_is_a_400_that_names_the_known(server, header, known):
+    """A forced variant that is not there is refused, never replaced."""
+    status, text = post_image(server, "classify", GOOD, **{header: "nope"})
+
+    assert (status, json.loads(text)["error"]) == (
+        400,
+        f"invalid request: unknown {header} 'nope', known are: {known}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "image", "status"),
+    [
+        ("classify", b"no image", "StatusCode.INVALID_ARGUMENT"),
+        ("classify_v1", b"no image", "StatusCode.INVALID_ARGUMENT"),
+        ("nope", GOOD, "StatusCode.NOT_FOUND"),
+    ],
+    ids=["through the route", "pinned", "unknown model"],
+)
+def test_grpc_has_the_matching_status(server, model, image, status):
+    """The statuses are INVALID_ARGUMENT and NOT_FOUND where HTTP has 400 and 404."""
+    tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[image]], dtype=object))
+
+    with (
+        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
+        pytest.raises(InferenceServerException) as raised,
+    ):
+        client.infer(model, [tensor])
+
+    assert raised.value.status() == status
+
+
+def test_request_of_several_images_names_the_bad_ones(server):
+    """One request with several images fails whole, and says which to leave out."""
+    tensor = tritonclient.grpc.InferInput("image", [3, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[GOOD], [b"bad"], [b""]], dtype=object))
+
+    with (
+        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
+        pytest.raises(InferenceServerException, match=r"2 of 3 images .*: image 1: .*; image 2: "),
+    ):
+        client.infer("classify", [tensor])
+
+
+@pytest.mark.parametrize("model", ["classify", "classify_v1"])
+def test_requests_batched_with_a_bad_one_are_answered(server, model):
+    """Good and bad requests sent at once: each good one is right, each bad one refused."""
+    images = [GOOD, b"bad", GOOD, GOOD[:20_000], GOOD, b""] * 8
+
+    with Classifier(url(server, "grpc"), model=model) as classifier:
+        outcomes = list(classifier.classify_many(images, concurrency=16, top_k=1))
+
+    for image, outcome in zip(images, outcomes, strict=True):
+        if image == GOOD:
+            assert outcome.labels[0].index == ESPRESSO
+        else:
+            assert type(outcome) is RequestRefused
+
+
+def test_parallel_bad_requests_leave_nothing_behind(server):
+    """A burst of bad requests alone, so that whole batches are bad, is refused one by one."""
+    with ThreadPoolExecutor(16) as pool:
+        statuses = list(pool.map(lambda _: post_image(server, "classify_v1", b"bad")[0], range(64)))
+
+    assert statuses == [400] * 64

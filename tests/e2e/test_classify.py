@@ -1,0 +1,162 @@
+"""The main job: a photo in, the right class out, over every way in and in both shapes."""
+
+import json
+import shutil
+import subprocess
+import urllib.request
+from collections import Counter
+
+import numpy as np
+import pytest
+import tritonclient.http
+
+from clients.classifier import Classifier, ServerFailed
+from clients.samples import CHELSEA, COFFEE
+from loadtest import photos
+from ops.doctor import TRITON_OF_PYTRITON
+
+ESPRESSO, CATS = 967, {281, 282, 285}
+PHOTOS = {
+    "coffee": COFFEE.read_bytes(),
+    "chelsea": CHELSEA.read_bytes(),
+    "640x427": photos.jpeg((640, 427)),
+    "1080p": photos.jpeg((1920, 1080)),
+    "portrait": photos.jpeg((427, 640)),
+}
+
+
+def url(server, protocol: str) -> str:
+    """Return HOST:PORT of a running server."""
+    return f"{server.options.host}:{getattr(server.options.ports, protocol)}"
+
+
+def raw_scores(server, model: str, image: bytes) -> np.ndarray:
+    """Ask with a plain Triton client; returns float32[1000]."""
+    with tritonclient.http.InferenceServerClient(url(server, "http")) as client:
+        tensor = tritonclient.http.InferInput("image", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[image]], dtype=object))
+        return client.infer(model, [tensor]).as_numpy("scores")[0]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_coffee_is_espresso(server, protocol, version):
+    """The sample photo is espresso with p ≥ 0.9 on both versions, over both protocols."""
+    with Classifier(url(server, protocol), protocol) as classifier:
+        answer = classifier.classify(COFFEE, version=version)
+
+    best = answer.labels[0]
+    assert (best.index, best.name, best.score >= 0.9) == (ESPRESSO, "espresso", True)
+    assert (answer.version, answer.variant, answer.reason) == (version, f"v{version}", "version")
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("name", PHOTOS)
+def test_answer_is_that_of_a_plain_reference(server, reference, name, version):
+    """Top-1 equals Pillow + plain ONNX Runtime.
+
+    0.05: below a factor of 2 our resize samples where Pillow's averages, which moves one probability of an
+    undecided photo by up to 0.035.
+    """
+    got = raw_scores(server, f"classify_v{version}", PHOTOS[name])
+
+    expected = reference(PHOTOS[name], version)
+    assert got.argmax() == expected.argmax()
+    np.testing.assert_allclose(got, expected, atol=0.05)
+    assert got.sum() == pytest.approx(1, abs=1e-4)
+
+
+def test_cat_is_a_cat(server):
+    """The three best classes of the cat photo are the three domestic cats."""
+    with Classifier(url(server, "grpc")) as classifier:
+        answer = classifier.classify(CHELSEA, top_k=3)
+
+    assert {label.index for label in answer.labels} == CATS
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_both_shapes_give_equal_scores(both_profiles, name, version):
+    """One process or two: the same numbers, to the last bit."""
+    scores = [raw_scores(server, f"classify_v{version}", PHOTOS[name]) for server in both_profiles.values()]
+
+    np.testing.assert_array_equal(*scores)
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_curl_needs_no_client(server, version):
+    """The README's curl call: the file is the body, the answer a JSON header and then the scores."""
+    curl = shutil.which("curl")
+    assert curl, "curl is not installed; mend: apt-get install curl"
+    address = f"http://{url(server, 'http')}/v2/models/classify_v{version}/infer"
+    command = [curl, "-sS", "--fail", "--data-binary", f"@{COFFEE}"]
+    command += ["-H", "Inference-Header-Content-Length: 0", address]
+
+    body = subprocess.run(command, capture_output=True, check=True).stdout
+
+    header, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+    scores = np.frombuffer(body[end:], np.float32)
+    assert header["outputs"][0]["name"] == "scores"
+    assert (scores.size, scores.argmax(), scores.max() >= 0.9) == (1000, ESPRESSO, True)
+
+
+def test_route_key_sticks_and_weights_share(server):
+    """A key always gets the same variant; without one, both variants of 50:50 answer."""
+    with Classifier(url(server, "grpc")) as classifier:
+        by_key = [classifier.classify(COFFEE, route_key="alice") for _ in range(5)]
+        by_chance = list(classifier.classify_many([COFFEE] * 60))
+
+    assert {(answer.variant, answer.reason) for answer in by_key} == {("v2", "route-key")}
+    counts = Counter(answer.variant for answer in by_chance)
+    # 60 fair draws leave 12..48 for either side with p > 0.999999.
+    assert set(counts) == {"v1", "v2"}
+    assert min(counts.values()) >= 12
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_route_headers_work_over_both_protocols(server, protocol):
+    """x-variant reaches the router as an HTTP header and as gRPC metadata."""
+    with Classifier(url(server, protocol), protocol) as classifier:
+        answers = {name: classifier.classify(COFFEE, variant=name) for name in ("v1", "v2")}
+
+    told = {name: (answer.variant, answer.version, answer.reason) for name, answer in answers.items()}
+    assert told == {"v1": ("v1", "1", "variant"), "v2": ("v2", "2", "variant")}
+
+
+def test_pinned_model_answers_as_itself(server):
+    """A model that is no route has no variant and its own version."""
+    with Classifier(url(server, "grpc"), model="classify_v2") as classifier:
+        answer = classifier.classify(COFFEE, top_k=1)
+
+    assert (answer.model, answer.version, answer.variant, answer.reason) == ("classify_v2", "1", "", "")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_many_images_come_back_in_order(server, protocol, tmp_path):
+    """Answers of concurrent requests stand in the order of the images, errors among them."""
+    images = [COFFEE, CHELSEA, tmp_path / "missing.jpg", COFFEE, b"not an image", CHELSEA]
+
+    with Classifier(url(server, protocol), protocol) as classifier:
+        outcomes = list(classifier.classify_many(images, concurrency=4, top_k=1))
+
+    kinds = [getattr(outcome, "labels", None) and outcome.labels[0].index for outcome in outcomes]
+    assert kinds[0] == kinds[3] == ESPRESSO
+    assert {kinds[1], kinds[5]} <= CATS
+    assert (type(outcomes[2]).__name__, type(outcomes[4]).__name__) == ("FileNotFoundError", "RequestRefused")
+
+
+def test_server_is_the_triton_that_doctor_names(server):
+    """`nereid doctor` tells the version from a table; the server itself agrees."""
+    with urllib.request.urlopen(f"http://{url(server, 'http')}/v2") as response:
+        version = json.load(response)["version"]
+
+    assert any(told.startswith(version) for told in TRITON_OF_PYTRITON.values())
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_late_answer_is_the_servers_fault(server, protocol):
+    """A deadline that cannot be met is reported as such, and the server goes on."""
+    with Classifier(url(server, protocol), protocol, timeout_s=0.001) as hurried, pytest.raises(ServerFailed):
+        hurried.classify(PHOTOS["1080p"])
+    with Classifier(url(server, protocol), protocol) as patient:
+        assert patient.classify(COFFEE).labels[0].index == ESPRESSO

@@ -1,0 +1,270 @@
+"""`nereid serve` and its companions as a user runs them: processes, streams, signals and exit codes."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from clients.samples import COFFEE
+from ops import run_dir
+from ops.embedded import REPOSITORY
+from tests.e2e.conftest import TOKEN
+from tests.e2e.test_classify import url
+
+NEREID = str(Path(sys.executable).with_name("nereid"))
+ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+# Watchdogs, ten times what these take and more; no test passes or fails by speed.
+START_S, STOP_S = 120, 60
+
+
+@dataclass
+class Serving:
+    """A running `nereid serve`: its process, the ports it printed, its environment and its log file."""
+
+    process: subprocess.Popen
+    ports: dict[str, int]
+    environment: dict[str, str]
+    log: Path
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """An environment whose run directory is the test's own."""
+    return os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+@pytest.fixture
+def serving(environment, tmp_path):
+    """Run `nereid serve` on free ports, from another directory, until ready; ended afterwards."""
+    log = tmp_path / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [NEREID, "serve", *ANY_PORTS],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    try:
+        yield Serving(process, json.loads(process.stdout.readline()), environment, log)
+    finally:
+        process.terminate()
+        process.communicate(timeout=STOP_S)
+
+
+def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    """Run one `nereid` command to its end."""
+    return subprocess.run([NEREID, *words], env=environment, capture_output=True, text=True, timeout=START_S)
+
+
+def group_members(leader: int) -> list[int]:
+    """Return the living processes of a process group."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == leader and fields[0] != "Z":
+                members.append(int(stat.parent.name))
+    return members
+
+
+def test_served_repository_is_found_and_used(serving):
+    """The ready line has the ports, server.json what other commands need; `nereid classify` just works."""
+    record = run_dir.find(run_dir.root(serving.environment), REPOSITORY)
+    assert serving.ports == {
+        "http": record.ports.http,
+        "grpc": record.ports.grpc,
+        "metrics": record.ports.metrics,
+    }
+    assert (record.profile, record.repository, len(record.token) >= 24) == ("cpu", str(REPOSITORY), True)
+
+    for protocol in ("http", "grpc"):
+        done = run("classify", str(COFFEE), "--protocol", protocol, "--json", environment=serving.environment)
+        answer = json.loads(done.stdout)
+        assert (done.returncode, answer["labels"][0]["name"]) == (0, "espresso")
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{serving.ports['metrics']}/metrics") as response:
+        assert 'nv_inference_count{model="classify_v1",version="1"}' in response.read().decode()
+    log = serving.log.read_text()
+    assert log.count("no GPU: serving on the CPU") == 1
+    assert "NVML" not in log.replace("Triton's CUDA, NVML and DCGM warnings", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_signal_ends_the_whole_group(serving, number):
+    """After a signal the exit code is 0, no process is left, and server.json is gone."""
+    base = run_dir.root(serving.environment)
+    leader = run_dir.find(base, REPOSITORY).pid
+    assert len(group_members(leader)) > 5, "server and stubs"
+
+    serving.process.send_signal(number)
+
+    assert serving.process.wait(STOP_S) == 0
+    assert (group_members(leader), run_dir.find(base, REPOSITORY)) == ([], None)
+    assert list(base.glob("*/*")) == []
+
+
+def test_killed_nereid_takes_the_server_along(serving):
+    """Even SIGKILL leaves no server that holds the ports."""
+    leader = run_dir.find(run_dir.root(serving.environment), REPOSITORY).pid
+
+    serving.process.kill()
+
+    wait_until(lambda: group_members(leader) == [])
+
+
+def test_dead_server_is_an_error(serving):
+    """A server that ends by itself makes `nereid serve` end with 1 and say so."""
+    os.kill(run_dir.find(run_dir.root(serving.environment), REPOSITORY).pid, signal.SIGKILL)
+
+    assert serving.process.wait(STOP_S) == 1
+    assert "tritonserver ended by itself with status -9" in serving.log.read_text()
+
+
+def test_one_bad_image_does_not_stop_the_others(serving, tmp_path):
+    """Each bad file is reported on stderr with its reason; the rest is answered; the exit code is 1."""
+    (tmp_path / "photos").mkdir()
+    shutil.copy(COFFEE, tmp_path / "photos" / "good.jpg")
+    (tmp_path / "photos" / "bad.jpg").write_bytes(b"no image")
+
+    done = run("classify", str(tmp_path / "photos"), "--json", environment=serving.environment)
+
+    assert [json.loads(line)["labels"][0]["name"] for line in done.stdout.splitlines()] == ["espresso"]
+    assert "bad.jpg: invalid image: expected an image file" in done.stderr
+    assert done.stderr.splitlines()[-1] == "1 of 2 images could not be classified"
+    assert done.returncode == 1
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the repository to break."""
+    return shutil.copytree(REPOSITORY, tmp_path / "repository")
+
+
+def break_field(copy):
+    """Misspell a field of an ensemble's config."""
+    path = copy / "classify_v1" / "config.pbtxt"
+    path.write_text(path.read_text().replace("max_batch_size", "max_batchsize"))
+
+
+def break_value(copy):
+    """Give a network's output a dimension that is no number."""
+    path = copy / "efficientnet_lite0" / "config.pbtxt"
+    path.write_text(path.read_text().replace("dims: [ 1000 ]", 'dims: [ "many" ]'))
+
+
+def break_parameter(copy):
+    """Misspell a parameter of the preprocessing."""
+    path = copy / "imagenet_preprocess" / "config.pbtxt"
+    path.write_text(path.read_text().replace('"crop_px"', '"crop"'))
+
+
+def break_route(copy):
+    """Name a variant that is not there."""
+    path = copy / "classify" / "config.pbtxt"
+    path.write_text(path.read_text().replace("classify_v2", "classify_v9"))
+
+
+def remove_network(copy):
+    """Remove a version's file."""
+    (copy / "efficientnet_lite0" / "2" / "model.onnx").unlink()
+
+
+@pytest.mark.parametrize(
+    ("profile", "damage", "words"),
+    [
+        ("ensemble", break_field, ["model 'classify_v1'", 'no field named "max_batchsize"', "4:14"]),
+        ("ensemble", break_value, ["model 'efficientnet_lite0'", 'Expected integer, got: "many"', "6:54"]),
+        ("ensemble", remove_network, ["model 'efficientnet_lite0'", "unable to find", "/2/model.onnx"]),
+        ("cpu", remove_network, ["model 'classify_v2'", "unable to find", "/2/model.onnx"]),
+        ("cpu", break_parameter, ["model 'classify_v1'", "unknown parameter 'crop'", "crop_px"]),
+        ("cpu", break_route, ["model 'classify'", "classify_v9"]),
+    ],
+    ids=["field", "value", "missing model.onnx", "missing model.onnx, fused", "parameter, fused", "route"],
+)
+def test_broken_repository_is_refused_with_model_and_field(copy, profile, damage, words, environment):
+    """`nereid serve` says which model and what of it is wrong, and ends with 1 and no process left."""
+    damage(copy)
+
+    done = run("serve", "--repository", str(copy), "--profile", profile, *ANY_PORTS, environment=environment)
+
+    last = "\n".join(line for line in done.stderr.splitlines() if line.startswith("model '"))
+    assert [word for word in words if word not in last] == []
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "--profile", "nope"], "no model has the profile 'nope', known are: cpu, ensemble"),
+        (["serve", "--repository", "/nonexistent"], "/nonexistent is no model repository"),
+        (["classify", "/nonexistent.jpg"], "/nonexistent.jpg does not exist"),
+        (["classify", str(COFFEE), "--protocol", "smtp"], "smtp"),
+        (["serve", "--model-control-mode", "magic"], "magic"),
+    ],
+    ids=["profile", "repository", "image", "protocol", "mode"],
+)
+def test_wrong_usage_is_exit_code_2(words, message, environment):
+    """What was asked for wrongly is told apart from what failed."""
+    done = run(*words, environment=environment)
+
+    assert (done.returncode, message in done.stderr) == (2, True)
+
+
+def test_doctor_finds_this_machine_fit(environment):
+    """Where the tests run, the doctor has nothing to mend, and names the Triton it found."""
+    done = run("doctor", environment=environment | {"COLUMNS": "200"})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2.51.0 (24.10) in nvidia-pytriton 0.7.0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["v2/repository/index", "v2/systemsharedmemory/status", "v2/trace/setting", "v2/logging"],
+    ids=["model-repository", "shared-memory", "trace", "logging"],
+)
+def test_administrative_apis_need_the_token(server, path):
+    """Without the token HTTP answers 403; with it, 200."""
+    address = f"http://{url(server, 'http')}/{path}"
+    method = "POST" if "repository" in path else "GET"
+
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(address, method=method))
+    refused.value.close()
+    request = urllib.request.Request(address, method=method, headers={"nereid-token": TOKEN})
+    with urllib.request.urlopen(request) as response:
+        allowed = response.status
+
+    assert (refused.value.code, allowed) == (403, 200)
+
+
+def test_grpc_administration_needs_the_token(server):
+    """The same holds over gRPC, where models are loaded."""
+    with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
+        with pytest.raises(InferenceServerException, match="restricted"):
+            client.get_model_repository_index()
+        index = client.get_model_repository_index({"triton-grpc-protocol-nereid-token": TOKEN})
+
+    assert {model.state for model in index.models} == {"READY"}
+
+
+def wait_until(is_true, seconds: float = STOP_S) -> None:
+    """Wait for a condition, as a watchdog."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.1)

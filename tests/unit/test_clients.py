@@ -1,0 +1,75 @@
+"""The client's parts that need no server, and how it reports one that is not there."""
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from clients.classifier import Classifier, Label, RequestRefused, ServerFailed, _label, _translate
+from clients.samples import COFFEE
+from ops.classify import collect
+from ops.embedded import free_ports
+
+
+@pytest.mark.parametrize(
+    ("entry", "label"),
+    [
+        ("0.950000:967:espresso", Label(967, "espresso", 0.95)),
+        ("0.1:3:a: b", Label(3, "a: b", 0.1)),
+        ("0.1:3", Label(3, "", 0.1)),
+    ],
+    ids=["plain", "colon in the name", "no labels"],
+)
+def test_label_is_read_from_tritons_form(entry, label):
+    """Triton's classification extension answers SCORE:INDEX:NAME."""
+    assert _label(entry) == label
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        ("400", RequestRefused),
+        ("404", RequestRefused),
+        ("StatusCode.INVALID_ARGUMENT", RequestRefused),
+        ("StatusCode.NOT_FOUND", RequestRefused),
+        ("500", ServerFailed),
+        ("StatusCode.UNAVAILABLE", ServerFailed),
+        (None, ServerFailed),
+    ],
+)
+def test_exception_says_whose_fault_it_was(status, kind):
+    """The same fault is the same class over both protocols, with the server's own words."""
+    error = _translate(InferenceServerException("why", status))
+
+    assert (type(error), str(error)) == (kind, "why")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_unreachable_server_is_the_servers_fault(protocol):
+    """Nobody listening is an error of the documented kind, over both protocols."""
+    (port,) = free_ports(1)
+
+    with Classifier(f"127.0.0.1:{port}", protocol, timeout_s=5) as classifier, pytest.raises(ServerFailed):
+        classifier.classify(COFFEE)
+
+
+def test_folders_are_searched_for_images(tmp_path):
+    """A folder stands for the images in it, sorted; a file stands for itself, whatever its name."""
+    (tmp_path / "sub").mkdir()
+    for name in ("b.JPG", "a.png", "sub/c.webp", "notes.txt"):
+        (tmp_path / name).touch()
+
+    found = collect([tmp_path, tmp_path / "notes.txt"])
+
+    assert [str(path.relative_to(tmp_path)) for path in found] == [
+        "a.png",
+        "b.JPG",
+        "sub/c.webp",
+        "notes.txt",
+    ]
+
+
+def test_missing_or_empty_path_is_named(tmp_path):
+    """Nothing to classify is an error, not an empty success."""
+    with pytest.raises(ValueError, match="nope does not exist"):
+        collect([tmp_path / "nope"])
+    with pytest.raises(ValueError, match="holds no image"):
+        collect([tmp_path])

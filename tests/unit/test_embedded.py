@@ -1,0 +1,124 @@
+"""The parts of starting a server that need no server."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ops import embedded, preflight
+from ops.embedded import Ports, ServerError, ServerOptions, Wheel
+
+WHEEL = Wheel(Path("/w/tritonserver"), Path("/w/python"), Path("/w/stub"), Path("/w/libs"))
+OPTIONS = ServerOptions(Path("/r"), ports=Ports(1, 2, 3))
+
+
+def flags(options: ServerOptions) -> dict[str, str]:
+    """Return the command line's flags as a dict."""
+    words = embedded.command(options, WHEEL, Path("/b"))[1:]
+    return dict(word.removeprefix("--").split("=", 1) for word in words)
+
+
+def test_command_listens_on_loopback_with_everything_loaded():
+    """The defaults expose nothing and load every model."""
+    assert flags(OPTIONS) == {
+        "model-repository": "/r",
+        "backend-directory": "/b",
+        "model-control-mode": "explicit",
+        "load-model": "*",
+        "http-address": "127.0.0.1",
+        "grpc-address": "127.0.0.1",
+        "metrics-address": "127.0.0.1",
+        "http-port": "1",
+        "grpc-port": "2",
+        "metrics-port": "3",
+        "http-header-forward-pattern": "(?i)x-(variant|model-version|route-key)",
+        "grpc-header-forward-pattern": "(?i)x-(variant|model-version|route-key)",
+    }
+
+
+def test_profile_names_the_config_to_use():
+    """A named profile picks configs/NAME.pbtxt; `ensemble` is the plain config.pbtxt."""
+    assert flags(replace(OPTIONS, profile="cpu"))["model-config-name"] == "cpu"
+    assert "model-config-name" not in flags(replace(OPTIONS, profile="ensemble"))
+
+
+def test_models_are_named_in_explicit_mode_only():
+    """Triton refuses --load-model in the other modes."""
+    assert "load-model" not in flags(replace(OPTIONS, model_control_mode="poll"))
+
+
+@pytest.mark.parametrize(
+    ("host", "apis"),
+    [
+        ("127.0.0.1", "model-repository,shared-memory,trace,logging"),
+        ("0.0.0.0", "model-repository,shared-memory,trace,logging,model-config,statistics"),
+    ],
+    ids=["loopback", "exposed"],
+)
+def test_token_guards_the_administrative_apis(host, apis):
+    """Beyond loopback reading configs and statistics needs the token as well."""
+    given = flags(replace(OPTIONS, host=host, token="t"))
+
+    assert given["http-restricted-api"] == given["grpc-restricted-protocol"] == f"{apis}:nereid-token=t"
+
+
+def test_own_environment_wins_over_the_defaults():
+    """An operator's malloc setting is kept; the stub's Python comes first in PATH."""
+    environment = embedded.environment(WHEEL, {"MALLOC_TRIM_THRESHOLD_": "1", "PATH": "/bin", "OTHER": "x"})
+
+    assert (environment["MALLOC_TRIM_THRESHOLD_"], environment["OTHER"]) == ("1", "x")
+    assert environment["PATH"].endswith(":/bin")
+    assert environment["LD_LIBRARY_PATH"] == f"/w/libs:{preflight.find_libpython()}"
+
+
+def test_backends_are_the_wheels_and_ours(tmp_path):
+    """Every adapter of the library is there, beside the wheel's own backend with the stub of this Python."""
+    backends = embedded.assemble_backends(embedded.find_wheel(), tmp_path / "backends")
+
+    found = {str(path.relative_to(backends)) for path in backends.rglob("*") if path.is_file()}
+    assert found == {
+        "python/libtriton_python.so",
+        "python/triton_python_backend_stub",
+        "python/triton_python_backend_utils.py",
+        "onnxruntime/model.py",
+        "preprocess/model.py",
+        "fused/model.py",
+        "ab_router/model.py",
+    }
+
+
+def test_taken_port_is_named_before_the_server_starts(tmp_path):
+    """The message has the port, its use, and what to do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = embedded.EmbeddedServer(replace(OPTIONS, ports=Ports(port, 0, 0)), tmp_path, {})
+
+        with pytest.raises(ServerError, match=f"http port {port} on 127.0.0.1 cannot be used: .*--http-port"):
+            server.start()
+
+
+def test_free_ports_differ():
+    """Three ports asked for together are three."""
+    assert len(set(embedded.free_ports(3))) == 3
+
+
+def test_this_machine_passes_preflight():
+    """The interpreter that runs the tests is one the server can embed."""
+    assert preflight.missing() == []
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("3.13", "Python 3.13: expected 3.11 or 3.12"),
+        ("3.12", "libpython3.12.so.1.0; mend: apt-get install libpython3.12"),
+    ],
+)
+def test_preflight_says_what_to_install(monkeypatch, python, message):
+    """A Python without a stub, or without its shared library, is told so with the command."""
+    monkeypatch.setattr(preflight, "PYTHON", python)
+
+    assert any(each.startswith(message) for each in preflight.missing())

@@ -1,0 +1,79 @@
+"""What an operator sees of Triton's log, on lines that 24.10 wrote."""
+
+from ops.server_log import ServerLog
+
+NOISE = [
+    'W1121 10:00:00.1 1 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
+    'E1121 10:00:00.1 1 server.cc:241] "CudaDriverHelper has not been initialized."',
+    "Error: Failed to initialize NVML",
+    'W1121 10:00:00.1 1 metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
+]
+LOADING = 'I1121 10:00:00.1 1 model_lifecycle.cc:472] "loading: classify:1"'
+NO_FILE = (
+    "E1121 10:00:00.1 1 model_lifecycle.cc:642] \"failed to load 'net' version 1: Internal: InvalidConfig: "
+    "unable to find '/r/net/1/model.onnx' for model instance 'net'\\n\\nAt:\\n  session.py(47)\\n\""
+)
+DEPENDS = (
+    "E1121 10:00:00.1 1 model_repository_manager.cc:703] \"Invalid argument: ensemble 'e' depends on 'net'\""
+)
+PARSE = (
+    "[libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 4:14: "
+    'Message type "inference.ModelConfig" has no field named "max_batchsize".'
+)
+POLL = (
+    "E1121 10:00:00.1 1 model_repository_manager.cc:1460] \"Poll failed for model directory 'e': "
+    'failed to read text proto from /r/e/config.pbtxt"'
+)
+END = "error: creating server: Internal - failed to load all models"
+
+
+def read(*lines: str) -> tuple[ServerLog, list[str]]:
+    """Feed lines; returns the log and what it showed."""
+    shown: list[str] = []
+    log = ServerLog(shown.append)
+    for line in lines:
+        log.add(line)
+    return log, shown
+
+
+def test_cuda_noise_is_folded_into_one_line():
+    """A machine without a GPU is told so once; everything else is shown as it came."""
+    _, shown = read(NOISE[0], LOADING, *NOISE[1:])
+
+    assert shown == [
+        "no GPU: serving on the CPU (Triton's CUDA, NVML and DCGM warnings are left out)",
+        LOADING,
+    ]
+
+
+def test_reason_is_the_failed_models_own():
+    """The model that failed is named with its reason, without the traceback and without its dependents."""
+    log, _ = read(*NOISE, NO_FILE, DEPENDS, END)
+
+    assert log.reason() == "model 'net': unable to find '/r/net/1/model.onnx' for model instance 'net'"
+
+
+def test_reason_names_the_field_of_a_broken_config():
+    """A config that does not parse is explained with file, line and field."""
+    log, _ = read(PARSE, POLL, END)
+
+    assert log.reason() == (
+        "model 'e': failed to read text proto from /r/e/config.pbtxt "
+        '(4:14: Message type "inference.ModelConfig" has no field named "max_batchsize".)'
+    )
+
+
+def test_reason_without_a_failed_model_is_tritons_error():
+    """What is not a model's fault is told in Triton's words."""
+    log, _ = read(LOADING, 'E1121 10:00:00.1 1 main.cc:1] "failed to start HTTP service: Unavailable"', END)
+
+    assert log.reason() == (
+        "failed to start HTTP service: Unavailable\ncreating server: Internal - failed to load all models"
+    )
+
+
+def test_silent_end_shows_the_last_lines():
+    """A server that just ends leaves its last lines to look at."""
+    log, _ = read(LOADING)
+
+    assert log.reason() == f"tritonserver ended without an error:\n{LOADING}"
