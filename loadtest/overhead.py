@@ -1,8 +1,8 @@
 """What serving costs: the served models under saturating load against the same work in process.
 
 One run interleaves, in every round, the in-process limit (one process per core, one thread each: the same
-library, no server), the ensemble and the fused profile, so that a noisy machine hits all alike. At saturation
-the limit, too, works on batches of eight, the largest that Triton forms; at concurrency 1 on single images.
+library, no server), the ensemble and the fused profile, so that a noisy machine hits all alike. The limit
+classifies one image at a time, as requests bring them; what batches of eight would give stands beside it.
 
     python -m loadtest.overhead [--rounds 5] [--seconds 5]       needs `wrk` (Debian: apt-get install wrk)
 """
@@ -101,9 +101,10 @@ def _measure_round(
         path = folder / f"{name}.jpg"
         path.write_bytes(jpeg := photos.jpeg(size_wh))
         workers = os.cpu_count() or 1
-        spent = pool.map(_classify_for, [(jpeg, BATCH, seconds)] * workers, chunksize=1)
-        rate = sum(len(times) / sum(times) for times in spent) * BATCH
-        yield Sample(name, "in-process", "images/s", rate)
+        for label, batch in (("in-process", 1), (f"in-process, batches of {BATCH}", BATCH)):
+            spent = pool.map(_classify_for, [(jpeg, batch, seconds)] * workers, chunksize=1)
+            rate = sum(len(times) / sum(times) for times in spent) * batch
+            yield Sample(name, label, "images/s", rate)
         alone = pool.map(_classify_for, [(jpeg, 1, seconds / 2)], chunksize=1)
         yield Sample(name, "in-process", "ms", statistics.median(alone[0]) * 1e3)
         for profile, port in ports.items():
