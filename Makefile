@@ -1,5 +1,5 @@
 # Everything a person or CI does here. `make` alone lists the targets.
-PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3,$(shell command -v $(name))) python3)
+PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3,$(shell command -v $(name) 2>/dev/null)) python3)
 BIN := .venv/bin
 # ONNX Runtime's CPU and GPU packages own the same files, so a machine gets one of them.
 RUNTIME := $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
@@ -13,6 +13,8 @@ help:  ## list the targets
 setup: .venv/.serving  ## create .venv with all that serving needs
 
 .venv/.serving: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "missing: Python 3.11 or 3.12; mend: apt-get install python3 python3-venv libpython3.11"; exit 1; }
 	@$(PYTHON) ops/preflight.py
 	@echo "setting up .venv with $(PYTHON) …"
 	@$(PYTHON) -m venv .venv

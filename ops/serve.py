@@ -1,5 +1,6 @@
 """`nereid serve`: the embedded server in the foreground, until a signal or its own end."""
 
+import contextlib
 import json
 import secrets
 import shutil
@@ -72,7 +73,9 @@ def _record(server: EmbeddedServer) -> run_dir.ServerRecord:
 
 
 def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    # A reader that went away must not stop the server: Triton blocks when nobody takes its log.
+    with contextlib.suppress(BrokenPipeError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

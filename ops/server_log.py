@@ -27,7 +27,7 @@ class ServerLog:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._failures: dict[str, str] = {}
         self._parse_error = ""
-        self._errors: list[str] = []
+        self._errors: deque[str] = deque(maxlen=TAIL_LINES)
         self._noise_folded = False
 
     def add(self, line: str) -> None:
