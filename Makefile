@@ -1,5 +1,8 @@
 # Everything a person or CI does here. `make` alone lists the targets.
-PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3,$(shell command -v $(name) 2>/dev/null)) python3)
+# The first Python that has all it needs; else python3, which then says what is missing.
+FIT = $(shell for each in python3 python3.12 python3.11; do \
+	$$each ops/preflight.py >/dev/null 2>&1 && { echo $$each; break; }; done)
+PYTHON ?= $(or $(FIT),python3)
 BIN := .venv/bin
 # ONNX Runtime's CPU and GPU packages own the same files, so a machine gets one of them.
 RUNTIME := $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
