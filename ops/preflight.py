@@ -28,7 +28,7 @@ def missing() -> list[str]:
         ]
     found = []
     if importlib.util.find_spec("ensurepip") is None:
-        found.append(f"the venv module of Python {PYTHON}; mend: apt-get install python{PYTHON}-venv")
+        found.append(f"the venv module of Python {PYTHON}; mend: apt-get install python3-venv")
     if find_libpython() is None:
         found.append(f"libpython{PYTHON}.so.1.0; mend: apt-get install libpython{PYTHON}")
     return found
