@@ -157,6 +157,14 @@ def missed(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Render the rows as the README's table; a test compares the two."""
+    lines = ["| photo | path | unit | median | of in-process |", "|---|---|---|---|---|"]
+    for row in rows:
+        lines.append(f"| {row['photo']} | {row['path']} | {row['unit']} | {row['median']} | {row['ratio']} |")
+    return "\n".join(lines) + "\n"
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the rows as a table."""
     table = Table("photo", "path", "unit", "median", "min..max", "of in-process")

@@ -35,16 +35,19 @@ def classify(classifier: Classifier, images: Sequence[Path], top_k: int, as_json
         elif as_json:
             print(json.dumps({"image": str(path)} | asdict(outcome)), flush=True)
         else:
-            console.print(prediction_table(str(path), outcome))
+            console.print(f"{path}: {answered(outcome)}", prediction_table(outcome), soft_wrap=True)
     return failed
 
 
-def prediction_table(title: str, prediction: Prediction) -> Table:
+def answered(prediction: Prediction) -> str:
+    """Say who answered, why, and how long it took."""
+    route = f"variant {prediction.variant} by {prediction.reason}, " if prediction.variant else ""
+    return f"{route}model version {prediction.version}, {prediction.latency_ms:.1f} ms"
+
+
+def prediction_table(prediction: Prediction) -> Table:
     """Render one prediction: a row per class."""
-    answered = f"model version {prediction.version}, {prediction.latency_ms:.1f} ms"
-    route = f", variant {prediction.variant} by {prediction.reason}" if prediction.variant else ""
-    caption = answered + route
-    table = Table("label", "index", "probability", title=title, caption=caption, title_justify="left")
+    table = Table("label", "index", "probability")
     for label in prediction.labels:
         table.add_row(label.name, str(label.index), f"{label.score:.3f}")
     return table

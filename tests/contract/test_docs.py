@@ -1,11 +1,13 @@
 """Docs, command line and versions cannot disagree."""
 
+import json
 import re
 import tomllib
 
 import pytest
 import typer.main
 
+from loadtest.overhead import markdown
 from ops import docs
 from ops.__main__ import app
 
@@ -47,6 +49,16 @@ def test_links_lead_somewhere(root):
 
     assert links
     assert [link for link in links if not (root / link).exists()] == []
+
+
+def test_readme_has_the_recorded_numbers(root):
+    """The measured numbers are those of the last recorded run, with its machine and date."""
+    recorded = json.loads((root / "loadtest" / "results" / "overhead.json").read_text())
+    text = (root / "README.md").read_text()
+
+    assert markdown(recorded["rows"]) in text
+    machine = recorded["machine"]
+    assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
 
 
 def test_readme_is_short(root):

@@ -113,6 +113,7 @@ def test_signal_ends_the_whole_group(serving, number):
     serving.process.send_signal(number)
 
     assert serving.process.wait(STOP_S) == 0
+    assert "Waiting for in-flight requests to complete" in serving.log.read_text()
     assert (group_members(leader), run_dir.find(base, REPOSITORY)) == ([], None)
     assert list(base.glob("*/*")) == []
 
@@ -127,10 +128,11 @@ def test_killed_nereid_takes_the_server_along(serving):
 
 
 def test_dead_server_is_an_error(serving):
-    """A server that ends by itself makes `nereid serve` end with 1 and say so."""
-    os.kill(run_dir.find(run_dir.root(serving.environment), REPOSITORY).pid, signal.SIGKILL)
+    """A server that ends by itself makes `nereid serve` end with 1 and say so; no stub outlives it."""
+    leader = run_dir.find(run_dir.root(serving.environment), REPOSITORY).pid
+    os.kill(leader, signal.SIGKILL)
 
-    assert serving.process.wait(STOP_S) == 1
+    assert (serving.process.wait(STOP_S), group_members(leader)) == (1, [])
     assert "tritonserver ended by itself with status -9" in serving.log.read_text()
 
 
