@@ -11,6 +11,13 @@ from PIL import Image
 from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerOptions, free_ports
 
 TOKEN = "a-token-for-tests"
+# What the two sample photos show, as indices of ImageNet's classes.
+ESPRESSO, CATS = 967, {281, 282, 285}
+
+
+def url(server: EmbeddedServer, protocol: str) -> str:
+    """Return HOST:PORT of a running server."""
+    return f"{server.options.host}:{getattr(server.options.ports, protocol)}"
 
 
 def start(tmp_path_factory, profile: str) -> EmbeddedServer:

@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from clients.classifier import Classifier, RequestRefused
 from clients.samples import COFFEE
-from tests.e2e.test_classify import ESPRESSO, url
+from tests.e2e.conftest import ESPRESSO, url
 
 GOOD = COFFEE.read_bytes()
 MODELS = ["classify", "classify_v1", "imagenet_preprocess"]

@@ -14,8 +14,8 @@ from clients.classifier import Classifier, ServerFailed
 from clients.samples import CHELSEA, COFFEE
 from loadtest import photos
 from ops.doctor import TRITON_OF_PYTRITON
+from tests.e2e.conftest import CATS, ESPRESSO, url
 
-ESPRESSO, CATS = 967, {281, 282, 285}
 PHOTOS = {
     "coffee": COFFEE.read_bytes(),
     "chelsea": CHELSEA.read_bytes(),
@@ -23,11 +23,6 @@ PHOTOS = {
     "1080p": photos.jpeg((1920, 1080)),
     "portrait": photos.jpeg((427, 640)),
 }
-
-
-def url(server, protocol: str) -> str:
-    """Return HOST:PORT of a running server."""
-    return f"{server.options.host}:{getattr(server.options.ports, protocol)}"
 
 
 def raw_scores(server, model: str, image: bytes) -> np.ndarray:

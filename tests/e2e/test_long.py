@@ -9,7 +9,7 @@ import pytest
 
 from clients.classifier import Classifier, Prediction, RequestRefused
 from clients.samples import CHELSEA, COFFEE
-from tests.e2e.test_classify import CATS, ESPRESSO, url
+from tests.e2e.conftest import CATS, ESPRESSO, url
 
 REQUESTS = int(os.environ.get("SLOW_REQUESTS", "2000"))
 GOOD = {COFFEE.read_bytes(): {ESPRESSO}, CHELSEA.read_bytes(): CATS}

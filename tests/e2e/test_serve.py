@@ -20,8 +20,7 @@ from tritonclient.utils import InferenceServerException
 from clients.samples import COFFEE
 from ops import run_dir
 from ops.embedded import REPOSITORY
-from tests.e2e.conftest import TOKEN
-from tests.e2e.test_classify import url
+from tests.e2e.conftest import TOKEN, url
 
 NEREID = str(Path(sys.executable).with_name("nereid"))
 ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
@@ -150,61 +149,57 @@ def test_one_bad_image_does_not_stop_the_others(serving, tmp_path):
     assert done.returncode == 1
 
 
-@pytest.fixture
-def copy(tmp_path):
-    """A copy of the repository to break."""
-    return shutil.copytree(REPOSITORY, tmp_path / "repository")
-
-
-def break_field(copy):
-    """Misspell a field of an ensemble's config."""
-    path = copy / "classify_v1" / "config.pbtxt"
-    path.write_text(path.read_text().replace("max_batch_size", "max_batchsize"))
-
-
-def break_value(copy):
-    """Give a network's output a dimension that is no number."""
-    path = copy / "efficientnet_lite0" / "config.pbtxt"
-    path.write_text(path.read_text().replace("dims: [ 1000 ]", 'dims: [ "many" ]'))
-
-
-def break_parameter(copy):
-    """Misspell a parameter of the preprocessing."""
-    path = copy / "imagenet_preprocess" / "config.pbtxt"
-    path.write_text(path.read_text().replace('"crop_px"', '"crop"'))
-
-
-def break_route(copy):
-    """Name a variant that is not there."""
-    path = copy / "classify" / "config.pbtxt"
-    path.write_text(path.read_text().replace("classify_v2", "classify_v9"))
-
-
-def remove_network(copy):
-    """Remove a version's file."""
-    (copy / "efficientnet_lite0" / "2" / "model.onnx").unlink()
+NETWORK_2 = "efficientnet_lite0/2/model.onnx"
 
 
 @pytest.mark.parametrize(
-    ("profile", "damage", "words"),
+    ("profile", "relative", "change", "words"),
     [
-        ("ensemble", break_field, ["model 'classify_v1'", 'no field named "max_batchsize"', "4:14"]),
-        ("ensemble", break_value, ["model 'efficientnet_lite0'", 'Expected integer, got: "many"', "6:54"]),
-        ("ensemble", remove_network, ["model 'efficientnet_lite0'", "unable to find", "/2/model.onnx"]),
-        ("cpu", remove_network, ["model 'classify_v2'", "unable to find", "/2/model.onnx"]),
-        ("cpu", break_parameter, ["model 'classify_v1'", "unknown parameter 'crop'", "crop_px"]),
-        ("cpu", break_route, ["model 'classify'", "classify_v9"]),
+        (
+            "ensemble",
+            "classify_v1/config.pbtxt",
+            ("max_batch_size", "max_batchsize"),
+            ["model 'classify_v1'", 'no field named "max_batchsize"', "4:14"],
+        ),
+        (
+            "ensemble",
+            "efficientnet_lite0/config.pbtxt",
+            ("dims: [ 1000 ]", 'dims: [ "many" ]'),
+            ["model 'efficientnet_lite0'", 'Expected integer, got: "many"', "6:54"],
+        ),
+        ("ensemble", NETWORK_2, None, ["model 'efficientnet_lite0'", "unable to find", NETWORK_2]),
+        ("cpu", NETWORK_2, None, ["model 'classify_v2'", "unable to find", NETWORK_2]),
+        (
+            "cpu",
+            "imagenet_preprocess/config.pbtxt",
+            ('"crop_px"', '"crop"'),
+            ["model 'classify_v1'", "unknown parameter 'crop'", "crop_px"],
+        ),
+        (
+            "cpu",
+            "classify/config.pbtxt",
+            ("classify_v2", "classify_v9"),
+            ["model 'classify'", "unable to find", "classify_v9"],
+        ),
     ],
     ids=["field", "value", "missing model.onnx", "missing model.onnx, fused", "parameter, fused", "route"],
 )
-def test_broken_repository_is_refused_with_model_and_field(copy, profile, damage, words, environment):
-    """`nereid serve` says which model and what of it is wrong, and ends with 1 and no process left."""
-    damage(copy)
+def test_broken_repository_is_refused_with_model_and_field(
+    profile, relative, change, words, environment, tmp_path
+):
+    """`nereid serve` says which model and what of it is wrong, ends with 1, and never says it is ready."""
+    copy = shutil.copytree(REPOSITORY, tmp_path / "repository")
+    if change:
+        text = (copy / relative).read_text()
+        assert change[0] in text
+        (copy / relative).write_text(text.replace(*change))
+    else:
+        (copy / relative).unlink()
 
     done = run("serve", "--repository", str(copy), "--profile", profile, *ANY_PORTS, environment=environment)
 
-    last = "\n".join(line for line in done.stderr.splitlines() if line.startswith("model '"))
-    assert [word for word in words if word not in last] == []
+    reason = "\n".join(line for line in done.stderr.splitlines() if line.startswith("model '"))
+    assert [word for word in words if word not in reason] == []
     assert (done.returncode, done.stdout) == (1, "")
 
 
