@@ -9,9 +9,18 @@ from PIL import Image, UnidentifiedImageError
 
 from python_backend.errors import InvalidImage
 
+# Our own limit is checked on every header; Pillow's would only warn and raise in between.
+Image.MAX_IMAGE_PIXELS = None
+
 JPEG_MAGIC = b"\xff\xd8\xff"
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_IMAGE_PIXELS = 64_000_000
+# What libjpeg says of files that any viewer shows without a word.
+HARMLESS = "extraneous bytes before marker"
+# Pillow's modes of 8 bits per channel or less; wider ones would be clipped to white.
+MODES = frozenset(
+    {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+)
 FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
 
 
@@ -60,32 +69,36 @@ def jpeg_scale(size_wh: tuple[int, int], min_side_px: int) -> int:
 
 def _decode_jpeg(encoded: bytes, min_side_px: int, limits: Limits) -> Decoded:
     try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded)
-    except ValueError as error:
-        raise InvalidImage(f"JPEG of {len(encoded)} bytes has no readable header: {error}") from None
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded, strict=False)
+    except Exception:  # on damaged headers simplejpeg raises ValueError, KeyError and more
+        raise InvalidImage(f"JPEG of {len(encoded)} bytes has no readable header") from None
     _check_pixels(width, height, limits)
     if colorspace in ("CMYK", "YCCK"):
         return _decode_other(encoded, limits)
     eighths = jpeg_scale((width, height), min_side_px)
+    # simplejpeg picks the smallest scale that keeps these sizes, which is exactly `eighths`.
+    size = {"min_height": -(-height * eighths // 8), "min_width": -(-width * eighths // 8)}
     try:
-        # simplejpeg picks the smallest scale that keeps these sizes, which is exactly `eighths`.
-        pixels = simplejpeg.decode_jpeg(
-            encoded, "RGB", min_height=-(-height * eighths // 8), min_width=-(-width * eighths // 8)
-        )
-    except ValueError as error:
-        raise InvalidImage(f"JPEG of {len(encoded)} bytes is damaged: {error}") from None
-    return Decoded(pixels, (width, height))
+        return Decoded(simplejpeg.decode_jpeg(encoded, "RGB", **size), (width, height))
+    except Exception as error:
+        if HARMLESS not in str(error):
+            raise InvalidImage(f"JPEG of {len(encoded)} bytes is damaged: {error}") from None
+    return Decoded(simplejpeg.decode_jpeg(encoded, "RGB", **size, strict=False), (width, height))
 
 
 def _decode_other(encoded: bytes, limits: Limits) -> Decoded:
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
             _check_pixels(*image.size, limits)
+            if image.mode not in MODES:
+                raise InvalidImage(f"expected 8 bits per channel, got {image.format} of mode {image.mode}")
             return Decoded(np.asarray(image.convert("RGB")), image.size)
+    except InvalidImage:
+        raise
     except UnidentifiedImageError:
         got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
         raise InvalidImage(f"expected an image file ({', '.join(FORMATS)}), got {got}") from None
-    except (OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # on damaged files Pillow raises whatever its parsers run into
         raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
 
 

@@ -3,7 +3,6 @@
     ServingError
     ├── InvalidRequest      INVALID_ARG   the caller's fault
     │   └── InvalidImage    INVALID_ARG   the caller's image cannot be used
-    ├── Overloaded          UNAVAILABLE   nobody's fault, try later
     ├── InferenceFailed     INTERNAL      ours
     └── InvalidConfig       INVALID_ARG   raised at load: the model's config.pbtxt
 
@@ -37,13 +36,6 @@ class InvalidImage(InvalidRequest):
     prefix = "invalid image: "
 
 
-class Overloaded(ServingError):
-    """More requests are in flight than allowed."""
-
-    code = "UNAVAILABLE"
-    prefix = "overloaded: "
-
-
 class InferenceFailed(ServingError):
     """The runtime failed on a request that looked right."""
 
@@ -70,4 +62,4 @@ def from_message(message: str) -> ServingError:
     return cls(message[start + len(cls.prefix) :])
 
 
-_RESTORABLE: tuple[type[ServingError], ...] = (InvalidRequest, InvalidImage, Overloaded, InferenceFailed)
+_RESTORABLE: tuple[type[ServingError], ...] = (InvalidRequest, InvalidImage, InferenceFailed)

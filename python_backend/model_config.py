@@ -30,13 +30,12 @@ class ModelConfig:
     """What the library needs of a model configuration.
 
     `folder` is the model's folder in the repository; `version` the numbered folder in it;
-    `kind` is `CPU` or `GPU`; `parameters` are the config's parameters as plain strings.
+    `parameters` are the config's parameters as plain strings.
     """
 
     name: str
     version: int
     folder: Path
-    kind: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
@@ -46,35 +45,37 @@ class ModelConfig:
 
     @classmethod
     def from_args(cls, args: Mapping[str, str]) -> "ModelConfig":
-        """Read the `args` that Triton hands to `TritonPythonModel.initialize`."""
-        return cls._from_dict(
-            json.loads(args["model_config"]),
-            folder=Path(args["model_repository"]),
-            version=int(args["model_version"]),
-            kind=args["model_instance_kind"],
-        )
+        """Read the `args` that Triton hands to `TritonPythonModel.initialize`.
+
+        Raises:
+            InvalidConfig: the instance is to run on a GPU, which no backend of this release does.
+        """
+        folder, version = Path(args["model_repository"]), int(args["model_version"])
+        config = cls._from_dict(json.loads(args["model_config"]), folder, version)
+        if args["model_instance_kind"] == "GPU":
+            raise InvalidConfig(f"model '{config.name}': this release serves KIND_CPU instances only")
+        return config
 
     @classmethod
     def from_file(cls, folder: Path, version: int) -> "ModelConfig":
-        """Read `folder/config.pbtxt` of a sibling model, for an instance on the CPU.
+        """Read `folder/config.pbtxt` of a sibling model.
 
         Raises:
             InvalidConfig: the file is missing or is no ModelConfig; the message has path, line and reason.
         """
-        return cls._from_dict(read_pbtxt(folder / "config.pbtxt"), folder, version, kind="CPU")
+        return cls._from_dict(read_pbtxt(folder / "config.pbtxt"), folder, version)
 
     @classmethod
-    def _from_dict(cls, config: Mapping[str, Any], folder: Path, version: int, kind: str) -> "ModelConfig":
+    def _from_dict(cls, config: Mapping[str, Any], folder: Path, version: int) -> "ModelConfig":
         graph = config.get("optimization", {}).get("graph", {})
         return cls(
             name=config.get("name") or folder.name,
             version=version,
             folder=folder,
-            kind=kind,
             inputs=tuple(map(_tensor, config.get("input", ()))),
             outputs=tuple(map(_tensor, config.get("output", ()))),
             max_batch_size=int(config.get("max_batch_size", 0)),
-            parameters={k: v["string_value"] for k, v in config.get("parameters", {}).items()},
+            parameters={k: v.get("string_value", "") for k, v in config.get("parameters", {}).items()},
             model_filename=config.get("default_model_filename") or "model.onnx",
             graph_level=int(graph.get("level", 0)),
         )
@@ -86,23 +87,32 @@ class ModelConfig:
             InvalidConfig: the name leaves the repository, or there is no such model or version.
         """
         folder = self._sibling_folder(name)
-        if not (folder / str(version)).is_dir():
+        self._check_version(name, version)
+        return ModelConfig.from_file(folder, version)
+
+    def pinned_network_version(self, model: str, version: int) -> str:
+        """Return the version of the network that `version` of the ensemble `model` beside this one ends in.
+
+        Raises:
+            InvalidConfig: the name leaves the repository, or is no ensemble that pins what gives `scores`.
+        """
+        config = read_pbtxt(self._sibling_folder(model) / "config.pbtxt")
+        self._check_version(model, version)
+        for step in config.get("ensemble_scheduling", {}).get("step", ()):
+            if "scores" in step.get("output_map", {}).values():
+                pinned = int(step.get("model_version", -1))
+                if pinned < 1:
+                    raise InvalidConfig(f"ensemble '{model}' must pin '{step['model_name']}', got {pinned}")
+                return str(pinned)
+        raise InvalidConfig(
+            f"model '{self.name}' names '{model}' as a variant, which is no ensemble with scores"
+        )
+
+    def _check_version(self, name: str, version: int) -> None:
+        if not (self._sibling_folder(name) / str(version)).is_dir():
             raise InvalidConfig(
                 f"model '{self.name}' names version {version} of '{name}', which is not there"
             )
-        return ModelConfig.from_file(folder, version)
-
-    def pinned_network_version(self, model: str) -> str:
-        """Return the version of the network that the ensemble `model` beside this one ends in.
-
-        Raises:
-            InvalidConfig: the name leaves the repository, or is no ensemble.
-        """
-        path = self._sibling_folder(model) / "config.pbtxt"
-        steps = read_pbtxt(path).get("ensemble_scheduling", {}).get("step")
-        if not steps:
-            raise InvalidConfig(f"model '{self.name}' names '{model}' as a variant, which is no ensemble")
-        return str(steps[-1]["model_version"])
 
     def _sibling_folder(self, name: str) -> Path:
         folder = self.folder.parent / name
@@ -158,7 +168,7 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
         message = text_format.Parse(path.read_text(), Message())
     except FileNotFoundError:
         raise InvalidConfig(f"unable to find '{path}'") from None
-    except text_format.ParseError as error:
+    except (text_format.ParseError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"'{path}': {error}") from None
     return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
 

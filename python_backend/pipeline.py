@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from python_backend.decode import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, Limits, decode
-from python_backend.errors import InvalidConfig, InvalidImage, ServingError
+from python_backend.errors import InferenceFailed, InvalidConfig, InvalidImage, ServingError
 from python_backend.model_config import ModelConfig
 from python_backend.transform import Transform
 
@@ -24,6 +24,9 @@ class PreprocessSettings:
 
     def __post_init__(self) -> None:
         self.transform()
+        for name in ("max_image_bytes", "max_image_pixels"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
     def transform(self) -> Transform:
         """Build the transform these settings describe."""
@@ -83,19 +86,23 @@ class Pipeline:
                 filled += len(images)
         return Batch(self._buffer[:filled], outcomes)
 
-    def _fill(self, images: Sequence[bytes], start: int) -> dict[int, InvalidImage]:
-        errors = {}
+    def _fill(self, images: Sequence[bytes], start: int) -> dict[int, ServingError]:
+        errors: dict[int, ServingError] = {}
         for index, encoded in enumerate(images):
             try:
                 image = decode(encoded, self._transform.resize_shorter_px, self._limits)
                 self._transform(image, self._buffer[start + index])
-            except InvalidImage as error:
+            except ServingError as error:
                 errors[index] = error
+            except Exception as error:  # whatever one image does, the others are answered
+                errors[index] = InferenceFailed(f"{type(error).__name__}: {error}")
         return errors
 
 
-def _merge(errors: dict[int, InvalidImage], count: int) -> InvalidImage:
+def _merge(errors: dict[int, ServingError], count: int) -> ServingError:
     if count == 1:
         return errors[0]
     listed = "; ".join(f"image {index}: {error.args[0]}" for index, error in errors.items())
-    return InvalidImage(f"{len(errors)} of {count} images cannot be used: {listed}")
+    kinds = {type(error) for error in errors.values()}
+    kind = InvalidImage if kinds == {InvalidImage} else InferenceFailed
+    return kind(f"{len(errors)} of {count} images cannot be used: {listed}")

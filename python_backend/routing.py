@@ -4,10 +4,24 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import log
+from math import inf, log
+from typing import Any
 
 from python_backend.errors import InvalidConfig, InvalidRequest
 
+# What a variant is written with: field, what is expected of it, and how to tell.
+FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "name": (
+        f"1 to {blake2b.MAX_KEY_SIZE} bytes of text",
+        lambda value: isinstance(value, str) and 1 <= len(value.encode()) <= blake2b.MAX_KEY_SIZE,
+    ),
+    "model": ("a model's name", lambda value: isinstance(value, str)),
+    "version": ("a version number from 1 on", lambda value: isinstance(value, int) and value >= 1),
+    "weight": (
+        "a finite number from 0 on",
+        lambda value: isinstance(value, (int, float)) and 0 <= value < inf,
+    ),
+}
 FORCE_VARIANT, FORCE_VERSION, ROUTE_KEY = "x-variant", "x-model-version", "x-route-key"
 
 
@@ -34,36 +48,43 @@ class Choice:
     reason: str
 
 
-def parse_variants(text: str, network_version: Callable[[str], str]) -> tuple[Variant, ...]:
+def parse_variants(text: str, network_version: Callable[[str, int], str]) -> tuple[Variant, ...]:
     """Read a route's variants from JSON: a list of objects with name, model, version and weight.
 
     Args:
         text: the JSON.
-        network_version: tells the version of the network behind a model.
+        network_version: tells the version of the network behind a version of a model.
 
     Raises:
-        InvalidConfig: not such JSON, an unknown or missing field, a double name, or no positive weight.
+        InvalidConfig: not such JSON, a field unknown, missing or of another type, a double name, or no
+            positive weight.
     """
     try:
-        variants = tuple(
-            Variant(**entry, network_version=network_version(entry["model"])) for entry in json.loads(text)
-        )
-    except (ValueError, TypeError, KeyError) as error:
-        expected = "a JSON list of {name, model, version, weight}"
-        raise InvalidConfig(f"variants must be {expected}: {type(error).__name__} {error}") from None
-    names = [variant.name for variant in variants]
-    for name in names:
-        if not 1 <= len(name.encode()) <= blake2b.MAX_KEY_SIZE:
-            raise InvalidConfig(f"variant name must have 1 to {blake2b.MAX_KEY_SIZE} bytes, got '{name}'")
+        entries = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfig(f"variants must be JSON: {error}") from None
+    if not isinstance(entries, list):
+        raise InvalidConfig(f"variants must be a JSON list, got {type(entries).__name__}")
+    for entry in entries:
+        _check_fields(entry)
+    names = [entry["name"] for entry in entries]
     if len(set(names)) != len(names):
         raise InvalidConfig(f"variant names must differ, got {names}")
-    weights = [variant.weight for variant in variants]
-    for weight in weights:
-        if not isinstance(weight, (int, float)):
-            raise InvalidConfig(f"weight must be a number, got {weight!r}")
-    if min(weights, default=0) < 0 or sum(weights) <= 0:
-        raise InvalidConfig(f"weights must not be negative and one must be positive, got {weights}")
-    return variants
+    if not any(entry["weight"] > 0 for entry in entries):
+        raise InvalidConfig(f"one weight must be positive, got {[entry['weight'] for entry in entries]}")
+    return tuple(
+        Variant(**entry, network_version=network_version(entry["model"], entry["version"]))
+        for entry in entries
+    )
+
+
+def _check_fields(entry: Any) -> None:
+    if not isinstance(entry, dict) or set(entry) != set(FIELDS):
+        raise InvalidConfig(f"a variant must have {', '.join(FIELDS)}, got {json.dumps(entry)}")
+    for field, (expected, is_right) in FIELDS.items():
+        value = entry[field]
+        if isinstance(value, bool) or not is_right(value):
+            raise InvalidConfig(f"{field} must be {expected}, got {json.dumps(value)}")
 
 
 def choose(variants: tuple[Variant, ...], parameters: Mapping[str, str], unit: float) -> Choice:
@@ -71,17 +92,17 @@ def choose(variants: tuple[Variant, ...], parameters: Mapping[str, str], unit: f
 
     Args:
         variants: the route's variants.
-        parameters: the request's parameters; names are compared without case.
+        parameters: the request's parameters; names are compared without case, empty values ignored.
         unit: a random number in [0, 1), used only when nothing else decides.
 
     Raises:
         InvalidRequest: a forced variant or version that the route does not have.
     """
     lowered = {name.lower(): str(value) for name, value in parameters.items()}
-    if FORCE_VARIANT in lowered:
+    if lowered.get(FORCE_VARIANT):
         names = {variant.name: variant for variant in variants}
         return Choice(_known(names, FORCE_VARIANT, lowered[FORCE_VARIANT]), "variant")
-    if FORCE_VERSION in lowered:
+    if lowered.get(FORCE_VERSION):
         versions = {variant.network_version: variant for variant in reversed(variants)}
         return Choice(_known(versions, FORCE_VERSION, lowered[FORCE_VERSION]), "version")
     if lowered.get(ROUTE_KEY):

@@ -48,8 +48,6 @@ class Session:
         Raises:
             InvalidConfig: no such file, not loadable, or its inputs and outputs are not those of the config.
         """
-        if config.kind == "GPU":
-            raise InvalidConfig(f"model '{config.name}': this release serves KIND_CPU instances only")
         path = config.folder / str(config.version) / config.model_filename
         if not path.exists():
             raise InvalidConfig(f"unable to find '{path}' for model instance '{config.name}'")
@@ -105,7 +103,8 @@ class Session:
                 group, rows = [], 0
             group.append(arrays)
             rows += len(arrays[0])
-        yield group
+        if group:
+            yield group
 
     def _run_group(
         self, inputs: Sequence[str], group: list[Sequence[np.ndarray]], outputs: Sequence[str]

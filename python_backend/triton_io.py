@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backend.errors import ServingError
+from python_backend.errors import InvalidRequest, ServingError
 from python_backend.pipeline import Batch
 
 
@@ -22,8 +22,15 @@ def read_tensors(request: Any, names: Sequence[str]) -> list[np.ndarray]:
 
 
 def read_parameters(request: Any) -> dict[str, str]:
-    """Return the request's parameters; forwarded headers are among them."""
-    return dict(json.loads(request.parameters() or "{}"))
+    """Return the request's parameters; forwarded headers are among them.
+
+    Raises:
+        InvalidRequest: a header is not UTF-8, which is what Triton hands on.
+    """
+    try:
+        return dict(json.loads(request.parameters() or "{}"))
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"headers must be UTF-8: {error}") from None
 
 
 def answer(**tensors: Any) -> Any:

@@ -45,7 +45,10 @@ class TritonPythonModel:
             response = fail(error)
         except Exception as error:
             response = fail(errors.InferenceFailed(f"{type(error).__name__}: {error}"))
-        request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        try:
+            request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception as error:
+            pb_utils.Logger.log_error(f"the answer of request '{request.request_id()}' was lost: {error}")
 
     async def forward(self, request):
         """Call the chosen variant with the request's own image tensor: no byte is copied in Python."""

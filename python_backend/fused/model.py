@@ -6,11 +6,11 @@ that the ensemble's backends use, and has no behaviour of its own.
 
 from dataclasses import dataclass
 
-from python_backend.errors import ServingError
+from python_backend.errors import InferenceFailed, InvalidConfig
 from python_backend.model_config import ModelConfig
-from python_backend.pipeline import Pipeline
+from python_backend.pipeline import Batch, Pipeline
 from python_backend.session import Session
-from python_backend.triton_io import answer_batch, fail, read_images
+from python_backend.triton_io import answer_batch, read_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ class TritonPythonModel:
         self.pipeline = Pipeline.from_config(preprocess, config.max_batch_size)
         self.session = Session.from_config(network)
         self.input = network.inputs[0].name
-        self.output = config.outputs[0].name
+        self.output = network.outputs[0].name
+        if [tensor.name for tensor in config.outputs] != [self.output]:
+            raise InvalidConfig(f"model '{config.name}' must have the output of its network, '{self.output}'")
 
     def execute(self, requests):
         """Decode, transform and run the network once for all good images of the batch."""
@@ -44,6 +46,7 @@ class TritonPythonModel:
             return answer_batch(batch)
         try:
             (scores,) = self.session.run({self.input: batch.tensor}, [self.output])
-        except ServingError as error:
-            return [fail(error) for _ in requests]
+        except InferenceFailed as error:
+            failed = [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
+            return answer_batch(Batch(batch.tensor, failed))
         return answer_batch(batch, **{self.output: scores})

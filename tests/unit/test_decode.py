@@ -1,5 +1,8 @@
 """Decoding: every format right, every bad file refused with what was expected and what came."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 
@@ -116,6 +119,50 @@ def test_too_many_pixels_are_refused_from_the_header(encode, gradient, image_for
 
     with pytest.raises(InvalidImage, match="expected at most 9999 pixels, got 100 x 100"):
         decode(encoded, 256, Limits(max_image_pixels=9_999))
+
+
+def test_decompression_bomb_is_refused_from_its_header(encode, gradient):
+    """A PNG that claims 20,000 x 20,000 pixels is refused like any other, whatever Pillow thinks of it."""
+    encoded = bytearray(encode(gradient(8, 8)))
+    encoded[16:24] = struct.pack(">II", 20_000, 20_000)
+    encoded[29:33] = struct.pack(">I", zlib.crc32(encoded[12:29]))
+
+    with pytest.raises(InvalidImage, match="expected at most 64000000 pixels, got 20000 x 20000"):
+        decode(bytes(encoded), 256, Limits())
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
+def test_damaged_bytes_never_escape_as_another_error(encode, gradient, image_format):
+    """Whatever bytes are damaged, the file is either decoded or refused as an invalid image."""
+    good = encode(gradient(24, 24), image_format)
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(good)
+        for place in random.integers(0, len(good), 3):
+            damaged[place] = random.integers(0, 256)
+        try:
+            pixels = decode(bytes(damaged), 256, Limits(max_image_pixels=10**6)).pixels
+        except InvalidImage:
+            continue
+        assert (pixels.ndim, pixels.dtype) == (3, np.uint8)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32, np.int32], ids=lambda dtype: dtype.__name__)
+def test_wide_channels_are_refused(encode, dtype):
+    """16-bit and float pixels would be clipped to white or black: they are refused, not guessed."""
+    with pytest.raises(InvalidImage, match="expected 8 bits per channel, got TIFF of mode"):
+        decode(encode(np.ones((4, 4), dtype), "TIFF"), 256, Limits())
+
+
+def test_harmless_bytes_between_markers_are_accepted(encode, gradient):
+    """Cameras write such JPEGs and every viewer shows them."""
+    good = encode(gradient(16, 16), "JPEG")
+    after_first_segment = 20
+    odd = good[:after_first_segment] + b"\x00\x00" + good[after_first_segment:]
+
+    decoded, expected = (decode(encoded, 256, Limits()).pixels for encoded in (odd, good))
+
+    np.testing.assert_array_equal(decoded, expected)
 
 
 def test_too_many_bytes_are_refused():

@@ -7,7 +7,6 @@ from python_backend import errors
 CASES = [
     errors.InvalidRequest("a"),
     errors.InvalidImage("b"),
-    errors.Overloaded("c"),
     errors.InferenceFailed("d"),
 ]
 

@@ -73,6 +73,32 @@ def test_strong_reduction_does_not_alias():
     assert resized.std() < 10
 
 
+@pytest.mark.parametrize("size_wh", [(30_000, 1), (1, 30_000), (20_000, 40)], ids=str)
+def test_extreme_aspect_costs_no_more_than_a_photo(size_wh):
+    """A tiny file with a huge aspect would become gigabytes if it were resized whole."""
+    width, height = size_wh
+    resized = LITE.resize(Decoded(np.zeros((height, width, 3), np.uint8), size_wh))
+
+    assert max(resized.shape) <= 4 * 256 + 4
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(100, 900), (900, 100), (99, 800)], ids=lambda value: str(value)
+)
+def test_trimming_keeps_the_crop(gradient, height, width):
+    """What a centre crop shows is the same whether the long ends were cut off before or after resizing."""
+    image = Decoded(gradient(height, width), (width, height))
+    out = np.empty(LITE.shape, np.float32)
+
+    LITE(image, out)
+
+    whole = Image.fromarray(image.pixels).resize(
+        shorter_side_size(image.size_wh, 256), Image.Resampling.BILINEAR
+    )
+    reference = center_crop(np.asarray(whole), 224).transpose(2, 0, 1)
+    np.testing.assert_allclose(out * 128 + 127, reference, atol=2)
+
+
 def test_center_crop_is_centred():
     """The crop has as much left of it as right of it."""
     pixels = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
@@ -85,10 +111,11 @@ def test_center_crop_is_centred():
     [
         ((256, 300, (0, 0, 0), (1, 1, 1)), "crop_px must be 1..256, got 300"),
         ((256, 0, (0, 0, 0), (1, 1, 1)), "crop_px must be 1..256, got 0"),
-        ((256, 224, (0, 0), (1, 1, 1)), "mean and std need 3 values"),
-        ((256, 224, (0, 0, 0), (1, 0, 1)), "std without 0"),
+        ((256, 224, (0, 0), (1, 1, 1)), "mean and std need 3 numbers each"),
+        ((256, 224, (0, float("nan"), 0), (1, 1, 1)), "mean and std need 3 numbers each"),
+        ((256, 224, (0, 0, 0), (1, 0, 1)), "std must be positive"),
     ],
-    ids=["crop too large", "no crop", "two means", "std of 0"],
+    ids=["crop too large", "no crop", "two means", "mean that is no number", "std of 0"],
 )
 def test_contradictory_parameters_are_refused(arguments, message):
     """A transform that could never work is not built."""
