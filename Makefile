@@ -51,7 +51,7 @@ proof: .venv/.testing bench  ## the long tests with full counts, and the recorde
 	SLOW_REQUESTS=20000 $(BIN)/pytest -m slow
 
 bench: .venv/.testing  ## what serving costs against the same work in process; records the result
-	$(BIN)/python -m loadtest.overhead --rounds 7 --seconds 6 --record overhead
+	$(BIN)/python -m loadtest.overhead --rounds 5 --seconds 5 --record overhead
 
 docs: .venv/.testing  ## write docs/operations.md from the command line's own help
 	$(BIN)/python -m ops.docs

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ class Classifier:
         protocol: `grpc` or `http`.
         model: a route, or any model with an input `image` and an output `scores`.
         timeout_s: how long one request may take.
+        concurrency: how many requests `classify_many` keeps in flight, so that the server can batch them.
 
     Example:
         >>> with Classifier("localhost:8001") as classifier:
@@ -75,11 +77,18 @@ class Classifier:
     """
 
     def __init__(
-        self, url: str, protocol: Protocol = "grpc", model: str = "classify", timeout_s: float = 30.0
+        self,
+        url: str,
+        protocol: Protocol = "grpc",
+        model: str = "classify",
+        timeout_s: float = 30.0,
+        concurrency: int = 8,
     ) -> None:
         self.model = model
         self._url = url
         self._timeout_s = timeout_s
+        self._concurrency = concurrency
+        self._pool = ThreadPoolExecutor(concurrency)
         self._grpc = tritonclient.grpc.InferenceServerClient(url) if protocol == "grpc" else None
         self._per_thread = threading.local()
         self._opened: list[Any] = [self._grpc] if self._grpc else []
@@ -94,7 +103,8 @@ class Classifier:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Wait for what is in flight, then close all connections."""
+        self._pool.shutdown()
         for client in self._opened:
             client.close()
 
@@ -112,25 +122,29 @@ class Classifier:
 
         Raises:
             RequestRefused: not an image, or an unknown model, variant or version.
-            ServerFailed: the server failed or cannot be reached.
+            ServerFailed: the server failed, cannot be reached, or answers something else than Triton does.
+            ValueError: `top_k` is less than 1, or a header is no printable ASCII.
             OSError: `image` is a path that cannot be read.
         """
         encoded = image.read_bytes() if isinstance(image, Path) else image
         given = {"x-variant": variant, "x-model-version": version, "x-route-key": route_key}
         headers = {name: value for name, value in given.items() if value}
+        _check(top_k, headers)
         begin = time.perf_counter()
         try:
             result = self._infer(encoded, top_k, headers)
+            return _prediction(result, self.model, (time.perf_counter() - begin) * 1e3)
+        except ClassifierError:
+            raise
         except InferenceServerException as error:
             raise _translate(error) from None
-        except (OSError, TimeoutError) as error:
-            raise ServerFailed(f"{self._url}: {error}") from None
-        return _prediction(result, self.model, (time.perf_counter() - begin) * 1e3)
+        except Exception as error:  # what a broken connection or a foreign server makes the transports raise
+            raise ServerFailed(f"{self._url}: {type(error).__name__}: {error}") from None
 
     def classify_many(
-        self, images: Iterable[bytes | Path], concurrency: int = 8, **options: Any
+        self, images: Iterable[bytes | Path], **options: Any
     ) -> Iterator[Prediction | ClassifierError | OSError]:
-        """Classify images as they come, `concurrency` at a time, so that the server can batch them.
+        """Classify images as they come, several at a time.
 
         `options` are those of `classify`. Yields, in the order of `images`, the prediction or the error of
         each: one bad image does not stop the rest.
@@ -143,12 +157,12 @@ class Classifier:
                 return error
 
         remaining = iter(images)
-        with ThreadPoolExecutor(concurrency) as pool:
-            # Twice as many as are in flight: enough to keep all threads busy, few enough to bound memory.
-            waiting = [pool.submit(outcome, image) for image in islice(remaining, 2 * concurrency)]
-            while waiting:
-                yield waiting.pop(0).result()
-                waiting += [pool.submit(outcome, image) for image in islice(remaining, 1)]
+        # Twice as many as are in flight: enough to keep all threads busy, few enough to bound memory.
+        first = islice(remaining, 2 * self._concurrency)
+        waiting = deque(self._pool.submit(outcome, image) for image in first)
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(self._pool.submit(outcome, image) for image in islice(remaining, 1))
 
     def _infer(self, encoded: bytes, top_k: int, headers: dict[str, str]) -> Any:
         client = self._client()
@@ -175,12 +189,21 @@ class Classifier:
 
     def _outputs(self, client: Any) -> set[str]:
         if self._output_names is None:
-            metadata = client.get_model_metadata(self.model, **({"as_json": True} if self._grpc else {}))
+            options = {"as_json": True, "client_timeout": self._timeout_s} if self._grpc else {}
+            metadata = client.get_model_metadata(self.model, **options)
             self._output_names = {output["name"] for output in metadata["outputs"]}
         if SCORES not in self._output_names:
             names = ", ".join(sorted(self._output_names))
             raise RequestRefused(f"model '{self.model}' has no output '{SCORES}', it has: {names}")
         return self._output_names
+
+
+def _check(top_k: int, headers: dict[str, str]) -> None:
+    if top_k < 1:
+        raise ValueError(f"top_k must be at least 1, got {top_k}")
+    for name, value in headers.items():
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError(f"{name} must be printable ASCII, got {value!r}")
 
 
 def _prediction(result: Any, model: str, latency_ms: float) -> Prediction:

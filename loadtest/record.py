@@ -19,10 +19,15 @@ def header() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", *_module(), *sys.argv[1:]]),
-        "commit": _git("describe", "--always", "--dirty=+changes"),
+        "commit": _git("rev-parse", "--short", "HEAD"),
         "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()},
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
     }
+
+
+def is_committed() -> bool:
+    """Tell whether the working tree is that of a commit, so that a result can be reproduced."""
+    return _git("status", "--porcelain") == ""
 
 
 def write(name: str, result: dict[str, Any]) -> Path:

@@ -1,6 +1,7 @@
 """The `nereid` command: its table of commands, and the only place in `ops` that reads the environment."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -26,15 +27,17 @@ Protocol = Literal["grpc", "http"]
 ControlMode = Literal["explicit", "poll", "none"]
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command()
 def serve(
     flags: Annotated[list[str] | None, typer.Argument(help="After `--`: flags for tritonserver.")] = None,
     repository: Repository = REPOSITORY,
     profile: Annotated[str, typer.Option(help="`ensemble`, or the NAME of configs/NAME.pbtxt.")] = "cpu",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option(help="HTTP port; 0 for any free one.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 for any free one.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="Prometheus port; 0 for any free one.")] = 8002,
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port; 0 for any free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 for any free one.", min=0, max=65535)] = 8001,
+    metrics_port: Annotated[
+        int, typer.Option(help="Metrics port; 0 for any free one.", min=0, max=65535)
+    ] = 8002,
     model_control_mode: Annotated[ControlMode, typer.Option(help="Who loads models, and when.")] = "explicit",
 ) -> None:
     """Serve a model repository until Ctrl-C.
@@ -76,6 +79,8 @@ def classify(
         paths = client.collect(images)
     except ValueError as error:
         _fail(str(error), WRONG_USAGE)
+    if url and not re.fullmatch(r"[^/:]+:\d+", url):
+        _fail(f"--url must be HOST:PORT without a scheme, got '{url}'", WRONG_USAGE)
     if not url:
         running = run_dir.find(run_dir.root(os.environ), repository)
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"

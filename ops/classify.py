@@ -35,7 +35,8 @@ def classify(classifier: Classifier, images: Sequence[Path], top_k: int, as_json
         elif as_json:
             print(json.dumps({"image": str(path)} | asdict(outcome)), flush=True)
         else:
-            console.print(f"{path}: {answered(outcome)}", prediction_table(outcome), soft_wrap=True)
+            print(f"{path}: {answered(outcome)}")
+            console.print(prediction_table(outcome))
     return failed
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from clients.classifier import Classifier, Prediction, Protocol
+from clients.classifier import Classifier, ClassifierError, Prediction, Protocol
 from clients.samples import COFFEE
 from ops.embedded import EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
 
@@ -53,8 +53,8 @@ def main() -> None:
                 add_rows(table, version, {protocol: ask(server, version, protocol) for protocol in PROTOCOLS})
             console.print(f"{COFFEE.name}, classified over HTTP and gRPC:", table)
         console.print("stopped; `make serve` keeps it running")
-    except ServerError as error:
-        sys.exit(str(error))
+    except (ServerError, ClassifierError, OSError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -2,22 +2,21 @@
 
 import importlib.metadata
 import shutil
-import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from ops import preflight
-from ops.embedded import ServerError, environment, find_wheel
+from ops.embedded import INSTALL, ServerError, ServerOptions, environment, find_wheel, why_unusable
 
 # nvidia-pytriton does not say which Triton it carries; an end-to-end test asks the server itself.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
-# One stub process takes 1 MB at least, and grows with the tensors in flight.
-MIN_SHM_BYTES = 256 * 2**20
-INSTALL = "pip install -e '.[embedded,cpu]'"
-DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+# Every stub process maps a region of 1 MB that grows with the tensors in flight; Docker gives 64 MB.
+SCARCE_SHM_BYTES = 256 * 2**20
+# Debian's packages of the libraries that a stub links and a minimal system may lack.
+PACKAGES = {"libz.so.1": "zlib1g", "libexpat.so.1": "libexpat1", "libstdc++.so.6": "libstdc++6"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +31,50 @@ class Finding:
 
 def examine(inherited: Mapping[str, str]) -> Iterator[Finding]:
     """Look at everything in turn."""
-    for check in CHECKS:
-        yield check()
-    yield _stub_links(inherited)
-    for name, port in DEFAULT_PORTS.items():
-        yield _port(name, port)
+    yield _python()
+    yield _triton()
+    yield _stub_libraries(inherited)
+    yield _onnxruntime()
+    yield _shared_memory()
+    yield _gpu()
+    options = ServerOptions()
+    for name, port in asdict(options.ports).items():
+        yield _port(name, options.host, port)
 
 
 def _python() -> Finding:
-    missing = preflight.missing()
-    if missing:
-        found, _, mend = missing[0].partition("; mend: ")
-        return Finding("Python", "fail", f"missing: {found}", mend)
-    return Finding("Python", "ok", f"{preflight.PYTHON}, libpython in {preflight.find_libpython()}")
+    here = preflight.PYTHON, preflight.library_folders()
+    if missing := preflight.missing(*here):
+        return _refusal("Python", f"missing: {missing[0]}")
+    return Finding("Python", "ok", f"{here[0]}, shared library in {preflight.find_libpython(*here)}")
 
 
-def _wheel() -> Finding:
+def _triton() -> Finding:
+    try:
+        find_wheel()
+    except ServerError as error:
+        return _refusal("Triton", str(error))
     version = _installed("nvidia-pytriton")
-    if not version:
-        return Finding("Triton", "fail", "nvidia-pytriton is not installed", INSTALL)
     triton = TRITON_OF_PYTRITON.get(version, "unknown")
-    return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}")
+    return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}, with a stub for this Python")
+
+
+def _stub_libraries(inherited: Mapping[str, str]) -> Finding:
+    what = "stub's libraries"
+    try:
+        wheel = find_wheel()
+        linked = subprocess.run(
+            ["ldd", wheel.stub], env=environment(wheel, inherited), capture_output=True, text=True, check=True
+        ).stdout
+    except ServerError as error:
+        return _refusal(what, str(error))
+    except (OSError, subprocess.CalledProcessError) as error:
+        return Finding(what, "note", f"ldd cannot tell: {error}")
+    missing = [line.split()[0] for line in linked.splitlines() if "not found" in line]
+    if missing:
+        packages = " ".join(PACKAGES.get(library, library) for library in missing)
+        return Finding(what, "fail", f"not found: {', '.join(missing)}", f"apt-get install {packages}")
+    return Finding(what, "ok", "all found")
 
 
 def _onnxruntime() -> Finding:
@@ -71,12 +93,11 @@ def _onnxruntime() -> Finding:
 def _shared_memory() -> Finding:
     if not Path("/dev/shm").is_dir():
         return Finding("/dev/shm", "fail", "missing", "mount -t tmpfs tmpfs /dev/shm")
-    usage = shutil.disk_usage("/dev/shm")
-    found = f"{usage.free / 2**20:.0f} MB free of {usage.total / 2**20:.0f} MB"
-    if usage.free < MIN_SHM_BYTES:
-        mend = "mount -o remount,size=1g /dev/shm (in a container: --shm-size=1g)"
-        return Finding("/dev/shm", "fail", f"{found}, expected {MIN_SHM_BYTES / 2**20:.0f} MB", mend)
-    return Finding("/dev/shm", "ok", found)
+    free = shutil.disk_usage("/dev/shm").free
+    if free < SCARCE_SHM_BYTES:
+        mend = "mount -o remount,size=1g /dev/shm, in a container --shm-size=1g"
+        return Finding("/dev/shm", "note", f"{free / 2**20:.0f} MB free: large batches may not fit", mend)
+    return Finding("/dev/shm", "ok", f"{free / 2**20:.0f} MB free")
 
 
 def _gpu() -> Finding:
@@ -86,31 +107,16 @@ def _gpu() -> Finding:
     return Finding("GPU", "ok", version.read_text().splitlines()[0])
 
 
-def _stub_links(inherited: Mapping[str, str]) -> Finding:
-    try:
-        wheel = find_wheel()
-        linked = subprocess.run(
-            ["ldd", wheel.stub], env=environment(wheel, inherited), capture_output=True, text=True, check=True
-        ).stdout
-    except (ServerError, OSError, subprocess.CalledProcessError) as error:
-        return Finding("stub's libraries", "fail", str(error), "the lines above first")
-    missing = [line.split()[0] for line in linked.splitlines() if "not found" in line]
-    if missing:
-        return Finding(
-            "stub's libraries", "fail", f"not found: {', '.join(missing)}", "apt-get install libexpat1"
-        )
-    return Finding("stub's libraries", "ok", "all found")
-
-
-def _port(name: str, port: int) -> Finding:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            mend = f"nereid serve --{name}-port 0"
-            return Finding(f"{name} port", "note", f"{port} cannot be used: {error.strerror}", mend)
+def _port(name: str, host: str, port: int) -> Finding:
+    if reason := why_unusable(host, port):
+        found = f"{port} cannot be used: {reason}"
+        return Finding(f"{name} port", "note", found, f"nereid serve --{name}-port 0")
     return Finding(f"{name} port", "ok", f"{port} is free")
+
+
+def _refusal(what: str, message: str) -> Finding:
+    found, _, mend = message.partition("; mend: ")
+    return Finding(what, "fail", found, mend)
 
 
 def _installed(name: str) -> str:
@@ -118,6 +124,3 @@ def _installed(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-CHECKS: tuple[Callable[[], Finding], ...] = (_python, _wheel, _onnxruntime, _shared_memory, _gpu)

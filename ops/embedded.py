@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import functools
 import http.client
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -31,6 +33,7 @@ ROUTE_HEADERS = "(?i)x-(variant|model-version|route-key)"
 # Whoever may call these can read files, run code or take the server down; see docs of CVE-2025-23319.
 ADMIN_APIS = ("model-repository", "shared-memory", "trace", "logging")
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
+INSTALL = "pip install -e '.[embedded,cpu]'"
 TOKEN_HEADER = "nereid-token"
 STOP_TIMEOUT_S = 40.0
 # A tensor of one image is 0.6 MB. By default glibc hands such a buffer back to the kernel after every
@@ -84,7 +87,7 @@ def find_wheel() -> Wheel:
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.origin:
-        raise ServerError("nvidia-pytriton is not installed; mend: pip install -e '.[embedded,cpu]'")
+        raise ServerError(f"nvidia-pytriton is not installed; mend: {INSTALL}")
     package = Path(spec.origin).parent
     root = package / "tritonserver"
     stub = root / "python_backend_stubs" / preflight.PYTHON / "triton_python_backend_stub"
@@ -109,19 +112,20 @@ def assemble_backends(wheel: Wheel, target: Path) -> Path:
     return target
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports that were free a moment ago; all are held open until the last is known."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind((host, 0))
+            each.bind(("", 0))
         return [each.getsockname()[1] for each in sockets]
 
 
-def command(options: ServerOptions, wheel: Wheel, backends: Path) -> list[str]:
-    """Return the `tritonserver` command line for `options`."""
+def command(options: ServerOptions, wheel: Wheel, backends: Path, server_id: str) -> list[str]:
+    """Return the `tritonserver` command line for `options`; the server tells `server_id` as its name."""
     args = [
         str(wheel.server),
+        f"--id={server_id}",
         f"--model-repository={options.repository}",
         f"--backend-directory={backends}",
         f"--model-control-mode={options.model_control_mode}",
@@ -139,7 +143,7 @@ def command(options: ServerOptions, wheel: Wheel, backends: Path) -> list[str]:
     if options.profile != PLAIN_PROFILE:
         args.append(f"--model-config-name={options.profile}")
     if options.token:
-        loopback = options.host in ("127.0.0.1", "::1", "localhost")
+        loopback = options.host in ("127.0.0.1", "localhost")
         apis = ",".join(ADMIN_APIS if loopback else ADMIN_APIS + READABLE_ON_LOOPBACK)
         args += [
             f"--http-restricted-api={apis}:{TOKEN_HEADER}={options.token}",
@@ -154,9 +158,10 @@ def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ServerError: this Python has no shared library for the stub to embed.
     """
-    libpython = preflight.find_libpython()
+    here = preflight.PYTHON, preflight.library_folders()
+    libpython = preflight.find_libpython(*here)
     if libpython is None:
-        raise ServerError("; ".join(preflight.missing()))
+        raise ServerError("; ".join(preflight.missing(*here)))
     libraries = [str(wheel.libraries), str(libpython), inherited.get("LD_LIBRARY_PATH", "")]
     return {
         **KEEP_BUFFERS,
@@ -187,12 +192,14 @@ class EmbeddedServer:
         self.log = ServerLog(log)
         self._run_dir = run_dir
         self._inherited = inherited
+        # By its name the server is told from another one that took the same port in between.
+        self._id = f"nereid-{secrets.token_hex(8)}"
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
     def __enter__(self) -> "EmbeddedServer":
-        self.start()
         try:
+            self.start()
             self.wait_ready()
         except BaseException:
             self.stop()
@@ -220,7 +227,7 @@ class EmbeddedServer:
         _check_ports(self.options)
         backends = assemble_backends(wheel, self._run_dir / "backends")
         self._process = subprocess.Popen(
-            command(self.options, wheel, backends),
+            command(self.options, wheel, backends, self._id),
             env=environment(wheel, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
@@ -229,7 +236,7 @@ class EmbeddedServer:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=functools.partial(_end_with_parent, os.getpid()),
         )
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
@@ -241,15 +248,18 @@ class EmbeddedServer:
             ServerError: the server died, a model failed to load, or `timeout_s` passed.
         """
         deadline = time.monotonic() + timeout_s
-        for path, body in [("/v2/health/ready", None), *_probes(self.options)]:
-            while (refusal := self._ask(path, body)) is not None:
-                if self.poll() is not None:
-                    self._drain_log()
-                    raise ServerError(self.log.reason())
+        for path, body, expected in [
+            ("/v2", None, f'"name":"{self._id}"'),
+            ("/v2/health/ready", None, ""),
+            *_probes(self.options),
+        ]:
+            while (refusal := self._ask(path, body, expected)) is not None:
+                self._raise_if_ended()
                 if time.monotonic() > deadline:
                     late = f"not ready after {timeout_s:.0f} s, {path} says: {refusal}"
                     raise ServerError(f"{late}\n{self.log.tail()}")
                 time.sleep(0.05)
+        self._raise_if_ended()
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the server runs."""
@@ -275,15 +285,21 @@ class EmbeddedServer:
             self._process.wait()
             self._drain_log()
 
-    def _ask(self, path: str, body: bytes | None) -> str | None:
-        """Return None if the server answers 200, else what it said instead."""
+    def _raise_if_ended(self) -> None:
+        if self.poll() is not None:
+            self._drain_log()
+            raise ServerError(self.log.reason())
+
+    def _ask(self, path: str, body: bytes | None, expected: str) -> str | None:
+        """Return None if the server answers 200 with `expected` in it, else what it said instead."""
         connection = http.client.HTTPConnection(self.options.host, self.options.ports.http, timeout=30)
         try:
             headers = {"Inference-Header-Content-Length": "0"} if body else {}
             connection.request("POST" if body else "GET", path, body, headers)
             response = connection.getresponse()
             text = response.read().decode(errors="replace")
-            return None if response.status == http.HTTPStatus.OK else f"{response.status} {text}"
+            right = response.status == http.HTTPStatus.OK and expected in text
+            return None if right else f"{response.status} {text}"
         except (OSError, http.client.HTTPException) as error:
             return str(error)
         finally:
@@ -301,31 +317,40 @@ class EmbeddedServer:
             self._reader.join(timeout=5)
 
 
+def why_unusable(host: str, port: int) -> str | None:
+    """Return why nothing can listen on `host` and `port`, or None if that is possible."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
 def _check_ports(options: ServerOptions) -> None:
     for name in ("http", "grpc", "metrics"):
         port = getattr(options.ports, name)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((options.host, port))
-            except OSError as error:
-                raise ServerError(
-                    f"{name} port {port} on {options.host} cannot be used: {error.strerror}; "
-                    f"mend: choose another with --{name}-port, 0 for any free one"
-                ) from None
+        if reason := why_unusable(options.host, port):
+            raise ServerError(
+                f"{name} port {port} on {options.host} cannot be used: {reason}; "
+                f"mend: choose another with --{name}-port, 0 for any free one, or another --host"
+            )
 
 
-def _probes(options: ServerOptions) -> Sequence[tuple[str, bytes]]:
-    """Return one inference, path and body, per model whose only input is an encoded `image`."""
+def _probes(options: ServerOptions) -> Sequence[tuple[str, bytes, str]]:
+    """Return one inference per model whose only input is an encoded `image`: path, body, expected words."""
     body = COFFEE.read_bytes()
     probes = []
     for path in sorted(options.repository.glob("*/config.pbtxt")):
         with contextlib.suppress(InvalidConfig):  # Triton says it better, and ends
             inputs = model_config.read_pbtxt(path).get("input", ())
             if [(each["name"], each["data_type"]) for each in inputs] == [("image", "TYPE_STRING")]:
-                probes.append((f"/v2/models/{path.parent.name}/infer", body))
+                probes.append((f"/v2/models/{path.parent.name}/infer", body, ""))
     return probes
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the request was made
+        os._exit(1)

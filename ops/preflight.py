@@ -3,36 +3,41 @@
 `make` runs this file by path with the system's Python.
 """
 
+from __future__ import annotations  # so that an older Python gets as far as being told
+
 import importlib.util
 import sys
 import sysconfig
 from pathlib import Path
 
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SUPPORTED = ("3.11", "3.12")
 
 
-def find_libpython() -> Path | None:
-    """Return the directory of this interpreter's shared library, which Triton's stub embeds, or None."""
-    name = f"libpython{PYTHON}.so.1.0"
+def library_folders() -> tuple[Path, ...]:
+    """Return where this interpreter's shared library may lie."""
     library, multiarch = (sysconfig.get_config_var(key) or "" for key in ("LIBDIR", "MULTIARCH"))
-    folders = (Path(library), Path(library) / multiarch, Path("/usr/lib") / multiarch)
-    return next((folder for folder in folders if (folder / name).exists()), None)
+    return Path(library), Path(library) / multiarch, Path("/usr/lib") / multiarch
 
 
-def missing() -> list[str]:
-    """Name what is missing, each with what mends it; empty when setup can start."""
-    if PYTHON not in SUPPORTED:
+def find_libpython(python: str, folders: tuple[Path, ...]) -> Path | None:
+    """Return the directory of a Python's shared library, which Triton's stub embeds, or None."""
+    return next((folder for folder in folders if (folder / f"libpython{python}.so.1.0").exists()), None)
+
+
+def missing(python: str, folders: tuple[Path, ...]) -> list[str]:
+    """Name what a Python is missing, each with what mends it; empty when setup can start."""
+    if python not in SUPPORTED:
         return [
-            f"Python {PYTHON}: expected {' or '.join(SUPPORTED)}; mend: make PYTHON=python{SUPPORTED[-1]} …"
+            f"Python {' or '.join(SUPPORTED)}, found {python}; mend: install one, make PYTHON=/path/to/it"
         ]
     found = []
     if importlib.util.find_spec("ensurepip") is None:
-        found.append(f"the venv module of Python {PYTHON}; mend: apt-get install python3-venv")
-    if find_libpython() is None:
-        found.append(f"libpython{PYTHON}.so.1.0; mend: apt-get install libpython{PYTHON}")
+        found.append(f"the venv module of Python {python}; mend: apt-get install python3-venv")
+    if find_libpython(python, folders) is None:
+        found.append(f"libpython{python}.so.1.0; mend: apt-get install libpython{python}")
     return found
 
 
 if __name__ == "__main__":
-    sys.exit("".join(f"missing: {each}\n" for each in missing()).rstrip() or 0)
+    sys.exit("".join(f"missing: {each}\n" for each in missing(PYTHON, library_folders())).rstrip() or 0)

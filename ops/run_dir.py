@@ -1,11 +1,17 @@
-"""Where a running server leaves its `server.json`, so that other commands find it by repository."""
+"""Where a running server leaves its `server.json`, so that other commands find it by repository.
 
+A run directory is locked for as long as its server runs. The kernel lets go of the lock however the server
+ends, so a directory without it is known to be left over.
+"""
+
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -32,52 +38,82 @@ class ServerRecord:
 
 
 def root(environment: Mapping[str, str]) -> Path:
-    """Return this user's folder for run directories, made private.
+    """Return the folder for this user's run directories; it may not exist yet."""
+    runtime = environment.get("XDG_RUNTIME_DIR", "")
+    base = runtime if Path(runtime).is_dir() and runtime else tempfile.gettempdir()
+    return Path(base) / f"nereid-{os.getuid()}"
+
+
+@contextlib.contextmanager
+def occupy(base: Path, repository: Path) -> Iterator[Path]:
+    """Make the run directory of a server of `repository`, locked inside and removed after.
+
+    Left-over directories of the same repository are removed.
 
     Raises:
-        ServerError: the folder belongs to somebody else, who could then read tokens or plant backends.
+        ServerError: `base` belongs to somebody else, who could then read tokens or plant backends.
     """
-    base = environment.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    folder = Path(base) / f"nereid-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
-        owner = f"user {os.getuid()}"
-        raise ServerError(f"{folder} must be a directory of {owner} with mode 0700; mend: remove it")
-    return folder
-
-
-def create(base: Path, repository: Path) -> Path:
-    """Make the run directory of a server of `repository`; those of servers that are gone are removed."""
+    _make_private(base)
     folder = _folder(base, repository)
-    for stale in folder.glob("*"):
-        if not _is_alive(int(stale.name)):
-            shutil.rmtree(stale, ignore_errors=True)
-    run_dir = folder / str(os.getpid())
-    run_dir.mkdir(parents=True, exist_ok=True)
-    return run_dir
+    folder.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as held:
+        with _lock(folder):
+            for left_over in folder.iterdir():
+                if not _is_locked(left_over):
+                    shutil.rmtree(left_over, ignore_errors=True)
+            run_dir = Path(tempfile.mkdtemp(dir=folder))
+            held.enter_context(_lock(run_dir))
+        try:
+            yield run_dir
+        finally:
+            shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def write(run_dir: Path, record: ServerRecord) -> None:
-    """Store `record` in `run_dir`, readable by this user only."""
-    path = run_dir / SERVER_FILE
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(asdict(record)))
+    """Store `record` in `run_dir`, at once and readable by this user only."""
+    new = run_dir / f".{SERVER_FILE}"
+    new.touch(mode=0o600)
+    new.write_text(json.dumps(asdict(record)))
+    new.replace(run_dir / SERVER_FILE)
 
 
 def find(base: Path, repository: Path) -> ServerRecord | None:
     """Return the newest running server of `repository`, if there is one."""
-    files = sorted(_folder(base, repository).glob(f"*/{SERVER_FILE}"), key=lambda path: path.stat().st_mtime)
-    for path in reversed(files):
-        record = json.loads(path.read_text())
-        if _is_alive(record["pid"]):
-            return ServerRecord(**record | {"ports": Ports(**record["ports"])})
-    return None
+    found: list[tuple[float, ServerRecord]] = []
+    for path in _folder(base, repository).glob(f"*/{SERVER_FILE}"):
+        with contextlib.suppress(FileNotFoundError):  # its server may end meanwhile
+            if _is_locked(path.parent):
+                record = json.loads(path.read_text())
+                ports = Ports(**record.pop("ports"))
+                found.append((path.stat().st_mtime, ServerRecord(**record, ports=ports)))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def _folder(base: Path, repository: Path) -> Path:
     return base / blake2b(str(repository.resolve()).encode(), digest_size=8).hexdigest()
 
 
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+def _make_private(base: Path) -> None:
+    base.mkdir(mode=0o700, exist_ok=True)
+    status = base.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
+        owner = f"user {os.getuid()}"
+        raise ServerError(f"{base} must be a directory of {owner} with mode 0700; mend: remove it")
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, flags: int = fcntl.LOCK_EX) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, flags)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        with _lock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB):
+            return False
+    except BlockingIOError:
+        return True

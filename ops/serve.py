@@ -3,7 +3,6 @@
 import contextlib
 import json
 import secrets
-import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,10 @@ from typing import NoReturn
 
 from ops import run_dir
 from ops.embedded import PLAIN_PROFILE, EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
+
+# A model without configs/cpu.pbtxt serves its plain config.pbtxt, so this default suits every repository.
+DEFAULT_PROFILE = "cpu"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Stopped(BaseException):
@@ -30,19 +33,19 @@ def serve(options: ServerOptions, environment: Mapping[str, str]) -> None:
     options = replace(
         options, ports=_with_free_ports(options), token=options.token or secrets.token_urlsafe(24)
     )
-    folder = run_dir.create(run_dir.root(environment), options.repository)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    for each in SIGNALS:
+        signal.signal(each, _stop)
     try:
-        with EmbeddedServer(options, folder, environment, _log) as server:
+        with (
+            run_dir.occupy(run_dir.root(environment), options.repository) as folder,
+            EmbeddedServer(options, folder, environment, _log) as server,
+        ):
             run_dir.write(folder, _record(server))
             print(json.dumps(asdict(options.ports)), flush=True)
             status = server.wait()
         raise ServerError(f"tritonserver ended by itself with status {status}\n{server.log.reason()}")
     except _Stopped:
         _log("stopped")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_options(options: ServerOptions) -> None:
@@ -55,13 +58,13 @@ def check_options(options: ServerOptions) -> None:
     if not any(repository.glob("*/config.pbtxt")):
         raise ValueError(f"{repository} is no model repository: no MODEL/config.pbtxt in it")
     known = {PLAIN_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
-    if profile not in known:
+    if profile != DEFAULT_PROFILE and profile not in known:
         raise ValueError(f"no model has the profile '{profile}', known are: {', '.join(sorted(known))}")
 
 
 def _with_free_ports(options: ServerOptions) -> Ports:
     asked = asdict(options.ports)
-    free = iter(free_ports(len(asked), options.host))
+    free = iter(free_ports(len(asked)))
     return Ports(**{name: port or next(free) for name, port in asked.items()})
 
 
@@ -74,9 +77,17 @@ def _record(server: EmbeddedServer) -> run_dir.ServerRecord:
 
 def _log(line: str) -> None:
     # A reader that went away must not stop the server: Triton blocks when nobody takes its log.
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    for each in SIGNALS:
+        signal.signal(each, _stop_now)
+    raise _Stopped
+
+
+def _stop_now(number: int, frame: FrameType | None) -> NoReturn:
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
     raise _Stopped

@@ -79,11 +79,19 @@ def _decode_jpeg(encoded: bytes, min_side_px: int, limits: Limits) -> Decoded:
     # simplejpeg picks the smallest scale that keeps these sizes, which is exactly `eighths`.
     size = {"min_height": -(-height * eighths // 8), "min_width": -(-width * eighths // 8)}
     try:
-        return Decoded(simplejpeg.decode_jpeg(encoded, "RGB", **size), (width, height))
-    except Exception as error:
+        return Decoded(_rgb(encoded, size), (width, height))
+    except Exception as error:  # on damaged files simplejpeg raises ValueError, KeyError and more
+        raise InvalidImage(f"JPEG of {len(encoded)} bytes is damaged: {error}") from None
+
+
+def _rgb(encoded: bytes, size: dict[str, int]) -> np.ndarray:
+    try:
+        pixels: np.ndarray = simplejpeg.decode_jpeg(encoded, "RGB", **size)
+    except ValueError as error:
         if HARMLESS not in str(error):
-            raise InvalidImage(f"JPEG of {len(encoded)} bytes is damaged: {error}") from None
-    return Decoded(simplejpeg.decode_jpeg(encoded, "RGB", **size, strict=False), (width, height))
+            raise
+        pixels = simplejpeg.decode_jpeg(encoded, "RGB", **size, strict=False)
+    return pixels
 
 
 def _decode_other(encoded: bytes, limits: Limits) -> Decoded:

@@ -1,7 +1,9 @@
 """The real server, started once per profile for all tests that only ask it things."""
 
+import contextlib
 import io
 import os
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -18,6 +20,17 @@ ESPRESSO, CATS = 967, {281, 282, 285}
 def url(server: EmbeddedServer, protocol: str) -> str:
     """Return HOST:PORT of a running server."""
     return f"{server.options.host}:{getattr(server.options.ports, protocol)}"
+
+
+def group_members(leader: int) -> list[int]:
+    """Return the living processes of a process group."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == leader and fields[0] != "Z":
+                members.append(int(stat.parent.name))
+    return members
 
 
 def start(tmp_path_factory, profile: str) -> EmbeddedServer:

@@ -3,6 +3,8 @@
 import http.client
 import json
 import re
+import struct
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +17,16 @@ from clients.samples import COFFEE
 from tests.e2e.conftest import ESPRESSO, url
 
 GOOD = COFFEE.read_bytes()
+
+
+def chunk(body: bytes) -> bytes:
+    """Frame a PNG chunk: length, type and data, checksum."""
+    return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+
+
+# A PNG of 20,000 x 20,000 pixels, without any of them.
+SIZE = struct.pack(">II", 20_000, 20_000)
+BOMB = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR" + SIZE + b"\x08\x02\x00\x00\x00") + chunk(b"IDAT")
 MODELS = ["classify", "classify_v1", "imagenet_preprocess"]
 
 
@@ -54,8 +66,9 @@ def server_goes_on(server):
         (GOOD[:3], "invalid image: JPEG of 3 bytes has no readable header"),
         (b"%PDF-1.7\n", "invalid image: expected an image file .* got 9 bytes starting with b'%PDF-1.7"),
         (b"", "invalid image: expected the bytes of an image file .* got 0 bytes"),
+        (BOMB, "invalid image: expected at most 64000000 pixels, got 20000 x 20000"),
     ],
-    ids=["text", "truncated", "header only", "pdf", "empty body"],
+    ids=["text", "truncated", "header only", "pdf", "empty body", "decompression bomb"],
 )
 def test_bad_image_is_a_400_that_says_why(server, model, image, message):
     """Through a route, an ensemble or alone: the same status and the same text."""
@@ -113,6 +126,20 @@ def test_unknown_variant_is_a_400_that_names_the_known(server, header, known):
     )
 
 
+def test_header_that_is_no_text_is_a_400(server):
+    """A header in another encoding is the caller's fault, not the router's."""
+    status, text = post_image(server, "classify", GOOD, **{"x-route-key": "caf\xe9"})
+
+    assert (status, "invalid request: headers must be UTF-8" in text) == (400, True)
+
+
+def test_extreme_image_is_answered(server, encode):
+    """A file of a few bytes and 30,000 x 1 pixels neither fails nor takes the memory of its resized self."""
+    encoded = encode(np.zeros((1, 30_000, 3), np.uint8))
+
+    assert post_image(server, "classify", encoded)[0] == 200
+
+
 @pytest.mark.parametrize(
     ("model", "image", "status"),
     [
@@ -151,10 +178,10 @@ def test_request_of_several_images_names_the_bad_ones(server):
 @pytest.mark.parametrize("model", ["classify", "classify_v1"])
 def test_requests_batched_with_a_bad_one_are_answered(server, model):
     """Good and bad requests sent at once: each good one is right, each bad one refused."""
-    images = [GOOD, b"bad", GOOD, GOOD[:20_000], GOOD, b""] * 8
+    images = [GOOD, b"bad", GOOD, GOOD[:20_000], GOOD, b"", GOOD, BOMB] * 8
 
-    with Classifier(url(server, "grpc"), model=model) as classifier:
-        outcomes = list(classifier.classify_many(images, concurrency=16, top_k=1))
+    with Classifier(url(server, "grpc"), model=model, concurrency=16) as classifier:
+        outcomes = list(classifier.classify_many(images, top_k=1))
 
     for image, outcome in zip(images, outcomes, strict=True):
         if image == GOOD:

@@ -1,7 +1,7 @@
 """The main job: a photo in, the right class out, over every way in and in both shapes."""
 
 import json
-import shutil
+import re
 import subprocess
 import urllib.request
 from collections import Counter
@@ -78,21 +78,36 @@ def test_both_shapes_give_equal_scores(both_profiles, name, version):
     np.testing.assert_array_equal(*scores)
 
 
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_curl_needs_no_client(server, version):
-    """The README's curl call: the file is the body, the answer a JSON header and then the scores."""
-    curl = shutil.which("curl")
-    assert curl, "curl is not installed; mend: apt-get install curl"
-    address = f"http://{url(server, 'http')}/v2/models/classify_v{version}/infer"
-    command = [curl, "-sS", "--fail", "--data-binary", f"@{COFFEE}"]
-    command += ["-H", "Inference-Header-Content-Length: 0", address]
+def test_readmes_curl_call_answers_as_shown(server, root):
+    """The README's line, pasted into a shell, prints the index and label that stand below it."""
+    shown = re.search(r"^\$ (curl .*?)\n(\d+ \w+) [\d.]+$", (root / "README.md").read_text(), re.M | re.S)
+    command = shown[1].replace("localhost:8000", url(server, "http"))
 
-    body = subprocess.run(command, capture_output=True, check=True).stdout
+    printed = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True, check=True)
+
+    *answer, probability = printed.stdout.split()
+    assert " ".join(answer) == shown[2] == f"{ESPRESSO} espresso"
+    assert float(probability) >= 0.9
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_raw_request_needs_no_client(server, version):
+    """The file is the body, the answer a JSON header and then the scores: p ≥ 0.9 on both versions."""
+    headers = {"Inference-Header-Content-Length": "0", "x-model-version": version}
+    address = f"http://{url(server, 'http')}/v2/models/classify/infer"
+
+    with urllib.request.urlopen(urllib.request.Request(address, COFFEE.read_bytes(), headers)) as response:
+        body = response.read()
 
     header, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
-    scores = np.frombuffer(body[end:], np.float32)
-    assert header["outputs"][0]["name"] == "scores"
-    assert (scores.size, scores.argmax(), scores.max() >= 0.9) == (1000, ESPRESSO, True)
+    scores = np.frombuffer(body[end : end + 4000], np.float32)
+    assert [output["name"] for output in header["outputs"]] == [
+        "scores",
+        "variant",
+        "version",
+        "route_reason",
+    ]
+    assert (scores.argmax(), scores.max() >= 0.9) == (ESPRESSO, True)
 
 
 def test_route_key_sticks_and_weights_share(server):
@@ -131,8 +146,8 @@ def test_many_images_come_back_in_order(server, protocol, tmp_path):
     """Answers of concurrent requests stand in the order of the images, errors among them."""
     images = [COFFEE, CHELSEA, tmp_path / "missing.jpg", COFFEE, b"not an image", CHELSEA]
 
-    with Classifier(url(server, protocol), protocol) as classifier:
-        outcomes = list(classifier.classify_many(images, concurrency=4, top_k=1))
+    with Classifier(url(server, protocol), protocol, concurrency=4) as classifier:
+        outcomes = list(classifier.classify_many(images, top_k=1))
 
     kinds = [getattr(outcome, "labels", None) and outcome.labels[0].index for outcome in outcomes]
     assert kinds[0] == kinds[3] == ESPRESSO

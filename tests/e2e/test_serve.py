@@ -1,6 +1,5 @@
 """`nereid serve` and its companions as a user runs them: processes, streams, signals and exit codes."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,9 @@ from tritonclient.utils import InferenceServerException
 
 from clients.samples import COFFEE
 from ops import run_dir
-from ops.embedded import REPOSITORY
-from tests.e2e.conftest import TOKEN, url
+from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
+from ops.serve import check_options
+from tests.e2e.conftest import TOKEN, group_members, url
 
 NEREID = str(Path(sys.executable).with_name("nereid"))
 ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
@@ -47,37 +47,27 @@ def environment(tmp_path):
 @pytest.fixture
 def serving(environment, tmp_path):
     """Run `nereid serve` on free ports, from another directory, until ready; ended afterwards."""
-    log = tmp_path / "log"
-    with log.open("w") as stderr:
+    log, ready = tmp_path / "log", tmp_path / "ready"
+    with log.open("w") as stderr, ready.open("w") as stdout:
         process = subprocess.Popen(
-            [NEREID, "serve", *ANY_PORTS],
-            env=environment,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
+            [NEREID, "serve", *ANY_PORTS], env=environment, cwd=tmp_path, stdout=stdout, stderr=stderr
         )
     try:
-        yield Serving(process, json.loads(process.stdout.readline()), environment, log)
+        wait_until(lambda: ready.read_text().endswith("\n") or process.poll() is not None, START_S)
+        assert process.poll() is None, log.read_text()[-3000:]
+        yield Serving(process, json.loads(ready.read_text()), environment, log)
     finally:
         process.terminate()
-        process.communicate(timeout=STOP_S)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
 
 
 def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess:
     """Run one `nereid` command to its end."""
     return subprocess.run([NEREID, *words], env=environment, capture_output=True, text=True, timeout=START_S)
-
-
-def group_members(leader: int) -> list[int]:
-    """Return the living processes of a process group."""
-    members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == leader and fields[0] != "Z":
-                members.append(int(stat.parent.name))
-    return members
 
 
 def test_served_repository_is_found_and_used(serving):
@@ -97,9 +87,10 @@ def test_served_repository_is_found_and_used(serving):
 
     with urllib.request.urlopen(f"http://127.0.0.1:{serving.ports['metrics']}/metrics") as response:
         assert 'nv_inference_count{model="classify_v1",version="1"}' in response.read().decode()
-    log = serving.log.read_text()
-    assert log.count("no GPU: serving on the CPU") == 1
-    assert "NVML" not in log.replace("Triton's CUDA, NVML and DCGM warnings", "")
+    if not Path("/proc/driver/nvidia/version").exists():
+        log = serving.log.read_text()
+        assert log.count("no GPU: serving on the CPU") == 1
+        assert "NVML" not in log.replace("Triton's CUDA, NVML and DCGM warnings", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
@@ -211,14 +202,51 @@ def test_broken_repository_is_refused_with_model_and_field(
         (["classify", "/nonexistent.jpg"], "/nonexistent.jpg does not exist"),
         (["classify", str(COFFEE), "--protocol", "smtp"], "smtp"),
         (["serve", "--model-control-mode", "magic"], "magic"),
+        (["serve", "--htpp-port", "9999"], "--htpp-port"),
+        (["serve", "--http-port", "70000"], "--http-port"),
+        (
+            ["classify", str(COFFEE), "--url", "http://localhost:8000"],
+            "--url must be HOST:PORT without a scheme",
+        ),
     ],
-    ids=["profile", "repository", "image", "protocol", "mode"],
+    ids=["profile", "repository", "image", "protocol", "mode", "option", "port", "url"],
 )
 def test_wrong_usage_is_exit_code_2(words, message, environment):
     """What was asked for wrongly is told apart from what failed."""
     done = run(*words, environment=environment)
 
     assert (done.returncode, message in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("host", ["10.9.9.9", "no.such.host.invalid"])
+def test_unusable_host_is_an_error(host, environment):
+    """An address that is not this machine's is refused before anything starts."""
+    done = run("serve", "--host", host, *ANY_PORTS, environment=environment)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"on {host} cannot be used" in done.stderr
+
+
+def test_repository_without_profiles_is_served(environment, tmp_path):
+    """Somebody else's repository has no configs/cpu.pbtxt; it is served as it is."""
+    model = shutil.copytree(REPOSITORY / "imagenet_preprocess", tmp_path / "theirs" / "imagenet_preprocess")
+    options = ServerOptions(model.parent, "cpu", ports=Ports(*free_ports(3)))
+    (tmp_path / "run").mkdir()
+
+    check_options(options)
+    with EmbeddedServer(options, tmp_path / "run", environment) as server:
+        assert server.poll() is None
+
+
+def test_port_taken_by_another_server_is_never_called_ready(server, tmp_path, environment):
+    """An answer on the port counts only if it is this server's own."""
+    taken = replace(server.options.ports, grpc=free_ports(1)[0])
+    late = EmbeddedServer(replace(server.options, ports=taken), tmp_path, environment)
+
+    with pytest.raises(ServerError, match=r"http port .* cannot be used"):
+        late.start()
+    with pytest.raises(ServerError, match=r"not ready after 1 s, /v2 says: 200 "):
+        late.wait_ready(timeout_s=1)
 
 
 def test_doctor_finds_this_machine_fit(environment):

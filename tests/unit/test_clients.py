@@ -1,5 +1,9 @@
 """The client's parts that need no server, and how it reports one that is not there."""
 
+import socket
+import socketserver
+import threading
+
 import pytest
 from tritonclient.utils import InferenceServerException
 
@@ -49,6 +53,61 @@ def test_unreachable_server_is_the_servers_fault(protocol):
 
     with Classifier(f"127.0.0.1:{port}", protocol, timeout_s=5) as classifier, pytest.raises(ServerFailed):
         classifier.classify(COFFEE)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_silent_server_is_given_up(protocol):
+    """A server that accepts and never answers costs the timeout, not forever."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with Classifier(address, protocol, timeout_s=1) as classifier, pytest.raises(ServerFailed):
+            classifier.classify(COFFEE)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"garbage",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+    ],
+    ids=["closed", "garbage", "html", "half an answer"],
+)
+def test_foreign_server_is_the_servers_fault(answer):
+    """Whatever answers instead of Triton, and whenever it hangs up, the error is of the documented kind."""
+
+    class Foreign(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(100_000)
+            self.request.sendall(answer)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Foreign) as foreign:
+        thread = threading.Thread(target=foreign.serve_forever)
+        thread.start()
+        try:
+            with Classifier(f"127.0.0.1:{foreign.server_address[1]}", "http", timeout_s=5) as classifier:
+                (outcome,) = classifier.classify_many([COFFEE])
+        finally:
+            foreign.shutdown()
+            thread.join()
+
+    assert type(outcome) is ServerFailed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
+        ({"variant": "v1\r\nx-evil: 1"}, "x-variant must be printable ASCII"),
+    ],
+    ids=["top_k", "letters", "line break"],
+)
+def test_wrong_argument_never_reaches_the_server(options, message):
+    """What no server could answer is the caller's ValueError."""
+    with Classifier("127.0.0.1:1") as classifier, pytest.raises(ValueError, match=message):
+        classifier.classify(COFFEE, **options)
 
 
 def test_folders_are_searched_for_images(tmp_path):

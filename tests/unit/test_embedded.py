@@ -15,13 +15,14 @@ OPTIONS = ServerOptions(Path("/r"), ports=Ports(1, 2, 3))
 
 def flags(options: ServerOptions) -> dict[str, str]:
     """Return the command line's flags as a dict."""
-    words = embedded.command(options, WHEEL, Path("/b"))[1:]
+    words = embedded.command(options, WHEEL, Path("/b"), "me")[1:]
     return dict(word.removeprefix("--").split("=", 1) for word in words)
 
 
 def test_command_listens_on_loopback_with_everything_loaded():
     """The defaults expose nothing and load every model."""
     assert flags(OPTIONS) == {
+        "id": "me",
         "model-repository": "/r",
         "backend-directory": "/b",
         "model-control-mode": "explicit",
@@ -65,11 +66,13 @@ def test_token_guards_the_administrative_apis(host, apis):
 
 def test_own_environment_wins_over_the_defaults():
     """An operator's malloc setting is kept; the stub's Python comes first in PATH."""
+    libpython = preflight.find_libpython(preflight.PYTHON, preflight.library_folders())
+
     environment = embedded.environment(WHEEL, {"MALLOC_TRIM_THRESHOLD_": "1", "PATH": "/bin", "OTHER": "x"})
 
     assert (environment["MALLOC_TRIM_THRESHOLD_"], environment["OTHER"]) == ("1", "x")
     assert environment["PATH"].endswith(":/bin")
-    assert environment["LD_LIBRARY_PATH"] == f"/w/libs:{preflight.find_libpython()}"
+    assert environment["LD_LIBRARY_PATH"] == f"/w/libs:{libpython}"
 
 
 def test_backends_are_the_wheels_and_ours(tmp_path):
@@ -107,18 +110,17 @@ def test_free_ports_differ():
 
 def test_this_machine_passes_preflight():
     """The interpreter that runs the tests is one the server can embed."""
-    assert preflight.missing() == []
+    assert preflight.missing(preflight.PYTHON, preflight.library_folders()) == []
 
 
 @pytest.mark.parametrize(
     ("python", "message"),
     [
-        ("3.13", "Python 3.13: expected 3.11 or 3.12"),
+        ("3.13", "Python 3.11 or 3.12, found 3.13; mend: install one"),
         ("3.12", "libpython3.12.so.1.0; mend: apt-get install libpython3.12"),
+        ("3.11", "libpython3.11.so.1.0; mend: apt-get install libpython3.11"),
     ],
 )
-def test_preflight_says_what_to_install(monkeypatch, python, message):
+def test_preflight_says_what_to_install(tmp_path, python, message):
     """A Python without a stub, or without its shared library, is told so with the command."""
-    monkeypatch.setattr(preflight, "PYTHON", python)
-
-    assert any(each.startswith(message) for each in preflight.missing())
+    assert any(each.startswith(message) for each in preflight.missing(python, (tmp_path,)))

@@ -107,6 +107,35 @@ def test_sibling_version_must_exist(tmp_path):
         config(tmp_path).sibling("other", 7)
 
 
+def test_gpu_instance_is_refused(tmp_path):
+    """No backend of this release computes on a GPU, and none pretends to."""
+    args = {"model_config": '{"name": "m"}', "model_repository": str(tmp_path), "model_version": "1"}
+
+    with pytest.raises(InvalidConfig, match="model 'm': this release serves KIND_CPU instances only"):
+        ModelConfig.from_args(args | {"model_instance_kind": "GPU"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('step { model_name: "net" model_version: 2 output_map { key: "y" value: "scores" } }', None),
+        ('step { model_name: "net" output_map { key: "y" value: "scores" } }', "must pin 'net', got -1"),
+        ('step { model_name: "net" model_version: 2 }', "no ensemble with scores"),
+    ],
+    ids=["pinned", "not pinned", "no scores"],
+)
+def test_network_version_is_that_of_the_step_with_the_scores(tmp_path, text, message):
+    """The route reads from a pinned ensemble which network answers; -1 is refused."""
+    (tmp_path / "e" / "1").mkdir(parents=True)
+    (tmp_path / "e" / "config.pbtxt").write_text(f'name: "e" ensemble_scheduling {{ {text} }}')
+
+    if message is None:
+        assert config(tmp_path).pinned_network_version("e", 1) == "2"
+    else:
+        with pytest.raises(InvalidConfig, match=message):
+            config(tmp_path).pinned_network_version("e", 1)
+
+
 def test_unparsable_file_is_named_with_its_line(tmp_path):
     """The message leads to the place of the mistake."""
     path = tmp_path / "config.pbtxt"

@@ -1,9 +1,10 @@
 """Run directories: private, found by repository, cleaned up when their server is gone."""
 
 import os
+import shutil
 import stat
-import subprocess
-import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -18,47 +19,73 @@ def base(tmp_path):
     return run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
-def record(repository, pid: int) -> ServerRecord:
+def record(repository, token: str = "secret") -> ServerRecord:
     """Describe a server of `repository`."""
-    return ServerRecord(pid, "127.0.0.1", Ports(1, 2, 3), str(repository), "cpu", "secret")
+    return ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "cpu", token)
 
 
 def test_server_is_found_by_its_repository(base, tmp_path):
     """A record written for one repository is found from it, and not from another."""
     ours, other = tmp_path / "ours", tmp_path / "other"
-    written = record(ours, os.getpid())
-    run_dir.write(run_dir.create(base, ours), written)
+    written = record(ours)
 
-    assert (run_dir.find(base, ours), run_dir.find(base, other)) == (written, None)
+    with run_dir.occupy(base, ours) as folder:
+        run_dir.write(folder, written)
+        assert (run_dir.find(base, ours), run_dir.find(base, other)) == (written, None)
+
+    assert (run_dir.find(base, ours), folder.exists()) == (None, False)
     assert written.url("grpc") == "127.0.0.1:2"
+
+
+def test_newest_of_two_servers_is_found(base, tmp_path):
+    """Two servers may serve one repository; neither disturbs the other's directory."""
+    with run_dir.occupy(base, tmp_path) as older, run_dir.occupy(base, tmp_path) as newer:
+        run_dir.write(older, record(tmp_path, "older"))
+        os.utime(older / "server.json", (1, 1))
+        run_dir.write(newer, record(tmp_path, "newer"))
+
+        assert run_dir.find(base, tmp_path).token == "newer"
+
+
+def test_looking_for_a_server_creates_nothing(base, tmp_path):
+    """Where no server ever ran, there is no folder afterwards either."""
+    assert run_dir.find(base, tmp_path) is None
+    assert not base.exists()
 
 
 def test_token_is_readable_by_its_owner_only(base, tmp_path):
     """Neither the folder nor the file with the token is open to others."""
-    folder = run_dir.create(base, tmp_path)
-    run_dir.write(folder, record(tmp_path, os.getpid()))
+    with run_dir.occupy(base, tmp_path) as folder:
+        run_dir.write(folder, record(tmp_path))
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (base, folder, folder / "server.json")]
 
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (base, folder / "server.json")]
-
-    assert modes == [0o700, 0o600]
+    assert modes == [0o700, 0o700, 0o600]
 
 
-def test_dead_server_is_neither_found_nor_kept(base, tmp_path):
-    """A record whose process is gone is ignored, and its folder removed by the next server."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    stale = run_dir.create(base, tmp_path).rename(base / "moved")
-    run_dir.write(stale, record(tmp_path, ended.pid))
-    stale = stale.rename(run_dir.create(base, tmp_path).parent / str(ended.pid))
+def test_directory_of_a_killed_server_is_neither_found_nor_kept(base, tmp_path):
+    """A record whose server was killed is ignored, and its folder removed by the next server."""
+    with run_dir.occupy(base, tmp_path) as folder:
+        run_dir.write(folder, record(tmp_path))
+        left_over = shutil.copytree(folder, folder.with_name("left-over"))
 
     assert run_dir.find(base, tmp_path) is None
-    run_dir.create(base, tmp_path)
-    assert not stale.exists()
+    with run_dir.occupy(base, tmp_path):
+        assert not left_over.exists()
 
 
-def test_folder_open_to_others_is_refused(tmp_path):
+def test_unusable_runtime_folder_is_not_used(tmp_path):
+    """A XDG_RUNTIME_DIR that does not exist, as under sudo or cron, is replaced by the temporary folder."""
+    expected = Path(tempfile.gettempdir()) / f"nereid-{os.getuid()}"
+
+    assert run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path / "nowhere")}) == run_dir.root({}) == expected
+
+
+def test_folder_open_to_others_is_refused(base, tmp_path):
     """A folder that others could write to could plant a backend: it is not used."""
-    (tmp_path / f"nereid-{os.getuid()}").mkdir(mode=0o755)
+    base.mkdir(mode=0o755)
 
-    with pytest.raises(ServerError, match=r"must be a directory of user .* with mode 0700; mend: remove it"):
-        run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path)})
+    with (
+        pytest.raises(ServerError, match=r"must be a directory of user .* with mode 0700; mend: remove it"),
+        run_dir.occupy(base, tmp_path),
+    ):
+        pass
