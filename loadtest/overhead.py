@@ -186,7 +186,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     table = Table(*HEADINGS, "min..max")
     for row in rows:
         table.add_row(*cells(row), f"{row['min']}..{row['max']}")
-    Console().print(table)
+    Console(width=110).print(table)
 
 
 def main() -> int:

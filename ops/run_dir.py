@@ -78,7 +78,9 @@ def write(run_dir: Path, record: ServerRecord) -> None:
 
 
 def find(base: Path, repository: Path) -> ServerRecord | None:
-    """Return the newest running server of `repository`, if there is one."""
+    """Return the newest running server of `repository`, if there is one; nothing that others could write."""
+    if not _is_private(base):
+        return None
     found: list[tuple[float, ServerRecord]] = []
     for path in _folder(base, repository).glob(f"*/{SERVER_FILE}"):
         with contextlib.suppress(FileNotFoundError):  # its server may end meanwhile
@@ -95,10 +97,17 @@ def _folder(base: Path, repository: Path) -> Path:
 
 def _make_private(base: Path) -> None:
     base.mkdir(mode=0o700, exist_ok=True)
-    status = base.lstat()
-    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
+    if not _is_private(base):
         owner = f"user {os.getuid()}"
         raise ServerError(f"{base} must be a directory of {owner} with mode 0700; mend: remove it")
+
+
+def _is_private(base: Path) -> bool:
+    try:
+        status = base.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 @contextlib.contextmanager

@@ -81,8 +81,11 @@ def test_unusable_runtime_folder_is_not_used(tmp_path):
 
 
 def test_folder_open_to_others_is_refused(base, tmp_path):
-    """A folder that others could write to could plant a backend: it is not used."""
-    base.mkdir(mode=0o755)
+    """Others could plant a backend or a server in it: it is neither used nor read."""
+    with run_dir.occupy(base, tmp_path) as folder:
+        run_dir.write(folder, record(tmp_path))
+        base.chmod(0o755)
+        assert run_dir.find(base, tmp_path) is None
 
     with (
         pytest.raises(ServerError, match=r"must be a directory of user .* with mode 0700; mend: remove it"),
