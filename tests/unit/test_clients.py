@@ -78,7 +78,10 @@ def test_foreign_server_is_the_servers_fault(answer):
     """Whatever answers instead of Triton, and whenever it hangs up, the error is of the documented kind."""
 
     class Foreign(socketserver.BaseRequestHandler):
+        """Takes one request and answers what it was told."""
+
         def handle(self):
+            """Answer the request."""
             self.request.recv(100_000)
             self.request.sendall(answer)
 
