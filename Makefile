@@ -38,7 +38,7 @@ check: .venv/.testing  ## format, lint, types, docstrings, contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/interrogate --quiet tests
+	$(BIN)/interrogate -v --omit-covered-files tests
 	$(BIN)/pytest --quiet tests/contract
 
 test: .venv/.testing  ## all tests but the long ones, against the real server
