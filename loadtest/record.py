@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).with_name("results")
-PACKAGES = ("nvidia-pytriton", "onnxruntime", "numpy", "opencv-python-headless", "simplejpeg")
+PACKAGES = frozenset(
+    {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "opencv-python-headless", "simplejpeg"}
+)
 
 
 def header() -> dict[str, Any]:
@@ -21,7 +23,7 @@ def header() -> dict[str, Any]:
         "command": " ".join(["python", "-m", *_module(), *sys.argv[1:]]),
         "commit": _git("rev-parse", "--short", "HEAD"),
         "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "packages": {d.name: d.version for d in importlib.metadata.distributions() if d.name in PACKAGES},
     }
 
 
