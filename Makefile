@@ -51,6 +51,7 @@ proof: .venv/.testing bench  ## the long tests with full counts, and the recorde
 	SLOW_REQUESTS=20000 $(BIN)/pytest -m slow
 
 bench: .venv/.testing  ## what serving costs against the same work in process; records the result
+	$(BIN)/python -m loadtest.pieces --record pieces
 	$(BIN)/python -m loadtest.overhead --rounds 5 --seconds 5 --record overhead
 
 docs: .venv/.testing  ## write docs/operations.md from the command line's own help

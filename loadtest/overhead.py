@@ -200,7 +200,7 @@ def main() -> int:
     if not shutil.which("wrk"):
         parser.error("wrk not found; mend: apt-get install wrk")
     if args.record and not record.is_committed():
-        parser.error("a record needs a commit to refer to; mend: commit the changes first")
+        parser.error(record.UNCOMMITTED)
     samples: list[Sample] = []
     spawn = multiprocessing.get_context("spawn")
     with (

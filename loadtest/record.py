@@ -16,6 +16,9 @@ PACKAGES = frozenset(
 )
 
 
+UNCOMMITTED = "a record needs a commit to refer to; mend: commit the changes first"
+
+
 def header() -> dict[str, Any]:
     """Return machine, commit, versions, command and date of this run."""
     return {

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ops.embedded import REPOSITORY, Ports, ServerError, ServerOptions
+from ops.embedded import DEFAULT_PROFILE, REPOSITORY, Ports, ServerError, ServerOptions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,7 +31,9 @@ ControlMode = Literal["explicit", "poll", "none"]
 def serve(
     flags: Annotated[list[str] | None, typer.Argument(help="After `--`: flags for tritonserver.")] = None,
     repository: Repository = REPOSITORY,
-    profile: Annotated[str, typer.Option(help="`ensemble`, or the NAME of configs/NAME.pbtxt.")] = "cpu",
+    profile: Annotated[
+        str, typer.Option(help="`ensemble`, or the NAME of configs/NAME.pbtxt.")
+    ] = DEFAULT_PROFILE,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port; 0 for any free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 for any free one.", min=0, max=65535)] = 8001,

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from clients.classifier import Classifier, ClassifierError, Prediction, Protocol
 from clients.samples import COFFEE
-from ops.embedded import EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
+from ops.embedded import DEFAULT_PROFILE, EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
 
 NETWORKS = {"1": "FP32", "2": "INT8"}
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
@@ -40,7 +40,7 @@ def main() -> None:
     """Run the demo; ends with status 1 and the reason if anything fails."""
     console = Console()
     begin = time.monotonic()
-    options = ServerOptions(profile="cpu", ports=Ports(*free_ports(3)))
+    options = ServerOptions(profile=DEFAULT_PROFILE, ports=Ports(*free_ports(3)))
     console.print("starting the Triton server of nvidia-pytriton with model_repository/ …")
     try:
         with (

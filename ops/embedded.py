@@ -29,6 +29,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 REPOSITORY = CHECKOUT / "model_repository"
 ADAPTERS = CHECKOUT / "python_backend"
 PLAIN_PROFILE = "ensemble"
+# A model without configs/cpu.pbtxt serves its plain config.pbtxt, so this default suits every repository.
+DEFAULT_PROFILE = "cpu"
 ROUTE_HEADERS = "(?i)x-(variant|model-version|route-key)"
 # Whoever may call these can read files, run code or take the server down; see docs of CVE-2025-23319.
 ADMIN_APIS = ("model-repository", "shared-memory", "trace", "logging")

@@ -11,10 +11,16 @@ from types import FrameType
 from typing import NoReturn
 
 from ops import run_dir
-from ops.embedded import PLAIN_PROFILE, EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
+from ops.embedded import (
+    DEFAULT_PROFILE,
+    PLAIN_PROFILE,
+    EmbeddedServer,
+    Ports,
+    ServerError,
+    ServerOptions,
+    free_ports,
+)
 
-# A model without configs/cpu.pbtxt serves its plain config.pbtxt, so this default suits every repository.
-DEFAULT_PROFILE = "cpu"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -30,9 +36,7 @@ def serve(options: ServerOptions, environment: Mapping[str, str]) -> None:
     Raises:
         ServerError: the server cannot start, a model failed to load, or it ended by itself.
     """
-    options = replace(
-        options, ports=_with_free_ports(options), token=options.token or secrets.token_urlsafe(24)
-    )
+    options = replace(options, ports=_with_free_ports(options), token=secrets.token_urlsafe(24))
     for each in SIGNALS:
         signal.signal(each, _stop)
     try:

@@ -13,6 +13,8 @@ from python_backend.errors import InvalidConfig
 # Parameters that Triton reads itself; every backend lets them pass.
 TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 
+BOOLEANS = {"true": True, "false": False}
+
 Settings = TypeVar("Settings")
 
 
@@ -147,7 +149,7 @@ class ModelConfig:
         text = self.parameters[name]
         try:
             return _convert(text, hint)
-        except ValueError:
+        except (ValueError, KeyError):
             expected = hint if isinstance(hint, types.GenericAlias) else hint.__name__
             raise InvalidConfig(
                 f"model '{self.name}', parameter '{name}': expected {expected}, got '{text}'"
@@ -181,5 +183,5 @@ def _convert(text: str, hint: Any) -> Any:
     if isinstance(hint, types.GenericAlias):
         return tuple(_convert(part.strip(), typing.get_args(hint)[0]) for part in text.split(","))
     if hint is bool:
-        return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else int("")
+        return BOOLEANS[text.lower()]
     return hint(text)
