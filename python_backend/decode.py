@@ -58,8 +58,8 @@ def decode(encoded: bytes, min_side_px: int, limits: Limits) -> Decoded:
 def jpeg_scale(size_wh: tuple[int, int], min_side_px: int) -> int:
     """Return how many eighths of its size a JPEG may shrink to while decoding: 8, 4, 2 or 1.
 
-    Only these have SIMD code in libjpeg-turbo: a 640×427 photo decodes faster at 8/8 (0.74 ms) than at
-    5/8 (0.98 ms), measured 2026-11-21.
+    Only these have SIMD code in libjpeg-turbo: a 640×427 photo decodes faster at 8/8 (0.82 ms) than at
+    5/8 (1.02 ms). Source: loadtest/results/pieces.json.
     """
     eighths = 8
     while eighths > 1 and min(size_wh) * (eighths // 2) >= min_side_px * 8:

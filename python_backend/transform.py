@@ -94,8 +94,8 @@ def center_crop(pixels: np.ndarray, side_px: int) -> np.ndarray:
 def normalise(pixels: np.ndarray, tables: tuple[np.ndarray, ...], out: np.ndarray) -> None:
     """Map uint8[H, W, 3] through one float32[256] table per channel into `out`, float32[3, H, W].
 
-    One pass for (pixel - mean) / std, layout and dtype: 0.045 ms for 224×224 against 0.095 ms for NumPy's
-    subtract and multiply, measured 2026-11-21.
+    One pass for (pixel - mean) / std, layout and dtype: 0.045 ms for 224×224 against 0.091 ms for NumPy's
+    subtract and multiply. Source: loadtest/results/pieces.json.
     """
     for plane, table, target in zip(cv2.split(pixels), tables, out, strict=True):
         cv2.LUT(plane, table, dst=target)

@@ -280,7 +280,7 @@ def test_administrative_apis_need_the_token(server, path):
 def test_grpc_administration_needs_the_token(server):
     """The same holds over gRPC, where models are loaded."""
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
-        with pytest.raises(InferenceServerException, match="restricted"):
+        with pytest.raises(InferenceServerException, match="This protocol is restricted"):
             client.get_model_repository_index()
         index = client.get_model_repository_index({"triton-grpc-protocol-nereid-token": TOKEN})
 
