@@ -39,7 +39,7 @@ INSTALL = "pip install -e '.[embedded,cpu]'"
 TOKEN_HEADER = "nereid-token"
 STOP_TIMEOUT_S = 40.0
 # A tensor of one image is 0.6 MB. By default glibc hands such a buffer back to the kernel after every
-# request and pays page faults for the next: about 0.3 ms of CPU per image in the ensemble, seen by hand in /proc.
+# request and pays page faults for the next: about 0.3 ms of CPU per image in the ensemble (by hand, /proc).
 KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
 _prctl = ctypes.CDLL(None).prctl
 PR_SET_PDEATHSIG = 1
