@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import cv2
@@ -20,7 +21,8 @@ from rich.table import Table
 from loadtest import photos, record
 from ops.embedded import REPOSITORY
 from python_backend.model_config import ModelConfig
-from python_backend.session import Session, session_options
+from python_backend.session import Session
+from python_backend.session_options import RUN_BATCH_SIZE
 from python_backend.transform import Transform, normalise
 
 RUN_BATCH_SIZES = (1, 2, 4, 8)
@@ -36,11 +38,12 @@ def pieces() -> dict[str, tuple[Piece, int]]:
 
 def _network_runs() -> dict[str, tuple[Piece, int]]:
     config = ModelConfig.from_file(REPOSITORY / "efficientnet_lite0", 1)
-    path = config.folder / "1" / config.model_filename
     inputs = {"input": np.random.default_rng(0).standard_normal((BATCH, 3, 224, 224), np.float32)}
     found: dict[str, tuple[Piece, int]] = {}
     for size in RUN_BATCH_SIZES:
-        session = Session(path, session_options(config), size)
+        session = Session.from_config(
+            replace(config, parameters={**config.parameters, RUN_BATCH_SIZE: str(size)})
+        )
         name = f"FP32 network, batch of {BATCH} in runs of {size}"
         found[name] = partial(session.run, inputs, ["scores"]), BATCH
     return found

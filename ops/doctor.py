@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Literal
 
 from ops import preflight
-from ops.embedded import INSTALL, ServerError, ServerOptions, environment, find_wheel, why_unusable
+from ops.embedded import (
+    DEFAULT_PROFILE,
+    INSTALL,
+    ServerError,
+    ServerOptions,
+    environment,
+    find_wheel,
+    why_unusable,
+)
+from ops.repository import describe_threads, thread_budget
 
 # nvidia-pytriton does not say which Triton it carries; an end-to-end test asks the server itself.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
@@ -37,7 +46,8 @@ def examine(inherited: Mapping[str, str]) -> Iterator[Finding]:
     yield _onnxruntime()
     yield _shared_memory()
     yield _gpu()
-    options = ServerOptions()
+    options = ServerOptions(profile=DEFAULT_PROFILE)
+    yield _threads(options)
     for name, port in asdict(options.ports).items():
         yield _port(name, options.host, port)
 
@@ -105,6 +115,12 @@ def _gpu() -> Finding:
     if not version.exists():
         return Finding("GPU", "note", "no NVIDIA driver: models are served on the CPU")
     return Finding("GPU", "ok", version.read_text().splitlines()[0])
+
+
+def _threads(options: ServerOptions) -> Finding:
+    text, fits = describe_threads(thread_budget(options.repository, options.profile))
+    mend = "" if fits else "fewer instances, or a smaller intra_op_thread_count, in config.pbtxt"
+    return Finding("threads", "ok" if fits else "note", text, mend)
 
 
 def _port(name: str, host: str, port: int) -> Finding:

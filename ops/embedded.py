@@ -20,9 +20,8 @@ from pathlib import Path
 from types import TracebackType
 
 from clients.samples import COFFEE
-from ops import preflight
+from ops import preflight, repository
 from ops.server_log import ServerLog
-from python_backend import model_config
 from python_backend.errors import InvalidConfig
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -123,8 +122,14 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def command(options: ServerOptions, wheel: Wheel, backends: Path, server_id: str) -> list[str]:
-    """Return the `tritonserver` command line for `options`; the server tells `server_id` as its name."""
+def command(
+    options: ServerOptions, wheel: Wheel, backends: Path, server_id: str, models: Sequence[str] = ("*",)
+) -> list[str]:
+    """Return the `tritonserver` command line for `options`; the server tells `server_id` as its name.
+
+    Args:
+        models: what is loaded at start in the explicit mode, `*` for all.
+    """
     args = [
         str(wheel.server),
         f"--id={server_id}",
@@ -141,7 +146,7 @@ def command(options: ServerOptions, wheel: Wheel, backends: Path, server_id: str
         f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
     ]
     if options.model_control_mode == "explicit":
-        args.append("--load-model=*")
+        args += [f"--load-model={name}" for name in models]
     if options.profile != PLAIN_PROFILE:
         args.append(f"--model-config-name={options.profile}")
     if options.token:
@@ -229,7 +234,7 @@ class EmbeddedServer:
         _check_ports(self.options)
         backends = assemble_backends(wheel, self._run_dir / "backends")
         self._process = subprocess.Popen(
-            command(self.options, wheel, backends, self._id),
+            command(self.options, wheel, backends, self._id, _models_to_load(self.options)),
             env=environment(wheel, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
@@ -340,15 +345,29 @@ def _check_ports(options: ServerOptions) -> None:
             )
 
 
+def _models_to_load(options: ServerOptions) -> list[str]:
+    """Return what the server is told to load: all, but for what this profile has no use for."""
+    try:
+        hidden = repository.hidden_models(options.repository, options.profile)
+        return (
+            sorted(repository.configs(options.repository, options.profile).keys() - hidden)
+            if hidden
+            else ["*"]
+        )
+    except InvalidConfig:  # Triton says it better, and ends
+        return ["*"]
+
+
 def _probes(options: ServerOptions) -> Sequence[tuple[str, bytes, str]]:
     """Return one inference per model whose only input is an encoded `image`: path, body, expected words."""
     body = COFFEE.read_bytes()
+    wanted = _models_to_load(options)
     probes = []
-    for path in sorted(options.repository.glob("*/config.pbtxt")):
-        with contextlib.suppress(InvalidConfig):  # Triton says it better, and ends
-            inputs = model_config.read_pbtxt(path).get("input", ())
-            if [(each["name"], each["data_type"]) for each in inputs] == [("image", "TYPE_STRING")]:
-                probes.append((f"/v2/models/{path.parent.name}/infer", body, ""))
+    with contextlib.suppress(InvalidConfig):  # Triton says it better, and ends
+        for name, config in repository.configs(options.repository, options.profile).items():
+            tensors = [(each["name"], each["data_type"]) for each in config.get("input", ())]
+            if tensors == [("image", "TYPE_STRING")] and (wanted == ["*"] or name in wanted):
+                probes.append((f"/v2/models/{name}/infer", body, ""))
     return probes
 
 

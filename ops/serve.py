@@ -20,6 +20,8 @@ from ops.embedded import (
     ServerOptions,
     free_ports,
 )
+from ops.repository import describe_threads, thread_budget
+from python_backend.errors import InvalidConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -44,6 +46,7 @@ def serve(options: ServerOptions, environment: Mapping[str, str]) -> None:
             run_dir.occupy(run_dir.root(environment), options.repository) as folder,
             EmbeddedServer(options, folder, environment, _log) as server,
         ):
+            _log_threads(options)
             run_dir.write(folder, _record(server))
             print(json.dumps(asdict(options.ports)), flush=True)
             status = server.wait()
@@ -77,6 +80,12 @@ def _record(server: EmbeddedServer) -> run_dir.ServerRecord:
     return run_dir.ServerRecord(
         server.pid, options.host, options.ports, str(options.repository), options.profile, options.token
     )
+
+
+def _log_threads(options: ServerOptions) -> None:
+    with contextlib.suppress(InvalidConfig):  # Triton says it better
+        text, fits = describe_threads(thread_budget(options.repository, options.profile))
+        _log(text if fits else f"warning: {text}")
 
 
 def _log(line: str) -> None:

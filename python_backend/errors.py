@@ -4,12 +4,15 @@
     ├── InvalidRequest      INVALID_ARG   the caller's fault
     │   └── InvalidImage    INVALID_ARG   the caller's image cannot be used
     ├── InferenceFailed     INTERNAL      ours
+    │   └── RuntimeFailed   INTERNAL      ONNX Runtime's own words, with NVIDIA's text and no prefix
+    ├── Cancelled           CANCELLED     nobody waits for the answer any more
     └── InvalidConfig       INVALID_ARG   raised at load: the model's config.pbtxt
 
 The class decides Triton's code. An error that passes through BLS or an ensemble keeps only its text,
 so every class also has a message prefix from which `from_message` finds the class again.
 """
 
+import re
 from typing import ClassVar
 
 
@@ -42,11 +45,32 @@ class InferenceFailed(ServingError):
     prefix = "inference failed: "
 
 
+class RuntimeFailed(InferenceFailed):
+    """ONNX Runtime refused or failed; `onnx runtime error CODE: …`, as NVIDIA's backend says it."""
+
+    prefix = ""
+
+
+class Cancelled(ServingError):
+    """The client has gone; there is nothing to compute."""
+
+    code = "CANCELLED"
+    prefix = "cancelled: "
+
+
 class InvalidConfig(ServingError):
     """A model's configuration cannot be served: fails the load, so it has Triton's texts and no prefix."""
 
     code = "INVALID_ARG"
     prefix = ""
+
+
+def official_text(error: Exception) -> str:
+    """Say on one line what ONNX Runtime raised, as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
+    text = str(error)
+    found = re.match(r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : (?P<message>.*)", text, re.DOTALL)
+    code, message = (found["code"], found["message"]) if found else ("1", text)
+    return f"onnx runtime error {code}: {' '.join(message.split())}"
 
 
 def from_message(message: str) -> ServingError:

@@ -1,10 +1,11 @@
 """A model's `config.pbtxt`, read once: from Triton at load, or from a file for a sibling model."""
 
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,26 +14,33 @@ from python_backend.errors import InvalidConfig
 # Parameters that Triton reads itself; every backend lets them pass.
 TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 
-BOOLEANS = {"true": True, "false": False}
+BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output: name, Triton datatype (`TYPE_FP32`), dims without the batch dimension."""
+    """One input or output: name, Triton datatype (`TYPE_FP32`), dims without the batch dimension.
+
+    `dims` are what clients see, `network_dims` (of the config's `reshape`) what the network sees.
+    """
 
     name: str
     datatype: str
     dims: tuple[int, ...]
+    network_dims: tuple[int, ...]
+    is_optional: bool = False
+    is_ragged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """What the library needs of a model configuration.
 
-    `folder` is the model's folder in the repository; `version` the numbered folder in it;
-    `parameters` are the config's parameters as plain strings.
+    `folder` is the model's folder in the repository; `version` the numbered folder in it; `parameters` are
+    the config's parameters as plain strings; `document` is all of the config, with protobuf field names.
+    `kind` (CPU, GPU, MODEL), `device_id` and `is_first` are the instance's.
     """
 
     name: str
@@ -42,20 +50,24 @@ class ModelConfig:
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
     parameters: Mapping[str, str]
-    model_filename: str
-    graph_level: int
+    document: Mapping[str, Any]
+    kind: str = "CPU"
+    device_id: int = 0
+    is_first: bool = True
 
     @classmethod
-    def from_args(cls, args: Mapping[str, str]) -> "ModelConfig":
+    def from_args(cls, args: Mapping[str, str], may_use_gpu: bool = False) -> "ModelConfig":
         """Read the `args` that Triton hands to `TritonPythonModel.initialize`.
 
         Raises:
-            InvalidConfig: the instance is to run on a GPU, which no backend of this release does.
+            InvalidConfig: the instance is to run on a GPU, and the backend cannot.
         """
+        kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
         folder, version = Path(args["model_repository"]), int(args["model_version"])
-        config = cls._from_dict(json.loads(args["model_config"]), folder, version)
-        if args["model_instance_kind"] == "GPU":
-            raise InvalidConfig(f"model '{config.name}': this release serves KIND_CPU instances only")
+        config = cls.from_document(json.loads(args["model_config"]), folder, version, kind, device_id)
+        config = replace(config, is_first=args["model_instance_name"].endswith("_0"))
+        if kind == "GPU" and not may_use_gpu:
+            raise InvalidConfig(f"model '{config.name}': this backend serves KIND_CPU instances only")
         return config
 
     @classmethod
@@ -65,22 +77,46 @@ class ModelConfig:
         Raises:
             InvalidConfig: the file is missing or is no ModelConfig; the message has path, line and reason.
         """
-        return cls._from_dict(read_pbtxt(folder / "config.pbtxt"), folder, version)
+        return cls.from_document(read_pbtxt(folder / "config.pbtxt"), folder, version)
 
     @classmethod
-    def _from_dict(cls, config: Mapping[str, Any], folder: Path, version: int) -> "ModelConfig":
-        graph = config.get("optimization", {}).get("graph", {})
+    def from_document(
+        cls, document: Mapping[str, Any], folder: Path, version: int, kind: str = "CPU", device_id: int = 0
+    ) -> "ModelConfig":
+        """Read a configuration that is a dict with protobuf field names."""
         return cls(
-            name=config.get("name") or folder.name,
+            name=document.get("name") or folder.name,
             version=version,
             folder=folder,
-            inputs=tuple(map(_tensor, config.get("input", ()))),
-            outputs=tuple(map(_tensor, config.get("output", ()))),
-            max_batch_size=int(config.get("max_batch_size", 0)),
-            parameters={k: v.get("string_value", "") for k, v in config.get("parameters", {}).items()},
-            model_filename=config.get("default_model_filename") or "model.onnx",
-            graph_level=int(graph.get("level", 0)),
+            inputs=tuple(map(_tensor, document.get("input", ()))),
+            outputs=tuple(map(_tensor, document.get("output", ()))),
+            max_batch_size=int(document.get("max_batch_size", 0)),
+            parameters={k: v.get("string_value", "") for k, v in document.get("parameters", {}).items()},
+            document=document,
+            kind=kind,
+            device_id=device_id,
         )
+
+    @property
+    def cpu_instances(self) -> int:
+        """How many instances of the model share the processor's cores.
+
+        Source: core r24.10, model_config_utils.cc: without a count, two for ONNX Runtime and one for others.
+        """
+        default = 2 if self.document.get("backend") == "onnxruntime" else 1
+        groups = self.document.get("instance_group") or [{}]
+        return sum(int(group.get("count") or default) for group in groups if group.get("kind") != "KIND_GPU")
+
+    def asks_for_gpu(self, profile: str) -> bool:
+        """Tell whether the config file names a GPU; Triton hands on KIND_AUTO as what it made of it.
+
+        Args:
+            profile: the server's `--model-config-name`, or nothing.
+        """
+        named = self.folder / "configs" / f"{profile}.pbtxt"
+        path = named if profile and named.exists() else self.folder / "config.pbtxt"
+        groups = read_pbtxt(path).get("instance_group", ()) if path.exists() else ()
+        return any(group.get("kind") == "KIND_GPU" for group in groups)
 
     def sibling(self, name: str, version: int) -> "ModelConfig":
         """Read the config of the model `name` beside this one, pinned to `version`.
@@ -156,6 +192,16 @@ class ModelConfig:
             ) from None
 
 
+@dataclass(frozen=True, slots=True)
+class FusedSettings:
+    """Parameters of a `fused` model: the sibling models it stands for, by name and pinned version."""
+
+    preprocess: str
+    preprocess_version: int
+    network: str
+    network_version: int
+
+
 def read_pbtxt(path: Path) -> dict[str, Any]:
     """Return a `config.pbtxt` as a dict with protobuf field names.
 
@@ -175,8 +221,43 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
     return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
 
 
+def parse_int(text: str, kind: str = "integral number") -> int:
+    """Read an integer as Triton's backends do, with C++ `std::stoi`: what follows the digits is ignored.
+
+    Args:
+        kind: what it is called in the message.
+
+    Raises:
+        InvalidConfig: there is no integer at the start.
+    """
+    found = re.match(r"\s*([+-]?\d+)", text)
+    if not found:
+        raise InvalidConfig(f"failed to convert '{text}' to {kind}")
+    return int(found[1])
+
+
+def parse_bool(text: str) -> bool:
+    """Read `true`, `on`, `1`, `false`, `off` or `0` in any case, as Triton's backends do.
+
+    Raises:
+        InvalidConfig: it is none of these.
+    """
+    if text.lower() not in BOOLEANS:
+        raise InvalidConfig(f"failed to convert '{text}' to boolean")
+    return BOOLEANS[text.lower()]
+
+
 def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(entry["name"], entry["data_type"], tuple(int(dim) for dim in entry.get("dims", ())))
+    dims = tuple(map(int, entry.get("dims", ())))
+    reshape = entry.get("reshape")
+    return TensorSpec(
+        name=entry["name"],
+        datatype=entry["data_type"],
+        dims=dims,
+        network_dims=dims if reshape is None else tuple(map(int, reshape.get("shape", ()))),
+        is_optional=bool(entry.get("optional", False)),
+        is_ragged=bool(entry.get("allow_ragged_batch", False)),
+    )
 
 
 def _convert(text: str, hint: Any) -> Any:

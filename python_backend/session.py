@@ -1,158 +1,270 @@
 """An ONNX Runtime session built from a model's config.pbtxt, as NVIDIA's backend builds it."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from python_backend.errors import InferenceFailed, InvalidConfig
+from python_backend import gpu, shared_weights
+from python_backend.batching import Arrays, Batching, concatenate, on_host
+from python_backend.errors import InvalidConfig, InvalidRequest, RuntimeFailed, ServingError, official_text
 from python_backend.model_config import ModelConfig
+from python_backend.session_options import (
+    CUDA,
+    BackendSettings,
+    SessionSettings,
+    on_what_is_there,
+    session_settings,
+)
+from python_backend.signature import Signature, complete, needs_completion, validate
 
-# Triton's `optimization.graph.level` is not ONNX Runtime's numbering.
-# Source: onnxruntime_backend r24.10, src/onnxruntime.cc, ModelState::LoadModel.
-GRAPH_LEVELS = {
-    -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
-# Ours, not NVIDIA's: the prefix keeps it apart, and NVIDIA's backend ignores it.
-RUN_BATCH_SIZE = "nereid.run_batch_size"
-EXECUTION_MODES = {
-    "0": onnxruntime.ExecutionMode.ORT_SEQUENTIAL,
-    "1": onnxruntime.ExecutionMode.ORT_PARALLEL,
-}
+Outcome = dict[str, Any] | ServingError
 
 
 class Session:
     """One network, ready to run; inputs and outputs carry the names of the ONNX file.
 
-    `run_batch_size` bounds how many rows go through the network at once, 0 for no bound: on a CPU the
+    The `run_batch_size` of its settings bounds how many rows go through the network at once: on a CPU the
     activations of a large batch fall out of the cache, and its images cost more than those of a small one.
+
+    Args:
+        path: the ONNX file.
+        name: the model's, for messages.
+        on_run: called after every run with its seconds and its rows.
     """
 
-    def __init__(self, path: Path, options: onnxruntime.SessionOptions, run_batch_size: int = 0) -> None:
-        try:
-            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime's own exceptions share no base class
-            raise InvalidConfig(f"onnx runtime cannot load '{path}': {error}") from None
-        self._run_batch_size = run_batch_size or sys.maxsize
-        self.input_names = [node.name for node in self._session.get_inputs()]
-        self.output_names = [node.name for node in self._session.get_outputs()]
+    def __init__(
+        self,
+        path: Path,
+        settings: SessionSettings,
+        batching: Batching,
+        name: str = "",
+        on_run: Callable[[float, int], None] = lambda seconds, rows: None,
+    ) -> None:
+        self._name = name
+        self._session = open_session(path, settings)
+        self._run_options = settings.run_options
+        self._run_batch_size = settings.run_batch_size or sys.maxsize
+        self._batching = batching
+        self._on_run = on_run
+        self.signature = Signature.of(self._session)
+        self.provider = self._session.get_providers()[0]
+        self._threads = settings.threads.intra_op
+        tensors = {**self.signature.inputs, **self.signature.initializers}
+        self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
+        self._scalars = frozenset(n for n, tensor in tensors.items() if not tensor.shape)
+        # Strings live on the host, and IoBinding does not take them.
+        datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
+        providers = dict(settings.providers)
+        self._is_on_gpu = CUDA in providers and "TYPE_STRING" not in datatypes
+        on_gpu = partial(gpu.run, device_id=int(providers[CUDA]["device_id"])) if self._is_on_gpu else None
+        self._run_feed = on_gpu or _run
 
     @classmethod
-    def from_config(cls, config: ModelConfig) -> "Session":
-        """Open the model file of `config`'s version.
+    def from_config(
+        cls,
+        config: ModelConfig,
+        backend: BackendSettings | None = None,
+        instances: int | None = None,
+        on_run: Callable[[float, int], None] = lambda seconds, rows: None,
+    ) -> "Session":
+        """Open the model file of `config`'s version; the arguments are those of `session_settings`.
 
         Raises:
             InvalidConfig: no such file, not loadable, or its inputs and outputs are not those of the config.
         """
-        path = config.folder / str(config.version) / config.model_filename
-        if not path.exists():
-            raise InvalidConfig(f"unable to find '{path}' for model instance '{config.name}'")
-        # Without a batch dimension there is nothing to split.
-        run_batch_size = _count(config, RUN_BATCH_SIZE) if config.max_batch_size else 0
-        session = cls(path, session_options(config), run_batch_size)
-        session._check_names("input", [t.name for t in config.inputs], session.input_names)
-        session._check_names("output", [t.name for t in config.outputs], session.output_names)
+        backend = backend or BackendSettings()
+        config = on_what_is_there(config, onnxruntime.get_available_providers(), backend.profile)
+        settings = session_settings(config, backend, instances)
+        session = cls(model_path(config), settings, Batching.from_config(config), config.name, on_run)
+        validate(config, session.signature)
         return session
 
-    def run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
+    def __str__(self) -> str:
+        return (
+            f"ONNX Runtime {onnxruntime.__version__}, {self.provider}, "
+            f"{self._threads or 'default'} thread(s) per instance"
+        )
+
+    def host_inputs(self, request: Arrays) -> int:
+        """Count the tensors of a request that a session on a GPU has to fetch from the host."""
+        return sum(isinstance(array, np.ndarray) for array in request.values()) if self._is_on_gpu else 0
+
+    def run(self, inputs: Arrays, outputs: Sequence[str]) -> list[Any]:
         """Run the network on one batch; returns one array per name in `outputs`.
 
         Raises:
             InferenceFailed: ONNX Runtime refused or failed.
         """
-        rows = max((len(array) for array in inputs.values() if array.ndim), default=0)
-        if rows <= self._run_batch_size:
-            return self._run(inputs, outputs)
-        parts = [
-            self._run({n: a[start : start + self._run_batch_size] for n, a in inputs.items()}, outputs)
-            for start in range(0, rows, self._run_batch_size)
-        ]
-        return [np.concatenate(results) for results in zip(*parts, strict=True)]
+        return self._run_rows(inputs, outputs, self._batching.rows(inputs))
 
-    def run_requests(
-        self, inputs: Sequence[str], requests: Sequence[Sequence[np.ndarray]], outputs: Sequence[str]
-    ) -> list[list[np.ndarray] | InferenceFailed]:
-        """Run several requests together, joined along the batch dimension in groups of `run_batch_size` rows.
+    def _run_rows(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
+        if rows <= self._run_batch_size or not self._batching.is_by_rows:
+            return self._run(inputs, outputs, rows)
+        parts = []
+        for start in range(0, rows, self._run_batch_size):
+            part = {n: array[start : start + self._run_batch_size] for n, array in inputs.items()}
+            parts.append(self._run(part, outputs, self._batching.rows(part)))
+        return [concatenate(results) for results in zip(*parts, strict=True)]
+
+    def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
+        """Run several requests together, joined in groups of at most `run_batch_size` rows.
+
+        A group that fails is run again request by request, so that only the one at fault does.
 
         Args:
-            inputs: names of the inputs.
-            requests: per request one array per input, [N, ...]; N may differ between requests.
-            outputs: names of the wanted outputs.
+            requests: per request its inputs by name, [N, ...]; N may differ between requests.
+            outputs: per request the names of the wanted outputs.
 
         Returns:
-            Per request one array per output, or why its group failed.
+            Per request its outputs by name, or why there are none.
         """
-        outcomes: list[list[np.ndarray] | InferenceFailed] = []
+        total, allowed = sum(map(self._batching.rows, requests)), self._batching.max_batch_size
+        if allowed and total > allowed:
+            error = InvalidRequest(f"batch size {total} for '{self._name}', max allowed is {allowed}")
+            return [error] * len(requests)
+        outcomes: list[Outcome] = []
         for group in self._groups(requests):
-            try:
-                outcomes += self._run_group(inputs, group, outputs)
-            except InferenceFailed as error:
-                outcomes += [error] * len(group)
+            start = len(outcomes)
+            wanted = outputs[start : start + len(group)]
+            outcomes += self._run_group(group, wanted)
         return outcomes
 
-    def _groups(self, requests: Sequence[Sequence[np.ndarray]]) -> Iterator[list[Sequence[np.ndarray]]]:
-        group: list[Sequence[np.ndarray]] = []
+    def _groups(self, requests: Sequence[Arrays]) -> Iterator[list[Arrays]]:
+        group: list[Arrays] = []
         rows = 0
-        for arrays in requests:
-            if group and rows + len(arrays[0]) > self._run_batch_size:
+        for request in requests:
+            more = self._batching.rows(request)
+            if group and (not self._batching.max_batch_size or rows + more > self._run_batch_size):
                 yield group
                 group, rows = [], 0
-            group.append(arrays)
-            rows += len(arrays[0])
+            group.append(request)
+            rows += more
         if group:
             yield group
 
-    def _run_group(
-        self, inputs: Sequence[str], group: list[Sequence[np.ndarray]], outputs: Sequence[str]
-    ) -> list[list[np.ndarray]]:
-        if len(group) == 1:
-            return [self.run(dict(zip(inputs, group[0], strict=True)), outputs)]
-        columns = zip(*group, strict=True)
-        results = self.run(dict(zip(inputs, map(np.concatenate, columns), strict=True)), outputs)
-        splits = np.cumsum([len(arrays[0]) for arrays in group])[:-1]
-        return [list(parts) for parts in zip(*(np.split(result, splits) for result in results), strict=True)]
-
-    def _run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
+    def _run_group(self, group: list[Arrays], wanted: Sequence[Sequence[str]]) -> list[Outcome]:
+        names = sorted(set().union(*wanted))
+        if not names:  # ONNX Runtime takes that for all
+            return [{} for _ in group]
         try:
-            return list(self._session.run(outputs, inputs))
+            inputs, rows = self._batching.gather(group), sum(map(self._batching.rows, group))
+            results = dict(zip(names, self._run_rows(inputs, names, rows), strict=True))
+            parts = self._batching.scatter(results, group)
+        except ServingError as error:
+            if len(group) == 1:
+                return [error]
+            return [self._run_group([one], [each])[0] for one, each in zip(group, wanted, strict=True)]
+        if len(group) == 1:
+            return [*parts]
+        return [{name: part[name] for name in each} for part, each in zip(parts, wanted, strict=True)]
+
+    def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
+        feed = {name: self._fed(name, array) for name, array in inputs.items()}
+        start = time.perf_counter()
+        try:
+            results = self._run_feed(self._session, feed, outputs, self._run_options)
         except Exception as error:  # ONNX Runtime's own exceptions share no base class
-            raise InferenceFailed(f"onnx runtime error: {error}") from None
+            raise RuntimeFailed(official_text(error)) from None
+        self._on_run(time.perf_counter() - start, rows)
+        # Triton has no scalars: without batches they travel as [1].
+        return [result.reshape(1) if result.ndim == 0 else result for result in results]
 
-    @staticmethod
-    def _check_names(what: str, expected: Sequence[str], present: Sequence[str]) -> None:
-        for name in expected:
-            if name not in present:
-                allowed = ", ".join(sorted(present))
-                raise InvalidConfig(f"unexpected inference {what} '{name}', allowed {what}s are: {allowed}")
+    def _fed(self, name: str, array: Any) -> Any:
+        if name in self._scalars:
+            array = array.reshape(())
+        return _decoded(name, array) if name in self._texts else array
 
 
-def session_options(config: ModelConfig) -> onnxruntime.SessionOptions:
-    """Translate the parameters and optimization settings of `config`.
+def complete_config(
+    document: MutableMapping[str, Any],
+    version_folder: Path,
+    backend: BackendSettings,
+    note: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Fill in what `document`, a config with protobuf field names, leaves to be read from the ONNX file.
 
     Raises:
-        InvalidConfig: a value is not one that ONNX Runtime knows.
+        InvalidConfig: the file is missing or cannot be opened, or does not fit what the config says.
     """
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = GRAPH_LEVELS.get(
-        config.graph_level, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    if not needs_completion(document):
+        name = document["name"]
+        note(f"skipping model configuration auto-complete for '{name}': inputs and outputs already specified")
+        return
+    is_gpu = any(group.get("kind") == "KIND_GPU" for group in document.get("instance_group", ()))
+    config = ModelConfig.from_document(
+        document, version_folder.parent, int(version_folder.name), "GPU" if is_gpu else "CPU"
     )
-    mode = config.parameters.get("execution_mode", "0")
-    if mode not in EXECUTION_MODES:
-        expected = "Expected values for  execution_mode are 0 or 1"
-        raise InvalidConfig(f"Invalid configuration value provided. {expected} but got {mode} .")
-    options.execution_mode = EXECUTION_MODES[mode]
-    options.intra_op_num_threads = _count(config, "intra_op_thread_count")
-    options.inter_op_num_threads = _count(config, "inter_op_thread_count")
-    return options
+    settings = session_settings(config, backend)
+    # The session is thrown away, so nothing is spent on making it fast.
+    settings.options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    signature = Signature.of(_open(model_path(config), settings))
+    complete(document, signature, backend.default_max_batch_size, warn)
 
 
-def _count(config: ModelConfig, name: str) -> int:
-    text = config.parameters.get(name, "0")
+def model_path(config: ModelConfig) -> Path:
+    """Return the ONNX file of `config`'s version: in the directory form it is `model.onnx` in a folder.
+
+    Raises:
+        InvalidConfig: there is no such file.
+    """
+    name = config.document.get("default_model_filename") or "model.onnx"
+    if config.kind == "GPU" and (by_capability := config.document.get("cc_model_filenames")):
+        name = by_capability.get(gpu.compute_capability(config.device_id), name)
+    path = config.folder / str(config.version) / name
+    if path.is_dir():
+        path /= "model.onnx"
+    if not path.exists():
+        raise InvalidConfig(f"unable to find '{path}' for model instance '{config.name}'")
+    return path
+
+
+def open_session(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
+    """Open `path` with exactly the asked providers, its weights shared between processes if that is asked.
+
+    Raises:
+        InvalidConfig: ONNX Runtime refuses the file, or cannot use a provider.
+    """
+    if settings.has_shared_weights:
+        return shared_weights.open_shared(path, settings, _open)
+    return _open(path, settings)
+
+
+def _run(
+    session: onnxruntime.InferenceSession,
+    inputs: Arrays,
+    outputs: Sequence[str],
+    options: onnxruntime.RunOptions,
+) -> list[Any]:
+    return list(session.run(outputs, {name: on_host(array) for name, array in inputs.items()}, options))
+
+
+def _open(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
     try:
-        return max(0, int(text))
-    except ValueError:
-        raise InvalidConfig(f"failed to convert '{text}' to integral number") from None
+        session = onnxruntime.InferenceSession(
+            path, settings.options, providers=list(settings.providers), enable_fallback=0
+        )
+    except Exception as error:  # ONNX Runtime's own exceptions share no base class
+        raise InvalidConfig(official_text(error)) from None
+    missing = [name for name, _ in settings.providers if name not in session.get_providers()]
+    if missing:
+        raise InvalidConfig(
+            f"onnx runtime cannot use {missing[0]}, only {', '.join(session.get_providers())}; its warnings "
+            "above name the library that is missing"
+        )
+    return session
+
+
+def _decoded(name: str, array: np.ndarray) -> np.ndarray:
+    """Turn bytes[...] into the str[...] that ONNX Runtime's Python API takes; NULs are kept."""
+    try:
+        texts = [text.decode() for text in array.ravel()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"input '{name}' must hold UTF-8: {error}") from None
+    return np.array(texts, dtype=object).reshape(array.shape)

@@ -4,23 +4,11 @@ On a CPU every hop between processes costs about 1 ms of CPU; this backend compo
 that the ensemble's backends use, and has no behaviour of its own.
 """
 
-from dataclasses import dataclass
-
 from python_backend.errors import InferenceFailed, InvalidConfig
-from python_backend.model_config import ModelConfig
+from python_backend.model_config import FusedSettings, ModelConfig
 from python_backend.pipeline import Batch, Pipeline
-from python_backend.session import Session
 from python_backend.triton_io import answer_batch, read_images
-
-
-@dataclass(frozen=True, slots=True)
-class FusedSettings:
-    """The sibling models this one stands for, by name and pinned version."""
-
-    preprocess: str
-    preprocess_version: int
-    network: str
-    network_version: int
+from python_backend.triton_session import open_session
 
 
 class TritonPythonModel:
@@ -33,7 +21,7 @@ class TritonPythonModel:
         preprocess = config.sibling(names.preprocess, names.preprocess_version)
         network = config.sibling(names.network, names.network_version)
         self.pipeline = Pipeline.from_config(preprocess, config.max_batch_size)
-        self.session = Session.from_config(network)
+        self.session, self.metrics = open_session(config, network)
         self.input = network.inputs[0].name
         self.output = network.outputs[0].name
         if [tensor.name for tensor in config.outputs] != [self.output]:
@@ -50,3 +38,7 @@ class TritonPythonModel:
             failed = [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
             return answer_batch(Batch(batch.tensor, failed))
         return answer_batch(batch, **{self.output: scores})
+
+    def finalize(self):
+        """Leave the count of instances."""
+        self.metrics.closed(self.session.provider)

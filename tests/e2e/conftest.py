@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerOptions, free_ports
+from ops.repository import hidden_models
 
 TOKEN = "a-token-for-tests"
 # What the two sample photos show, as indices of ImageNet's classes.
@@ -34,8 +35,10 @@ def group_members(leader: int) -> list[int]:
 
 
 def start(tmp_path_factory, profile: str) -> EmbeddedServer:
-    """Build a server of the repository on free ports."""
-    options = ServerOptions(profile=profile, ports=Ports(*free_ports(3)), token=TOKEN)
+    """Build a server of the repository on free ports, with the models a profile leaves out unless asked."""
+    hidden = sorted(hidden_models(REPOSITORY, profile))
+    flags = tuple(f"--load-model={name}" for name in hidden)
+    options = ServerOptions(profile=profile, ports=Ports(*free_ports(3)), token=TOKEN, flags=flags)
     return EmbeddedServer(options, tmp_path_factory.mktemp(profile), os.environ)
 
 

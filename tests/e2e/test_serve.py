@@ -93,6 +93,22 @@ def test_served_repository_is_found_and_used(serving):
         assert "NVML" not in log.replace("Triton's CUDA, NVML and DCGM warnings", "")
 
 
+def test_profile_loads_only_what_it_serves(serving):
+    """Profile `cpu` runs the networks in its fused models, so those that only ensembles use stay out."""
+    client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{serving.ports['grpc']}")
+
+    ready = {path.parent.name: client.is_model_ready(path.parent.name) for path in REPOSITORY.glob("*/1")}
+
+    assert ready == {
+        "classify": True,
+        "classify_v1": True,
+        "classify_v2": True,
+        "efficientnet_lite0": False,
+        "imagenet_preprocess": False,
+    }
+    assert "network threads on" in serving.log.read_text()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_signal_ends_the_whole_group(serving, number):
     """After a signal the exit code is 0, no process is left, and server.json is gone."""

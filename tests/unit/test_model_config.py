@@ -1,12 +1,14 @@
 """Reading config.pbtxt: from Triton's arguments, from a file, and a backend's own parameters."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from python_backend.errors import InvalidConfig
-from python_backend.model_config import ModelConfig, TensorSpec, read_pbtxt
+from python_backend.model_config import ModelConfig, TensorSpec, parse_bool, parse_int, read_pbtxt
+
+INSTANCE = {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "m_0_0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ def config(tmp_path, **parameters: str) -> ModelConfig:
         "model_config": json.dumps(model),
         "model_repository": str(tmp_path / "m"),
         "model_version": "3",
-        "model_instance_kind": "CPU",
+        **INSTANCE,
     }
     return ModelConfig.from_args(args)
 
@@ -45,12 +47,141 @@ def test_triton_arguments_and_file_give_the_same_config(tmp_path):
         ' parameters { key: "size_px" value { string_value: "4" } }'
     )
 
-    assert ModelConfig.from_file(folder, 3) == config(tmp_path, size_px="4")
+    from_file, from_triton = ModelConfig.from_file(folder, 3), config(tmp_path, size_px="4")
+
+    # Only the document itself differs: Triton writes integers, protobuf's JSON strings.
+    assert replace(from_file, document={}) == replace(from_triton, document={})
+    assert from_file.document == read_pbtxt(folder / "config.pbtxt")
 
 
-def test_tensor_dims_are_integers(tmp_path):
-    """Protobuf's JSON writes int64 as strings; dims are numbers for us."""
-    assert config(tmp_path).inputs == (TensorSpec("image", "TYPE_STRING", (1,)),)
+def test_config_holds_everything_of_the_model(tmp_path):
+    """Every field comes from the document, but for the folder, the version and the instance."""
+    document = {
+        "name": "m",
+        "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["-1", "3"]}],
+        "output": [{"name": "y", "data_type": "TYPE_INT64", "dims": [2]}],
+        "parameters": {"a": {"string_value": "b"}, "empty": {}},
+    }
+
+    assert ModelConfig.from_document(document, tmp_path, 3, "GPU", 1) == ModelConfig(
+        name="m",
+        version=3,
+        folder=tmp_path,
+        inputs=(TensorSpec("x", "TYPE_FP32", (-1, 3), (-1, 3)),),
+        outputs=(TensorSpec("y", "TYPE_INT64", (2,), (2,)),),
+        max_batch_size=8,
+        parameters={"a": "b", "empty": ""},
+        document=document,
+        kind="GPU",
+        device_id=1,
+        is_first=True,
+    )
+
+
+def test_config_without_anything_is_named_by_its_folder(tmp_path):
+    """Triton lets a model do without a config, so every field has a default."""
+    assert ModelConfig.from_document({}, tmp_path / "net", 1) == ModelConfig(
+        "net", 1, tmp_path / "net", (), (), 0, {}, {}, "CPU", 0, True
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
+        ({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
+        ({"reshape": {"shape": []}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
+        ({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
+        ({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
+        ({"allow_ragged_batch": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True)),
+        ({"optional": False, "allow_ragged_batch": False}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4))),
+    ],
+    ids=["plain", "reshape", "reshape to nothing", "empty reshape", "optional", "ragged", "neither"],
+)
+def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
+    """A reshape changes only what the network sees; int64 arrive as strings and are numbers for us."""
+    document = {"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["4", "4"], **extra}]}
+
+    assert ModelConfig.from_document(document, tmp_path, 1).inputs == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({}, 1),
+        ({"backend": "onnxruntime"}, 2),
+        ({"backend": "onnxruntime", "instance_group": []}, 2),
+        ({"backend": "onnxruntime", "instance_group": [{"kind": "KIND_CPU"}]}, 2),
+        ({"backend": "fused", "instance_group": [{"kind": "KIND_CPU"}]}, 1),
+        ({"backend": "onnxruntime", "instance_group": [{"kind": "KIND_CPU", "count": 3}]}, 3),
+        ({"instance_group": [{"count": 3}, {"kind": "KIND_CPU", "count": "2"}]}, 5),
+        ({"instance_group": [{"kind": "KIND_GPU", "count": 3}]}, 0),
+        ({"instance_group": [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}]}, 1),
+        ({"backend": "onnxruntime", "instance_group": [{"kind": "KIND_MODEL"}]}, 2),
+    ],
+    ids=[
+        "nothing",
+        "onnxruntime",
+        "onnxruntime, empty list",
+        "onnxruntime, no count",
+        "another backend, no count",
+        "count",
+        "two groups",
+        "gpu",
+        "gpu and cpu",
+        "kind model",
+    ],
+)
+def test_instances_that_share_the_cores(tmp_path, document, expected):
+    """Groups add up, those on a GPU do not count, and without a count Triton's default holds."""
+    assert ModelConfig.from_document(document, tmp_path, 1).cpu_instances == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "profile", "expected"),
+    [
+        ({}, "", False),
+        ({}, "cpu", False),
+        ({"config.pbtxt": ""}, "", False),
+        ({"config.pbtxt": "KIND_AUTO"}, "", False),
+        ({"config.pbtxt": "KIND_CPU"}, "", False),
+        ({"config.pbtxt": "KIND_GPU"}, "", True),
+        ({"config.pbtxt": "KIND_GPU"}, "cpu", True),
+        ({"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"}, "cpu", False),
+        ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
+        ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
+        ({"configs/.pbtxt": "KIND_GPU"}, "", False),
+    ],
+    ids=[
+        "no file",
+        "no file, profile",
+        "no group",
+        "auto",
+        "cpu",
+        "gpu",
+        "gpu, profile without a file",
+        "gpu, profile on the cpu",
+        "profile on a gpu",
+        "profile of another name",
+        "file without a name",
+    ],
+)
+def test_gpu_is_asked_for_by_the_file_in_use(tmp_path, files, profile, expected):
+    """Triton resolves KIND_AUTO before a backend sees it, so the file tells who named a GPU."""
+    (tmp_path / "configs").mkdir()
+    for name, kind in files.items():
+        (tmp_path / name).write_text(f"instance_group {{ kind: {kind} }}" if kind else 'name: "m"')
+
+    assert ModelConfig.from_document({}, tmp_path, 1, "GPU").asks_for_gpu(profile) is expected
+
+
+def test_group_of_two_kinds_asks_for_a_gpu(tmp_path):
+    """One group on a GPU is enough."""
+    groups = "instance_group { kind: KIND_CPU } instance_group { kind: KIND_GPU }"
+    (tmp_path / "config.pbtxt").write_text(groups)
+
+    assert ModelConfig.from_document({}, tmp_path, 1).asks_for_gpu("")
 
 
 def test_settings_take_their_types_from_the_dataclass(tmp_path):
@@ -107,12 +238,44 @@ def test_sibling_version_must_exist(tmp_path):
         config(tmp_path).sibling("other", 7)
 
 
-def test_gpu_instance_is_refused(tmp_path):
-    """No backend of this release computes on a GPU, and none pretends to."""
-    args = {"model_config": '{"name": "m"}', "model_repository": str(tmp_path), "model_version": "1"}
+@pytest.fixture
+def args(tmp_path):
+    """What Triton hands to the second instance of a model on its second GPU."""
+    return {
+        "model_config": '{"name": "m"}',
+        "model_repository": str(tmp_path / "m"),
+        "model_version": "1",
+        "model_instance_kind": "GPU",
+        "model_instance_device_id": "1",
+        "model_instance_name": "m_0_1",
+    }
 
-    with pytest.raises(InvalidConfig, match="model 'm': this release serves KIND_CPU instances only"):
-        ModelConfig.from_args(args | {"model_instance_kind": "GPU"})
+
+def test_gpu_instance_is_refused(args):
+    """A backend that computes on the CPU only does not pretend to do more."""
+    with pytest.raises(InvalidConfig) as raised:
+        ModelConfig.from_args(args)
+
+    assert str(raised.value) == "model 'm': this backend serves KIND_CPU instances only"
+
+
+def test_gpu_instance_knows_its_place(args, tmp_path):
+    """A backend that may use a GPU learns which one, and whether it is the first instance."""
+    document = {"name": "m"}
+
+    assert ModelConfig.from_args(args, may_use_gpu=True) == ModelConfig(
+        "m", 1, tmp_path / "m", (), (), 0, {}, document, "GPU", 1, False
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("m_0_0", True), ("m_0", True), ("m_0_1", False), ("m_0_10", False)]
+)
+def test_first_instance_is_told_by_its_name(args, name, expected):
+    """What is said once per model is said by the instance whose number is 0."""
+    config = ModelConfig.from_args(args | {"model_instance_name": name}, may_use_gpu=True)
+
+    assert config.is_first is expected
 
 
 @pytest.mark.parametrize(
@@ -143,3 +306,69 @@ def test_unparsable_file_is_named_with_its_line(tmp_path):
 
     with pytest.raises(InvalidConfig, match=r"config\.pbtxt': 2:1 : .*max_batchsize"):
         read_pbtxt(path)
+
+
+def test_missing_file_is_named(tmp_path):
+    """The message has the path."""
+    with pytest.raises(InvalidConfig) as raised:
+        read_pbtxt(tmp_path / "config.pbtxt")
+
+    assert str(raised.value) == f"unable to find '{tmp_path}/config.pbtxt'"
+
+
+def test_file_that_is_no_text_is_refused(tmp_path):
+    """Bytes that are not UTF-8 are a wrong config, not a crash."""
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes(b'name: "\xff"')
+
+    with pytest.raises(InvalidConfig, match=r"config\.pbtxt': 'utf-8' codec can't decode byte 0xff"):
+        read_pbtxt(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("12", 12),
+        ("-3", -3),
+        ("+3", 3),
+        (" \t7", 7),
+        ("4abc", 4),
+        ("1.9", 1),
+        ("007", 7),
+        ("2 3", 2),
+    ],
+)
+def test_integers_are_read_as_stoi_does(text, expected):
+    """C++ `std::stoi` skips blanks before the digits and all that follows them."""
+    assert parse_int(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "abc", "-", " ", "x4", "- 4", "--4", ".5"])
+def test_text_without_an_integer_is_refused(text):
+    """The message is NVIDIA's."""
+    with pytest.raises(InvalidConfig) as raised:
+        parse_int(text)
+
+    assert str(raised.value) == f"failed to convert '{text}' to integral number"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((text, True) for text in ("true", "True", "TRUE", "on", "On", "1")),
+        *((text, False) for text in ("false", "False", "FALSE", "off", "OFF", "0")),
+    ],
+)
+def test_booleans_are_tritons_six_words(text, expected):
+    """Three words mean yes and three no, in any case."""
+    assert parse_bool(text) is expected
+
+
+@pytest.mark.parametrize("text", ["", "yes", "no", "2", " 1", "1 ", "t"])
+def test_text_that_is_no_boolean_is_refused(text):
+    """The message is NVIDIA's."""
+    with pytest.raises(InvalidConfig) as raised:
+        parse_bool(text)
+
+    assert str(raised.value) == f"failed to convert '{text}' to boolean"

@@ -1,142 +1,704 @@
-"""Sessions from a config: options as NVIDIA's backend reads them, batches split and joined without loss."""
+"""Sessions from a config: requests joined, split and answered one by one, and what fails the load."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import ModelProto, helper
 
-from python_backend.errors import InferenceFailed, InvalidConfig
+from python_backend.batching import Batching
+from python_backend.errors import InvalidConfig, InvalidRequest, RuntimeFailed
 from python_backend.model_config import ModelConfig
-from python_backend.session import Session, session_options
+from python_backend.session import Session, complete_config, model_path
+from python_backend.session_options import BackendSettings, session_settings
+from tests.networks import assert_same, constant, identity, network, store, tensor, value
+
+node = helper.make_node
+BATCHES = "max_batch_size: 8 instance_group { kind: KIND_CPU count: 1 }"
+X, Y = tensor("input", "x", "FP32", [3]), tensor("output", "y", "FP32", [3])
+
+
+def double() -> ModelProto:
+    """Build y = 2 x and its sums, float32[N, 3] to float32[N, 3] and float32[N, 1]."""
+    return network(
+        [node("Add", ["x", "x"], ["y"]), node("ReduceSum", ["x", "axes"], ["sums"])],
+        [value("x", "FP32", ["N", 3])],
+        [value("y", "FP32", ["N", 3]), value("sums", "FP32", ["N", 1])],
+        [constant("axes", np.array([1]))],
+    )
+
+
+def pick() -> ModelProto:
+    """Build y = table[x] of a table of four, which a request with another index than -4..3 fails."""
+    return network(
+        [node("Gather", ["table", "x"], ["y"])],
+        [value("x", "INT64", ["N", 1])],
+        [value("y", "FP32", ["N", 1])],
+        [constant("table", np.array([10, 20, 30, 40], np.float32))],
+    )
 
 
 @pytest.fixture
-def make_config(tmp_path):
-    """Build a model folder with y = 2 x, float32[N, 3], and its config with extra lines of pbtxt."""
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "x"], ["y"])],
-        "double",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def open_model(tmp_path):
+    """Store a network with this config, and open its session."""
 
-    def make(extra: str = "", inputs: str = "x", outputs: str = "y") -> ModelConfig:
-        folder = tmp_path / "double"
-        (folder / "1").mkdir(parents=True)
-        onnx.save(model, folder / "1" / "model.onnx")
-        (folder / "config.pbtxt").write_text(
-            f'name: "double" max_batch_size: 8 input {{ name: "{inputs}" data_type: TYPE_FP32 dims: [3] }}'
-            f' output {{ name: "{outputs}" data_type: TYPE_FP32 dims: [3] }} {extra}'
-        )
-        return ModelConfig.from_file(folder, 1)
+    def make(model: ModelProto, text: str, **options) -> Session:
+        return Session.from_config(stored(tmp_path, model, text), **options)
 
     return make
 
 
-def parameter(key: str, value: str) -> str:
+def stored(repository: Path, model: ModelProto, text: str = "", **options) -> ModelConfig:
+    """Store a network as model `m` with this config, and read the config."""
+    store(repository, "m", model, f'name: "m" backend: "onnxruntime" {text}', **options)
+    return ModelConfig.from_file(repository / "m", options.get("version", 1))
+
+
+def parameter(key: str, text: str) -> str:
     """Write one parameter as pbtxt."""
-    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}'
+
+
+def made_from_x(kind: str, datatype: str) -> str:
+    """Declare the network's input `n` as made from the batch."""
+    types = f'target_name: "n" data_type: TYPE_{datatype} source_input: "x"'
+    return f"batch_input {{ kind: {kind} {types} }}\n"
+
+
+def bounded(rows: int) -> str:
+    """Write the config of `double` that runs so many rows at a time."""
+    sums = tensor("output", "sums", "FP32", [1])
+    return BATCHES + X + Y + sums + parameter("nereid.run_batch_size", str(rows))
+
+
+def texts(*values: str | bytes) -> np.ndarray:
+    """Build object[N, 1]."""
+    return np.array(values, object).reshape(-1, 1)
+
+
+def failure(outcome) -> tuple[type, str]:
+    """Return what a caller is told."""
+    return type(outcome), str(outcome)
 
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2, 3, 8])
-@pytest.mark.parametrize("sizes", [[1], [5], [1, 1, 1], [2, 3, 1], [8]], ids=str)
-def test_every_request_gets_its_own_rows(make_config, run_batch_size, sizes):
+@pytest.mark.parametrize("sizes", [[], [0], [1], [5], [1, 1, 1], [2, 3, 1], [8]], ids=str)
+def test_every_request_gets_its_own_rows(open_model, run_batch_size, sizes):
     """However requests are joined and split, each gets the answer it would get alone."""
-    session = Session.from_config(make_config(parameter("nereid.run_batch_size", str(run_batch_size))))
-    requests = [[np.random.default_rng(i).random((n, 3), np.float32)] for i, n in enumerate(sizes)]
+    session = open_model(double(), bounded(run_batch_size))
+    requests = [{"x": np.random.default_rng(i).random((n, 3), np.float32)} for i, n in enumerate(sizes)]
 
-    answers = session.run_requests(["x"], requests, ["y"])
+    answers = session.run_requests(requests, [["y", "sums"]] * len(sizes))
 
-    for (x,), (y,) in zip(requests, answers, strict=True):
-        np.testing.assert_array_equal(y, 2 * x)
-
-
-@pytest.mark.parametrize(("run_batch_size", "failed"), [(0, [0, 1]), (1, [1])], ids=["joined", "split"])
-def test_failure_hits_only_what_ran_together(make_config, run_batch_size, failed):
-    """A request that the runtime refuses takes down its own run, not the others."""
-    session = Session.from_config(make_config(parameter("nereid.run_batch_size", str(run_batch_size))))
-    good, bad = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float64)
-
-    answers = session.run_requests(["x"], [[good], [bad]], ["y"])
-
-    assert [i for i, answer in enumerate(answers) if isinstance(answer, InferenceFailed)] == failed
+    assert len(answers) == len(requests)
+    for request, answer in zip(requests, answers, strict=True):
+        x = request["x"]
+        assert {name: (array.dtype, array.shape) for name, array in answer.items()} == {
+            "y": (np.float32, x.shape),
+            "sums": (np.float32, (len(x), 1)),
+        }
+        np.testing.assert_array_equal(answer["y"], 2 * x)
+        # Three float32 numbers below one: their sum in another order is off by a rounding.
+        np.testing.assert_allclose(answer["sums"], x.astype(np.float64).sum(1, keepdims=True), atol=3e-7)
 
 
 @pytest.mark.parametrize(
-    ("level", "expected"),
+    ("run_batch_size", "sizes", "runs"),
     [
-        (None, "ORT_ENABLE_ALL"),
-        (0, "ORT_ENABLE_ALL"),
-        (-1, "ORT_ENABLE_BASIC"),
-        (1, "ORT_ENABLE_EXTENDED"),
-        (2, "ORT_DISABLE_ALL"),
-        (7, "ORT_ENABLE_ALL"),
+        (0, [1, 2, 3], [6]),
+        (2, [1, 1, 1], [2, 1]),
+        (2, [5], [2, 2, 1]),
+        (3, [2, 2, 1], [2, 3]),
+        (2, [3, 1], [2, 1, 1]),
+        (8, [8], [8]),
     ],
+    ids=["no bound", "joined up to it", "split", "no request is divided to fill a run", "long one", "equal"],
 )
-def test_graph_level_is_tritons_numbering(make_config, level, expected):
-    """Triton's levels are not ONNX Runtime's: 2 disables all."""
-    extra = "" if level is None else f"optimization {{ graph {{ level: {level} }} }}"
-
-    options = session_options(make_config(extra))
-
-    assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, expected)
-
-
-def test_thread_counts_and_mode_are_passed_on(make_config):
-    """The three execution parameters reach ONNX Runtime."""
-    extra = " ".join(
-        parameter(*pair)
-        for pair in [("intra_op_thread_count", "3"), ("inter_op_thread_count", "2"), ("execution_mode", "1")]
+def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
+    """Requests are joined while they fit, longer ones are split; each run reports its rows and seconds."""
+    heard = []
+    session = open_model(
+        double(), bounded(run_batch_size), on_run=lambda seconds, rows: heard.append((seconds, rows))
     )
 
-    options = session_options(make_config(extra))
+    session.run_requests([{"x": np.zeros((n, 3), np.float32)} for n in sizes], [["y"]] * len(sizes))
 
-    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
-    assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+    assert [rows for _, rows in heard] == runs
+    assert all(seconds > 0 for seconds, _ in heard)
+
+
+@pytest.mark.parametrize("run_batch_size", [0, 1, 2], ids=["joined", "alone", "in pairs"])
+def test_each_request_gets_the_outputs_it_asked_for(open_model, run_batch_size):
+    """One asks for all and two for one each, and nobody gets what only a neighbour wanted."""
+    session = open_model(double(), bounded(run_batch_size))
+    x = np.array([[1, 2, 3]], np.float32)
+    wanted = [["sums"], ["sums", "y"], ["y"]]
+
+    sums, both, y = session.run_requests([{"x": 10 * x}, {"x": x}, {"x": 3 * x}], wanted)
+
+    assert_same(sums, {"sums": np.array([[60]], np.float32)})
+    assert_same(both, {"y": 2 * x, "sums": np.array([[6]], np.float32)})
+    assert_same(y, {"y": 6 * x})
+
+
+@pytest.mark.parametrize("run_batch_size", [0, 1], ids=["joined", "alone"])
+def test_request_that_wants_nothing_gets_nothing(open_model, run_batch_size):
+    """No outputs asked for are none, whoever runs beside."""
+    session = open_model(double(), bounded(run_batch_size))
+    x = np.array([[1, 2, 3]], np.float32)
+
+    y, nothing = session.run_requests([{"x": x}, {"x": x}], [["y"], []])
+
+    assert_same(y, {"y": 2 * x})
+    assert nothing == {}
+
+
+@pytest.mark.parametrize("run_batch_size", [0, 1, 2], ids=["joined", "alone", "in pairs"])
+def test_failure_hits_only_the_request_at_fault(open_model, run_batch_size):
+    """A joined run that fails is repeated request by request, so the others get their answers."""
+    session = open_model(
+        pick(),
+        BATCHES
+        + tensor("input", "x", "INT64", [1])
+        + tensor("output", "y", "FP32", [1])
+        + parameter("nereid.run_batch_size", str(run_batch_size)),
+    )
+    requests = [{"x": np.array(rows)} for rows in ([[0], [3]], [[9]], [[1]])]
+
+    first, bad, last = session.run_requests(requests, [["y"]] * 3)
+
+    assert_same(first, {"y": np.array([[10], [40]], np.float32)})
+    assert_same(last, {"y": np.array([[20]], np.float32)})
+    assert type(bad) is RuntimeFailed
+    assert str(bad).startswith("onnx runtime error 2: Non-zero status code returned while running Gather")
+    assert "idx=9 must be within the inclusive range [-4,3]" in str(bad)
+
+
+def test_failed_run_is_not_reported(open_model):
+    """Only runs that gave an answer count, so a failure does not look like a fast network."""
+    heard = []
+    config = BATCHES + tensor("input", "x", "INT64", [1]) + tensor("output", "y", "FP32", [1])
+    session = open_model(pick(), config, on_run=lambda seconds, rows: heard.append(rows))
+
+    session.run_requests([{"x": np.array([[9]])}, {"x": np.array([[1], [2]])}], [["y"], ["y"]])
+
+    assert heard == [2]
+
+
+def test_wrong_datatype_is_onnx_runtimes_refusal(open_model):
+    """What the core lets through and the network does not is told in NVIDIA's form, on one line."""
+    session = open_model(double(), bounded(0))
+
+    (outcome,) = session.run_requests([{"x": np.zeros((1, 3))}], [["y"]])
+
+    assert type(outcome) is RuntimeFailed
+    assert str(outcome).startswith(
+        "onnx runtime error 2: Unexpected input data type. Actual: (tensor(double))"
+    )
+    assert "\n" not in str(outcome)
+
+
+def test_too_many_rows_are_refused(open_model):
+    """More rows than max_batch_size fail every request of the batch, before anything runs."""
+    heard = []
+    session = open_model(double(), bounded(0), on_run=lambda seconds, rows: heard.append(rows))
+    requests = [{"x": np.zeros((n, 3), np.float32)} for n in (4, 5)]
+
+    outcomes = session.run_requests(requests, [["y"]] * 2)
+
+    expected = (InvalidRequest, "invalid request: batch size 9 for 'm', max allowed is 8")
+    assert (list(map(failure, outcomes)), heard) == ([expected] * 2, [])
+
+
+def test_requests_without_batches_run_one_by_one(open_model):
+    """A model without a batch dimension takes what it gets, and reports a row per run."""
+    heard = []
+    config = tensor("input", "x", "INT64", [-1]) + tensor("output", "y", "INT64", [-1])
+    session = open_model(identity("INT64", ["N"]), config, on_run=lambda seconds, rows: heard.append(rows))
+    requests = [{"x": np.arange(n)} for n in (9, 0, 2)]
+
+    answers = session.run_requests(requests, [["y"]] * 3)
+
+    for request, answer in zip(requests, answers, strict=True):
+        assert_same(answer, {"y": request["x"]})
+    assert heard == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("datatype", "x", "y"),
     [
-        ("intra_op_thread_count", "abc", "failed to convert 'abc' to integral number"),
-        ("execution_mode", "2", "Expected values for  execution_mode are 0 or 1 but got 2 ."),
+        ("FP32", np.array([5], np.float32), np.array([5], np.float32)),
+        ("STRING", np.array([b"five"], object), np.array(["five"], object)),
     ],
+    ids=["number", "string"],
 )
-def test_wrong_value_has_the_official_message(make_config, key, value, message):
-    """Log greps written for NVIDIA's backend keep working."""
-    with pytest.raises(InvalidConfig, match=message):
-        session_options(make_config(parameter(key, value)))
+def test_scalars_travel_as_one_number(open_model, datatype, x, y):
+    """Triton has no scalars: a request holds [1], the network sees rank 0, and the answer is [1] again."""
+    model = network(
+        [node("Identity", ["x"], ["y"]), node("Shape", ["x"], ["dims"]), node("Size", ["dims"], ["rank"])],
+        [value("x", datatype, [])],
+        [value("y", datatype, []), value("rank", "INT64", [])],
+    )
+    # Without optimizations, or the rank would be worked out beforehand.
+    config = (
+        tensor("input", "x", datatype, [1])
+        + tensor("output", "y", datatype, [1])
+        + tensor("output", "rank", "INT64", [1])
+        + "optimization { graph { level: 2 } }"
+    )
+
+    (answer,) = open_model(model, config).run_requests([{"x": x}], [["y", "rank"]])
+
+    assert_same(answer, {"y": y, "rank": np.array([0])})
+
+
+@pytest.mark.parametrize("run_batch_size", [0, 1])
+def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
+    """Bytes become ONNX Runtime's strings; NULs, in the middle or at the end, and all letters stay."""
+    config = (
+        BATCHES
+        + tensor("input", "x", "STRING", [1])
+        + tensor("output", "y", "STRING", [1])
+        + parameter("nereid.run_batch_size", str(run_batch_size))
+    )
+    session = open_model(identity("STRING", ["N", 1]), config)
+    requests = [{"x": texts(b"", b"a\0b", b"\0")}, {"x": texts("naïve 日本".encode(), b"ends in \0")}]
+
+    first, last = session.run_requests(requests, [["y"]] * 2)
+
+    assert_same(first, {"y": texts("", "a\0b", "\0")})
+    assert_same(last, {"y": texts("naïve 日本", "ends in \0")})
+
+
+def test_bytes_that_are_no_text_fail_alone(open_model):
+    """Who sends other bytes than UTF-8 is told the tensor and the byte; the neighbour is served."""
+    config = BATCHES + tensor("input", "x", "STRING", [1]) + tensor("output", "y", "STRING", [1])
+    session = open_model(identity("STRING", ["N", 1]), config)
+
+    bad, good = session.run_requests([{"x": texts(b"ok", b"\xff")}, {"x": texts(b"ok")}], [["y"]] * 2)
+
+    assert failure(bad) == (
+        InvalidRequest,
+        "invalid request: input 'x' must hold UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
+        "invalid start byte",
+    )
+    assert bad.code == "INVALID_ARG"
+    assert_same(good, {"y": texts("ok")})
+
+
+@pytest.fixture
+def open_ragged(open_model):
+    """Open a network that takes all of a batch's `x` in a row, and where each request ends in it."""
+    model = network(
+        [
+            node("Unsqueeze", ["x", "zero"], ["row"]),
+            node("Unsqueeze", ["n", "one"], ["ends"]),
+            node("Shape", ["ends"], ["shape"]),
+            node("Expand", ["row", "shape"], ["y"]),
+        ],
+        [value("x", "FP32", [None]), value("n", "FP32", ["requests"])],
+        [value("y", "FP32", [None, None]), value("ends", "FP32", ["requests", 1])],
+        [constant("zero", np.array([0])), constant("one", np.array([1]))],
+    )
+    config = (
+        BATCHES
+        + tensor("input", "x", "FP32", [-1], "allow_ragged_batch: true")
+        + tensor("output", "y", "FP32", [-1])
+        + tensor("output", "ends", "FP32", [1])
+        + made_from_x("BATCH_ACCUMULATED_ELEMENT_COUNT", "FP32")
+    )
+
+    def make(run_batch_size: int, **options) -> Session:
+        bound = parameter("nereid.run_batch_size", str(run_batch_size))
+        return open_model(model, config + bound, **options)
+
+    return make
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("run_batch_size", "requests", "answers"),
     [
-        ({"inputs": "z"}, "unexpected inference input 'z', allowed inputs are: x"),
-        ({"outputs": "z"}, "unexpected inference output 'z', allowed outputs are: y"),
+        (0, [[[1, 2]], [[3]]], [([[1, 2, 3]], [[2]]), ([[1, 2, 3]], [[3]])]),
+        (1, [[[1, 2]], [[3]]], [([[1, 2]], [[2]]), ([[3]], [[1]])]),
+        # One run, so one pair of answers, which is all the only request's.
+        (1, [[[1], [2]]], [([[1, 2]], [[2]])]),
     ],
-    ids=["input", "output"],
+    ids=["joined", "apart", "longer than a run"],
 )
-def test_unknown_tensor_fails_the_load(make_config, names, message):
-    """A config that names a tensor the file does not have is refused with the official message."""
-    with pytest.raises(InvalidConfig, match=message):
-        Session.from_config(make_config(**names))
+def test_ragged_requests_are_joined_flat_and_never_divided(open_ragged, run_batch_size, requests, answers):
+    """Requests of any length run together as far as they may, and none is cut in two."""
+    session = open_ragged(run_batch_size)
+    arrays = [{"x": np.array(x, np.float32)} for x in requests]
+
+    outcomes = session.run_requests(arrays, [["y", "ends"]] * len(arrays))
+
+    for outcome, (y, ends) in zip(outcomes, answers, strict=True):
+        assert_same(outcome, {"y": np.array(y, np.float32), "ends": np.array(ends, np.float32)})
 
 
-def test_missing_file_fails_the_load(make_config):
-    """A version without its model file is refused with the path."""
-    config = make_config()
-    (config.folder / "1" / "model.onnx").unlink()
+def test_ragged_run_reports_the_rows_of_its_requests(open_ragged):
+    """Two requests of one row each are a batch of two, however many numbers they hold."""
+    heard = []
+    session = open_ragged(0, on_run=lambda seconds, rows: heard.append(rows))
 
-    with pytest.raises(InvalidConfig, match=r"unable to find '.*/1/model\.onnx' for model instance 'double'"):
+    session.run_requests([{"x": np.zeros((1, n), np.float32)} for n in (2, 3)], [["y"]] * 2)
+
+    assert heard == [2]
+
+
+def test_answer_that_cannot_be_cut_is_asked_for_again(open_model):
+    """Where an answer cannot be cut between two requests, each is run alone and gets its own."""
+    model = network(
+        [node("Compress", ["x", "first"], ["y"], axis=0)],
+        [value("x", "FP32", ["N", 3])],
+        [value("y", "FP32", ["M", 3])],
+        [constant("first", np.array([True]))],
+    )
+    session = open_model(model, BATCHES + X + Y)
+    requests = [{"x": np.full((1, 3), n, np.float32)} for n in (1, 2)]
+
+    answers = session.run_requests(requests, [["y"]] * 2)
+
+    for request, answer in zip(requests, answers, strict=True):
+        assert_same(answer, {"y": request["x"]})
+
+
+@pytest.mark.parametrize("given", [{}, {"scale": np.array([3], np.float32)}], ids=["default", "given"])
+def test_optional_input_replaces_a_weight(open_model, given):
+    """A weight that the file lets be overridden is taken from the request that has it."""
+    model = network(
+        [node("Mul", ["x", "scale"], ["y"])],
+        [value("x", "FP32", [2]), value("scale", "FP32", [1])],
+        [value("y", "FP32", [2])],
+        [constant("scale", np.array([10], np.float32))],
+    )
+    config = (
+        tensor("input", "x", "FP32", [2])
+        + tensor("input", "scale", "FP32", [1], "optional: true")
+        + tensor("output", "y", "FP32", [2])
+    )
+    session = open_model(model, config)
+
+    (answer,) = session.run_requests([{"x": np.array([1, 2], np.float32), **given}], [["y"]])
+
+    assert_same(answer, {"y": np.array([3, 6] if given else [10, 20], np.float32)})
+
+
+def test_run_splits_and_joins_one_batch(open_model):
+    """A library caller gets one array per name, in the order of names."""
+    session = open_model(double(), bounded(2))
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+
+    sums, y = session.run({"x": x}, ["sums", "y"])
+
+    assert_same({"y": y, "sums": sums}, {"y": 2 * x, "sums": x.sum(1, keepdims=True)})
+
+
+def test_session_on_the_cpu_copies_nothing_from_the_host(open_model):
+    """The count of host inputs is about GPUs; on a CPU all inputs are where they should be."""
+    session = open_model(double(), bounded(0))
+
+    assert session.host_inputs({"x": np.zeros((1, 3), np.float32)}) == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "printed"), [("3", "3 thread(s) per instance"), ("1", "1 thread(s) per instance")]
+)
+def test_session_describes_itself(open_model, count, printed):
+    """The line for the log has the version, the provider and the threads."""
+    session = open_model(double(), BATCHES + X + Y + parameter("intra_op_thread_count", count))
+
+    version = onnxruntime.__version__
+    assert str(session) == f"ONNX Runtime {version}, CPUExecutionProvider, {printed}"
+
+
+def test_session_of_settings_needs_no_config_file(tmp_path):
+    """The pieces of `from_config` can be put together by hand, without callbacks."""
+    config = stored(tmp_path, double(), BATCHES + X + Y)
+    session = Session(model_path(config), session_settings(config), Batching.from_config(config))
+    x = np.ones((1, 3), np.float32)
+
+    (answer,) = session.run_requests([{"x": x}], [["y"]])
+
+    assert_same(answer, {"y": 2 * x})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            BATCHES + tensor("input", "z", "FP32", [3]) + Y,
+            "unexpected inference input 'z', allowed inputs are: x",
+        ),
+        (
+            BATCHES + X + tensor("output", "z", "FP32", [3]),
+            "unexpected inference output 'z', allowed outputs are: sums, y",
+        ),
+        (
+            BATCHES + X + Y + parameter("execution_mode", "x"),
+            "failed to convert 'x' to integral number",
+        ),
+        (
+            BATCHES + X + Y + made_from_x("BATCH_ITEM_SHAPE", "INT64"),
+            "model 'm', batch input 'n': expected a kind of BATCH_ELEMENT_COUNT, "
+            "BATCH_ACCUMULATED_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, "
+            "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, BATCH_ITEM_SHAPE, BATCH_ITEM_SHAPE_FLATTEN and a datatype of "
+            "TYPE_INT32, TYPE_FP32, got BATCH_ITEM_SHAPE and TYPE_INT64",
+        ),
+    ],
+    ids=["input", "output", "parameter", "batch input"],
+)
+def test_config_that_does_not_fit_fails_the_load(open_model, text, message):
+    """Tensors, parameters and batch inputs are checked before the first request."""
+    with pytest.raises(InvalidConfig) as raised:
+        open_model(double(), text)
+
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(("content", "code"), [(b"no protobuf", 7), (b"", 2)], ids=["damaged", "empty"])
+def test_damaged_file_fails_the_load(tmp_path, content, code):
+    """A file that is no ONNX model is refused with ONNX Runtime's number and words, on one line."""
+    config = stored(tmp_path, double(), BATCHES + X + Y)
+    path = model_path(config)
+    path.write_bytes(content)
+
+    with pytest.raises(InvalidConfig) as raised:
         Session.from_config(config)
 
+    assert str(raised.value).startswith(f"onnx runtime error {code}: Load model from {path} failed:")
+    assert "\n" not in str(raised.value)
 
-def test_damaged_file_fails_the_load(make_config):
-    """A file that is no ONNX model is refused with its path."""
-    config = make_config()
-    (config.folder / "1" / "model.onnx").write_bytes(b"no protobuf")
 
-    with pytest.raises(InvalidConfig, match=r"onnx runtime cannot load '.*/1/model\.onnx'"):
+def test_refusal_is_one_line(tmp_path):
+    """A log has a line per message, so line breaks and runs of blanks become a single blank."""
+    config = stored(tmp_path / "two\n  lines", double(), BATCHES + X + Y)
+    model_path(config).write_bytes(b"no protobuf")
+
+    with pytest.raises(InvalidConfig) as raised:
         Session.from_config(config)
+
+    path = tmp_path / "two lines" / "m" / "1" / "model.onnx"
+    assert str(raised.value).startswith(f"onnx runtime error 7: Load model from {path} failed:")
+
+
+@pytest.fixture
+def without_cuda():
+    """Skip where ONNX Runtime can use a GPU."""
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime can use a GPU")
+
+
+def test_gpu_that_triton_chose_is_replaced_by_the_cpu(tmp_path, without_cuda):
+    """KIND_AUTO on a machine whose GPU ONNX Runtime cannot use is served by the CPU."""
+    config = replace(stored(tmp_path, double(), BATCHES.replace("KIND_CPU", "KIND_AUTO") + X + Y), kind="GPU")
+
+    assert Session.from_config(config).provider == "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize("profile", ["", "gpu"], ids=["plain config", "profile"])
+def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profile):
+    """KIND_GPU without a GPU fails the load, in the file of the profile as in the plain one."""
+    plain = BATCHES if profile else BATCHES.replace("KIND_CPU", "KIND_GPU")
+    config = replace(stored(tmp_path, double(), plain + X + Y), kind="GPU")
+    (config.folder / "configs").mkdir()
+    (config.folder / "configs" / "gpu.pbtxt").write_text("instance_group { kind: KIND_GPU }")
+
+    with pytest.raises(InvalidConfig, match="model 'm' asks for CUDAExecutionProvider on GPU 0"):
+        Session.from_config(config, BackendSettings(profile=profile))
+
+
+def model_text(filename: str) -> str:
+    """Write the config's field for the name of the model file."""
+    return f'default_model_filename: "{filename}"' if filename else ""
+
+
+@pytest.mark.parametrize(
+    ("filename", "stored_as", "version", "expected"),
+    [
+        ("", "model.onnx", 1, "1/model.onnx"),
+        ("", "model.onnx", 12, "12/model.onnx"),
+        ("", "model.onnx/model.onnx", 1, "1/model.onnx/model.onnx"),
+        ("net.onnx", "net.onnx", 1, "1/net.onnx"),
+        ("sub/net.onnx", "sub/net.onnx", 1, "1/sub/net.onnx"),
+        ("net", "net/model.onnx", 1, "1/net/model.onnx"),
+    ],
+    ids=["default", "version", "directory", "filename", "filename in a folder", "named directory"],
+)
+def test_model_file_is_found(tmp_path, filename, stored_as, version, expected):
+    """The file is `default_model_filename` or `model.onnx` of the version; a directory holds `model.onnx`."""
+    config = stored(
+        tmp_path, double(), BATCHES + X + Y + model_text(filename), version=version, filename=stored_as
+    )
+
+    assert model_path(config) == tmp_path / "m" / expected
+
+
+def test_directory_form_opens_with_its_weights(tmp_path):
+    """Weights beside the model in its folder are found by ONNX Runtime."""
+    config = stored(
+        tmp_path,
+        pick(),
+        BATCHES + tensor("input", "x", "INT64", [1]) + tensor("output", "y", "FP32", [1]),
+        filename="model.onnx/model.onnx",
+        weights="weights.bin",
+    )
+
+    (answer,) = Session.from_config(config).run_requests([{"x": np.array([[2]])}], [["y"]])
+
+    assert_same(answer, {"y": np.array([[30]], np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("filename", "kind", "expected"),
+    [
+        ("", "CPU", "1/model.onnx"),
+        ("net.onnx", "CPU", "1/net.onnx"),
+        ("model.onnx", "GPU", "1/model.onnx"),
+    ],
+    ids=["default", "filename", "gpu without files by capability"],
+)
+def test_missing_file_fails_the_load(tmp_path, filename, kind, expected):
+    """A version without its model file is refused with the path and the model."""
+    document = {"name": "m", "default_model_filename": filename}
+    config = ModelConfig.from_document(document, tmp_path / "m", 1, kind)
+
+    with pytest.raises(InvalidConfig) as raised:
+        model_path(config)
+
+    assert str(raised.value) == f"unable to find '{tmp_path}/m/{expected}' for model instance 'm'"
+
+
+def test_empty_directory_form_fails_the_load(tmp_path):
+    """The message has the file that should be in the directory."""
+    (tmp_path / "m" / "1" / "model.onnx").mkdir(parents=True)
+
+    with pytest.raises(InvalidConfig) as raised:
+        model_path(ModelConfig.from_document({}, tmp_path / "m", 1))
+
+    path = tmp_path / "m" / "1" / "model.onnx" / "model.onnx"
+    assert str(raised.value) == f"unable to find '{path}' for model instance 'm'"
+
+
+def test_files_by_compute_capability_are_for_gpus_only(tmp_path):
+    """On a CPU the plain file is used, whatever else the config names."""
+    config = stored(
+        tmp_path, double(), 'cc_model_filenames { key: "9.0" value: "hopper.onnx" }' + BATCHES + X + Y
+    )
+
+    assert model_path(config) == tmp_path / "m" / "1" / "model.onnx"
+
+
+def completed(
+    folder: Path, document: dict, backend: BackendSettings | None = None
+) -> tuple[dict, Sequence[str], Sequence[str]]:
+    """Complete a config; returns it with the notes and the warnings."""
+    notes: list[str] = []
+    warnings: list[str] = []
+    complete_config(document, folder, backend or BackendSettings(), notes.append, warnings.append)
+    return document, notes, warnings
+
+
+def test_complete_config_is_left_alone(tmp_path):
+    """With an input and an output nothing is filled in and no file is opened, which is noted."""
+    document = {"name": "m", "input": [{"name": "a"}], "output": [{"name": "b"}], "max_batch_size": 0}
+
+    assert completed(tmp_path / "nowhere" / "1", document.copy()) == (
+        document,
+        ["skipping model configuration auto-complete for 'm': inputs and outputs already specified"],
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "max_batch_size", "added"),
+    [
+        (BackendSettings(), 4, {"dynamic_batching": {}}),
+        (BackendSettings(default_max_batch_size=1), 1, {}),
+    ],
+    ids=["default", "server's own default"],
+)
+def test_empty_config_is_filled_in_from_the_file(tmp_path, backend, max_batch_size, added):
+    """Everything comes from the file but the batch size, which is the server's default and a warning."""
+    path = store(tmp_path, "m", double(), config=None)
+    document = {"name": "m", "max_batch_size": 0, "input": [], "output": []}
+
+    assert completed(path.parent, document, backend) == (
+        {
+            "name": "m",
+            "max_batch_size": max_batch_size,
+            "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}],
+            "output": [
+                {"name": "sums", "data_type": "TYPE_FP32", "dims": [1]},
+                {"name": "y", "data_type": "TYPE_FP32", "dims": [3]},
+            ],
+            **added,
+        },
+        [],
+        [
+            f"autofilled max_batch_size to {max_batch_size} for model 'm' since batching is supporrted but "
+            "no max_batch_size is specified in model configuration. Must specify max_batch_size to utilize "
+            "autofill with a larger max batch size"
+        ],
+    )
+
+
+def test_completed_config_opens(tmp_path):
+    """What is filled in is what validation asks for, with no word left to say."""
+    path = store(tmp_path, "m", identity("FP32", ["N"]), config=None)
+    document, _, _ = completed(path.parent, {"name": "m", "max_batch_size": 2})
+
+    session = Session.from_config(ModelConfig.from_document(document, tmp_path / "m", 1))
+
+    x = np.array([1, 2], np.float32)
+    (answer,) = session.run_requests([{"x": x}], [["y"]])
+    assert_same(answer, {"y": x})
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {"default_model_filename": "gone.onnx"},
+            "unable to find '{folder}/1/gone.onnx' for model instance 'm'",
+        ),
+        (
+            {"max_batch_size": 2, "default_model_filename": "fixed.onnx"},
+            "autofill failed for model 'm': model does not support batching while non-zero max_batch_size "
+            "is specified",
+        ),
+        (
+            {"parameters": {"execution_mode": {"string_value": "5"}}},
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got "
+            "5 .",
+        ),
+    ],
+    ids=["no file", "no batches", "wrong parameter"],
+)
+def test_config_that_cannot_be_completed_is_refused(tmp_path, document, message):
+    """The load ends here, with the message it would have ended with later."""
+    store(tmp_path, "m", identity("FP32", [2, 3]), config=None, filename="fixed.onnx")
+    path = store(tmp_path, "m", double(), config=None)
+
+    with pytest.raises(InvalidConfig) as raised:
+        completed(path.parent, {"name": "m", "max_batch_size": 0, **document})
+
+    assert str(raised.value) == message.format(folder=tmp_path / "m")
+
+
+def test_completion_uses_the_gpu_that_the_config_names(tmp_path, without_cuda):
+    """One group on a GPU is enough for the throw-away session to be opened there, or not at all."""
+    path = store(tmp_path, "m", double(), config=None)
+    groups = [{"kind": "KIND_CPU"}, {"kind": "KIND_GPU"}]
+
+    with pytest.raises(InvalidConfig) as raised:
+        completed(path.parent, {"name": "m", "max_batch_size": 0, "instance_group": groups})
+
+    available = ", ".join(onnxruntime.get_available_providers())
+    assert str(raised.value) == (
+        "model 'm' asks for CUDAExecutionProvider on GPU 0, but this onnxruntime has only "
+        f"{available}; install onnxruntime-gpu, or serve it with KIND_CPU"
+    )

@@ -1,0 +1,39 @@
+"""What the server was started with: Triton hands a Python-based backend none of its `--backend-config`.
+
+A stub is a child of `tritonserver`, so the command line of its parent has it.
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+
+def server_command_line() -> list[str]:
+    """Return the words of the command line of this process's parent."""
+    raw = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    return raw.decode(errors="surrogateescape").rstrip("\0").split("\0")
+
+
+def flag_values(words: Sequence[str], flag: str) -> list[str]:
+    """Return the values of every `FLAG=VALUE` and `FLAG VALUE` among `words`, in their order."""
+    found = []
+    for word, following in pairwise([*words, ""]):
+        name, joined, value = word.partition("=")
+        if name == flag and (joined or following):
+            found.append(value if joined else following)
+    return found
+
+
+def backend_settings(words: Sequence[str], backend: str) -> dict[str, str]:
+    """Return what `--backend-config=BACKEND,SETTING=VALUE` sets, the last one winning.
+
+    A setting without a backend, `--backend-config=SETTING=VALUE`, is for all that have none of their own.
+    """
+    settings: dict[str, dict[str, str]] = {"": {}, backend: {}}
+    for text in flag_values(words, "--backend-config"):
+        name, value = text.partition("=")[::2]
+        owner, _, setting = name.rpartition(",")
+        if owner in settings:
+            settings[owner][setting] = value
+    return settings[""] | settings[backend]

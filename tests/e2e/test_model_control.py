@@ -1,0 +1,252 @@
+"""Models come and go on the real server while requests are answered."""
+
+import itertools
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from tritonclient.utils import InferenceServerException
+
+from tests.networks import (
+    ONE_INSTANCE,
+    ask,
+    assert_same,
+    connect,
+    constant,
+    network,
+    serve,
+    store,
+    tensor,
+    value,
+)
+
+# A watchdog, far longer than a load takes.
+LOAD_S = 60
+# After a failed reload this core waits for one more model than there is, whatever the backend.
+STOP_SOON = "--exit-timeout-secs=3"
+CONFIG = (
+    ONE_INSTANCE
+    + "max_batch_size: 4\n"
+    + tensor("input", "x", "FP32", [2])
+    + tensor("output", "y", "FP32", [2])
+)
+X = np.float32([[1, 2], [3, 4]])
+
+
+def adding(number: int) -> onnx.ModelProto:
+    """Build y = x + number, so that an answer tells which file gave it."""
+    return network(
+        [helper.make_node("Add", ["x", "number"], ["y"])],
+        [value("x", "FP32", ["batch", 2])],
+        [value("y", "FP32", ["batch", 2])],
+        [constant("number", np.float32(number))],
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A running server that has no model yet."""
+    with serve(tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("run"), STOP_SOON) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    """A client that may load and unload."""
+    with connect(server) as opened:
+        yield opened
+
+
+def publish(server, name: str, *numbers: int, config: str = CONFIG) -> Path:
+    """Store a model whose version N adds the N-th number; returns the last version's file."""
+    repository = server.options.repository
+    for version, number in enumerate(numbers, start=1):
+        path = store(repository, name, adding(number), config, version)
+    return path
+
+
+def touch(path: Path) -> None:
+    """Make a file look newer, which is how Triton notices a change."""
+    later = time.time_ns() + 5 * 10**9
+    os.utime(path, ns=(later, later))
+
+
+def added(server, name: str, version: str = "") -> int:
+    """Ask a model, check that its answer is right as a whole, and return the number that it adds."""
+    answer = ask(server, name, {"x": X}, model_version=version)
+    number = answer["y"][0, 0] - X[0, 0]
+    assert_same(answer, {"y": X + number})
+    return int(number)
+
+
+def wait_until(is_true) -> None:
+    """Wait for a condition, as a watchdog."""
+    deadline = time.monotonic() + LOAD_S
+    while not is_true():
+        assert time.monotonic() < deadline, f"not within {LOAD_S} s"
+        time.sleep(0.05)
+
+
+def test_loaded_model_answers_until_it_is_unloaded(server, client):
+    """A model is ready after its load; after its unload requests are refused; it can be loaded again."""
+    publish(server, "guest", 1)
+    assert not client.is_model_ready("guest")
+
+    client.load_model("guest")
+    assert client.is_model_ready("guest")
+    assert added(server, "guest") == 1
+
+    client.unload_model("guest")
+    wait_until(lambda: not client.is_model_ready("guest"))
+    with pytest.raises(InferenceServerException, match="'guest' has no available versions"):
+        ask(server, "guest", {"x": X})
+
+    client.load_model("guest")
+    assert added(server, "guest") == 1
+
+
+def test_old_network_answers_while_the_new_one_loads(server, client):
+    """Throughout a reload every request is answered, by the old file and then by the new one."""
+    path = publish(server, "busy", 1)
+    client.load_model("busy")
+    seen, failures, done = [], [], threading.Event()
+
+    def keep_asking() -> None:
+        try:
+            while not done.is_set():
+                seen.append(added(server, "busy"))
+        except Exception as error:
+            failures.append(error)
+
+    asking = threading.Thread(target=keep_asking)
+    asking.start()
+    try:
+        wait_until(lambda: seen or failures)
+        onnx.save(adding(2), path)
+        touch(path)
+        client.load_model("busy")
+        answered = len(seen)
+        wait_until(lambda: len(seen) > answered + 1 or failures)
+    finally:
+        done.set()
+        asking.join(LOAD_S)
+
+    assert failures == []
+    assert [number for number, _ in itertools.groupby(seen)] == [1, 2]
+
+
+@pytest.mark.parametrize("broken", ["model.onnx", "config.pbtxt"])
+def test_failed_reload_leaves_the_old_network_serving(server, client, broken):
+    """A bad file or a bad config is refused, and the model goes on as it was."""
+    name = f"kept_{broken.partition('.')[0]}"
+    path = publish(server, name, 1)
+    client.load_model(name)
+    if broken == "model.onnx":
+        path.write_bytes(b"no protobuf")
+    else:
+        path = server.options.repository / name / "config.pbtxt"
+        path.write_text(CONFIG.replace('"x"', '"z"'))
+    touch(path)
+
+    with pytest.raises(InferenceServerException, match=f"load failed for model '{name}'"):
+        client.load_model(name)
+
+    assert client.is_model_ready(name)
+    assert added(server, name) == 1
+
+
+def override(**changes) -> str:
+    """Write the config as JSON with some fields changed, as a load request carries it."""
+    return json.dumps(
+        {
+            "backend": "onnxruntime",
+            "max_batch_size": 4,
+            "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}],
+            "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}],
+            "instance_group": [{"kind": "KIND_CPU", "count": 1}],
+        }
+        | changes
+    )
+
+
+def test_load_may_bring_its_own_config(server, client):
+    """A config in the load request holds until the repository's own is touched and loaded."""
+    publish(server, "adjusted", 1)
+
+    client.load_model("adjusted", config=override(max_batch_size=1))
+    assert client.get_model_config("adjusted").config.max_batch_size == 1
+    with pytest.raises(InferenceServerException, match="batch-size must be <= 1"):
+        ask(server, "adjusted", {"x": X})
+
+    touch(server.options.repository / "adjusted" / "config.pbtxt")
+    client.load_model("adjusted")
+    assert client.get_model_config("adjusted").config.max_batch_size == 4
+    assert added(server, "adjusted") == 1
+
+
+def test_load_may_bring_its_own_config_that_is_filled_in(server, client):
+    """A config in the load request needs no more than its backend."""
+    publish(server, "minimal", 1)
+    group = [{"kind": "KIND_CPU", "count": 1}]
+
+    client.load_model("minimal", config=json.dumps({"backend": "onnxruntime", "instance_group": group}))
+
+    config = client.get_model_config("minimal").config
+    assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (4, [[2]])
+    assert added(server, "minimal") == 1
+
+
+def test_load_may_bring_its_own_network(server, client):
+    """A file in the load request is served, whatever lies in the repository, under its own version."""
+    publish(server, "carried", 1)
+    content = adding(5).SerializeToString()
+
+    client.load_model("carried", config=override(), files={"file:7/model.onnx": content})
+
+    assert added(server, "carried") == 5
+    assert client.is_model_ready("carried", "7")
+    assert not client.is_model_ready("carried", "1")
+
+
+def test_load_that_brings_a_bad_network_is_refused(server, client):
+    """A broken file in a load request fails that load; the repository's own can be loaded afterwards."""
+    publish(server, "spoiled", 1)
+
+    with pytest.raises(
+        InferenceServerException, match=r"load failed for model 'spoiled'.*onnx runtime error"
+    ):
+        client.load_model("spoiled", config=override(), files={"file:1/model.onnx": b"no protobuf"})
+    assert not client.is_model_ready("spoiled")
+
+    client.load_model("spoiled")
+    assert added(server, "spoiled") == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "served"),
+    [
+        ("", {3}),
+        ("version_policy { latest { num_versions: 2 } }\n", {2, 3}),
+        ("version_policy { all {} }\n", {1, 2, 3}),
+        ("version_policy { specific { versions: [ 1, 2 ] } }\n", {1, 2}),
+    ],
+    ids=["default", "latest", "all", "specific"],
+)
+def test_version_policy_decides_what_is_served(server, client, request, policy, served):
+    """Each served version answers from its own file; the highest also without a version."""
+    name = f"versions_{request.node.callspec.id}"
+    publish(server, name, 10, 20, 30, config=CONFIG + policy)
+
+    client.load_model(name)
+
+    assert {version for version in (1, 2, 3) if client.is_model_ready(name, str(version))} == served
+    assert {version: added(server, name, str(version)) for version in served} == {
+        version: 10 * version for version in served
+    }
+    assert added(server, name) == 10 * max(served)

@@ -1,0 +1,228 @@
+"""What the backend does beside answering: it shares weights, counts what it does, and skips who has left."""
+
+import re
+import shutil
+import threading
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from onnx import helper
+
+from python_backend import shared_weights
+from tests.e2e.conftest import group_members
+from tests.networks import (
+    ONE_INSTANCE,
+    ask,
+    ask_together,
+    assert_same,
+    connect,
+    constant,
+    identity,
+    network,
+    run,
+    serve,
+    store,
+    tensor,
+    value,
+)
+
+INSTANCES = 4
+SHARED = 'parameters { key: "nereid.shared_weights" value { string_value: "true" } }\n'
+BATCHED = "max_batch_size: 8\n" + tensor("input", "x", "FP32", [64]) + tensor("output", "y", "FP32", [64])
+# The backend hands its metrics on twice a second; a watchdog is ten times that and more.
+LAG_S = 30
+
+
+def mixing() -> network:
+    """Build y = relu(x A) B, whose weights are worth a page."""
+    rng = np.random.default_rng(0)
+    weights = [constant(name, rng.standard_normal((64, 64)).astype(np.float32)) for name in "AB"]
+    nodes = [
+        helper.make_node("MatMul", ["x", "A"], ["hidden"]),
+        helper.make_node("Relu", ["hidden"], ["positive"]),
+        helper.make_node("MatMul", ["positive", "B"], ["y"]),
+    ]
+    return network(nodes, [value("x", "FP32", ["batch", 64])], [value("y", "FP32", ["batch", 64])], weights)
+
+
+def slow() -> network:
+    """Build y = x after `rounds` multiplications of a large matrix, to keep an instance busy."""
+    node = helper.make_node
+    body = helper.make_graph(
+        [node("MatMul", ["state", "large"], ["next"]), node("Identity", ["go"], ["still"])],
+        "body",
+        [value("i", "INT64", []), value("go", "BOOL", []), value("state", "FP32", [512, 512])],
+        [value("still", "BOOL", []), value("next", "FP32", [512, 512])],
+    )
+    return network(
+        [
+            node("Squeeze", ["rounds"], ["count"]),
+            node("Loop", ["count", "true", "large"], ["end"], body=body),
+            node("ReduceMax", ["end"], ["most"], keepdims=0),
+            node("Mul", ["most", "zero"], ["nothing"]),
+            node("Cast", ["nothing"], ["whole"], to=7),
+            node("Add", ["rounds", "whole"], ["y"]),
+        ],
+        [value("rounds", "INT64", [1])],
+        [value("y", "INT64", [1])],
+        [
+            constant("large", np.eye(512, dtype=np.float32)),
+            constant("true", np.bool_(True)),
+            constant("zero", np.float32(0)),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A running server of a model with shared weights, a slow one, and one that refuses what is no UTF-8."""
+    repository = tmp_path_factory.mktemp("models")
+    group = f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n"
+    store(repository, "shared", mixing(), BATCHED + SHARED + group)
+    slow_io = tensor("input", "rounds", "INT64", [1]) + tensor("output", "y", "INT64", [1])
+    store(repository, "slow", slow(), ONE_INSTANCE + slow_io)
+    text_io = tensor("input", "x", "STRING", [1]) + tensor("output", "y", "STRING", [1])
+    store(repository, "text", identity("STRING", [1]), ONE_INSTANCE + text_io)
+    with serve(repository, tmp_path_factory.mktemp("run")) as running:
+        yield running
+
+
+def metric(server, pattern: str) -> float:
+    """Return the sum of the metrics page's lines that match, without their buckets."""
+    options = server.options
+    with urllib.request.urlopen(f"http://{options.host}:{options.ports.metrics}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(pattern, line))
+
+
+def await_metric(server, pattern: str, expected: float) -> None:
+    """Wait until a metric has the expected value, and fail with what it has if it never does."""
+    pause = threading.Event()
+    for _ in range(LAG_S * 10):
+        if metric(server, pattern) == expected:
+            return
+        pause.wait(0.1)
+    assert metric(server, pattern) == expected
+
+
+def mapped_weights(server) -> dict[int, set[str]]:
+    """Return, by process of the server, the shared files that it maps."""
+    found = {}
+    for pid in group_members(server.pid):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        if names := {line.split()[-1] for line in maps.splitlines() if shared_weights.PREFIX in line}:
+            found[pid] = names
+    return found
+
+
+def test_all_instances_map_the_same_file(server):
+    """Instances that start together write one file, every one of them maps it, and answers stay the same."""
+    rng = np.random.default_rng(1)
+    folder = server.options.repository / "shared" / "1"
+    requests = [{"x": rng.standard_normal((rows, 64)).astype(np.float32)} for rows in (1, 2, 8, 3) * 4]
+
+    answers = ask_together(server, "shared", requests)
+
+    for inputs, answer in zip(requests, answers, strict=True):
+        assert_same(answer, run(folder / "model.onnx", inputs))
+    maps = mapped_weights(server)
+    assert len(maps) == INSTANCES
+    assert len(set.union(*maps.values())) == 1
+    assert len([*folder.glob(f"{shared_weights.PREFIX}*")]) == 1
+
+
+def test_file_is_written_once(server):
+    """Triton takes the new file for a change, so the next load is a reload; nothing is written any more."""
+    (folder,) = (server.options.repository / "shared" / "1").glob(f"{shared_weights.PREFIX}*")
+    written = folder.stat().st_ctime_ns
+
+    with connect(server) as client:
+        client.load_model("shared")
+        client.load_model("shared")
+
+    assert folder.stat().st_ctime_ns == written
+
+
+def test_another_file_gets_another_copy(server, tmp_path):
+    """The copy is named by content: a new network does not get the weights of the old one."""
+    repository = server.options.repository
+    shutil.copytree(repository / "shared", repository / "copied")
+    (repository / "copied" / "1" / "model.onnx").unlink()
+    doubled = mixing()
+    doubled.graph.initializer[1].CopyFrom(constant("B", 2 * np.eye(64, dtype=np.float32)))
+    path = store(repository, "copied", doubled, BATCHED + SHARED + ONE_INSTANCE)
+    inputs = {"x": np.ones((1, 64), np.float32)}
+
+    with connect(server) as client:
+        client.load_model("copied")
+
+    assert_same(ask(server, "copied", inputs), run(path, inputs))
+    assert len([*path.parent.glob(f"{shared_weights.PREFIX}*")]) == 2
+
+
+def test_runs_and_refusals_are_counted(server):
+    """Runs, their rows, instances with their provider, and refusals by reason are on the metrics page."""
+    labels = r'\{model="text",.*'
+    inputs = {"x": np.array([b"\xff"], object)}
+    ask(server, "text", {"x": np.array([b"text"], object)})
+
+    with pytest.raises(tritonclient.grpc.InferenceServerException) as refusal:
+        ask(server, "text", inputs)
+
+    assert "input 'x' must hold UTF-8" in refusal.value.message()
+    assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
+    await_metric(server, f'nereid_onnxruntime_rejected_total{labels}reason="invalid_arg"', 1)
+    await_metric(server, f"nereid_onnxruntime_run_seconds_count{labels}", 1)
+    await_metric(server, f"nereid_onnxruntime_batch_size_sum{labels}", 1)
+    await_metric(server, f"nereid_onnxruntime_sessions_total{labels}", 1)
+    await_metric(server, f'nereid_onnxruntime_instances{labels}provider="CPUExecutionProvider"', 1)
+
+
+def test_unloaded_model_leaves_the_metrics_page(server):
+    """An instance that is gone is not counted any more."""
+    pattern = r'nereid_onnxruntime_instances\{model="brief"'
+    store(server.options.repository, "brief", mixing(), BATCHED + ONE_INSTANCE)
+    with connect(server) as client:
+        client.load_model("brief")
+        await_metric(server, pattern, 1)
+
+        client.unload_model("brief")
+
+    await_metric(server, pattern, 0)
+
+
+def test_cancelled_request_does_not_run(server):
+    """Of three requests to a busy instance, the one whose client leaves while it waits is not computed."""
+    runs = r'nereid_onnxruntime_run_seconds_count\{model="slow"'
+    rounds = tritonclient.grpc.InferInput("rounds", [1], "INT64")
+    rounds.set_data_from_numpy(np.int64([100]))
+    done, answers = threading.Semaphore(0), []
+
+    def keep(result, error):
+        answers.append(error or result)
+        done.release()
+
+    with connect(server) as client:
+        calls = [client.async_infer("slow", [rounds], keep) for _ in range(3)]
+        calls[1].cancel()
+        for _ in calls:
+            assert done.acquire(timeout=LAG_S)
+
+    assert [isinstance(answer, Exception) for answer in answers].count(True) == 1
+    await_metric(server, runs, 2)
+
+
+def test_server_without_metrics_answers(tmp_path):
+    """Where metrics are switched off, a model serves all the same."""
+    path = store(tmp_path / "models", "quiet", mixing(), BATCHED + ONE_INSTANCE)
+    inputs = {"x": np.ones((1, 64), np.float32)}
+    (tmp_path / "run").mkdir()
+
+    with serve(tmp_path / "models", tmp_path / "run", "--allow-metrics=false") as quiet:
+        answers = ask_together(quiet, "quiet", [inputs] * 4)
+
+    for answer in answers:
+        assert_same(answer, run(path, inputs))

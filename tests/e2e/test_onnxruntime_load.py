@@ -1,0 +1,663 @@
+"""Loading ONNX models into the real server: what is refused, in NVIDIA's words, and what is filled in."""
+
+import re
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tritonclient.grpc import InferenceServerClient, model_config_pb2
+from tritonclient.utils import InferenceServerException
+
+from ops.embedded import EmbeddedServer
+from tests.networks import (
+    DATATYPES,
+    ONE_INSTANCE,
+    Dims,
+    connect,
+    constant,
+    identity,
+    network,
+    serve,
+    store,
+    tensor,
+    value,
+)
+
+# Most of a load is waiting.
+LOADS_AT_A_TIME = 6
+# A watchdog: the log is read by another thread than the one that gets the answer.
+LOG_S = 30
+HAS_GPU = Path("/proc/driver/nvidia/version").exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model to load, and what is expected of that."""
+
+    description: str
+    model: onnx.ModelProto
+    config: str | None
+    expected: Any = None
+
+    def __str__(self) -> str:
+        return self.description
+
+    @property
+    def name(self) -> str:
+        """The model's name, made of the description."""
+        return re.sub(r"\W+", "_", self.description)
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A running server with an open client, its log so far, and the loads that are under way."""
+
+    server: EmbeddedServer
+    client: InferenceServerClient
+    lines: list[str]
+    loads: dict[str, Future[None]]
+
+    def load(self, name: str) -> model_config_pb2.ModelConfig:
+        """Load a model unless that was begun, and return the config that the server made of it."""
+        self.loads[name].result() if name in self.loads else self.client.load_model(name)
+        return self.client.get_model_config(name).config
+
+    def refusal(self, name: str) -> str:
+        """Load a model that cannot be loaded, and return what the client is told."""
+        with pytest.raises(InferenceServerException) as refused:
+            self.load(name)
+        return refused.value.message()
+
+    def logged_reason(self, name: str) -> str:
+        """Return the first line of the reason in the server's log, as greps see it."""
+        found = self.await_line(rf"failed to load '{name}' version 1: (.*?)(\\n|\"?$)")
+        return found[1].replace('\\"', '"')
+
+    def await_line(self, pattern: str) -> re.Match[str]:
+        """Return the match in the first line of the log that has one."""
+        deadline = time.monotonic() + LOG_S
+        while True:
+            for line in list(self.lines):
+                if found := re.search(pattern, line):
+                    return found
+            assert time.monotonic() < deadline, f"no {pattern!r} in:\n" + "\n".join(self.lines[-30:])
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def loader(request, tmp_path_factory):
+    """A running server that begins to load, several at a time, the cases of all tests to come."""
+    lines: list[str] = []
+    repository = tmp_path_factory.mktemp("models")
+    calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    cases = [call["case"] for call in calls if isinstance(call.get("case"), Case)]
+    with (
+        serve(repository, tmp_path_factory.mktemp("run"), log=lines.append) as server,
+        connect(server) as client,
+        ThreadPoolExecutor(LOADS_AT_A_TIME) as pool,
+    ):
+        for case in cases:
+            store(repository, case.name, case.model, case.config and ONE_INSTANCE + case.config)
+        loads = {case.name: pool.submit(client.load_model, case.name) for case in cases}
+        yield Loader(server, client, lines, loads)
+
+
+@pytest.fixture
+def repository(loader):
+    """Where models are put before they are loaded."""
+    return loader.server.options.repository
+
+
+def pair(datatype: str, dims: Dims, more: str = "") -> str:
+    """Declare an input `x` and an output `y` alike."""
+    return tensor("input", "x", datatype, dims, more) + tensor("output", "y", datatype, dims, more)
+
+
+def total(inputs: dict[str, Dims], output: Dims) -> onnx.ModelProto:
+    """Build a network that sums FP32 inputs of the given shapes to `y`."""
+    return network(
+        [helper.make_node("Sum", list(inputs), ["y"])],
+        [value(name, "FP32", shape) for name, shape in inputs.items()],
+        [value("y", "FP32", output)],
+    )
+
+
+def scaled(shape: Dims, *, overridable: bool) -> onnx.ModelProto:
+    """Build y = x * scale, where `scale` has a value in the file and is perhaps an input as well."""
+    inputs = [value("x", "FP32", shape), value("scale", "FP32", [1])]
+    return network(
+        [helper.make_node("Mul", ["x", "scale"], ["y"])],
+        inputs if overridable else inputs[:1],
+        [value("y", "FP32", shape)],
+        [constant("scale", np.float32([2]))],
+    )
+
+
+def listing() -> onnx.ModelProto:
+    """Build a network whose output is a sequence of tensors."""
+    return network(
+        [helper.make_node("SequenceConstruct", ["x"], ["y"])],
+        [value("x", "FP32", [2])],
+        [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, [2])],
+    )
+
+
+def parameter(key: str, text: str) -> str:
+    """Give a config a parameter."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
+
+
+def accelerator(kind: str, name: str, parameters: str = "") -> str:
+    """Ask for an execution accelerator, for CPU or for GPU instances."""
+    entry = f'{kind}_execution_accelerator {{ name: "{name}" {parameters} }}'
+    return f"optimization {{ execution_accelerators {{ {entry} }} }}\n"
+
+
+def sequence(part: str) -> str:
+    """Give a config a sequence batcher."""
+    return f"max_batch_size: 2\nsequence_batching {{ {part} }}\n"
+
+
+def start(values: str) -> str:
+    """Name the input that marks the start of a sequence."""
+    return f'control_input {{ name: "start" control {{ kind: CONTROL_SEQUENCE_START {values} }} }}'
+
+
+STATE = 'state { input_name: "state" output_name: "y" data_type: TYPE_FP32 dims: [ 4 ] }'
+ROWS = identity("FP32", ["batch", 4])
+BATCHED = "max_batch_size: 4\n" + pair("FP32", [4])
+TWO_INPUTS = total({"right": ["batch", 4], "left": ["batch", 4]}, ["batch", 4])
+LEFT = "max_batch_size: 4\n" + tensor("input", "left", "FP32", [4]) + tensor("output", "y", "FP32", [4])
+ONE_ROW_OUT = total({"x": ["batch", 4]}, [1, 4])
+SCALE = tensor("input", "scale", "FP32", [1], "optional: true")
+WITH_BIAS = total({"x": ["batch", 4], "bias": [4]}, ["batch", 4])
+
+UNABLE = "unable to load model '{name}', "
+CANNOT_BATCH = (
+    "model '{name}', tensor '%s': for the model to support batching the shape should have at least 1 "
+    "dimension and the first dimension must be -1; but shape expected by the model is %s"
+)
+OTHER_ROWS = (
+    "model '{name}', tensor '%s': the model expects %d dimensions (shape %s) but the model configuration "
+    "specifies %d dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit "
+    "tensor shape, making complete shape %s)"
+)
+OTHER_SHAPE = (
+    "model '{name}', tensor '%s': the model expects %d dimensions (shape %s) but the model configuration "
+    "specifies %d dimensions (shape %s)"
+)
+NO_SCALAR = (
+    "scalar tensor '%s', should only provide 1 in the model configuration when the model doesn't support "
+    "batching. Model configuration provided: %s."
+)
+NO_TENSOR = "Unsupported ONNX Type 'ONNX_TYPE_SEQUENCE' for I/O 'y', expected 'ONNX_TYPE_TENSOR'."
+AUTOFILL_FAILED = (
+    "autofill failed for model '{name}': model does not support batching while non-zero max_batch_size is "
+    "specified"
+)
+NO_MODE = "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 ."
+
+REFUSED = [
+    Case(
+        "too few inputs",
+        TWO_INPUTS,
+        LEFT,
+        UNABLE + "configuration expects 1 inputs, model provides 2",
+    ),
+    Case(
+        "too many inputs",
+        ROWS,
+        BATCHED + tensor("input", "z", "FP32", [4]),
+        UNABLE + "configuration expects 2 inputs, model provides 1",
+    ),
+    Case(
+        "overridable input that is not declared optional",
+        scaled(["n"], overridable=True),
+        pair("FP32", [-1]) + SCALE.replace("optional: true", ""),
+        UNABLE + "configuration expects 2 inputs, model provides 1",
+    ),
+    Case(
+        "unknown input",
+        TWO_INPUTS,
+        LEFT + tensor("input", "middle", "FP32", [4]),
+        "unexpected inference input 'middle', allowed inputs are: left, right",
+    ),
+    Case(
+        "initializer that is no input",
+        scaled(["n"], overridable=False),
+        pair("FP32", [-1]) + SCALE,
+        "unexpected inference input 'scale', allowed inputs are: x",
+    ),
+    Case(
+        "unknown output",
+        ROWS,
+        BATCHED.replace('"y"', '"z"'),
+        "unexpected inference output 'z', allowed outputs are: y",
+    ),
+    Case(
+        "datatype of an input",
+        ROWS,
+        BATCHED.replace("FP32", "INT8", 1),
+        UNABLE + "configuration expects datatype TYPE_INT8 for input 'x', model provides TYPE_FP32",
+    ),
+    Case(
+        "datatype of an output",
+        ROWS,
+        tensor("input", "x", "FP32", [4]) + tensor("output", "y", "STRING", [4]) + "max_batch_size: 4\n",
+        UNABLE + "configuration expects datatype TYPE_STRING for output 'y', model provides TYPE_FP32",
+    ),
+    # NVIDIA's backend prints the datatype of the wire behind TYPE_.
+    Case(
+        "datatype of a string",
+        identity("STRING", ["batch", 4]),
+        BATCHED,
+        UNABLE + "configuration expects datatype TYPE_FP32 for input 'x', model provides TYPE_BYTES",
+    ),
+    Case(
+        "optional input with batching",
+        scaled(["batch", 4], overridable=True),
+        BATCHED + SCALE,
+        UNABLE + "optional input 'scale' is not supported for models that support batching",
+    ),
+    Case("input of a fixed batch", identity("FP32", [2, 4]), BATCHED, CANNOT_BATCH % ("x", "[2,4]")),
+    Case("output of a fixed batch", ONE_ROW_OUT, BATCHED, CANNOT_BATCH % ("y", "[1,4]")),
+    Case(
+        "dims with batching",
+        ROWS,
+        BATCHED.replace("[4]", "[5]", 1),
+        OTHER_ROWS % ("x", 2, "[-1,4]", 2, "[-1,5]"),
+    ),
+    Case(
+        "number of dims with batching",
+        ROWS,
+        BATCHED.replace("[4]", "[4, 1]", 1),
+        OTHER_ROWS % ("x", 2, "[-1,4]", 3, "[-1,4,1]"),
+    ),
+    Case(
+        "dims without batching",
+        identity("FP32", [2, "columns"]),
+        pair("FP32", [3, -1]),
+        OTHER_SHAPE % ("x", 2, "[2,-1]", 2, "[3,-1]"),
+    ),
+    Case(
+        "number of dims without batching",
+        identity("FP32", [2, 4]),
+        tensor("input", "x", "FP32", [2, 4]) + tensor("output", "y", "FP32", [8]),
+        OTHER_SHAPE % ("y", 2, "[2,4]", 1, "[8]"),
+    ),
+    Case(
+        "output fixed where the model is not, though the input may be",
+        identity("FP32", ["batch", None]),
+        "max_batch_size: 4\n" + pair("FP32", [1000]),
+        OTHER_ROWS % ("y", 2, "[-1,-1]", 2, "[-1,1000]"),
+    ),
+    Case(
+        "reshape counts, not dims",
+        identity("FP32", ["batch", 6]),
+        "max_batch_size: 4\n" + pair("FP32", [6], "reshape { shape: [ 2, 3 ] }"),
+        OTHER_ROWS % ("x", 2, "[-1,6]", 3, "[-1,2,3]"),
+    ),
+    Case("input scalar", identity("FP32", []), pair("FP32", [2]), NO_SCALAR % ("x", "[2]")),
+    Case(
+        "output scalar",
+        identity("FP32", []),
+        tensor("input", "x", "FP32", [1]) + tensor("output", "y", "FP32", [1, 3]),
+        NO_SCALAR % ("y", "[1,3]"),
+    ),
+    Case(
+        "ragged input that is no vector",
+        ROWS,
+        BATCHED.replace("[4]", "[4] allow_ragged_batch: true", 1),
+        UNABLE
+        + "configuration expects model provides input with shape [-1]  for ragged input 'x', "
+        + "model provides [-1,4]",
+    ),
+    Case("no tensor", listing(), pair("FP32", [2]), NO_TENSOR),
+    Case("no tensor and no config", listing(), None, NO_TENSOR),
+    Case(
+        "batch size for a network that cannot",
+        identity("FP32", [2, 4]),
+        "max_batch_size: 4\n",
+        AUTOFILL_FAILED,
+    ),
+    Case(
+        "batch size for a network with one input that cannot",
+        WITH_BIAS,
+        "max_batch_size: 4\n" + tensor("output", "y", "FP32", [4]),
+        AUTOFILL_FAILED,
+    ),
+    Case(
+        "sequence control without an input",
+        ROWS,
+        sequence(start("fp32_false_true: [ 0, 1 ]")) + pair("FP32", [4]),
+        "configuration specified sequence control 'start', but model does not provide that input",
+    ),
+    Case(
+        "sequence control that is no single number",
+        total({"x": ["batch", 2], "start": ["batch", 2]}, ["batch", 2]),
+        sequence(start("fp32_false_true: [ 0, 1 ]")) + pair("FP32", [2]),
+        UNABLE + "sequence control 'start' in model has dims [2] but dims [1] is expected",
+    ),
+    Case(
+        "datatype of a sequence control",
+        total({"x": ["batch", 4], "start": ["batch", 1]}, ["batch", 4]),
+        sequence(start("int32_false_true: [ 0, 1 ]")) + pair("FP32", [4]),
+        UNABLE
+        + "sequence control 'start', the model expects data-type FLOAT but the model configuration specifies "
+        + "data-type TYPE_INT32",
+    ),
+    *[
+        Case(f"{key} is '{text}'", ROWS, BATCHED + parameter(key, text), message)
+        for key, text, message in [
+            ("execution_mode", "2", NO_MODE),
+            ("execution_mode", "fast", "failed to convert 'fast' to integral number"),
+            ("intra_op_thread_count", "abc", "failed to convert 'abc' to integral number"),
+            ("inter_op_thread_count", "", "failed to convert '' to integral number"),
+            ("enable_mem_arena", "maybe", "failed to convert 'maybe' to boolean"),
+            ("enable_mem_pattern", "2", "failed to convert '2' to boolean"),
+        ]
+    ],
+    *[
+        Case(
+            f"accelerator {name} for a CPU",
+            ROWS,
+            BATCHED + accelerator("cpu", name),
+            f"unknown Execution Accelerator '{name}' is requested",
+        )
+        for name in ("openvino", "warp")
+    ],
+]
+
+ACCEPTED = [
+    Case(
+        "lenient parameters",
+        ROWS,
+        BATCHED
+        + parameter("intra_op_thread_count", "1abc")
+        + parameter("inter_op_thread_count", "0")
+        + parameter("execution_mode", "1")
+        + parameter("enable_mem_arena", "ON")
+        + parameter("enable_mem_pattern", "False")
+        + parameter("memory.enable_memory_arena_shrinkage", "cpu:0"),
+    ),
+    Case(
+        "other booleans",
+        ROWS,
+        BATCHED + parameter("enable_mem_arena", "0") + parameter("enable_mem_pattern", "true"),
+    ),
+    Case(
+        "parameters that are not read",
+        ROWS,
+        BATCHED
+        + parameter("cudnn_conv_algo_search", "9")
+        + parameter("arena_extend_strategy", "9")
+        + parameter("no_such_parameter", "abc"),
+    ),
+    Case(
+        "TensorRT for GPU instances only",
+        ROWS,
+        BATCHED + accelerator("gpu", "tensorrt", 'parameters { key: "no_such_key" value: "1" }'),
+    ),
+    Case("unknown accelerator for GPU instances only", ROWS, BATCHED + accelerator("gpu", "warp")),
+    Case(
+        "input fixed where the model is not",
+        identity("FP32", ["batch", None]),
+        "max_batch_size: 4\n" + tensor("input", "x", "FP32", [7]) + tensor("output", "y", "FP32", [-1]),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_bad_config_is_refused_in_the_words_of_nvidia(loader, case):
+    """The client is told the official text, and the log has it as the first line of the reason."""
+    message = case.expected.format(name=case.name)
+
+    refusal, reason = loader.refusal(case.name), loader.logged_reason(case.name)
+
+    assert message in refusal
+    assert reason.endswith(message)
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=str)
+def test_lenience_is_that_of_nvidia(loader, case):
+    """What NVIDIA's backend reads leniently, or not at all on a CPU, does not fail a load."""
+    loader.load(case.name)
+
+    assert loader.client.is_model_ready(case.name)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(
+            "operators from a library that was not allowed",
+            ROWS,
+            BATCHED + 'model_operations { op_library_filename: [ "libsecret_ops.so" ] }\n',
+            ["libsecret_ops.so", "allowed-op-libraries"],
+        ),
+        Case(
+            "implicit state",
+            total({"x": ["batch", 4], "state": ["batch", 4]}, ["batch", 4]),
+            sequence(STATE) + pair("FP32", [4]),
+            ["implicit state"],
+        ),
+    ],
+    ids=str,
+)
+def test_what_this_backend_does_not_do_is_refused_by_name(loader, case):
+    """Where NVIDIA's backend would go on, the reason names what is not done here."""
+    refusal, reason = loader.refusal(case.name), loader.logged_reason(case.name)
+
+    assert [word for word in case.expected if word not in refusal or word not in reason] == []
+
+
+@pytest.mark.parametrize("config", ["", BATCHED], ids=["to be filled in", "complete"])
+@pytest.mark.parametrize("is_folder", [False, True], ids=["file", "folder"])
+def test_missing_network_is_named_by_its_path(loader, repository, config, is_folder):
+    """Without the file, or without `model.onnx` in a folder of that name, the message has the whole path."""
+    name = f"missing_{is_folder}_{bool(config)}"
+    path = store(repository, name, ROWS, ONE_INSTANCE + 'backend: "onnxruntime"\n' + config)
+    path.unlink()
+    if is_folder:
+        path.mkdir()
+        path /= "model.onnx"
+    message = f"unable to find '{path}' for model instance '{name}'"
+
+    refusal, reason = loader.refusal(name), loader.logged_reason(name)
+
+    assert message in refusal
+    assert reason.endswith(message)
+
+
+def test_file_that_is_no_network_is_refused(loader, repository):
+    """ONNX Runtime's own words say why, behind its number for a file it cannot parse."""
+    path = store(repository, "broken", ROWS, ONE_INSTANCE + BATCHED)
+    path.write_bytes(b"no protobuf")
+    message = f"onnx runtime error 7: Load model from {path} failed"
+
+    refusal, reason = loader.refusal("broken"), loader.logged_reason("broken")
+
+    assert (message in refusal, message in reason) == (True, True)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
+def test_gpu_instance_without_a_gpu_is_refused(loader, repository):
+    """The core refuses it before any backend is asked."""
+    store(repository, "on_gpu", ROWS, "instance_group { kind: KIND_GPU count: 1 }\n" + BATCHED)
+
+    assert "has kind KIND_GPU but no GPUs are available" in loader.refusal("on_gpu")
+
+
+Tensors = dict[str, tuple[str, list[int], list[int] | None]]
+
+
+def describe(config: model_config_pb2.ModelConfig, side: str) -> Tensors:
+    """Return the inputs or outputs of a config: datatype, dims, and what they are reshaped to, if at all."""
+    return {
+        each.name: (
+            model_config_pb2.DataType.Name(each.data_type),
+            list(each.dims),
+            list(each.reshape.shape) if each.HasField("reshape") else None,
+        )
+        for each in getattr(config, side)
+    }
+
+
+def batching(config: model_config_pb2.ModelConfig) -> tuple[int, list[int] | None]:
+    """Return a config's batch size and those that its dynamic batcher prefers; None without a batcher."""
+    batcher = config.dynamic_batching if config.HasField("dynamic_batching") else None
+    return config.max_batch_size, batcher and list(batcher.preferred_batch_size)
+
+
+X = {"x": ("TYPE_FP32", [4], None)}
+Y = {"y": ("TYPE_FP32", [4], None)}
+COMPLETED = [
+    Case("no config", ROWS, None, ((4, [4]), X, Y)),
+    Case("empty config", ROWS, "", ((4, [4]), X, Y)),
+    Case("own batch size", ROWS, "max_batch_size: 8\n", ((8, [8]), X, Y)),
+    Case("batches of one", ROWS, "max_batch_size: 1\n", ((1, None), X, Y)),
+    Case(
+        "own batcher",
+        ROWS,
+        "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 2 ] }\n",
+        ((8, [2]), X, Y),
+    ),
+    Case("sequences", ROWS, "max_batch_size: 8\nsequence_batching {}\n", ((8, None), X, Y)),
+    Case(
+        "dims that vary",
+        identity("INT64", ["batch", None, 3]),
+        "",
+        ((4, [4]), {"x": ("TYPE_INT64", [-1, 3], None)}, {"y": ("TYPE_INT64", [-1, 3], None)}),
+    ),
+    Case(
+        "no batch dimension",
+        identity("INT64", [2, None]),
+        "",
+        ((0, None), {"x": ("TYPE_INT64", [2, -1], None)}, {"y": ("TYPE_INT64", [2, -1], None)}),
+    ),
+    Case(
+        "no batch dimension in one input",
+        WITH_BIAS,
+        "",
+        (
+            (0, None),
+            {"x": ("TYPE_FP32", [-1, 4], None), "bias": ("TYPE_FP32", [4], None)},
+            {"y": ("TYPE_FP32", [-1, 4], None)},
+        ),
+    ),
+    Case(
+        "no batch dimension in one output",
+        ONE_ROW_OUT,
+        "",
+        ((0, None), {"x": ("TYPE_FP32", [-1, 4], None)}, {"y": ("TYPE_FP32", [1, 4], None)}),
+    ),
+    Case(
+        "nothing but a batch dimension",
+        identity("STRING", ["batch"]),
+        "",
+        ((4, [4]), {"x": ("TYPE_STRING", [1], [])}, {"y": ("TYPE_STRING", [1], [])}),
+    ),
+    Case(
+        "no dimension at all",
+        identity("BOOL", []),
+        "",
+        ((0, None), {"x": ("TYPE_BOOL", [1], None)}, {"y": ("TYPE_BOOL", [1], None)}),
+    ),
+    Case(
+        "overridable input",
+        scaled(["batch", 4], overridable=True),
+        "",
+        ((4, [4]), X, Y),
+    ),
+    Case(
+        "inputs given",
+        identity("FP32", ["batch", None]),
+        tensor("input", "x", "FP32", [7]),
+        ((4, [4]), {"x": ("TYPE_FP32", [7], None)}, {"y": ("TYPE_FP32", [-1], None)}),
+    ),
+    Case(
+        "outputs given",
+        identity("FP32", ["batch", 4]),
+        tensor("output", "y", "FP32", [2, 2], "reshape { shape: [ 4 ] }"),
+        ((4, [4]), X, {"y": ("TYPE_FP32", [2, 2], [4])}),
+    ),
+    Case(
+        "both given",
+        ROWS,
+        pair("FP32", [-1, 4]),
+        ((0, None), {"x": ("TYPE_FP32", [-1, 4], None)}, {"y": ("TYPE_FP32", [-1, 4], None)}),
+    ),
+    Case(
+        "every datatype",
+        network(
+            [helper.make_node("Identity", [word], [f"of_{word}"]) for word in DATATYPES],
+            [value(word, word, ["batch", 2]) for word in DATATYPES],
+            [value(f"of_{word}", word, ["batch", 2]) for word in DATATYPES],
+        ),
+        "",
+        (
+            (4, [4]),
+            {word: (f"TYPE_{word}", [2], None) for word in DATATYPES},
+            {f"of_{word}": (f"TYPE_{word}", [2], None) for word in DATATYPES},
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", COMPLETED, ids=str)
+def test_config_is_completed_from_the_network(loader, case):
+    """Batch size, batcher and each side that the config leaves out come from the file; no side is changed."""
+    config = loader.load(case.name)
+
+    assert (batching(config), describe(config, "input"), describe(config, "output")) == case.expected
+
+
+@pytest.mark.parametrize(
+    ("case", "level", "message"),
+    [
+        (
+            Case("warned", ROWS, ""),
+            "W",
+            "autofilled max_batch_size to 4 for model 'warned' since batching is supporrted but no "
+            "max_batch_size is specified in model configuration. Must specify max_batch_size to utilize "
+            "autofill with a larger max batch size",
+        ),
+        (
+            Case("complete", ROWS, BATCHED),
+            "I",
+            "skipping model configuration auto-complete for 'complete': inputs and outputs already specified",
+        ),
+    ],
+    ids=["small default", "nothing to fill in"],
+)
+def test_completion_is_logged_in_the_words_of_nvidia(loader, case, level, message):
+    """Whoever relies on the small default is warned; a config that is left alone is a remark."""
+    loader.load(case.name)
+
+    assert loader.await_line(f".*{re.escape(message)}")[0].startswith(level)
+
+
+@pytest.mark.parametrize(
+    ("default", "expected", "dims"),
+    [(0, (0, None), [-1, 4]), (16, (16, [16]), [4])],
+    ids=["never", "sixteen"],
+)
+def test_default_batch_size_is_taken_from_the_command_line(tmp_path, default, expected, dims):
+    """`--backend-config=onnxruntime,default-max-batch-size=N` replaces the 4; 0 turns batching off."""
+    for folder in ("models", "run"):
+        (tmp_path / folder).mkdir()
+    store(tmp_path / "models", "rows", ROWS, ONE_INSTANCE)
+    store(tmp_path / "models", "sized", ROWS, ONE_INSTANCE + "max_batch_size: 2\n")
+    flag = f"--backend-config=onnxruntime,default-max-batch-size={default}"
+
+    with serve(tmp_path / "models", tmp_path / "run", flag) as server, connect(server) as client:
+        rows, sized = (client.get_model_config(name).config for name in ("rows", "sized"))
+
+    assert (batching(rows), batching(sized)) == (expected, (2, [2]))
+    assert describe(rows, "input") == {"x": ("TYPE_FP32", dims, None)}

@@ -1,0 +1,212 @@
+"""Tiny networks for tests: built, stored in a repository, served, and run without a server to compare."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import tritonclient.grpc
+import tritonclient.http
+from onnx import helper, numpy_helper
+from tritonclient.utils import np_to_triton_dtype
+
+from ops.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+
+OPSET, IR_VERSION = 17, 8
+# Triton's words (without TYPE_), each with NumPy's; a string is a `bytes` object here.
+DATATYPES = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "STRING": np.dtype(np.object_),
+}
+STRINGS = [b"plain", b"", b"a\0b", "naïve 日本".encode(), b"\0", b"ends in \0"]
+# By default the core makes two CPU instances, and each is a process.
+ONE_INSTANCE = "instance_group { kind: KIND_CPU count: 1 }\n"
+CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+
+Dims = Sequence[int | str | None]
+Arrays = dict[str, np.ndarray]
+
+
+def value(name: str, datatype: str, shape: Dims) -> onnx.ValueInfoProto:
+    """Declare a network's input or output; a dim that varies is a name or None."""
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(DATATYPES[datatype]), shape)
+
+
+def constant(name: str, array: np.ndarray) -> onnx.TensorProto:
+    """Give a network an initializer."""
+    return numpy_helper.from_array(array, name)
+
+
+def network(
+    nodes: Iterable[onnx.NodeProto],
+    inputs: Iterable[onnx.ValueInfoProto],
+    outputs: Iterable[onnx.ValueInfoProto],
+    initializers: Iterable[onnx.TensorProto] = (),
+) -> onnx.ModelProto:
+    """Assemble a network that ONNX's own checker accepts."""
+    graph = helper.make_graph(list(nodes), "network", list(inputs), list(outputs), list(initializers))
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="tests"
+    )
+    onnx.checker.check_model(model)
+    return model
+
+
+def identity(datatype: str, shape: Dims, *, x: str = "x", y: str = "y") -> onnx.ModelProto:
+    """Build the network whose output `y` is its input `x`."""
+    return network(
+        [helper.make_node("Identity", [x], [y])], [value(x, datatype, shape)], [value(y, datatype, shape)]
+    )
+
+
+def tensor(side: str, name: str, datatype: str, dims: Dims, more: str = "") -> str:
+    """Declare an `input` or `output` in a config; a dim that varies is -1."""
+    sizes = [dim if isinstance(dim, int) else -1 for dim in dims]
+    return f'{side} {{ name: "{name}" data_type: TYPE_{datatype} dims: {sizes} {more} }}\n'
+
+
+def store(
+    repository: Path,
+    name: str,
+    model: onnx.ModelProto,
+    config: str | None = "",
+    version: int = 1,
+    filename: str = "model.onnx",
+    weights: str = "",
+) -> Path:
+    """Write a model's folder and return the path of its network.
+
+    Args:
+        repository: where the folder goes.
+        name: of the folder and the model.
+        model: its network.
+        config: content of `config.pbtxt`; None for no such file.
+        version: of the network.
+        filename: of the network; may lie in a folder.
+        weights: name of the file beside the network that takes its initializers; empty for none.
+    """
+    path = repository / name / str(version) / filename
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if weights:
+        onnx.save(model, path, save_as_external_data=True, location=weights, size_threshold=0)
+    else:
+        onnx.save(model, path)
+    if config is not None:
+        (repository / name / "config.pbtxt").write_text(config)
+    return path
+
+
+def sample(datatype: str, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Draw an array from a datatype's whole range: extremes, infinities, NaN and awkward strings included."""
+    dtype = DATATYPES[datatype]
+    if dtype.kind == "O":
+        return np.resize(rng.permutation(np.array(STRINGS, dtype)), shape)
+    if dtype.kind == "f":
+        array = (rng.standard_normal(shape) * 100).astype(dtype)
+        special = rng.choice([np.nan, np.inf, -np.inf, -0.0], shape).astype(dtype)
+        return np.where(rng.random(shape) < 0.1, special, array)
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    integers = rng.integers(low, high, shape, dtype if dtype.kind != "b" else np.uint8, endpoint=True)
+    return np.asarray(integers).astype(dtype)
+
+
+def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    """Run a network in this process with plain ONNX Runtime, whose Python binding takes strings as `str`."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    decode, encode = np.vectorize(bytes.decode, "O"), np.vectorize(str.encode, "O")
+    results = session.run(None, {name: _convert(array, decode) for name, array in inputs.items()})
+    names = [output.name for output in session.get_outputs()]
+    return {name: _convert(np.asarray(array), encode) for name, array in zip(names, results, strict=True)}
+
+
+def serve(
+    repository: Path, run_dir: Path, *flags: str, log: Callable[[str], None] = lambda line: None
+) -> EmbeddedServer:
+    """Build a server of `repository` on free ports, with every API open."""
+    options = ServerOptions(repository, ports=Ports(*free_ports(3)), flags=flags)
+    return EmbeddedServer(options, run_dir, os.environ, log)
+
+
+def connect(
+    server: EmbeddedServer, protocol: str = "grpc"
+) -> tritonclient.grpc.InferenceServerClient | tritonclient.http.InferenceServerClient:
+    """Open a client of a running server, to be closed by `with`."""
+    options = server.options
+    return CLIENTS[protocol].InferenceServerClient(f"{options.host}:{getattr(options.ports, protocol)}")
+
+
+def ask(
+    server: EmbeddedServer,
+    model: str,
+    inputs: Mapping[str, np.ndarray],
+    protocol: str = "grpc",
+    outputs: Iterable[str] = (),
+    **options,
+) -> Arrays:
+    """Return a served model's answer, by output name.
+
+    Args:
+        server: a running one.
+        model: its name.
+        inputs: as the client sends them, batch dimension included.
+        protocol: "http" or "grpc".
+        outputs: names of the wanted outputs; all if empty.
+        options: further arguments of the client's `infer`, such as `model_version`.
+    """
+    library = CLIENTS[protocol]
+    tensors = []
+    for name, array in inputs.items():
+        tensors.append(library.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        tensors[-1].set_data_from_numpy(array)
+    wanted = [library.InferRequestedOutput(name) for name in outputs] or None
+    with connect(server, protocol) as client:
+        result = client.infer(model, tensors, outputs=wanted, **options)
+    response = result.get_response()
+    names = (
+        [output["name"] for output in response["outputs"]]
+        if protocol == "http"
+        else [output.name for output in response.outputs]
+    )
+    return {name: result.as_numpy(name) for name in names}
+
+
+def ask_together(
+    server: EmbeddedServer, model: str, requests: Sequence[Mapping[str, np.ndarray]]
+) -> list[Arrays | Exception]:
+    """Send requests at the same time; returns, in their order, the answers or why there is none."""
+
+    def outcome(inputs: Mapping[str, np.ndarray]) -> Arrays | Exception:
+        try:
+            return ask(server, model, inputs)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(outcome, requests))
+
+
+def assert_same(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """Assert that two answers have the same tensors: names, datatypes, shapes and every value."""
+    assert set(actual) == set(expected)
+    for name, array in expected.items():
+        assert (name, actual[name].dtype, actual[name].shape) == (name, array.dtype, array.shape)
+        np.testing.assert_array_equal(actual[name], array, name)
+
+
+def _convert(array: np.ndarray, convert: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Convert strings and leave all else as it is; `np.vectorize` takes no empty array."""
+    return convert(array) if array.dtype.kind == "O" and array.size else array

@@ -1,0 +1,697 @@
+"""From a config to ONNX Runtime's options: every parameter and accelerator that NVIDIA's backend knows."""
+
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from python_backend.errors import InvalidConfig
+from python_backend.model_config import ModelConfig
+from python_backend.session_options import (
+    BackendSettings,
+    SessionSettings,
+    on_what_is_there,
+    providers,
+    session_settings,
+)
+from python_backend.threads import ThreadCounts
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+TENSORRT, OPENVINO = "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
+ALL = [TENSORRT, CUDA, OPENVINO, CPU]
+SPINNING = "session.intra_op.allow_spinning"
+SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+ONE_INSTANCE = [{"kind": "KIND_CPU", "count": 1}]
+TWO_INSTANCES = [{"kind": "KIND_CPU", "count": 2}]
+
+
+def config(
+    parameters: dict[str, str] | None = None,
+    kind: str = "CPU",
+    device_id: int = 0,
+    folder: Path = Path("/r/m"),
+    **document,
+) -> ModelConfig:
+    """Build the config of a model `m` with these parameters and fields."""
+    given = {key: {"string_value": value} for key, value in (parameters or {}).items()}
+    base = {"name": "m", "backend": "onnxruntime", "max_batch_size": 8, "instance_group": ONE_INSTANCE}
+    return ModelConfig.from_document({**base, "parameters": given, **document}, folder, 1, kind, device_id)
+
+
+def accelerated(gpu=(), cpu=(), **more) -> ModelConfig:
+    """Build the config of an instance on GPU 3 with accelerators: (name, parameters) each."""
+    lists = {"gpu_execution_accelerator": gpu, "cpu_execution_accelerator": cpu}
+    accelerators = {
+        key: [{"name": name, "parameters": parameters} for name, parameters in each]
+        for key, each in lists.items()
+        if each
+    }
+    return config(
+        **{
+            "kind": "GPU",
+            "device_id": 3,
+            "optimization": {"execution_accelerators": accelerators},
+            **more,
+        }
+    )
+
+
+def entry(settings: SessionSettings, key: str) -> str | None:
+    """Return a session's own option, or None if it was not set."""
+    try:
+        return settings.options.get_session_config_entry(key)
+    except RuntimeError:
+        return None
+
+
+def shrinkage(settings: SessionSettings) -> str | None:
+    """Return which arenas are shrunk after a run, or None if that was not set."""
+    try:
+        return settings.run_options.get_run_config_entry(SHRINKAGE)
+    except RuntimeError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (None, "ORT_ENABLE_ALL"),
+        (0, "ORT_ENABLE_ALL"),
+        (-1, "ORT_ENABLE_BASIC"),
+        (1, "ORT_ENABLE_EXTENDED"),
+        (2, "ORT_DISABLE_ALL"),
+        (7, "ORT_ENABLE_ALL"),
+        (-2, "ORT_ENABLE_ALL"),
+    ],
+)
+def test_graph_level_is_tritons_numbering(level, expected):
+    """Triton's levels are not ONNX Runtime's: 2 disables all."""
+    optimization = {} if level is None else {"optimization": {"graph": {"level": level}}}
+
+    options = session_settings(config(**optimization)).options
+
+    assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, expected)
+
+
+def test_settings_without_any_parameter_are_onnx_runtimes_own():
+    """Nothing is set that was not asked for, but for the thread count, which is the share of the cores."""
+    settings = session_settings(config({"intra_op_thread_count": "5"}))
+
+    options, plain = settings.options, onnxruntime.SessionOptions()
+    for name in (
+        "graph_optimization_level",
+        "execution_mode",
+        "enable_cpu_mem_arena",
+        "enable_mem_pattern",
+        "inter_op_num_threads",
+    ):
+        assert getattr(options, name) == getattr(plain, name), name
+    assert (shrinkage(settings), entry(settings, SPINNING)) == (None, None)
+    assert (settings.providers, settings.threads) == (((CPU, {}),), ThreadCounts(5, 0))
+    assert (settings.run_batch_size, settings.has_shared_weights) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0", "ORT_SEQUENTIAL"), ("1", "ORT_PARALLEL"), ("1x", "ORT_PARALLEL")]
+)
+def test_execution_mode(text, expected):
+    """0 runs one operator after the other, 1 several at a time."""
+    options = session_settings(config({"execution_mode": text})).options
+
+    assert options.execution_mode == getattr(onnxruntime.ExecutionMode, expected)
+
+
+def test_thread_counts_are_passed_on():
+    """Both counts reach ONNX Runtime, and what the session tells about itself."""
+    settings = session_settings(config({"intra_op_thread_count": "3", "inter_op_thread_count": "2"}))
+
+    options = settings.options
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
+    assert settings.threads == ThreadCounts(3, 2)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "TRUE", "on", "0", "false", "Off"])
+@pytest.mark.parametrize(
+    ("key", "name"), [("enable_mem_arena", "enable_cpu_mem_arena"), ("enable_mem_pattern",) * 2]
+)
+def test_memory_switches(key, name, text):
+    """Both switches take Triton's six words in any case, and only their own is thrown."""
+    options = session_settings(config({key: text})).options
+
+    switches = {"enable_cpu_mem_arena": True, "enable_mem_pattern": True}
+    switches[name] = text.lower() in ("1", "true", "on")
+    assert {each: getattr(options, each) for each in switches} == switches
+
+
+@pytest.mark.parametrize("text", ["cpu:0", "cpu:0;gpu:0"])
+def test_arena_shrinkage_is_set_for_every_run(text):
+    """The entry belongs to the run's options, where ONNX Runtime reads it after each run."""
+    assert shrinkage(session_settings(config({SHRINKAGE: text}))) == text
+
+
+EXECUTION_MODE = (
+    "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {} ."
+)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kind", "message"),
+    [
+        (
+            {"execution_mode": "2"},
+            "CPU",
+            EXECUTION_MODE.format(2),
+        ),
+        (
+            {"execution_mode": "-1"},
+            "CPU",
+            EXECUTION_MODE.format(-1),
+        ),
+        ({"execution_mode": "fast"}, "CPU", "failed to convert 'fast' to integral number"),
+        ({"intra_op_thread_count": "abc"}, "CPU", "failed to convert 'abc' to integral number"),
+        ({"inter_op_thread_count": ""}, "CPU", "failed to convert '' to integral number"),
+        ({"enable_mem_arena": "yes"}, "CPU", "failed to convert 'yes' to boolean"),
+        ({"enable_mem_pattern": ""}, "CPU", "failed to convert '' to boolean"),
+        ({"nereid.run_batch_size": "two"}, "CPU", "failed to convert 'two' to integral number"),
+        ({"nereid.shared_weights": "yes"}, "CPU", "failed to convert 'yes' to boolean"),
+        (
+            {"cudnn_conv_algo_search": "3"},
+            "GPU",
+            "unsupported cudnn_conv_algo_search value '3' is requested",
+        ),
+        ({"cudnn_conv_algo_search": "x"}, "GPU", "failed to convert 'x' to integral number"),
+        ({"arena_extend_strategy": "2"}, "GPU", "unsupported arena_extend_strategy value '2' is requested"),
+    ],
+    ids=[
+        "execution mode",
+        "negative execution mode",
+        "execution mode in words",
+        "intra op threads",
+        "no inter op threads",
+        "arena",
+        "no pattern",
+        "run batch size",
+        "shared weights",
+        "cudnn search",
+        "cudnn search in words",
+        "arena strategy",
+    ],
+)
+def test_wrong_value_has_the_official_message(parameters, kind, message):
+    """Log greps written for NVIDIA's backend keep working, double blanks included."""
+    with pytest.raises(InvalidConfig) as raised:
+        session_settings(config(parameters, kind))
+
+    assert str(raised.value) == message
+
+
+def test_unknown_parameters_are_ignored():
+    """A config written for another backend or a later release loads, as it does there."""
+    parameters = {"share_session_between_instances": "perhaps", "log_level": "9", "": ""}
+
+    settings = session_settings(config(parameters))
+
+    assert settings.providers == ((CPU, {}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "max_batch_size", "expected"),
+    [("2", 8, 2), ("0", 8, 0), ("-1", 8, 0), ("2", 0, 0)],
+    ids=["two", "none", "negative", "without batches"],
+)
+def test_run_batch_size(text, max_batch_size, expected):
+    """Rows of one run are bounded only where there are rows."""
+    model = config({"nereid.run_batch_size": text}, max_batch_size=max_batch_size)
+
+    assert session_settings(model).run_batch_size == expected
+
+
+@pytest.mark.parametrize("text", ["true", "0"])
+def test_shared_weights_are_asked_for_by_name(text):
+    """The parameter is one of Triton's booleans."""
+    settings = session_settings(config({"nereid.shared_weights": text}))
+
+    assert settings.has_shared_weights is (text == "true")
+
+
+@pytest.mark.parametrize(
+    ("groups", "instances", "expected"),
+    [
+        (ONE_INSTANCE, None, None),
+        (TWO_INSTANCES, None, "0"),
+        ([], None, "0"),
+        (TWO_INSTANCES, 1, None),
+        (ONE_INSTANCE, 2, "0"),
+    ],
+    ids=["one", "two", "two by default", "one says the caller", "two says the caller"],
+)
+def test_instances_that_share_cores_do_not_spin(groups, instances, expected):
+    """A waiting thread of one instance leaves the core to the others."""
+    settings = session_settings(config(instance_group=groups), instances=instances)
+
+    assert entry(settings, SPINNING) == expected
+
+
+def test_instances_of_the_caller_share_the_cores():
+    """Another model's instances count where they run this network: many get one thread each."""
+    assert session_settings(config(), instances=1000).threads == ThreadCounts(1, 0)
+
+
+def test_session_options_are_passed_through():
+    """Whatever starts with `session.` is ONNX Runtime's, and wins over a choice of ours."""
+    parameters = {SPINNING: "1", "session.dynamic_block_base": "4", "sessions.none": "1"}
+
+    settings = session_settings(config(parameters, instance_group=TWO_INSTANCES))
+
+    assert entry(settings, SPINNING) == "1"
+    assert entry(settings, "session.dynamic_block_base") == "4"
+    assert entry(settings, "sessions.none") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], BackendSettings(4, frozenset(), {}, "")),
+        (
+            ["--backend-config=onnxruntime,default-max-batch-size=16"],
+            BackendSettings(default_max_batch_size=16),
+        ),
+        (
+            ["--backend-config", "onnxruntime,default-max-batch-size=0"],
+            BackendSettings(default_max_batch_size=0),
+        ),
+        (
+            ["--backend-config=onnxruntime,default-max-batch-size=-3"],
+            BackendSettings(default_max_batch_size=0),
+        ),
+        (
+            ["--backend-config=tensorflow,default-max-batch-size=16"],
+            BackendSettings(),
+        ),
+        (
+            ["--backend-config=default-max-batch-size=16"],
+            BackendSettings(default_max_batch_size=16),
+        ),
+        (
+            ["--backend-config=onnxruntime,allowed-op-libraries=/a/lib.so::/b/../c.so"],
+            BackendSettings(allowed_op_libraries=frozenset({Path("/a/lib.so"), Path("/c.so")})),
+        ),
+        (
+            [
+                "--backend-config=onnxruntime,enable-global-threadpool=1",
+                "--backend-config=onnxruntime,intra_op_thread_count=3",
+                "--backend-config=onnxruntime,inter_op_thread_count=2",
+            ],
+            BackendSettings(thread_counts={"intra_op_thread_count": "3", "inter_op_thread_count": "2"}),
+        ),
+        (
+            ["--backend-config=onnxruntime,enable-global-threadpool=1"],
+            BackendSettings(thread_counts={"intra_op_thread_count": "0", "inter_op_thread_count": "0"}),
+        ),
+        (
+            [
+                "--backend-config=onnxruntime,enable-global-threadpool=0",
+                "--backend-config=onnxruntime,intra_op_thread_count=3",
+            ],
+            BackendSettings(),
+        ),
+        (["--backend-config=onnxruntime,intra_op_thread_count=3"], BackendSettings()),
+        (["--model-config-name=cpu"], BackendSettings(profile="cpu")),
+        (["--model-config-name", "cpu"], BackendSettings(profile="cpu")),
+        (["--model-config-name=cpu", "--model-config-name", "gpu"], BackendSettings(profile="gpu")),
+    ],
+    ids=[
+        "nothing",
+        "default batch size",
+        "no default batch size",
+        "negative default batch size",
+        "another backend's",
+        "default batch size of all backends",
+        "op libraries",
+        "global thread pool",
+        "global thread pool of ONNX Runtime's size",
+        "global thread pool off",
+        "threads without a global pool",
+        "profile",
+        "profile apart",
+        "profile twice",
+    ],
+)
+def test_server_flags_become_settings(words, expected):
+    """The flags NVIDIA's backend has, and the profile, come from the server's command line."""
+    assert BackendSettings.from_command_line(["tritonserver", *words]) == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("default-max-batch-size=many", "failed to convert 'many' to integral number"),
+        ("enable-global-threadpool=yes", "failed to convert 'yes' to boolean"),
+    ],
+    ids=["batch size", "thread pool"],
+)
+def test_wrong_server_flag_is_refused(flag, message):
+    """A flag that cannot be read fails the load instead of being guessed."""
+    with pytest.raises(InvalidConfig) as raised:
+        BackendSettings.from_command_line([f"--backend-config=onnxruntime,{flag}"])
+
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("pool", "expected"),
+    [
+        ({"intra_op_thread_count": "3", "inter_op_thread_count": "4"}, ThreadCounts(3, 4)),
+        ({"intra_op_thread_count": "3"}, ThreadCounts(3, 0)),
+    ],
+    ids=["both counts", "one count"],
+)
+def test_global_pool_replaces_the_models_own_threads(pool, expected):
+    """With a pool of the server's, what the model says about threads is ignored."""
+    words = ["--backend-config=onnxruntime,enable-global-threadpool=1"]
+    words += [f"--backend-config=onnxruntime,{key}={value}" for key, value in pool.items()]
+    model = config({"intra_op_thread_count": "7", "inter_op_thread_count": "8"})
+
+    settings = session_settings(model, BackendSettings.from_command_line(words))
+
+    options = settings.options
+    assert settings.threads == expected
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, expected.inter_op)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "printed"),
+    [([], "none"), (["/b.so", "/a.so"], "/a.so, /b.so")],
+    ids=["none", "others"],
+)
+def test_op_library_that_is_not_allowed_is_never_loaded(allowed, printed):
+    """A config alone cannot make the server run native code; the message says which flag may."""
+    model = config(model_operations={"op_library_filename": ["/tmp/evil.so"]})
+    backend = BackendSettings(allowed_op_libraries=frozenset(map(Path, allowed)))
+
+    with pytest.raises(InvalidConfig) as raised:
+        session_settings(model, backend)
+
+    assert str(raised.value) == (
+        f"model 'm' asks for custom operators from '/tmp/evil.so', allowed are: {printed}; the server's "
+        "--backend-config=onnxruntime,allowed-op-libraries=PATH[:PATH] allows more"
+    )
+
+
+def test_allowed_op_library_that_cannot_be_loaded_is_refused(tmp_path):
+    """An allowed library reaches ONNX Runtime, whose refusal is the config's fault."""
+    library = tmp_path / "sub" / ".." / "lib.so"
+    model = config(model_operations={"op_library_filename": [str(library)]})
+    backend = BackendSettings(allowed_op_libraries=frozenset({tmp_path.resolve() / "lib.so"}))
+
+    with pytest.raises(InvalidConfig, match=r"onnx runtime error 1: Failed to load library .*lib\.so"):
+        session_settings(model, backend)
+
+
+DEVICE = {"device_id": "3"}
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (config(), ()),
+        (config(kind="GPU", device_id=3), ((CUDA, DEVICE),)),
+        (config({"gpu_mem_limit": "1024"}), ()),
+        (config(kind="MODEL"), ()),
+        (accelerated(gpu=[("cuda", {"use_tf32": "0"}), ("who", {})], kind="CPU"), ()),
+        (
+            config(
+                {
+                    "cudnn_conv_algo_search": "1",
+                    "gpu_mem_limit": "1024",
+                    "arena_extend_strategy": "1",
+                    "do_copy_in_default_stream": "0",
+                },
+                "GPU",
+                3,
+            ),
+            (
+                (
+                    CUDA,
+                    {
+                        "cudnn_conv_algo_search": "HEURISTIC",
+                        "gpu_mem_limit": "1024",
+                        "arena_extend_strategy": "kSameAsRequested",
+                        "do_copy_in_default_stream": "0",
+                        **DEVICE,
+                    },
+                ),
+            ),
+        ),
+        (
+            config({"cudnn_conv_algo_search": "0", "arena_extend_strategy": "0"}, "GPU", 3),
+            (
+                (
+                    CUDA,
+                    {
+                        "cudnn_conv_algo_search": "EXHAUSTIVE",
+                        "arena_extend_strategy": "kNextPowerOfTwo",
+                        **DEVICE,
+                    },
+                ),
+            ),
+        ),
+        (
+            config({"cudnn_conv_algo_search": "2"}, "GPU", 3),
+            ((CUDA, {"cudnn_conv_algo_search": "DEFAULT", **DEVICE}),),
+        ),
+        (
+            accelerated(gpu=[("cuda", {"use_tf32": "0", "do_copy_in_default_stream": "on"})]),
+            ((CUDA, {"use_tf32": "0", "do_copy_in_default_stream": "on", **DEVICE}),),
+        ),
+        (
+            accelerated(
+                gpu=[("cuda", {"cudnn_conv_algo_search": "DEFAULT"})],
+                parameters={"cudnn_conv_algo_search": "1", "gpu_mem_limit": "1024"},
+            ),
+            ((CUDA, {"cudnn_conv_algo_search": "DEFAULT", "gpu_mem_limit": "1024", **DEVICE}),),
+        ),
+        (accelerated(gpu=[("cuda", {"device_id": "0"})]), ((CUDA, DEVICE),)),
+        (accelerated(gpu=[("tensorrt", {})]), ((TENSORRT, DEVICE), (CUDA, DEVICE))),
+        (
+            accelerated(
+                gpu=[("cuda", {"use_tf32": "0"}), ("tensorrt", {"precision_mode": "FP16"})],
+                cpu=[("openvino", {})],
+            ),
+            (
+                (TENSORRT, {"trt_fp16_enable": "1", **DEVICE}),
+                (CUDA, {"use_tf32": "0", **DEVICE}),
+                (OPENVINO, {"device_type": "CPU"}),
+            ),
+        ),
+        (accelerated(cpu=[("openvino", {})], kind="CPU"), ((OPENVINO, {"device_type": "CPU"}),)),
+    ],
+    ids=[
+        "cpu",
+        "gpu",
+        "cuda parameter on the cpu",
+        "kind model",
+        "gpu block on the cpu",
+        "deprecated parameters",
+        "deprecated parameters by default",
+        "third cudnn search",
+        "cuda block",
+        "cuda block over deprecated parameters",
+        "cuda device",
+        "tensorrt",
+        "all, in their order",
+        "openvino",
+    ],
+)
+def test_providers_of_an_instance(model, expected):
+    """TensorRT comes before CUDA, and the CPU last; the device is always the instance's own."""
+    assert providers(model, ALL) == (*expected, (CPU, {}))
+
+
+SAME = [
+    *("trt_max_partition_iterations", "trt_min_subgraph_size", "trt_dla_enable", "trt_dla_core"),
+    *("trt_engine_cache_enable", "trt_engine_cache_path", "trt_engine_cache_prefix", "trt_dump_subgraphs"),
+    *("trt_force_sequential_engine_build", "trt_context_memory_sharing_enable"),
+    *("trt_layer_norm_fp32_fallback", "trt_timing_cache_enable", "trt_timing_cache_path"),
+    *("trt_force_timing_cache", "trt_detailed_build_log", "trt_build_heuristics_enable"),
+    *("trt_sparsity_enable", "trt_builder_optimization_level", "trt_auxiliary_streams"),
+    *("trt_tactic_sources", "trt_extra_plugin_lib_paths", "trt_profile_min_shapes"),
+    *("trt_profile_max_shapes", "trt_profile_opt_shapes", "trt_cuda_graph_enable"),
+    *("trt_dump_ep_context_model", "trt_ep_context_file_path", "trt_ep_context_embed_mode"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"precision_mode": "FP32"}, {}),
+        ({"precision_mode": "FP16"}, {"trt_fp16_enable": "1"}),
+        ({"precision_mode": "INT8"}, {"trt_int8_enable": "1"}),
+        ({"max_workspace_size_bytes": "1024"}, {"trt_max_workspace_size": "1024"}),
+        ({"int8_calibration_table_name": "t"}, {"trt_int8_calibration_table_name": "t"}),
+        ({"int8_use_native_calibration_table": "1"}, {"trt_int8_use_native_calibration_table": "1"}),
+        *(({name: "1"}, {name: "1"}) for name in SAME),
+    ],
+    ids=lambda value: "-".join(map("=".join, value.items())),
+)
+def test_tensorrt_keys_get_their_own_names(given, expected):
+    """Triton's key reaches ONNX Runtime's TensorRT provider under the name it has there."""
+    found = providers(accelerated(gpu=[("tensorrt", given)]), ALL)
+
+    assert found == ((TENSORRT, {**expected, **DEVICE}), (CUDA, DEVICE), (CPU, {}))
+
+
+UNKNOWN_TENSORRT = "unknown parameter '{}' is provided for TensorRT Execution Accelerator"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            accelerated(gpu=[("tensorrt", {"precision_mode": "BF16"})]),
+            "unsupported precision mode 'BF16' is requested",
+        ),
+        (
+            accelerated(gpu=[("tensorrt", {"precision_mode": "fp16"})]),
+            "unsupported precision mode 'fp16' is requested",
+        ),
+        (accelerated(gpu=[("tensorrt", {"trt_what": "1"})]), UNKNOWN_TENSORRT.format("trt_what")),
+        (accelerated(gpu=[("tensorrt", {"device_id": "0"})]), UNKNOWN_TENSORRT.format("device_id")),
+        (
+            accelerated(gpu=[("tensorrt", {"trt_max_workspace_size": "1"})]),
+            UNKNOWN_TENSORRT.format("trt_max_workspace_size"),
+        ),
+        (
+            accelerated(gpu=[("tensorrt", {"trt_dla_enable": "yes"})]),
+            "failed to convert 'yes' to boolean",
+        ),
+        (
+            accelerated(gpu=[("tensorrt", {"trt_dla_core": "one"})]),
+            "failed to convert 'one' to integral number",
+        ),
+        (
+            accelerated(gpu=[("tensorrt", {"max_workspace_size_bytes": "big"})]),
+            "failed to convert 'big' to unsigned long long integral number",
+        ),
+        (
+            accelerated(gpu=[("cuda", {"do_copy_in_default_stream": "yes"})]),
+            "failed to convert 'yes' to boolean",
+        ),
+        (
+            accelerated(gpu=[("cuda", {"use_ep_level_unified_stream": "2"})]),
+            "failed to convert '2' to boolean",
+        ),
+        (accelerated(gpu=[("openvino", {})]), "unknown Execution Accelerator 'openvino' is requested"),
+        (accelerated(gpu=[("CUDA", {})]), "unknown Execution Accelerator 'CUDA' is requested"),
+        (accelerated(cpu=[("tensorrt", {})]), "unknown Execution Accelerator 'tensorrt' is requested"),
+        (accelerated(cpu=[("mine", {})], kind="CPU"), "unknown Execution Accelerator 'mine' is requested"),
+    ],
+    ids=[
+        "precision of a later release",
+        "precision in small letters",
+        "unknown tensorrt key",
+        "tensorrt device",
+        "tensorrt key by its other name",
+        "tensorrt boolean",
+        "tensorrt number",
+        "tensorrt size",
+        "cuda boolean",
+        "another cuda boolean",
+        "cpu accelerator for the gpu",
+        "gpu accelerator in capitals",
+        "gpu accelerator for the cpu",
+        "unknown cpu accelerator",
+    ],
+)
+def test_wrong_accelerator_is_refused(model, message):
+    """Names and values have NVIDIA's messages."""
+    with pytest.raises(InvalidConfig) as raised:
+        providers(model, ALL)
+
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("model", "available", "missing"),
+    [
+        (config(kind="GPU", device_id=3), [CPU], CUDA),
+        (accelerated(gpu=[("tensorrt", {})]), [CUDA, CPU], TENSORRT),
+    ],
+    ids=["cuda", "tensorrt"],
+)
+def test_missing_gpu_provider_is_an_error(model, available, missing):
+    """Who asks for a GPU gets one or a refusal that says what to install, never a slow success."""
+    with pytest.raises(InvalidConfig) as raised:
+        providers(model, available)
+
+    assert str(raised.value) == (
+        f"model 'm' asks for {missing} on GPU 3, but this onnxruntime has only {', '.join(available)}; "
+        "install onnxruntime-gpu, or serve it with KIND_CPU"
+    )
+
+
+def test_openvino_that_is_not_there_is_an_unknown_accelerator():
+    """NVIDIA's backend says the same when it was built without it."""
+    with pytest.raises(InvalidConfig) as raised:
+        providers(accelerated(cpu=[("openvino", {})], kind="CPU"), [CPU])
+
+    assert str(raised.value) == "unknown Execution Accelerator 'openvino' is requested"
+
+
+@pytest.fixture
+def on_gpu(tmp_path):
+    """Build the config of an instance on a GPU, whose files name these kinds: NAME.pbtxt, or `config`."""
+
+    def make(**kinds: str) -> ModelConfig:
+        folder = tmp_path / "m"
+        (folder / "configs").mkdir(parents=True)
+        for name, kind in kinds.items():
+            path = folder / "config.pbtxt" if name == "config" else folder / "configs" / f"{name}.pbtxt"
+            path.write_text(f'name: "m" instance_group {{ kind: {kind} }}' if kind else 'name: "m"')
+        return config(kind="GPU", folder=folder)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kinds", "profile", "kind"),
+    [
+        ({}, "", "CPU"),
+        ({"config": ""}, "", "CPU"),
+        ({"config": "KIND_AUTO"}, "", "CPU"),
+        ({"config": "KIND_GPU"}, "", "GPU"),
+        ({"config": "KIND_GPU", "cpu": "KIND_AUTO"}, "cpu", "CPU"),
+        ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
+        ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "", "CPU"),
+        ({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
+    ],
+    ids=[
+        "no config file",
+        "no instance group",
+        "kind auto",
+        "kind gpu",
+        "profile without a gpu",
+        "profile with a gpu",
+        "no profile asked for",
+        "profile of another name",
+    ],
+)
+def test_gpu_that_triton_chose_may_be_a_cpu(on_gpu, kinds, profile, kind):
+    """Without CUDA, KIND_AUTO is served on the CPU; a GPU named in the config file in use is not replaced."""
+    model = on_gpu(**kinds)
+
+    assert on_what_is_there(model, [CPU], profile).kind == kind
+
+
+def test_gpu_that_is_there_is_used(on_gpu):
+    """With CUDA the config stays as it is, whatever its file says."""
+    model = on_gpu(config="KIND_AUTO")
+
+    assert on_what_is_there(model, [CUDA, CPU], "") is model
+
+
+def test_cpu_stays_a_cpu():
+    """An instance on the CPU needs no look at any file."""
+    model = config()
+
+    assert on_what_is_there(model, [CPU], "") is model

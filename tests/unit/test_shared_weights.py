@@ -1,0 +1,118 @@
+"""Weights in a file that all instances map: written once, named by content, never half there."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import helper
+
+from ops.embedded import REPOSITORY
+from python_backend import shared_weights
+from python_backend.errors import InvalidConfig
+from python_backend.model_config import ModelConfig
+from python_backend.session import Session
+from python_backend.session_options import CPU, CUDA, SHARED_WEIGHTS, session_settings
+from tests.networks import constant, network, store, tensor, value
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A model file, y = x A, with its weights in a file of their own."""
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    model = network(
+        [helper.make_node("MatMul", ["x", "A"], ["y"])],
+        [value("x", "FP32", ["n", 64])],
+        [value("y", "FP32", ["n", 64])],
+        [constant("A", weights)],
+    )
+    io = tensor("input", "x", "FP32", [-1, 64]) + tensor("output", "y", "FP32", [-1, 64])
+    return store(tmp_path, "product", model, io, weights="data.bin")
+
+
+@pytest.fixture
+def opened(path):
+    """Open the model as a new instance would; `opened.paths` lists what ONNX Runtime was told to open."""
+    config = ModelConfig.from_file(path.parents[1], 1)
+
+    def open_instance(**changes) -> onnxruntime.InferenceSession:
+        return shared_weights.open_shared(path, replace(session_settings(config), **changes), opener)
+
+    def opener(file, settings):
+        open_instance.paths.append(file)
+        return onnxruntime.InferenceSession(file, settings.options, providers=list(settings.providers))
+
+    open_instance.paths = []
+    return open_instance
+
+
+def copies(path) -> list:
+    """Return the folders that were written beside the model."""
+    return sorted(path.parent.glob(f"{shared_weights.PREFIX}*"))
+
+
+def test_first_instance_writes_and_all_open_the_copy(path, opened):
+    """The model itself is opened once, to write the copy that every instance then runs."""
+    inputs = {"x": np.ones((2, 64), np.float32)}
+    expected = onnxruntime.InferenceSession(path, providers=[CPU]).run(None, inputs)
+
+    answers = [opened().run(None, inputs), opened().run(None, inputs)]
+
+    (copy,) = copies(path)
+    assert opened.paths == [path, copy / "model.onnx", copy / "model.onnx"]
+    np.testing.assert_array_equal(answers, [expected, expected])
+    assert (copy / "weights.bin").stat().st_size >= 64 * 64 * 4
+
+
+@pytest.mark.parametrize("version", [1, 2], ids=["FP32", "INT8"])
+def test_real_network_answers_as_before(tmp_path, version):
+    """The networks of the repository give the same scores to the last bit."""
+    folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
+    config = ModelConfig.from_file(folder, version)
+    shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
+    inputs = {"input": np.random.default_rng(0).standard_normal((1, 3, 224, 224), np.float32)}
+
+    (expected,), (actual,) = (Session.from_config(c).run(inputs, ["scores"]) for c in (config, shared))
+
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_changed_weights_get_a_copy_of_their_own(path, opened):
+    """The name of the copy is made of the external data, too."""
+    opened()
+    data = path.with_name("data.bin")
+    data.write_bytes(bytes(len(data.read_bytes())))
+
+    (answer,) = opened().run(None, {"x": np.ones((1, 64), np.float32)})
+
+    assert len(copies(path)) == 2
+    np.testing.assert_array_equal(answer, np.zeros((1, 64), np.float32))
+
+
+def test_half_written_copy_is_replaced(path, opened):
+    """What a process left that died while it wrote is removed, and the copy written again."""
+    opened()
+    (copy,) = copies(path)
+    copy.rename(f"{copy}.partial")
+    (path.parent / f"{copy.name}.partial" / "weights.bin").write_bytes(b"half")
+
+    opened().run(None, {"x": np.ones((1, 64), np.float32)})
+
+    assert copies(path) == [copy]
+
+
+def test_folder_that_cannot_be_written_fails_the_load(path, opened):
+    """The message says what is asked for, where, and why it cannot be."""
+    path.parent.joinpath(f"{shared_weights.PREFIX}x.partial").write_text("a file where a folder should be")
+
+    with pytest.raises(
+        InvalidConfig, match=r"nereid.shared_weights must write beside '.*model.onnx': .*Errno"
+    ):
+        opened()
+
+
+def test_weights_on_a_gpu_are_refused(opened):
+    """Processes cannot map what lies on a GPU."""
+    with pytest.raises(InvalidConfig, match=f"nereid.shared_weights is for {CPU} only, got {CUDA}"):
+        opened(providers=((CUDA, {}), (CPU, {})))

@@ -1,0 +1,729 @@
+"""What a network takes and gives against its config: NVIDIA's rules, and its messages word for word."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from python_backend.errors import InvalidConfig
+from python_backend.model_config import ModelConfig, TensorSpec
+from python_backend.signature import (
+    NetworkTensor,
+    Signature,
+    batch_targets,
+    complete,
+    needs_completion,
+    sequence_controls,
+    validate,
+)
+from tests.networks import OPSET, constant, identity, network, value
+
+FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, ["N", 3])
+
+
+def tensor(name: str, datatype: str = "FP32", dims=(16,), **more) -> dict:
+    """Write an input or output as a config has it: protobuf's JSON has int64 as strings."""
+    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": [str(dim) for dim in dims], **more}
+
+
+def config(inputs=None, outputs=None, max_batch_size: int = 8, **document) -> ModelConfig:
+    """Build the config of a model `m`; by default one of floats from `x` to `y`, in batches."""
+    inputs = [tensor("x")] if inputs is None else inputs
+    outputs = [tensor("y")] if outputs is None else outputs
+    return ModelConfig.from_document(
+        {"name": "m", "max_batch_size": max_batch_size, "input": inputs, "output": outputs, **document},
+        Path("/r/m"),
+        1,
+    )
+
+
+def signature(inputs=None, outputs=None, initializers=None) -> Signature:
+    """Build a network's signature from (element, shape) by name; by default that of `config()`."""
+    return Signature(
+        *(
+            {name: NetworkTensor(*each) for name, each in tensors.items()}
+            for tensors in (
+                {"x": ("float", (-1, 16))} if inputs is None else inputs,
+                {"y": ("float", (-1, 16))} if outputs is None else outputs,
+                initializers or {},
+            )
+        )
+    )
+
+
+def control(name: str = "START", data_type: str = "", **values) -> dict:
+    """Write a `sequence_batching` with one control input."""
+    given = {"data_type": data_type} if data_type else {key: ["0", "1"] for key in values}
+    return {"control_input": [{"name": name, "control": [{"kind": "CONTROL_SEQUENCE_START", **given}]}]}
+
+
+def session(model: ModelProto) -> onnxruntime.InferenceSession:
+    """Open a network."""
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def raw(nodes, inputs, outputs, domains=()) -> ModelProto:
+    """Assemble a network whose inputs and outputs need be no tensors."""
+    opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 3) for domain in domains)]
+    graph = helper.make_graph(nodes, "raw", inputs, outputs)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "element"),
+    [
+        ("BOOL", "bool"),
+        ("UINT8", "uint8"),
+        ("UINT16", "uint16"),
+        ("UINT32", "uint32"),
+        ("UINT64", "uint64"),
+        ("INT8", "int8"),
+        ("INT16", "int16"),
+        ("INT32", "int32"),
+        ("INT64", "int64"),
+        ("FP16", "float16"),
+        ("FP32", "float"),
+        ("FP64", "double"),
+        ("STRING", "string"),
+    ],
+)
+def test_every_datatype_is_read(datatype, element):
+    """Each of Triton's thirteen datatypes is recognised in a file, with the dims that vary as -1."""
+    found = Signature.of(session(identity(datatype, ["N", 3, None])))
+
+    expected = NetworkTensor(element, (-1, 3, -1))
+    assert found == Signature({"x": expected}, {"y": expected}, {})
+    assert (found.inputs["x"].datatype, found.inputs["x"].can_batch) == (f"TYPE_{datatype}", True)
+
+
+def test_scalar_and_overridable_weights_are_read():
+    """A scalar has no dims, and an initializer that is an input as well may be overridden."""
+    model = network(
+        [helper.make_node("Mul", ["x", "scale"], ["y"])],
+        [value("x", "FP32", []), value("scale", "FP32", [1])],
+        [value("y", "FP32", [1])],
+        [constant("scale", np.ones(1, np.float32))],
+    )
+
+    assert Signature.of(session(model)) == Signature(
+        {"x": NetworkTensor("float", ())},
+        {"y": NetworkTensor("float", (1,))},
+        {"scale": NetworkTensor("float", (1,))},
+    )
+
+
+def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
+    """BF16 has no name in Triton's configs of this release."""
+    type_proto = helper.make_tensor_type_proto(TensorProto.BFLOAT16, [1])
+    x, y = (helper.make_value_info(name, type_proto) for name in "xy")
+
+    found = Signature.of(session(raw([helper.make_node("Identity", ["x"], ["y"])], [x], [y]))).inputs["x"]
+
+    assert (found.datatype, found.provided) == ("TYPE_INVALID", "TYPE_<invalid>")
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "name"),
+    [
+        (
+            raw(
+                [helper.make_node("SequenceConstruct", ["x"], ["y"])],
+                [value("x", "FP32", ["N", 3])],
+                [helper.make_value_info("y", helper.make_sequence_type_proto(FLOATS))],
+            ),
+            "SEQUENCE",
+            "y",
+        ),
+        (
+            raw(
+                [helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)],
+                [helper.make_value_info("s", helper.make_sequence_type_proto(FLOATS))],
+                [value("y", "FP32", ["N", 3])],
+            ),
+            "SEQUENCE",
+            "s",
+        ),
+        (
+            raw(
+                [helper.make_node("CastMap", ["m"], ["y"], domain="ai.onnx.ml", cast_to="TO_FLOAT")],
+                [helper.make_value_info("m", helper.make_map_type_proto(TensorProto.INT64, FLOATS))],
+                [value("y", "FP32", [1, "N"])],
+                ["ai.onnx.ml"],
+            ),
+            "MAP",
+            "m",
+        ),
+        (
+            raw(
+                [helper.make_node("Optional", ["x"], ["o"])],
+                [value("x", "FP32", ["N", 3])],
+                [helper.make_value_info("o", helper.make_optional_type_proto(FLOATS))],
+            ),
+            "OPTIONAL",
+            "o",
+        ),
+    ],
+    ids=["sequence output", "sequence input", "map input", "optional output"],
+)
+def test_what_is_no_tensor_is_refused(model, kind, name):
+    """A request can carry tensors only, so a network that wants or gives another thing cannot be served."""
+    with pytest.raises(InvalidConfig) as raised:
+        Signature.of(session(model))
+
+    assert str(raised.value) == (
+        f"Unsupported ONNX Type 'ONNX_TYPE_{kind}' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({}, True),
+        ({"input": [], "output": []}, True),
+        ({"input": [tensor("x")]}, True),
+        ({"output": [tensor("y")]}, True),
+        ({"batch_input": [{}]}, True),
+        ({"input": [tensor("x")], "output": [tensor("y")]}, False),
+        ({"batch_input": [{}], "output": [tensor("y")]}, False),
+        ({"input": [tensor("x")], "output": [tensor("y")], "max_batch_size": 0}, False),
+    ],
+    ids=[
+        "nothing",
+        "empty lists",
+        "inputs only",
+        "outputs only",
+        "batch inputs only",
+        "both",
+        "batch inputs and outputs",
+        "both without a batch size",
+    ],
+)
+def test_completion_is_needed_for_missing_tensors_only(document, expected):
+    """One input, or batch input, and one output are enough to leave a config alone, batch size included."""
+    assert needs_completion(document) is expected
+
+
+BATCHED = signature()
+FIXED = signature({"x": ("float", (2, 16))}, {"y": ("int64", (2, -1))})
+SCALAR = signature({"x": ("float", ())}, {"y": ("string", ())})
+ROWS = signature({"x": ("float", (-1,))}, {"y": ("float", (-1,))})
+MANY = signature({"z": ("bool", (-1, 1)), "a": ("float16", (-1, -1, 4))}, {"y": ("string", (-1, 2))})
+WARNING = (
+    "autofilled max_batch_size to 4 for model 'm' since batching is supporrted but no max_batch_size is "
+    "specified in model configuration. Must specify max_batch_size to utilize autofill with a larger max "
+    "batch size"
+)
+
+
+def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
+    """Write an input or output as it is filled in."""
+    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": dims, **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "network_signature", "default", "added", "warnings"),
+    [
+        (
+            {},
+            BATCHED,
+            4,
+            {
+                "max_batch_size": 4,
+                "dynamic_batching": {},
+                "input": [entry("x", "FP32", [16])],
+                "output": [entry("y", "FP32", [16])],
+            },
+            [WARNING],
+        ),
+        (
+            {},
+            BATCHED,
+            1,
+            {
+                "max_batch_size": 1,
+                "input": [entry("x", "FP32", [16])],
+                "output": [entry("y", "FP32", [16])],
+            },
+            [WARNING.replace("to 4", "to 1")],
+        ),
+        (
+            {},
+            BATCHED,
+            0,
+            {"input": [entry("x", "FP32", [-1, 16])], "output": [entry("y", "FP32", [-1, 16])]},
+            [WARNING.replace("to 4", "to 0")],
+        ),
+        (
+            {"max_batch_size": 2},
+            BATCHED,
+            4,
+            {
+                "dynamic_batching": {},
+                "input": [entry("x", "FP32", [16])],
+                "output": [entry("y", "FP32", [16])],
+            },
+            [],
+        ),
+        (
+            {"max_batch_size": 1},
+            BATCHED,
+            4,
+            {"input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
+            [],
+        ),
+        (
+            {"max_batch_size": 2, "dynamic_batching": {"preferred_batch_size": [2]}},
+            BATCHED,
+            4,
+            {"input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
+            [],
+        ),
+        (
+            {"max_batch_size": 2, "sequence_batching": {"direct": {}}},
+            BATCHED,
+            4,
+            {"input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
+            [],
+        ),
+        (
+            {"max_batch_size": 2, "dynamic_batching": {}, "input": [tensor("mine", dims=(1,))]},
+            BATCHED,
+            4,
+            {"output": [entry("y", "FP32", [16])]},
+            [],
+        ),
+        (
+            {"max_batch_size": 2, "dynamic_batching": {}, "output": [tensor("mine", dims=(1,))]},
+            BATCHED,
+            4,
+            {"input": [entry("x", "FP32", [16])]},
+            [],
+        ),
+        (
+            {},
+            FIXED,
+            4,
+            {"input": [entry("x", "FP32", [2, 16])], "output": [entry("y", "INT64", [2, -1])]},
+            [],
+        ),
+        (
+            {},
+            SCALAR,
+            4,
+            {"input": [entry("x", "FP32", [1])], "output": [entry("y", "STRING", [1])]},
+            [],
+        ),
+        (
+            {"max_batch_size": 2, "dynamic_batching": {}},
+            ROWS,
+            4,
+            {
+                "input": [entry("x", "FP32", [1], reshape={"shape": []})],
+                "output": [entry("y", "FP32", [1], reshape={"shape": []})],
+            },
+            [],
+        ),
+        (
+            {"max_batch_size": 2, "dynamic_batching": {}},
+            MANY,
+            4,
+            {
+                "input": [entry("a", "FP16", [-1, 4]), entry("z", "BOOL", [1])],
+                "output": [entry("y", "STRING", [2])],
+            },
+            [],
+        ),
+    ],
+    ids=[
+        "nothing given",
+        "default of 1",
+        "default of 0",
+        "batch size given",
+        "batch size of 1 given",
+        "dynamic batching given",
+        "sequence batching given",
+        "inputs given",
+        "outputs given",
+        "no batches",
+        "scalars",
+        "rows of scalars",
+        "many, sorted",
+    ],
+)
+def test_what_is_missing_is_filled_in(given, network_signature, default, added, warnings):
+    """The config gets exactly these fields, and a warning only where a batch size was chosen for it."""
+    document = {"name": "m", "max_batch_size": 0, **deepcopy(given)}
+    heard: list[str] = []
+
+    complete(document, network_signature, default, heard.append)
+
+    assert document == {"name": "m", "max_batch_size": 0, **given, **added}
+    assert heard == warnings
+
+
+@pytest.mark.parametrize(
+    "network_signature",
+    [
+        FIXED,
+        SCALAR,
+        signature(inputs={"x": ("float", (2, 16))}),
+        signature(outputs={"y": ("float", (16,))}),
+        signature(outputs={"y": ("float", ())}),
+    ],
+    ids=["both fixed", "scalars", "input fixed", "output fixed", "output scalar"],
+)
+def test_batches_that_the_network_cannot_do_are_refused(network_signature):
+    """Batching needs a first dimension that varies in every input and every output."""
+    document = {"name": "m", "max_batch_size": 2}
+
+    with pytest.raises(InvalidConfig) as raised:
+        complete(document, network_signature, 4, pytest.fail)
+
+    assert str(raised.value) == (
+        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is "
+        "specified"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "network_signature"),
+    [
+        (config(), signature()),
+        (config(max_batch_size=0), signature({"x": ("float", (16,))}, {"y": ("float", (16,))})),
+        (config([tensor("x", dims=(5,))]), signature({"x": ("float", (-1, -1))})),
+        (
+            config([tensor("x", dims=(-1,))], [tensor("y", dims=(-1,))], 0),
+            signature({"x": ("float", (-1,))}, {"y": ("float", (-1,))}),
+        ),
+        (config(outputs=[]), signature()),
+        (
+            config([tensor("x", dims=(4, 4), reshape={"shape": ["16"]})]),
+            signature(),
+        ),
+        (
+            config([tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape={})]),
+            signature({"x": ("float", (-1,))}, {"y": ("float", (-1,))}),
+        ),
+        (
+            config([tensor("x", dims=(1,))], [tensor("y", dims=(1, 1))], 0),
+            signature({"x": ("float", ())}, {"y": ("float", ())}),
+        ),
+        (
+            config([tensor("x"), tensor("scale", dims=(1,), optional=True)], max_batch_size=0),
+            signature(
+                {"x": ("float", (16,))}, {"y": ("float", (16,))}, initializers={"scale": ("float", (1,))}
+            ),
+        ),
+        (
+            config([tensor("x", dims=(-1,), allow_ragged_batch=True)]),
+            signature({"x": ("float", (-1,))}),
+        ),
+        (
+            config(
+                [tensor("x", dims=(-1,), allow_ragged_batch=True)],
+                batch_input=[{"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["x"]}],
+            ),
+            signature({"x": ("float", (-1,)), "n": ("int32", (-1,))}),
+        ),
+        (
+            config(
+                outputs=[tensor("y", dims=(3, 3))],
+                batch_output=[
+                    {
+                        "kind": "BATCH_SCATTER_WITH_INPUT_SHAPE",
+                        "target_name": ["y"],
+                        "source_input": ["x"],
+                    }
+                ],
+            ),
+            signature(outputs={"y": ("float", (-1,))}),
+        ),
+        (
+            config(sequence_batching=control(int32_false_true=1)),
+            signature({"x": ("float", (-1, 16)), "START": ("int32", (-1, 1))}),
+        ),
+        (
+            config(max_batch_size=0, sequence_batching=control(data_type="TYPE_UINT64")),
+            signature({"x": ("float", (16,)), "START": ("uint64", (1,))}, {"y": ("float", (16,))}),
+        ),
+    ],
+    ids=[
+        "the same",
+        "without batches",
+        "input fixed in the config only",
+        "dims that vary in both",
+        "output not in the config",
+        "reshape",
+        "reshape to rows of scalars",
+        "scalars as ones",
+        "optional weight",
+        "ragged",
+        "batch input",
+        "scattered output",
+        "sequence control",
+        "sequence control without batches",
+    ],
+)
+def test_fitting_config_passes(model, network_signature):
+    """What NVIDIA's backend loads is loaded."""
+    validate(model, network_signature)
+
+
+RAGGED = tensor("x", dims=(-1,), allow_ragged_batch=True)
+COUNT = {"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["x"]}
+NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
+
+
+@pytest.mark.parametrize(
+    ("model", "network_signature", "message"),
+    [
+        (
+            config([tensor("x"), tensor("z")]),
+            signature(),
+            "unable to load model 'm', configuration expects 2 inputs, model provides 1",
+        ),
+        (
+            config(),
+            signature({"x": ("float", (-1, 16)), "z": ("float", (-1, 16))}),
+            "unable to load model 'm', configuration expects 1 inputs, model provides 2",
+        ),
+        (
+            config([RAGGED], batch_input=[COUNT]),
+            signature({"x": ("float", (-1,))}),
+            "unable to load model 'm', configuration expects 2 inputs, model provides 1",
+        ),
+        (
+            config([tensor("x", optional=True)], max_batch_size=0),
+            NO_BATCHES,
+            "unable to load model 'm', configuration expects 0 inputs, model provides 1",
+        ),
+        (
+            config([tensor("q")]),
+            signature(initializers={"w": ("float", (1,))}),
+            "unexpected inference input 'q', allowed inputs are: w, x",
+        ),
+        (
+            config([RAGGED], batch_input=[{**COUNT, "target_name": ["q"]}]),
+            signature({"x": ("float", (-1,)), "n": ("int32", (-1,))}),
+            "unexpected inference input 'q', allowed inputs are: n, x",
+        ),
+        (
+            config(outputs=[tensor("q")]),
+            signature(outputs={"z": ("float", (-1, 16)), "a": ("float", (-1, 16))}),
+            "unexpected inference output 'q', allowed outputs are: a, z",
+        ),
+        (
+            config([tensor("x", "INT32")]),
+            signature(),
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'x', model "
+            "provides TYPE_FP32",
+        ),
+        (
+            config(outputs=[tensor("y", "FP64")]),
+            signature(outputs={"y": ("string", (-1, 16))}),
+            "unable to load model 'm', configuration expects datatype TYPE_FP64 for output 'y', model "
+            "provides TYPE_BYTES",
+        ),
+        (
+            config(),
+            signature({"x": ("bfloat16", (-1, 16))}),
+            "unable to load model 'm', configuration expects datatype TYPE_FP32 for input 'x', model "
+            "provides TYPE_<invalid>",
+        ),
+        (
+            config([tensor("x", "BF16")]),
+            signature({"x": ("bfloat16", (-1, 16))}),
+            "unsupported datatype TYPE_BF16 for input 'x' for model 'm'",
+        ),
+        (
+            config([tensor("x"), tensor("w", optional=True)]),
+            signature(initializers={"w": ("float", (16,))}),
+            "unable to load model 'm', optional input 'w' is not supported for models that support batching",
+        ),
+        (
+            config(),
+            signature({"x": ("float", (1, 16))}),
+            "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 "
+            "dimension and the first dimension must be -1; but shape expected by the model is [1,16]",
+        ),
+        (
+            config(),
+            signature(outputs={"y": ("float", (16,))}),
+            "model 'm', tensor 'y': for the model to support batching the shape should have at least 1 "
+            "dimension and the first dimension must be -1; but shape expected by the model is [16]",
+        ),
+        (
+            config([tensor("x", dims=(4, 4))]),
+            signature(),
+            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
+            "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
+            "followed by the explicit tensor shape, making complete shape [-1,4,4])",
+        ),
+        (
+            config(),
+            signature({"x": ("float", (-1, 16, 4))}),
+            "model 'm', tensor 'x': the model expects 3 dimensions (shape [-1,16,4]) but the model "
+            "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
+            "followed by the explicit tensor shape, making complete shape [-1,16])",
+        ),
+        (
+            config([tensor("x", dims=(15,))]),
+            signature(),
+            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
+            "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
+            "followed by the explicit tensor shape, making complete shape [-1,15])",
+        ),
+        (
+            config([tensor("x", dims=(16,), reshape={"shape": ["2", "8"]})]),
+            signature(),
+            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
+            "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
+            "followed by the explicit tensor shape, making complete shape [-1,2,8])",
+        ),
+        (
+            config([tensor("x", dims=(-1,))]),
+            signature(),
+            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
+            "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
+            "followed by the explicit tensor shape, making complete shape [-1,-1])",
+        ),
+        (
+            config(outputs=[tensor("y", dims=(16,))]),
+            signature(outputs={"y": ("float", (-1, -1))}),
+            "model 'm', tensor 'y': the model expects 2 dimensions (shape [-1,-1]) but the model "
+            "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
+            "followed by the explicit tensor shape, making complete shape [-1,16])",
+        ),
+        (
+            config([tensor("x", dims=(4, 4))], max_batch_size=0),
+            NO_BATCHES,
+            "model 'm', tensor 'x': the model expects 1 dimensions (shape [16]) but the model configuration "
+            "specifies 2 dimensions (shape [4,4])",
+        ),
+        (
+            config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
+            NO_BATCHES,
+            "model 'm', tensor 'y': the model expects 1 dimensions (shape [16]) but the model configuration "
+            "specifies 1 dimensions (shape [-1])",
+        ),
+        (
+            config([tensor("x", dims=(1, 2))], max_batch_size=0),
+            signature({"x": ("float", ())}, {"y": ("float", (16,))}),
+            "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration "
+            "when the model doesn't support batching. Model configuration provided: [1,2].",
+        ),
+        (
+            config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
+            signature({"x": ("float", (16,))}, {"y": ("float", ())}),
+            "unable to load model 'm', scalar tensor 'y', should only provide 1 in the model configuration "
+            "when the model doesn't support batching. Model configuration provided: [-1].",
+        ),
+        (
+            config([RAGGED]),
+            signature({"x": ("float", (-1, 16))}),
+            "unable to load model 'm', configuration expects model provides input with shape [-1]  for "
+            "ragged input 'x', model provides [-1,16]",
+        ),
+        (
+            config(sequence_batching=control(int32_false_true=1)),
+            signature(),
+            "configuration specified sequence control 'START', but model does not provide that input",
+        ),
+        (
+            config(sequence_batching=control(fp32_false_true=1)),
+            signature({"x": ("float", (-1, 16)), "START": ("float", (-1, 2))}),
+            "unable to load model 'm', sequence control 'START' in model has dims [2] but dims [1] is "
+            "expected",
+        ),
+        (
+            config(max_batch_size=0, sequence_batching=control(fp32_false_true=1)),
+            signature({"x": ("float", (16,)), "START": ("float", (-1, 1))}, {"y": ("float", (16,))}),
+            "unable to load model 'm', sequence control 'START' in model has dims [-1,1] but dims [1] is "
+            "expected",
+        ),
+        (
+            config(sequence_batching=control(bool_false_true=1)),
+            signature({"x": ("float", (-1, 16)), "START": ("int64", (-1, 1))}),
+            "unable to load model 'm', sequence control 'START', the model expects data-type INT64 but the "
+            "model configuration specifies data-type TYPE_BOOL",
+        ),
+        (
+            config(sequence_batching={"state": [{"input_name": "x", "output_name": "y"}]}),
+            signature(),
+            "unable to load model 'm', implicit state (sequence_batching.state) is not supported by a "
+            "Python-based backend",
+        ),
+    ],
+    ids=[
+        "input too many",
+        "input missing",
+        "batch input too many",
+        "optional input that is none",
+        "unknown input",
+        "unknown batch input",
+        "unknown output",
+        "datatype of an input",
+        "datatype of an output",
+        "datatype that Triton lacks, in the file",
+        "datatype that Triton lacks, in the config",
+        "optional input and batches",
+        "input without a batch dimension",
+        "output without a batch dimension",
+        "rank of an input",
+        "rank beyond equal dims",
+        "dim of an input",
+        "reshape of an input",
+        "input that varies in the config only",
+        "output that varies in the file only",
+        "rank without batches",
+        "output that varies in the config only",
+        "scalar input",
+        "scalar output",
+        "ragged input",
+        "control that is no input",
+        "dims of a control",
+        "dims of a control without batches",
+        "datatype of a control",
+        "implicit state",
+    ],
+)
+def test_unfitting_config_is_refused(model, network_signature, message):
+    """Log greps written for NVIDIA's backend find its own words, blank by blank."""
+    with pytest.raises(InvalidConfig) as raised:
+        validate(model, network_signature)
+
+    assert str(raised.value) == message
+
+
+def test_sequence_controls_have_the_datatype_of_their_values():
+    """A boolean control has that of its pair of values, another the one it names; each is one number."""
+    batching = {
+        "control_input": [
+            *control("a", int32_false_true=1)["control_input"],
+            *control("b", fp32_false_true=1)["control_input"],
+            *control("c", bool_false_true=1)["control_input"],
+            *control("d", "TYPE_STRING")["control_input"],
+        ]
+    }
+
+    assert sequence_controls(config(sequence_batching=batching)) == [
+        TensorSpec("a", "TYPE_INT32", (1,), (1,)),
+        TensorSpec("b", "TYPE_FP32", (1,), (1,)),
+        TensorSpec("c", "TYPE_BOOL", (1,), (1,)),
+        TensorSpec("d", "TYPE_STRING", (1,), (1,)),
+    ]
+
+
+def test_config_without_sequences_has_no_controls():
+    """Most models have neither sequences nor inputs made from the batch."""
+    assert (sequence_controls(config()), batch_targets(config())) == ([], [])
+
+
+def test_batch_targets_are_all_that_are_made_from_the_batch():
+    """One batch_input may make several inputs of the network."""
+    batch_input = [{**COUNT, "target_name": ["a", "b"]}, {**COUNT, "target_name": ["c"]}]
+
+    assert batch_targets(config(batch_input=batch_input)) == ["a", "b", "c"]

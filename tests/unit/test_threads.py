@@ -1,0 +1,80 @@
+"""Threads per instance: the instances share the cores, what the config says wins, a GPU needs none."""
+
+import os
+
+import pytest
+
+from python_backend.errors import InvalidConfig
+from python_backend.threads import ThreadCounts, available_cores, thread_counts
+
+INTRA, INTER = "intra_op_thread_count", "inter_op_thread_count"
+
+
+@pytest.fixture
+def one_core():
+    """Bind the process to one of its cores for the time of a test."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def test_cores_are_those_of_the_affinity(one_core):
+    """Who is bound to one core has one, however many the machine has."""
+    assert available_cores() == 1
+
+
+def test_cores_are_never_more_than_the_affinity():
+    """A control group can only take cores away, and never all."""
+    assert 1 <= available_cores() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "instances", "kind", "expected"),
+    [
+        ({INTRA: "3"}, 1000, "CPU", ThreadCounts(3, 0)),
+        ({INTRA: "3", INTER: "2"}, 1, "CPU", ThreadCounts(3, 2)),
+        ({INTRA: " 4abc"}, 1, "CPU", ThreadCounts(4, 0)),
+        ({}, 1000, "CPU", ThreadCounts(1, 0)),
+        ({INTER: "2"}, 1000, "CPU", ThreadCounts(1, 2)),
+        ({INTRA: "0"}, 1000, "CPU", ThreadCounts(1, 0)),
+        ({INTRA: "-5", INTER: "-5"}, 1000, "CPU", ThreadCounts(1, 0)),
+        ({}, 1000, "MODEL", ThreadCounts(1, 0)),
+        ({}, 1, "GPU", ThreadCounts(0, 0)),
+        ({INTRA: "3", INTER: "2"}, 1, "GPU", ThreadCounts(3, 2)),
+    ],
+    ids=[
+        "explicit",
+        "both explicit",
+        "digits and letters",
+        "more instances than cores",
+        "only between operators",
+        "explicit zero",
+        "negative",
+        "kind model",
+        "gpu",
+        "explicit on gpu",
+    ],
+)
+def test_thread_counts(parameters, instances, kind, expected):
+    """What is said wins; else instances get a core at least, and a GPU's are left to ONNX Runtime."""
+    assert thread_counts(parameters, instances, kind) == expected
+
+
+@pytest.mark.parametrize("instances", [0, 1, 2, 3])
+def test_instances_share_the_cores(instances):
+    """An instance gets its share, rounded down; without any instance, all cores."""
+    shares = {0: 1.0, 1: 1.0, 2: 0.5, 3: 1 / 3}
+    expected = max(1, int(available_cores() * shares[instances] + 1e-9))
+
+    assert thread_counts({}, instances) == ThreadCounts(expected, 0)
+
+
+@pytest.mark.parametrize("name", [INTRA, INTER])
+@pytest.mark.parametrize("text", ["abc", "", "-", "+ 1"])
+def test_count_that_is_no_number_is_refused(name, text):
+    """The message is NVIDIA's."""
+    with pytest.raises(InvalidConfig) as raised:
+        thread_counts({name: text}, 1)
+
+    assert str(raised.value) == f"failed to convert '{text}' to integral number"
