@@ -1,0 +1,146 @@
+"""What the `onnxruntime` backend adds to `InferenceSession.run`, by Triton's own statistics and for a client.
+
+python -m loadtest.backend [--rounds 15] [--seconds 2] [--record backend]
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc
+from rich.console import Console
+from rich.table import Table
+
+from loadtest import record
+from ops import embedded
+from ops.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+from python_backend.model_config import ModelConfig
+from python_backend.session import Session
+
+MODEL, VERSION = "efficientnet_lite0", "1"
+BATCHES = (1, 8)
+# The backend hands its metrics on twice a second.
+METRICS_LAG_S = 1.0
+STEPS = ("compute_input", "compute_infer", "compute_output")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds of one request: in process, inside the server, and as its client sees it.
+
+    `run` is `InferenceSession.run` inside the server; `backend` is what Triton's statistics count beside it:
+    compute_input, compute_output, and the rest of compute_infer.
+    """
+
+    in_process: float
+    run: float
+    compute_input: float
+    compute_infer: float
+    compute_output: float
+    client: float
+
+    @property
+    def backend(self) -> float:
+        """What the backend adds to the run."""
+        return self.compute_input + self.compute_infer + self.compute_output - self.run
+
+
+def measure(session: Session, client: "Client", batch: int, seconds: float) -> Cost:
+    """Run for `seconds` in process, then for as long through the server."""
+    inputs = np.random.default_rng(0).standard_normal((batch, 3, 224, 224), np.float32)
+    in_process = _per_call(lambda: session.run({"input": inputs}, ["scores"]), seconds)
+    before = client.counters()
+    latency = _per_call(lambda: client.infer(inputs), seconds)
+    after = client.counters()
+    count = after["count"] - before["count"]
+    spent = {name: (after[name] - before[name]) / count * 1e3 for name in ("run", *STEPS)}
+    return Cost(in_process=in_process, client=latency, **spent)
+
+
+class Client:
+    """One gRPC connection, and the server's counters in seconds since its start."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._triton = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}")
+        self._ports = ports
+
+    def infer(self, inputs: np.ndarray) -> None:
+        """Send one request with a tensor and wait for its answer."""
+        tensor = tritonclient.grpc.InferInput("input", list(inputs.shape), "FP32")
+        tensor.set_data_from_numpy(inputs)
+        self._triton.infer(MODEL, [tensor], VERSION)
+
+    def counters(self) -> dict[str, float]:
+        """Return executions, seconds inside `InferenceSession.run`, and Triton's compute steps."""
+        time.sleep(METRICS_LAG_S)
+        stats = self._triton.get_inference_statistics(MODEL, VERSION, as_json=True)["model_stats"][0]
+        found = {step: int(stats["inference_stats"][step].get("ns", 0)) / 1e9 for step in STEPS}
+        return found | {
+            "run": run_counters(self._ports, MODEL)["sum"],
+            "count": int(stats.get("execution_count", 0)),
+        }
+
+
+def run_counters(ports: Ports, model: str) -> dict[str, float]:
+    """Return `sum`, in seconds, and `count` of the runs of `model`, all versions together."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports.metrics}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    return {
+        each: sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
+        for each in ("sum", "count")
+        if (prefix := f'nereid_onnxruntime_run_seconds_{each}{{model="{model}",')
+    }
+
+
+def _per_call(call: Any, seconds: float) -> float:
+    spent, end = [], time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < end:
+        call()
+        spent.append(time.perf_counter() - begin)
+    return statistics.median(spent) * 1e3
+
+
+def summary(costs: list[Cost]) -> dict[str, float]:
+    """Return medians over rounds, and the two figures that are held to a target."""
+    medians = {name: statistics.median(asdict(c)[name] for c in costs) for name in asdict(costs[0])}
+    medians["backend"] = statistics.median(cost.backend for cost in costs)
+    medians["backend_of_run"] = statistics.median(cost.backend / cost.run for cost in costs)
+    medians["client_beside_run"] = statistics.median(cost.client - cost.run for cost in costs)
+    return {name: round(value, 4) for name, value in medians.items()}
+
+
+def main() -> None:
+    """Measure both batch sizes in turn, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    args = parser.parse_args()
+    if args.record and not record.is_committed():
+        parser.error(record.UNCOMMITTED)
+    session = Session.from_config(ModelConfig.from_file(embedded.REPOSITORY / MODEL, int(VERSION)))
+    options = ServerOptions(ports=Ports(*free_ports(3)))
+    costs: dict[int, list[Cost]] = {batch: [] for batch in BATCHES}
+    with tempfile.TemporaryDirectory() as run_dir, EmbeddedServer(options, Path(run_dir), os.environ):
+        client = Client(options.ports)
+        for _ in range(args.rounds):
+            for batch in BATCHES:
+                costs[batch].append(measure(session, client, batch, args.seconds))
+    result = {f"batch {batch}": summary(found) for batch, found in costs.items()}
+    table = Table("ms", *result)
+    for name in result[f"batch {BATCHES[0]}"]:
+        table.add_row(name, *(str(column[name]) for column in result.values()))
+    Console(width=110).print(table)
+    if args.record:
+        record.write(args.record, {"ms": result})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What several instances of a large network cost in memory, with shared weights and without, and in speed.
+
+python -m loadtest.memory [--rounds 3] [--record memory]
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import tritonclient.grpc
+from onnx import helper, numpy_helper
+from rich.console import Console
+from rich.table import Table
+
+from loadtest import record
+from loadtest.backend import METRICS_LAG_S, run_counters
+from ops.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+
+MODEL, INSTANCES, WIDTH, HIDDEN, BLOCKS = "blocks", 8, 768, 3072, 12
+REQUESTS = 200
+CONFIG = f"""max_batch_size: 8
+input {{ name: "x" data_type: TYPE_FP32 dims: [ {WIDTH} ] }}
+output {{ name: "y" data_type: TYPE_FP32 dims: [ {WIDTH} ] }}
+dynamic_batching {{ }}
+parameters {{ key: "intra_op_thread_count" value {{ string_value: "1" }} }}
+"""
+SHARED = 'parameters { key: "nereid.shared_weights" value { string_value: "true" } }\n'
+
+
+def network() -> onnx.ModelProto:
+    """Build the feed-forward blocks of a ViT-B: 226 MB of weights, drawn at random."""
+    rng = np.random.default_rng(0)
+    nodes, weights, last = [], [], "x"
+    for block in range(BLOCKS):
+        for part, shape in (("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH))):
+            name = f"{part}_{block}"
+            array = rng.standard_normal(shape).astype(np.float32) / np.float32(np.sqrt(shape[0]))
+            weights.append(numpy_helper.from_array(array, name))
+            nodes.append(helper.make_node("MatMul", [last, name], [f"{name}_product"]))
+            nodes.append(helper.make_node("Relu", [f"{name}_product"], [f"{name}_out"]))
+            last = f"{name}_out"
+    nodes.append(helper.make_node("Identity", [last], ["y"]))
+    tensors = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", WIDTH]) for name in ("x", "y")
+    ]
+    graph = helper.make_graph(nodes, MODEL, tensors[:1], tensors[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def measure(repository: Path, instances: int, shared: bool) -> tuple[float, float]:
+    """Serve the network; returns the instances' memory in MB (PSS) and the milliseconds of one run."""
+    group = f"instance_group {{ kind: KIND_CPU count: {instances} }}\n"
+    (repository / MODEL / "config.pbtxt").write_text(CONFIG + group + (SHARED if shared else ""))
+    options = ServerOptions(repository, ports=Ports(*free_ports(3)))
+    with (
+        tempfile.TemporaryDirectory() as run_dir,
+        EmbeddedServer(options, Path(run_dir), os.environ) as server,
+    ):
+        # Enough at once for every instance to have run, and to have touched its weights.
+        with ThreadPoolExecutor(2 * instances) as pool:
+            list(pool.map(lambda _: _infer(options.ports), range(REQUESTS)))
+        before = run_counters(options.ports, MODEL)
+        for _ in range(REQUESTS):
+            _infer(options.ports)
+        time.sleep(METRICS_LAG_S)
+        after = run_counters(options.ports, MODEL)
+        run_ms = (after["sum"] - before["sum"]) / (after["count"] - before["count"]) * 1e3
+        return sum(_pss_mb(pid) for pid in _stubs(server.pid)), run_ms
+
+
+def _infer(ports: Ports) -> None:
+    tensor = tritonclient.grpc.InferInput("x", [1, WIDTH], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, WIDTH), np.float32))
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
+        client.infer(MODEL, [tensor])
+
+
+def _stubs(server: int) -> Iterator[int]:
+    for children in Path(f"/proc/{server}/task").glob("*/children"):
+        yield from map(int, children.read_text().split())
+
+
+def _pss_mb(pid: int) -> float:
+    (line,) = [x for x in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if x.startswith("Pss:")]
+    return int(line.split()[1]) / 1024
+
+
+def main() -> None:
+    """Measure one and eight instances in turn, plain and shared; print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    args = parser.parse_args()
+    if args.record and not record.is_committed():
+        parser.error(record.UNCOMMITTED)
+    samples: dict[tuple[int, bool], list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / MODEL / "1" / "model.onnx"
+        path.parent.mkdir(parents=True)
+        onnx.save(network(), path)
+        for _ in range(args.rounds):
+            for instances in (1, INSTANCES):
+                for shared in (False, True):
+                    samples.setdefault((instances, shared), []).append(
+                        measure(Path(folder), instances, shared)
+                    )
+        model_mb = path.stat().st_size / 2**20
+    rows = []
+    table = Table("instances", "weights", "PSS, MB", "of one plain", "of one shared", "ms per run")
+    for (instances, shared), found in samples.items():
+        pss, run_ms = (statistics.median(column) for column in zip(*found, strict=True))
+        ones = [statistics.median(mb for mb, _ in samples[1, each]) for each in (False, True)]
+        row = {
+            "instances": instances,
+            "weights": "shared" if shared else "plain",
+            "pss_mb": round(pss),
+            "of_one_plain": round(pss / ones[0], 2),
+            "of_one_shared": round(pss / ones[1], 2),
+            "run_ms": round(run_ms, 2),
+        }
+        rows.append(row)
+        table.add_row(*map(str, row.values()))
+    Console(width=110).print(table)
+    if args.record:
+        record.write(args.record, {"model_mb": round(model_mb), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
