@@ -252,7 +252,7 @@ def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
     reshape = entry.get("reshape")
     return TensorSpec(
         name=entry["name"],
-        datatype=entry["data_type"],
+        datatype=entry.get("data_type", "TYPE_INVALID"),
         dims=dims,
         network_dims=dims if reshape is None else tuple(map(int, reshape.get("shape", ()))),
         is_optional=bool(entry.get("optional", False)),

@@ -34,11 +34,11 @@ def thread_counts(parameters: Mapping[str, str], instances: int, kind: str = "CP
     return ThreadCounts(intra_op, inter_op)
 
 
-def available_cores() -> int:
+def available_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """Return how many cores this process may use: its affinity, and its control group's quota."""
     cores = len(os.sched_getaffinity(0))
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = quota_file.read_text().split()
         return cores if quota == "max" else max(1, min(cores, -(-int(quota) // int(period))))
     except (OSError, ValueError):
         return cores

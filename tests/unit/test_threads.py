@@ -78,3 +78,23 @@ def test_count_that_is_no_number_is_refused(name, text):
         thread_counts({name: text}, 1)
 
     assert str(raised.value) == f"failed to convert '{text}' to integral number"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("100000 100000\n", 1),
+        ("50000 100000\n", 1),
+        ("150000 100000\n", 2),
+        ("9900000 100000\n", None),
+        ("max 100000\n", None),
+    ],
+    ids=["one core", "half a core", "a core and a half", "more than there are", "no quota"],
+)
+def test_control_group_takes_cores_away(tmp_path, content, expected):
+    """A container's quota counts like cores, rounded up."""
+    quota = tmp_path / "cpu.max"
+    quota.write_text(content)
+    affinity = len(os.sched_getaffinity(0))
+
+    assert available_cores(quota) == min(affinity, expected or affinity)
