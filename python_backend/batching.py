@@ -75,8 +75,10 @@ class Batching:
         """Return the batch size of one request; without batches every request is one."""
         return len(next(iter(request.values()))) if self.max_batch_size else 1
 
-    def gather(self, requests: Sequence[Arrays]) -> dict[str, Any]:
+    def gather(self, requests: Sequence[Arrays]) -> Arrays:
         """Return the network's inputs for `requests`; a single one is taken as it is, without a copy."""
+        if len(requests) == 1 and self.is_by_rows:
+            return requests[0]
         inputs = {
             name: concatenate([self._flat(name, request[name]) for request in requests])
             for name in requests[0]
@@ -121,11 +123,6 @@ def concatenate(arrays: Sequence[Any]) -> Any:
     return cupy.concatenate([cupy.asarray(array) for array in arrays])
 
 
-def on_host(array: Any) -> np.ndarray:
-    """Return the array itself, or a copy of one that lies on a GPU."""
-    return array if isinstance(array, np.ndarray) else array.get()
-
-
 def _cut(name: str, array: Any, lengths: Sequence[int]) -> list[Any]:
     if array.ndim == 0 or len(array) != sum(lengths):
         raise InferenceFailed(f"output '{name}' has shape {list(array.shape)} for a batch of {sum(lengths)}")
@@ -134,7 +131,10 @@ def _cut(name: str, array: Any, lengths: Sequence[int]) -> list[Any]:
 
 
 def _batch_input(config: ModelConfig, entry: Mapping[str, Any], name: str) -> BatchInput:
-    kind, datatype = entry.get("kind", "BATCH_ELEMENT_COUNT").removeprefix("BATCH_"), entry.get("data_type", "")
+    kind, datatype = (
+        entry.get("kind", "BATCH_ELEMENT_COUNT").removeprefix("BATCH_"),
+        entry.get("data_type", ""),
+    )
     if kind not in MAKERS or datatype not in DTYPES:
         kinds = ", ".join(f"BATCH_{each}" for each in MAKERS)
         raise InvalidConfig(

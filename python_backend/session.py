@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 
 from python_backend import gpu, shared_weights
-from python_backend.batching import Arrays, Batching, concatenate, on_host
+from python_backend.batching import Arrays, Batching, concatenate
 from python_backend.errors import InvalidConfig, InvalidRequest, RuntimeFailed, ServingError, official_text
 from python_backend.model_config import ModelConfig
 from python_backend.session_options import (
@@ -36,6 +36,8 @@ class Session:
         path: the ONNX file.
         name: the model's, for messages.
         on_run: called after every run with its seconds and its rows.
+
+    `is_on_gpu` tells where it takes its inputs from without a copy, and leaves its outputs.
     """
 
     def __init__(
@@ -58,12 +60,13 @@ class Session:
         tensors = {**self.signature.inputs, **self.signature.initializers}
         self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
         self._scalars = frozenset(n for n, tensor in tensors.items() if not tensor.shape)
+        self._has_conversions = bool(self._texts or self._scalars)
         # Strings live on the host, and IoBinding does not take them.
         datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
         providers = dict(settings.providers)
-        self._is_on_gpu = CUDA in providers and "TYPE_STRING" not in datatypes
-        on_gpu = partial(gpu.run, device_id=int(providers[CUDA]["device_id"])) if self._is_on_gpu else None
-        self._run_feed = on_gpu or _run
+        self.is_on_gpu = CUDA in providers and "TYPE_STRING" not in datatypes
+        on_gpu = partial(gpu.run, device_id=int(providers[CUDA]["device_id"])) if self.is_on_gpu else None
+        self._run_feed = on_gpu or _run_on_host
 
     @classmethod
     def from_config(
@@ -90,10 +93,6 @@ class Session:
             f"ONNX Runtime {onnxruntime.__version__}, {self.provider}, "
             f"{self._threads or 'default'} thread(s) per instance"
         )
-
-    def host_inputs(self, request: Arrays) -> int:
-        """Count the tensors of a request that a session on a GPU has to fetch from the host."""
-        return sum(isinstance(array, np.ndarray) for array in request.values()) if self._is_on_gpu else 0
 
     def run(self, inputs: Arrays, outputs: Sequence[str]) -> list[Any]:
         """Run the network on one batch; returns one array per name in `outputs`.
@@ -124,6 +123,8 @@ class Session:
         Returns:
             Per request its outputs by name, or why there are none.
         """
+        if len(requests) == 1:
+            return [self._run_alone(requests[0], outputs[0])]
         total, allowed = sum(map(self._batching.rows, requests)), self._batching.max_batch_size
         if allowed and total > allowed:
             error = InvalidRequest(f"batch size {total} for '{self._name}', max allowed is {allowed}")
@@ -132,7 +133,7 @@ class Session:
         for group in self._groups(requests):
             start = len(outcomes)
             wanted = outputs[start : start + len(group)]
-            outcomes += self._run_group(group, wanted)
+            outcomes += self._run_joined(group, wanted)
         return outcomes
 
     def _groups(self, requests: Sequence[Arrays]) -> Iterator[list[Arrays]]:
@@ -148,24 +149,29 @@ class Session:
         if group:
             yield group
 
-    def _run_group(self, group: list[Arrays], wanted: Sequence[Sequence[str]]) -> list[Outcome]:
+    def _run_joined(self, group: list[Arrays], wanted: Sequence[Sequence[str]]) -> list[Outcome]:
         names = sorted(set().union(*wanted))
-        if not names:  # ONNX Runtime takes that for all
-            return [{} for _ in group]
         try:
-            inputs, rows = self._batching.gather(group), sum(map(self._batching.rows, group))
-            results = dict(zip(names, self._run_rows(inputs, names, rows), strict=True))
-            parts = self._batching.scatter(results, group)
-        except ServingError as error:
-            if len(group) == 1:
-                return [error]
-            return [self._run_group([one], [each])[0] for one, each in zip(group, wanted, strict=True)]
-        if len(group) == 1:
-            return [*parts]
+            parts = self._run_group(group, names)
+        except ServingError:
+            return [self._run_alone(request, each) for request, each in zip(group, wanted, strict=True)]
         return [{name: part[name] for name in each} for part, each in zip(parts, wanted, strict=True)]
 
+    def _run_alone(self, request: Arrays, wanted: Sequence[str]) -> Outcome:
+        try:
+            return self._run_group([request], [*wanted])[0]
+        except ServingError as error:
+            return error
+
+    def _run_group(self, group: list[Arrays], names: list[str]) -> list[dict[str, Any]]:
+        if not names:  # ONNX Runtime takes that for all
+            return [{} for _ in group]
+        inputs, rows = self._batching.gather(group), sum(map(self._batching.rows, group))
+        outputs = dict(zip(names, self._run_rows(inputs, names, rows), strict=True))
+        return self._batching.scatter(outputs, group)
+
     def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
-        feed = {name: self._fed(name, array) for name, array in inputs.items()}
+        feed = {n: self._fed(n, array) for n, array in inputs.items()} if self._has_conversions else inputs
         start = time.perf_counter()
         try:
             results = self._run_feed(self._session, feed, outputs, self._run_options)
@@ -201,6 +207,7 @@ def complete_config(
     config = ModelConfig.from_document(
         document, version_folder.parent, int(version_folder.name), "GPU" if is_gpu else "CPU"
     )
+    config = on_what_is_there(config, onnxruntime.get_available_providers(), backend.profile)
     settings = session_settings(config, backend)
     # The session is thrown away, so nothing is spent on making it fast.
     settings.options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -236,13 +243,13 @@ def open_session(path: Path, settings: SessionSettings) -> onnxruntime.Inference
     return _open(path, settings)
 
 
-def _run(
+def _run_on_host(
     session: onnxruntime.InferenceSession,
     inputs: Arrays,
     outputs: Sequence[str],
     options: onnxruntime.RunOptions,
 ) -> list[Any]:
-    return list(session.run(outputs, {name: on_host(array) for name, array in inputs.items()}, options))
+    return list(session.run(outputs, inputs, options))
 
 
 def _open(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,9 +22,13 @@ def read_images(request: Any) -> list[bytes]:
     return list(pb_utils.get_input_tensor_by_name(request, "image").as_numpy().ravel())
 
 
-def read_tensors(request: Any) -> dict[str, Any]:
-    """Return the request's input tensors by name, where they lie: NumPy, or CuPy; they live as long as it."""
-    return {tensor.name(): _array(tensor) for tensor in request.inputs()}
+def read_tensors(request: Any, is_on_gpu: bool = False) -> dict[str, Any]:
+    """Return the request's input tensors by name; they live as long as the request.
+
+    Args:
+        is_on_gpu: leave those that lie on a GPU there, as CuPy arrays; else all are NumPy's.
+    """
+    return {tensor.name(): _array(tensor, is_on_gpu) for tensor in request.inputs()}
 
 
 def read_parameters(request: Any) -> dict[str, str]:
@@ -105,8 +109,9 @@ class SessionMetrics:
         """Count a request that got an error."""
         self._change("rejected_total", 1, reason=error.code.lower())
 
-    def copied_from_host(self, inputs: int) -> None:
-        """Count inputs that lay on the host although the instance is on a GPU."""
+    def fetched_from_host(self, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Count inputs that lie on the host although the instance is on a GPU."""
+        inputs = sum(isinstance(array, np.ndarray) for request in requests for array in request.values())
         if inputs:
             self._change("host_inputs_total", inputs)
 
@@ -171,12 +176,13 @@ def version_folder(document: Mapping[str, Any]) -> Path:
     return folder.parents[depth - 1] if depth else folder
 
 
-def _array(tensor: Any) -> Any:
+def _array(tensor: Any, is_on_gpu: bool) -> Any:
     if tensor.is_cpu():
         return tensor.as_numpy()
     import cupy
 
-    return cupy.from_dlpack(tensor)
+    array = cupy.from_dlpack(tensor)
+    return array if is_on_gpu else array.get()
 
 
 def _tensor(name: str, value: Any) -> Any:

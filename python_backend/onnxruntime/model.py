@@ -45,8 +45,9 @@ class TritonPythonModel:
         self.metrics.closed(self.session.provider)
 
     def _run(self, requests):
-        arrays = [read_tensors(request) for request in requests]
-        self.metrics.copied_from_host(sum(map(self.session.host_inputs, arrays)))
+        arrays = [read_tensors(request, self.session.is_on_gpu) for request in requests]
+        if self.session.is_on_gpu:
+            self.metrics.fetched_from_host(arrays)
         return self.session.run_requests(arrays, [request.requested_output_names() for request in requests])
 
     def _respond(self, outcome):

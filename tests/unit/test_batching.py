@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from python_backend.batching import Batching, BatchInput, concatenate, on_host
+from python_backend.batching import Batching, BatchInput, concatenate
 from python_backend.errors import InferenceFailed, InvalidConfig
 from python_backend.model_config import ModelConfig
 
@@ -322,4 +322,3 @@ def test_host_arrays_are_joined_on_the_host():
 
     assert concatenate([first]) is first
     assert_equal({"x": joined}, {"x": np.array([[1], [2]], np.uint8)})
-    assert on_host(first) is first

@@ -397,11 +397,9 @@ def test_run_splits_and_joins_one_batch(open_model):
     assert_same({"y": y, "sums": sums}, {"y": 2 * x, "sums": x.sum(1, keepdims=True)})
 
 
-def test_session_on_the_cpu_copies_nothing_from_the_host(open_model):
-    """The count of host inputs is about GPUs; on a CPU all inputs are where they should be."""
-    session = open_model(double(), bounded(0))
-
-    assert session.host_inputs({"x": np.zeros((1, 3), np.float32)}) == 0
+def test_session_on_the_cpu_takes_its_inputs_there(open_model):
+    """Without a CUDA provider no tensor is left on a GPU."""
+    assert not open_model(double(), bounded(0)).is_on_gpu
 
 
 @pytest.mark.parametrize(
@@ -691,7 +689,9 @@ def test_config_that_cannot_be_completed_is_refused(tmp_path, document, message)
 
 def test_completion_uses_the_gpu_that_the_config_names(tmp_path, without_cuda):
     """One group on a GPU is enough for the throw-away session to be opened there, or not at all."""
-    path = store(tmp_path, "m", double(), config=None)
+    path = store(
+        tmp_path, "m", double(), "instance_group { kind: KIND_CPU } instance_group { kind: KIND_GPU }"
+    )
     groups = [{"kind": "KIND_CPU"}, {"kind": "KIND_GPU"}]
 
     with pytest.raises(InvalidConfig) as raised:
