@@ -5,6 +5,7 @@ import shutil
 import threading
 import urllib.request
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -195,24 +196,29 @@ def test_unloaded_model_leaves_the_metrics_page(server):
 
 
 def test_cancelled_request_does_not_run(server):
-    """Of three requests to a busy instance, the one whose client leaves while it waits is not computed."""
+    """A request that waits for a busy instance is not computed once its client has left."""
     runs = r'nereid_onnxruntime_run_seconds_count\{model="slow"'
     rounds = tritonclient.grpc.InferInput("rounds", [1], "INT64")
-    rounds.set_data_from_numpy(np.int64([100]))
-    done, answers = threading.Semaphore(0), []
+    rounds.set_data_from_numpy(np.int64([600]))
+    answers: SimpleQueue[Exception | tritonclient.grpc.InferResult] = SimpleQueue()
 
     def keep(result, error):
-        answers.append(error or result)
-        done.release()
+        answers.put(error or result)
 
     with connect(server) as client:
-        calls = [client.async_infer("slow", [rounds], keep) for _ in range(3)]
-        calls[1].cancel()
-        for _ in calls:
-            assert done.acquire(timeout=LAG_S)
+        for _ in range(2):  # the first tells the backend that runs of this model are long
+            client.async_infer("slow", [rounds], keep)
+        assert not isinstance(answers.get(timeout=LAG_S), Exception)
+        await_metric(server, r'nv_inference_pending_request_count\{model="slow"', 0)
+        leaving = client.async_infer("slow", [rounds], keep)
+        await_metric(server, r'nv_inference_pending_request_count\{model="slow"', 1)
+        leaving.cancel()
+        outcomes = [answers.get(timeout=LAG_S) for _ in range(2)]
 
-    assert [isinstance(answer, Exception) for answer in answers].count(True) == 1
+    assert [isinstance(outcome, Exception) for outcome in outcomes].count(True) == 1
     await_metric(server, runs, 2)
+    await_metric(server, r'nereid_onnxruntime_rejected_total\{model="slow",reason="cancelled"', 1)
+    assert metric(server, runs) == 2
 
 
 def test_server_without_metrics_answers(tmp_path):

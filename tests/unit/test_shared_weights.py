@@ -1,5 +1,6 @@
 """Weights in a file that all instances map: written once, named by content, never half there."""
 
+import multiprocessing
 import shutil
 from dataclasses import replace
 
@@ -76,6 +77,32 @@ def test_real_network_answers_as_before(tmp_path, version):
     (expected,), (actual,) = (Session.from_config(c).run(inputs, ["scores"]) for c in (config, shared))
 
     np.testing.assert_array_equal(actual, expected)
+
+
+def _wait_for_all(barrier) -> None:
+    """Start the work of all processes at the same time."""
+    barrier.wait()
+
+
+def _score(config: ModelConfig) -> np.ndarray:
+    """Run the network of the repository as one instance of it."""
+    inputs = {"input": np.ones((1, 3, 224, 224), np.float32)}
+    return Session.from_config(config).run(inputs, ["scores"])[0]
+
+
+def test_instances_that_start_together_share_one_copy(tmp_path):
+    """Whoever comes while another one writes waits for it."""
+    folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
+    config = ModelConfig.from_file(folder, 1)
+    shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
+    context = multiprocessing.get_context("spawn")
+    count = 4
+
+    with context.Pool(count, _wait_for_all, [context.Barrier(count)]) as pool:
+        answers = pool.map(_score, [shared] * count, chunksize=1)
+
+    np.testing.assert_array_equal(answers, [_score(config)] * count)
+    assert len(copies(folder / "1" / "model.onnx")) == 1
 
 
 def test_changed_weights_get_a_copy_of_their_own(path, opened):
