@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc
-from rich.console import Console
-from rich.table import Table
 
 from loadtest import record
 from ops import embedded
@@ -116,6 +114,12 @@ def summary(costs: list[Cost]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in medians.items()}
 
 
+def markdown(result: dict[str, dict[str, float]]) -> str:
+    """Render a record's rows as the table of docs/onnxruntime_backend.md; a test compares the two."""
+    columns = result.values()
+    return record.markdown(["", *result], ([n, *(c[n] for c in columns)] for n in next(iter(columns))))
+
+
 def main() -> None:
     """Measure both batch sizes in turn, print, record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -134,12 +138,9 @@ def main() -> None:
             for batch in BATCHES:
                 costs[batch].append(measure(session, client, batch, args.seconds))
     result = {f"batch {batch}": summary(found) for batch, found in costs.items()}
-    table = Table("ms", *result)
-    for name in result[f"batch {BATCHES[0]}"]:
-        table.add_row(name, *(str(column[name]) for column in result.values()))
-    Console(width=110).print(table)
+    print(markdown(result))
     if args.record:
-        record.write(args.record, {"ms": result})
+        record.write(args.record, {"rows": result})
 
 
 if __name__ == "__main__":

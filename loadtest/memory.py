@@ -16,8 +16,6 @@ import numpy as np
 import onnx
 import tritonclient.grpc
 from onnx import helper, numpy_helper
-from rich.console import Console
-from rich.table import Table
 
 from loadtest import record
 from loadtest.backend import METRICS_LAG_S, run_counters
@@ -92,6 +90,30 @@ def _pss_mb(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
+def summary(samples: dict[tuple[int, bool], list[tuple[float, float]]]) -> list[dict[str, object]]:
+    """Return a row for each number of instances, plain and shared, with medians over the rounds."""
+    medians = {
+        key: [statistics.median(column) for column in zip(*found, strict=True)]
+        for key, found in samples.items()
+    }
+    return [
+        {
+            "instances": instances,
+            "weights": "shared" if shared else "plain",
+            "PSS, MB": round(pss_mb),
+            "of one plain": round(pss_mb / medians[1, False][0], 2),
+            "of one shared": round(pss_mb / medians[1, True][0], 2),
+            "ms per run": round(run_ms, 2),
+        }
+        for (instances, shared), (pss_mb, run_ms) in medians.items()
+    ]
+
+
+def markdown(rows: list[dict[str, object]]) -> str:
+    """Render a record's rows as the table of docs/onnxruntime_backend.md; a test compares the two."""
+    return record.markdown([*rows[0]], ([*row.values()] for row in rows))
+
+
 def main() -> None:
     """Measure one and eight instances in turn, plain and shared; print, record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -112,22 +134,8 @@ def main() -> None:
                         measure(Path(folder), instances, shared)
                     )
         model_mb = path.stat().st_size / 2**20
-    rows = []
-    table = Table("instances", "weights", "PSS, MB", "of one plain", "of one shared", "ms per run")
-    for (instances, shared), found in samples.items():
-        pss, run_ms = (statistics.median(column) for column in zip(*found, strict=True))
-        ones = [statistics.median(mb for mb, _ in samples[1, each]) for each in (False, True)]
-        row = {
-            "instances": instances,
-            "weights": "shared" if shared else "plain",
-            "pss_mb": round(pss),
-            "of_one_plain": round(pss / ones[0], 2),
-            "of_one_shared": round(pss / ones[1], 2),
-            "run_ms": round(run_ms, 2),
-        }
-        rows.append(row)
-        table.add_row(*map(str, row.values()))
-    Console(width=110).print(table)
+    rows = summary(samples)
+    print(markdown(rows))
     if args.record:
         record.write(args.record, {"model_mb": round(model_mb), "rows": rows})
 

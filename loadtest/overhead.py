@@ -176,9 +176,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Render the rows as the README's table; a test compares the two."""
-    lines = [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
-    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return record.markdown(HEADINGS, map(cells, rows))
 
 
 def show(rows: list[dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def write(name: str, result: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(header() | result, indent=2) + "\n")
     return path
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Render a table for README or docs; a test compares it with the record."""
+    lines = [headings, ["---"] * len(headings), *([str(cell) for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _module() -> list[str]:

@@ -131,7 +131,8 @@ class BackendSettings:
 class SessionSettings:
     """Everything a session is opened and run with.
 
-    `run_batch_size` bounds the rows of one run, 0 for no bound.
+    `run_batch_size` bounds the rows of one run, 0 for no bound; `extras` are what shapes the optimized
+    network beside the fields of `options`: the session entries given, and the operator libraries.
     """
 
     options: onnxruntime.SessionOptions
@@ -139,6 +140,7 @@ class SessionSettings:
     providers: tuple[Provider, ...]
     threads: ThreadCounts
     run_batch_size: int
+    extras: tuple[str, ...]
     has_shared_weights: bool
 
 
@@ -173,10 +175,11 @@ def session_settings(
     if instances > 1:
         # A thread that spins while it waits takes its core from the other instances.
         options.add_session_config_entry(ALLOW_SPINNING, "0")
-    for key, value in parameters.items():
-        if key.startswith(SESSION_PREFIX):
-            options.add_session_config_entry(key, value)
-    for library in _op_libraries(config, backend):
+    entries = {key: value for key, value in parameters.items() if key.startswith(SESSION_PREFIX)}
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    libraries = _op_libraries(config, backend)
+    for library in libraries:
         try:
             options.register_custom_ops_library(library)
         except Exception as error:  # ONNX Runtime's own exceptions share no base class
@@ -186,6 +189,7 @@ def session_settings(
         run_options=run_options,
         providers=providers(config, onnxruntime.get_available_providers()),
         threads=threads,
+        extras=(*(f"{key}={value}" for key, value in sorted(entries.items())), *libraries),
         # Without a batch dimension there is nothing to split.
         run_batch_size=max(0, parse_int(parameters.get(RUN_BATCH_SIZE, "0"))) if config.max_batch_size else 0,
         has_shared_weights=parse_bool(parameters.get(SHARED_WEIGHTS, "false")),

@@ -40,7 +40,7 @@ def open_shared(path: Path, settings: SessionSettings, opener: Open) -> onnxrunt
     if [name for name, _ in settings.providers] != [CPU]:
         raise InvalidConfig(f"{SHARED_WEIGHTS} is for {CPU} only, got {settings.providers[0][0]}")
     options = settings.options
-    folder = path.parent / f"{PREFIX}{_key(path, options)}"
+    folder = path.parent / f"{PREFIX}{_key(path, settings)}"
     try:
         with _alone(path.parent):
             if not folder.exists():
@@ -55,11 +55,11 @@ def open_shared(path: Path, settings: SessionSettings, opener: Open) -> onnxrunt
     return session
 
 
-def _key(path: Path, options: onnxruntime.SessionOptions) -> str:
-    """Name all that the written form depends on: files, ONNX Runtime, processor, and optimization level."""
+def _key(path: Path, settings: SessionSettings) -> str:
+    """Name all that the written form depends on: files, ONNX Runtime, processor, and how it is optimized."""
     digest = hashlib.blake2b(digest_size=16)
-    level, processor = options.graph_optimization_level.name, _processor()
-    digest.update("\0".join([onnxruntime.__version__, level, processor]).encode())
+    level = settings.options.graph_optimization_level.name
+    digest.update("\0".join([onnxruntime.__version__, level, *settings.extras, _processor()]).encode())
     for each in sorted(path.parent.rglob("*")):  # external data lies beside the model
         if each.is_file() and not any(part.startswith(".") for part in each.relative_to(path.parent).parts):
             with each.open("rb") as file:

@@ -7,6 +7,7 @@ import tomllib
 import pytest
 import typer.main
 
+from loadtest import backend, memory
 from loadtest.overhead import markdown
 from ops import docs
 from ops.__main__ import app
@@ -59,6 +60,19 @@ def test_readme_has_the_recorded_numbers(root):
     text = (root / "README.md").read_text()
 
     assert markdown(recorded["rows"]) in text
+    machine = recorded["machine"]
+    assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
+    assert recorded["command"] in (root / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("module", [backend, memory], ids=["backend", "memory"])
+def test_backend_page_has_the_recorded_numbers(root, module):
+    """What the backend costs is what its last recorded run says, with machine and date."""
+    name = module.__name__.rpartition(".")[2]
+    recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())
+    text = (root / "docs" / "onnxruntime_backend.md").read_text()
+
+    assert module.markdown(recorded["rows"]) in text
     machine = recorded["machine"]
     assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
     assert recorded["command"] in (root / "Makefile").read_text()

@@ -117,6 +117,19 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     np.testing.assert_array_equal(answer, np.zeros((1, 64), np.float32))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"extras": ("session.disable_prepacking=1",)}, {"extras": ("ops.so",)}],
+    ids=["entry", "library"],
+)
+def test_other_options_get_a_copy_of_their_own(path, opened, changes):
+    """What ONNX Runtime was told when the copy was written is part of its name."""
+    opened()
+    opened(**changes)
+
+    assert len(copies(path)) == 2
+
+
 def test_half_written_copy_is_replaced(path, opened):
     """What a process left that died while it wrote is removed, and the copy written again."""
     opened()
