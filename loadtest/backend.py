@@ -1,10 +1,13 @@
 """What the `onnxruntime` backend adds to `InferenceSession.run`, by Triton's own statistics and for a client.
 
+Beside it stands the least that any Python model costs on this server, `loadtest/least.py`.
+
 python -m loadtest.backend [--rounds 15] [--seconds 2] [--record backend]
 """
 
 import argparse
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -22,8 +25,9 @@ from ops.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
 from python_backend.model_config import ModelConfig
 from python_backend.session import Session
 
-MODEL, VERSION = "efficientnet_lite0", "1"
-BATCHES = (1, 8)
+MODEL, LEAST, VERSION = "efficientnet_lite0", "least", "1"
+# Model and batch size of each column.
+COLUMNS = ((MODEL, 1), (LEAST, 1), (MODEL, 8))
 # The backend hands its metrics on twice a second.
 METRICS_LAG_S = 1.0
 STEPS = ("compute_input", "compute_infer", "compute_output")
@@ -50,13 +54,13 @@ class Cost:
         return self.compute_input + self.compute_infer + self.compute_output - self.run
 
 
-def measure(session: Session, client: "Client", batch: int, seconds: float) -> Cost:
+def measure(session: Session, client: "Client", model: str, batch: int, seconds: float) -> Cost:
     """Run for `seconds` in process, then for as long through the server."""
     inputs = np.random.default_rng(0).standard_normal((batch, 3, 224, 224), np.float32)
     in_process = _per_call(lambda: session.run({"input": inputs}, ["scores"]), seconds)
-    before = client.counters()
-    latency = _per_call(lambda: client.infer(inputs), seconds)
-    after = client.counters()
+    before = client.counters(model)
+    latency = _per_call(lambda: client.infer(model, inputs), seconds)
+    after = client.counters(model)
     count = after["count"] - before["count"]
     spent = {name: (after[name] - before[name]) / count * 1e3 for name in ("run", *STEPS)}
     return Cost(in_process=in_process, client=latency, **spent)
@@ -69,21 +73,34 @@ class Client:
         self._triton = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}")
         self._ports = ports
 
-    def infer(self, inputs: np.ndarray) -> None:
+    def infer(self, model: str, inputs: np.ndarray) -> None:
         """Send one request with a tensor and wait for its answer."""
         tensor = tritonclient.grpc.InferInput("input", list(inputs.shape), "FP32")
         tensor.set_data_from_numpy(inputs)
-        self._triton.infer(MODEL, [tensor], VERSION)
+        self._triton.infer(model, [tensor], VERSION)
 
-    def counters(self) -> dict[str, float]:
+    def counters(self, model: str) -> dict[str, float]:
         """Return executions, seconds inside `InferenceSession.run`, and Triton's compute steps."""
         time.sleep(METRICS_LAG_S)
-        stats = self._triton.get_inference_statistics(MODEL, VERSION, as_json=True)["model_stats"][0]
+        stats = self._triton.get_inference_statistics(model, VERSION, as_json=True)["model_stats"][0]
         found = {step: int(stats["inference_stats"][step].get("ns", 0)) / 1e9 for step in STEPS}
         return found | {
-            "run": run_counters(self._ports, MODEL)["sum"],
+            "run": run_counters(self._ports, model)["sum"],
             "count": int(stats.get("execution_count", 0)),
         }
+
+
+def store(repository: Path) -> Path:
+    """Write a repository of the network and of its rival, which runs the same file."""
+    network = shutil.copytree(embedded.REPOSITORY / MODEL, repository / MODEL)
+    rival = repository / LEAST / VERSION
+    rival.mkdir(parents=True)
+    shutil.copy(network / VERSION / "model.onnx", rival)
+    shutil.copy(Path(__file__).with_name("least.py"), rival / "model.py")
+    config = (network / "config.pbtxt").read_text().replace('"onnxruntime"', '"python"')
+    config = config.replace(MODEL, LEAST).replace("versions: [ 1, 2 ]", "versions: [ 1 ]")
+    (rival.parent / "config.pbtxt").write_text(config.replace('label_filename: "labels.txt"', ""))
+    return repository
 
 
 def run_counters(ports: Ports, model: str) -> dict[str, float]:
@@ -130,14 +147,15 @@ def main() -> None:
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
     session = Session.from_config(ModelConfig.from_file(embedded.REPOSITORY / MODEL, int(VERSION)))
-    options = ServerOptions(ports=Ports(*free_ports(3)))
-    costs: dict[int, list[Cost]] = {batch: [] for batch in BATCHES}
-    with tempfile.TemporaryDirectory() as run_dir, EmbeddedServer(options, Path(run_dir), os.environ):
-        client = Client(options.ports)
-        for _ in range(args.rounds):
-            for batch in BATCHES:
-                costs[batch].append(measure(session, client, batch, args.seconds))
-    result = {f"batch {batch}": summary(found) for batch, found in costs.items()}
+    costs: dict[tuple[str, int], list[Cost]] = {column: [] for column in COLUMNS}
+    with tempfile.TemporaryDirectory() as folder:
+        options = ServerOptions(store(Path(folder) / "models"), ports=Ports(*free_ports(3)))
+        with EmbeddedServer(options, Path(folder), os.environ):
+            client = Client(options.ports)
+            for _ in range(args.rounds):
+                for model, batch in COLUMNS:
+                    costs[model, batch].append(measure(session, client, model, batch, args.seconds))
+    result = {f"{model}, batch {batch}": summary(found) for (model, batch), found in costs.items()}
     print(markdown(result))
     if args.record:
         record.write(args.record, {"rows": result})

@@ -1,0 +1,32 @@
+"""The least that a Python model can do with a network: a Triton model.py to compare our backend with."""
+
+import time
+from pathlib import Path
+
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+from python_backend.triton_io import SessionMetrics
+
+
+class TritonPythonModel:
+    """`InferenceSession.run` for each request, and nothing else."""
+
+    def initialize(self, args):
+        """Open the network that lies beside this file."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        path = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
+        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.metrics = SessionMetrics(args["model_name"], int(args["model_version"]))
+
+    def execute(self, requests):
+        """Answer one by one."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request):
+        inputs = request.inputs()[0].as_numpy()
+        start = time.perf_counter()
+        (scores,) = self.session.run(["scores"], {"input": inputs})
+        self.metrics.ran(time.perf_counter() - start, len(inputs))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)])
