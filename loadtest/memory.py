@@ -64,6 +64,7 @@ def measure(repository: Path, instances: int, shared: bool) -> tuple[float, floa
         # Enough at once for every instance to have run, and to have touched its weights.
         with ThreadPoolExecutor(2 * instances) as pool:
             list(pool.map(lambda _: _infer(options.ports), range(REQUESTS)))
+        time.sleep(METRICS_LAG_S)
         before = run_counters(options.ports, MODEL)
         for _ in range(REQUESTS):
             _infer(options.ports)

@@ -19,6 +19,7 @@ from ops.embedded import (
     why_unusable,
 )
 from ops.repository import describe_threads, thread_budget
+from python_backend.errors import InvalidConfig
 
 # nvidia-pytriton does not say which Triton it carries; an end-to-end test asks the server itself.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
@@ -118,7 +119,10 @@ def _gpu() -> Finding:
 
 
 def _threads(options: ServerOptions) -> Finding:
-    text, fits = describe_threads(thread_budget(options.repository, options.profile))
+    try:
+        text, fits = describe_threads(thread_budget(options.repository, options.profile))
+    except InvalidConfig as error:
+        return Finding("threads", "fail", str(error), "correct the config")
     mend = "" if fits else "fewer instances, or a smaller intra_op_thread_count, in config.pbtxt"
     return Finding("threads", "ok" if fits else "note", text, mend)
 

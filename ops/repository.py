@@ -65,8 +65,8 @@ def thread_budget(repository: Path, profile: str) -> list[Threads]:
         if backend == "fused":
             names = config.settings(FusedSettings)
             network = config.sibling(names.network, names.network_version)
-        if instances := config.cpu_instances:
-            counts = thread_counts(network.parameters, instances)
+        if instances := config.cpu_instances * _versions(repository / name, document):
+            counts = thread_counts(network.parameters, config.cpu_instances)
             found.append(Threads(name, instances, counts.intra_op))
     return found
 
@@ -79,6 +79,15 @@ def describe_threads(budget: list[Threads]) -> tuple[str, bool]:
     if total <= cores:
         return text, True
     return f"{text}: models that are busy at the same time slow each other down", False
+
+
+def _versions(folder: Path, document: Mapping[str, Any]) -> int:
+    """Return how many versions are served at once: each has instances of its own."""
+    policy = document.get("version_policy", {})
+    there = sum(path.is_dir() and path.name.isdigit() for path in folder.iterdir())
+    if "specific" in policy:
+        return len(policy["specific"].get("versions", ()))
+    return there if "all" in policy else min(there, int(policy.get("latest", {}).get("num_versions", 1)))
 
 
 def _steps(document: Mapping[str, Any]) -> list[str]:

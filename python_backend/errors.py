@@ -9,7 +9,7 @@
     └── InvalidConfig       INVALID_ARG   raised at load: the model's config.pbtxt
 
 The class decides Triton's code. An error that passes through BLS or an ensemble keeps only its text,
-so every class also has a message prefix from which `from_message` finds the class again.
+so those a client may get from there have a message prefix, from which `from_message` finds the class again.
 """
 
 import re

@@ -25,6 +25,10 @@ def run(
     Returns:
         One CuPy array on `device_id` per name of `outputs`.
     """
+    import cupy
+
+    # What joined the inputs may still be under way on CuPy's stream, which ONNX Runtime does not know.
+    cupy.cuda.get_current_stream().synchronize()
     binding = session.io_binding()
     for name, array in inputs.items():
         if isinstance(array, np.ndarray):
@@ -37,6 +41,13 @@ def run(
     session.run_with_iobinding(binding, options)
     binding.synchronize_outputs()
     return [_array(value, device_id) for value in binding.get_outputs()]
+
+
+def use(device_id: int) -> None:
+    """Make CuPy allocate on this device from now on, in the calling thread."""
+    import cupy
+
+    cupy.cuda.Device(device_id).use()
 
 
 def compute_capability(device_id: int) -> str:

@@ -65,7 +65,8 @@ class ModelConfig:
         kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
         folder, version = Path(args["model_repository"]), int(args["model_version"])
         config = cls.from_document(json.loads(args["model_config"]), folder, version, kind, device_id)
-        config = replace(config, is_first=args["model_instance_name"].endswith("_0"))
+        groups = config.document.get("instance_group") or [{}]
+        config = replace(config, is_first=args["model_instance_name"] == f"{groups[0].get('name')}_0")
         if kind == "GPU" and not may_use_gpu:
             raise InvalidConfig(f"model '{config.name}': this backend serves KIND_CPU instances only")
         return config
@@ -221,17 +222,20 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
     return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
 
 
-def parse_int(text: str, kind: str = "integral number") -> int:
+INTEGRAL = "integral number"
+
+
+def parse_int(text: str, kind: str = INTEGRAL) -> int:
     """Read an integer as Triton's backends do, with C++ `std::stoi`: what follows the digits is ignored.
 
     Args:
         kind: what it is called in the message.
 
     Raises:
-        InvalidConfig: there is no integer at the start.
+        InvalidConfig: there is no integer at the start, or it is too large.
     """
-    found = re.match(r"\s*([+-]?\d+)", text)
-    if not found:
+    found = re.match(r"\s*([+-]?[0-9]+)", text)
+    if not found or (kind == INTEGRAL and abs(int(found[1])) >= 2**31):
         raise InvalidConfig(f"failed to convert '{text}' to {kind}")
     return int(found[1])
 

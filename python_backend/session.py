@@ -12,10 +12,18 @@ import onnxruntime
 
 from python_backend import gpu, shared_weights
 from python_backend.batching import Arrays, Batching, concatenate
-from python_backend.errors import InvalidConfig, InvalidRequest, RuntimeFailed, ServingError, official_text
+from python_backend.errors import (
+    InferenceFailed,
+    InvalidConfig,
+    InvalidRequest,
+    RuntimeFailed,
+    ServingError,
+    official_text,
+)
 from python_backend.model_config import ModelConfig
 from python_backend.session_options import (
     CUDA,
+    RUN_BATCH_SIZE,
     BackendSettings,
     SessionSettings,
     on_what_is_there,
@@ -57,6 +65,7 @@ class Session:
         self.signature = Signature.of(self._session)
         self.provider = self._session.get_providers()[0]
         self._threads = settings.threads.intra_op
+        self._output_dims: dict[str, tuple[int, ...]] = {}
         tensors = {**self.signature.inputs, **self.signature.initializers}
         self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
         self._scalars = frozenset(n for n, tensor in tensors.items() if not tensor.shape)
@@ -67,6 +76,8 @@ class Session:
         self.is_on_gpu = CUDA in providers and "TYPE_STRING" not in datatypes
         on_gpu = partial(gpu.run, device_id=int(providers[CUDA]["device_id"])) if self.is_on_gpu else None
         self._run_feed = on_gpu or _run_on_host
+        if self.is_on_gpu:
+            gpu.use(int(providers[CUDA]["device_id"]))
 
     @classmethod
     def from_config(
@@ -86,6 +97,7 @@ class Session:
         settings = session_settings(config, backend, instances)
         session = cls(model_path(config), settings, Batching.from_config(config), config.name, on_run)
         validate(config, session.signature)
+        session._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
         return session
 
     def __str__(self) -> str:
@@ -109,6 +121,10 @@ class Session:
         for start in range(0, rows, self._run_batch_size):
             part = {n: array[start : start + self._run_batch_size] for n, array in inputs.items()}
             parts.append(self._run(part, outputs, self._batching.rows(part)))
+            if any(len(result) != self._batching.rows(part) for result in parts[-1]):
+                raise InferenceFailed(
+                    f"{RUN_BATCH_SIZE} is for networks with one row of output per row of input"
+                )
         return [concatenate(results) for results in zip(*parts, strict=True)]
 
     def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
@@ -127,7 +143,7 @@ class Session:
             return [self._run_alone(requests[0], outputs[0])]
         total, allowed = sum(map(self._batching.rows, requests)), self._batching.max_batch_size
         if allowed and total > allowed:
-            error = InvalidRequest(f"batch size {total} for '{self._name}', max allowed is {allowed}")
+            error = RuntimeFailed(f"batch size {total} for '{self._name}', max allowed is {allowed}")
             return [error] * len(requests)
         outcomes: list[Outcome] = []
         for group in self._groups(requests):
@@ -153,7 +169,7 @@ class Session:
         names = sorted(set().union(*wanted))
         try:
             parts = self._run_group(group, names)
-        except ServingError:
+        except Exception:  # whatever one request does to the others, none of them is to suffer from it
             return [self._run_alone(request, each) for request, each in zip(group, wanted, strict=True)]
         return [{name: part[name] for name in each} for part, each in zip(parts, wanted, strict=True)]
 
@@ -162,6 +178,8 @@ class Session:
             return self._run_group([request], [*wanted])[0]
         except ServingError as error:
             return error
+        except Exception as error:  # an exception that leaves `execute` fails the whole batch
+            return InferenceFailed(f"{type(error).__name__}: {error}")
 
     def _run_group(self, group: list[Arrays], names: list[str]) -> list[dict[str, Any]]:
         if not names:  # ONNX Runtime takes that for all
@@ -178,8 +196,11 @@ class Session:
         except Exception as error:  # ONNX Runtime's own exceptions share no base class
             raise RuntimeFailed(official_text(error)) from None
         self._on_run(time.perf_counter() - start, rows)
-        # Triton has no scalars: without batches they travel as [1].
-        return [result.reshape(1) if result.ndim == 0 else result for result in results]
+        # Triton has no scalars: they travel with the dims of the config.
+        return [
+            result if result.ndim else result.reshape(self._output_dims.get(name, (1,)))
+            for name, result in zip(outputs, results, strict=True)
+        ]
 
     def _fed(self, name: str, array: Any) -> Any:
         if name in self._scalars:

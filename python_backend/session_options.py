@@ -176,14 +176,14 @@ def session_settings(
         # A thread that spins while it waits takes its core from the other instances.
         options.add_session_config_entry(ALLOW_SPINNING, "0")
     entries = {key: value for key, value in parameters.items() if key.startswith(SESSION_PREFIX)}
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
     libraries = _op_libraries(config, backend)
-    for library in libraries:
-        try:
+    try:
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        for library in libraries:
             options.register_custom_ops_library(library)
-        except Exception as error:  # ONNX Runtime's own exceptions share no base class
-            raise InvalidConfig(official_text(error)) from None
+    except Exception as error:  # ONNX Runtime's own exceptions share no base class
+        raise InvalidConfig(official_text(error)) from None
     return SessionSettings(
         options=options,
         run_options=run_options,
@@ -226,7 +226,8 @@ def on_what_is_there(config: ModelConfig, available: Sequence[str], profile: str
     """Return `config` for the CPU if Triton chose a GPU (KIND_AUTO) that ONNX Runtime cannot use."""
     if config.kind != "GPU" or CUDA in available or config.asks_for_gpu(profile):
         return config
-    return replace(config, kind="CPU")
+    groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
+    return replace(config, kind="CPU", document={**config.document, "instance_group": groups})
 
 
 def _execution_mode(parameters: Mapping[str, str]) -> onnxruntime.ExecutionMode:
@@ -238,15 +239,18 @@ def _execution_mode(parameters: Mapping[str, str]) -> onnxruntime.ExecutionMode:
 
 
 def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
-    names = list(config.document.get("model_operations", {}).get("op_library_filename", ()))
-    for name in names:
-        if Path(name).resolve() not in backend.allowed_op_libraries:
+    """Return the resolved paths of the operator libraries: what is checked is what is loaded."""
+    found = []
+    for name in config.document.get("model_operations", {}).get("op_library_filename", ()):
+        library = Path(name).resolve()
+        if library not in backend.allowed_op_libraries:
             allowed = ", ".join(map(str, sorted(backend.allowed_op_libraries))) or "none"
             raise InvalidConfig(
                 f"model '{config.name}' asks for custom operators from '{name}', allowed are: {allowed}; "
                 "the server's --backend-config=onnxruntime,allowed-op-libraries=PATH[:PATH] allows more"
             )
-    return names
+        found.append(str(library))
+    return found
 
 
 def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]]) -> list[Provider]:

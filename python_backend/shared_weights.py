@@ -59,11 +59,14 @@ def _key(path: Path, settings: SessionSettings) -> str:
     """Name all that the written form depends on: files, ONNX Runtime, processor, and how it is optimized."""
     digest = hashlib.blake2b(digest_size=16)
     level = settings.options.graph_optimization_level.name
-    digest.update("\0".join([onnxruntime.__version__, level, *settings.extras, _processor()]).encode())
+    digest.update(
+        "\0".join([path.name, onnxruntime.__version__, level, *settings.extras, _processor()]).encode()
+    )
     for each in sorted(path.parent.rglob("*")):  # external data lies beside the model
-        if each.is_file() and not any(part.startswith(".") for part in each.relative_to(path.parent).parts):
+        name = str(each.relative_to(path.parent))
+        if each.is_file() and not name.startswith(PREFIX):
             with each.open("rb") as file:
-                digest.update(each.name.encode() + hashlib.file_digest(file, "blake2b").digest())
+                digest.update(name.encode() + hashlib.file_digest(file, "blake2b").digest())
     return digest.hexdigest()
 
 

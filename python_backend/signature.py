@@ -227,6 +227,11 @@ def _check_input(config: ModelConfig, tensor: TensorSpec, found: NetworkTensor) 
             f"{problem} optional input '{tensor.name}' is not supported for models that support batching"
         )
     _check_datatype(config, "input", tensor, found)
+    if tensor.is_ragged and tensor.is_optional:
+        raise InvalidConfig(
+            f"{problem} configuration expects model provides input with shape [-1] for ragged input "
+            f"'{tensor.name}', which is not supported for optional input"
+        )
     if tensor.is_ragged:
         if found.shape != (-1,):
             raise InvalidConfig(
@@ -252,7 +257,7 @@ def _check_datatype(config: ModelConfig, what: str, tensor: TensorSpec, found: N
 def _check_shape(config: ModelConfig, tensor: TensorSpec, shape: Sequence[int], is_exact: bool) -> None:
     """Compare dims; inputs may be fixed where the network's are not, outputs (`is_exact`) may not."""
     dims = tensor.network_dims
-    if not shape:
+    if not shape and not config.max_batch_size:
         if any(dim != 1 for dim in dims):
             raise InvalidConfig(
                 f"unable to load model '{config.name}', scalar tensor '{tensor.name}', should only provide 1 "

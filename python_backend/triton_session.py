@@ -22,7 +22,8 @@ def open_session(config: ModelConfig, network: ModelConfig) -> tuple[Session, Se
     """
     metrics = SessionMetrics(config.name, config.version)
     start = time.perf_counter()
-    session = Session.from_config(network, backend_settings(), config.cpu_instances, metrics.ran)
+    instances = None if network is config else config.cpu_instances
+    session = Session.from_config(network, backend_settings(), instances, metrics.ran)
     metrics.opened(session.provider, time.perf_counter() - start)
     if config.is_first:
         log_info(f"'{config.name}' version {config.version}: {session}")

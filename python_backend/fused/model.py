@@ -4,7 +4,7 @@ On a CPU every hop between processes costs about 1 ms of CPU; this backend compo
 that the ensemble's backends use, and has no behaviour of its own.
 """
 
-from python_backend.errors import InferenceFailed, InvalidConfig
+from python_backend.errors import InferenceFailed, InvalidConfig, ServingError
 from python_backend.model_config import FusedSettings, ModelConfig
 from python_backend.pipeline import Batch, Pipeline
 from python_backend.triton_io import answer_batch, read_images
@@ -30,6 +30,9 @@ class TritonPythonModel:
     def execute(self, requests):
         """Decode, transform and run the network once for all good images of the batch."""
         batch = self.pipeline.run([read_images(request) for request in requests])
+        for outcome in batch.outcomes:
+            if isinstance(outcome, ServingError):
+                self.metrics.rejected(outcome)
         if not len(batch.tensor):
             return answer_batch(batch)
         try:

@@ -50,7 +50,7 @@ def test_triton_arguments_and_file_give_the_same_config(tmp_path):
     from_file, from_triton = ModelConfig.from_file(folder, 3), config(tmp_path, size_px="4")
 
     # Only the document itself differs: Triton writes integers, protobuf's JSON strings.
-    assert replace(from_file, document={}) == replace(from_triton, document={})
+    assert replace(from_file, document={}) == replace(from_triton, document={}, is_first=True)
     assert from_file.document == read_pbtxt(folder / "config.pbtxt")
 
 
@@ -269,11 +269,15 @@ def test_gpu_instance_knows_its_place(args, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("m_0_0", True), ("m_0", True), ("m_0_1", False), ("m_0_10", False)]
+    ("name", "expected"), [("m_0_0", True), ("m_0_1", False), ("m_0_10", False), ("m_1_0", False)]
 )
-def test_first_instance_is_told_by_its_name(args, name, expected):
-    """What is said once per model is said by the instance whose number is 0."""
-    config = ModelConfig.from_args(args | {"model_instance_name": name}, may_use_gpu=True)
+def test_first_instance_is_that_of_the_first_group(args, name, expected):
+    """What is said once per model is said by the first instance of the first group."""
+    groups = [{"name": "m_0", "count": 11}, {"name": "m_1", "count": 1}]
+    document = json.loads(args["model_config"]) | {"instance_group": groups}
+    given = args | {"model_config": json.dumps(document), "model_instance_name": name}
+
+    config = ModelConfig.from_args(given, may_use_gpu=True)
 
     assert config.is_first is expected
 

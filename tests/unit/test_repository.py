@@ -171,7 +171,7 @@ def test_model_without_a_config_counts(make):
     ("profile", "budget"),
     [
         ("cpu", [Threads("classify_v1", 2, 1), Threads("classify_v2", 2, 1)]),
-        ("ensemble", [Threads("efficientnet_lite0", 2, 1)]),
+        ("ensemble", [Threads("efficientnet_lite0", 4, 1)]),
     ],
 )
 def test_budget_of_this_repository(root, profile, budget):

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, helper
 
 from python_backend.batching import Batching
-from python_backend.errors import InvalidConfig, InvalidRequest, RuntimeFailed
+from python_backend.errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed
 from python_backend.model_config import ModelConfig
 from python_backend.session import Session, complete_config, model_path
 from python_backend.session_options import BackendSettings, session_settings
@@ -209,7 +209,7 @@ def test_too_many_rows_are_refused(open_model):
 
     outcomes = session.run_requests(requests, [["y"]] * 2)
 
-    expected = (InvalidRequest, "invalid request: batch size 9 for 'm', max allowed is 8")
+    expected = (RuntimeFailed, "batch size 9 for 'm', max allowed is 8")
     assert (list(map(failure, outcomes)), heard) == ([expected] * 2, [])
 
 
@@ -702,3 +702,51 @@ def test_completion_uses_the_gpu_that_the_config_names(tmp_path, without_cuda):
         "model 'm' asks for CUDAExecutionProvider on GPU 0, but this onnxruntime has only "
         f"{available}; install onnxruntime-gpu, or serve it with KIND_CPU"
     )
+
+
+def test_answer_that_cannot_be_joined_fails_alone(open_model):
+    """Parts of a request that do not fit together are that request's failure, not an exception."""
+    model = network(
+        [
+            node("Gather", ["x", "zero"], ["first"]),
+            node("Cast", ["first"], ["kept"], to=9),
+            node("Compress", ["x", "kept"], ["y"], axis=1),
+        ],
+        [value("x", "FP32", ["N", 3])],
+        [value("y", "FP32", ["N", "M"])],
+        [constant("zero", np.int64(0))],
+    )
+    one_by_one = parameter("nereid.run_batch_size", "1")
+    session = open_model(model, BATCHES + X + tensor("output", "y", "FP32", [-1]) + one_by_one)
+
+    bad, good = session.run_requests(
+        [{"x": np.array(rows, np.float32)} for rows in ([[1, 0, 0], [1, 1, 0]], [[0, 2, 0]])], [["y"]] * 2
+    )
+
+    assert isinstance(bad, InferenceFailed)
+    assert_same(good, {"y": np.array([[2]], np.float32)})
+
+
+def test_scalar_answer_has_the_dims_of_its_config(open_model):
+    """An ONNX scalar is answered as [1, 1] where the config says so."""
+    session = open_model(
+        identity("FP32", []), tensor("input", "x", "FP32", [1]) + tensor("output", "y", "FP32", [1, 1])
+    )
+
+    (outcome,) = session.run_requests([{"x": np.array([2], np.float32)}], [["y"]])
+
+    assert_same(outcome, {"y": np.array([[2]], np.float32)})
+
+
+def test_scalar_of_a_batching_model_fails_the_load(open_model):
+    """One number cannot be different in every row of a batch."""
+    model = network(
+        [node("Mul", ["x", "k"], ["y"])],
+        [value("x", "FP32", ["N", 3]), value("k", "FP32", [])],
+        [value("y", "FP32", ["N", 3])],
+    )
+
+    with pytest.raises(
+        InvalidConfig, match=r"tensor 'k': for the model to support batching .* model is \[\]$"
+    ):
+        open_model(model, BATCHES + X + Y + tensor("input", "k", "FP32", [1]))

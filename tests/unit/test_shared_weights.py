@@ -37,8 +37,8 @@ def opened(path):
     """Open the model as a new instance would; `opened.paths` lists what ONNX Runtime was told to open."""
     config = ModelConfig.from_file(path.parents[1], 1)
 
-    def open_instance(**changes) -> onnxruntime.InferenceSession:
-        return shared_weights.open_shared(path, replace(session_settings(config), **changes), opener)
+    def open_instance(file=path, **changes) -> onnxruntime.InferenceSession:
+        return shared_weights.open_shared(file, replace(session_settings(config), **changes), opener)
 
     def opener(file, settings):
         open_instance.paths.append(file)
@@ -126,6 +126,17 @@ def test_other_options_get_a_copy_of_their_own(path, opened, changes):
     """What ONNX Runtime was told when the copy was written is part of its name."""
     opened()
     opened(**changes)
+
+    assert len(copies(path)) == 2
+
+
+def test_two_networks_of_a_folder_get_a_copy_each(path, opened):
+    """Which file is opened is part of the name, not only what lies beside it."""
+    other = path.with_name("other.onnx")
+    shutil.copy(path, other)
+    opened()
+
+    opened(file=other)
 
     assert len(copies(path)) == 2
 
