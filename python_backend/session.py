@@ -41,43 +41,36 @@ class Session:
     activations of a large batch fall out of the cache, and its images cost more than those of a small one.
 
     Args:
-        path: the ONNX file.
-        name: the model's, for messages.
+        config: of the model; it must fit the network, which `from_config` checks.
+        settings: what the session is opened and run with.
         on_run: called after every run with its seconds and its rows.
 
     `is_on_gpu` tells where it takes its inputs from without a copy, and leaves its outputs.
     """
 
     def __init__(
-        self,
-        path: Path,
-        settings: SessionSettings,
-        batching: Batching,
-        name: str = "",
-        on_run: Callable[[float, int], None] = lambda seconds, rows: None,
+        self, config: ModelConfig, settings: SessionSettings, on_run: Callable[[float, int], None]
     ) -> None:
-        self._name = name
-        self._session = open_session(path, settings)
+        self._session = open_session(model_path(config), settings)
+        self._name = config.name
+        self._batching = Batching.from_config(config)
+        self._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
         self._run_options = settings.run_options
         self._run_batch_size = settings.run_batch_size or sys.maxsize
-        self._batching = batching
         self._on_run = on_run
+        self._threads = settings.threads.intra_op
         self.signature = Signature.of(self._session)
         self.provider = self._session.get_providers()[0]
-        self._threads = settings.threads.intra_op
-        self._output_dims: dict[str, tuple[int, ...]] = {}
         tensors = {**self.signature.inputs, **self.signature.initializers}
         self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
         self._scalars = frozenset(n for n, tensor in tensors.items() if not tensor.shape)
         self._has_conversions = bool(self._texts or self._scalars)
         # Strings live on the host, and IoBinding does not take them.
         datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
-        providers = dict(settings.providers)
-        self.is_on_gpu = CUDA in providers and "TYPE_STRING" not in datatypes
-        on_gpu = partial(gpu.run, device_id=int(providers[CUDA]["device_id"])) if self.is_on_gpu else None
-        self._run_feed = on_gpu or _run_on_host
+        self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
+        self._run_feed = partial(gpu.run, device_id=config.device_id) if self.is_on_gpu else _run_on_host
         if self.is_on_gpu:
-            gpu.use(int(providers[CUDA]["device_id"]))
+            gpu.use(config.device_id)
 
     @classmethod
     def from_config(
@@ -95,9 +88,8 @@ class Session:
         backend = backend or BackendSettings()
         config = on_what_is_there(config, onnxruntime.get_available_providers(), backend.profile)
         settings = session_settings(config, backend, instances)
-        session = cls(model_path(config), settings, Batching.from_config(config), config.name, on_run)
+        session = cls(config, settings, on_run)
         validate(config, session.signature)
-        session._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
         return session
 
     def __str__(self) -> str:
@@ -198,7 +190,7 @@ class Session:
         self._on_run(time.perf_counter() - start, rows)
         # Triton has no scalars: they travel with the dims of the config.
         return [
-            result if result.ndim else result.reshape(self._output_dims.get(name, (1,)))
+            result if result.ndim else result.reshape(self._output_dims[name])
             for name, result in zip(outputs, results, strict=True)
         ]
 

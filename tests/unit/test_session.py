@@ -9,11 +9,10 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, helper
 
-from python_backend.batching import Batching
 from python_backend.errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed
 from python_backend.model_config import ModelConfig
 from python_backend.session import Session, complete_config, model_path
-from python_backend.session_options import BackendSettings, session_settings
+from python_backend.session_options import BackendSettings
 from tests.networks import assert_same, constant, identity, network, store, tensor, value
 
 node = helper.make_node
@@ -411,17 +410,6 @@ def test_session_describes_itself(open_model, count, printed):
 
     version = onnxruntime.__version__
     assert str(session) == f"ONNX Runtime {version}, CPUExecutionProvider, {printed}"
-
-
-def test_session_of_settings_needs_no_config_file(tmp_path):
-    """The pieces of `from_config` can be put together by hand, without callbacks."""
-    config = stored(tmp_path, double(), BATCHES + X + Y)
-    session = Session(model_path(config), session_settings(config), Batching.from_config(config))
-    x = np.ones((1, 3), np.float32)
-
-    (answer,) = session.run_requests([{"x": x}], [["y"]])
-
-    assert_same(answer, {"y": 2 * x})
 
 
 @pytest.mark.parametrize(
