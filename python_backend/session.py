@@ -51,7 +51,7 @@ class Session:
     def __init__(
         self, config: ModelConfig, settings: SessionSettings, on_run: Callable[[float, int], None]
     ) -> None:
-        self._session = open_session(model_path(config), settings)
+        self._session = _open_as_asked(model_path(config), settings)
         self._name = config.name
         self._batching = Batching.from_config(config)
         self._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
@@ -245,12 +245,7 @@ def model_path(config: ModelConfig) -> Path:
     return path
 
 
-def open_session(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
-    """Open `path` with exactly the asked providers, its weights shared between processes if that is asked.
-
-    Raises:
-        InvalidConfig: ONNX Runtime refuses the file, or cannot use a provider.
-    """
+def _open_as_asked(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
     if settings.has_shared_weights:
         return shared_weights.open_shared(path, settings, _open)
     return _open(path, settings)
@@ -266,6 +261,7 @@ def _run_on_host(
 
 
 def _open(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
+    """Open `path` with exactly the asked providers: ONNX Runtime alone would fall back to fewer."""
     try:
         session = onnxruntime.InferenceSession(
             path, settings.options, providers=list(settings.providers), enable_fallback=0

@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backend.errors import InvalidRequest, ServingError
 
-if TYPE_CHECKING:  # OpenCV and its kin cost a process 0.2 s and 20 MB, which only some backends need
+if TYPE_CHECKING:  # OpenCV and its kin cost time and memory, and only some backends need them
     from python_backend.pipeline import Batch
 
 
@@ -75,8 +75,8 @@ def log_warn(message: str) -> None:
 class SessionMetrics:
     """What a session does, on Triton's metrics page; all instances of a version share its series.
 
-    Every change is a round trip to the server, which costs 0.1 ms on a request's path while the server
-    sleeps, and a tenth of that in a row: so changes are kept, and handed on every `FLUSH_S` seconds.
+    Every change is a round trip to the server, which has to wake up for it on a request's path, but hardly
+    for many in a row: so changes are kept, and handed on every `FLUSH_S` seconds.
     """
 
     def __init__(self, model: str, version: int) -> None:

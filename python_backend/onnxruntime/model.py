@@ -9,8 +9,8 @@ from python_backend.session import complete_config
 from python_backend.triton_io import answer, fail, log_info, log_warn, read_tensors, version_folder
 from python_backend.triton_session import backend_settings, open_session
 
-# To ask whether a request was cancelled is a round trip to the server, up to 0.1 ms; it pays where a run is
-# this long. What is cancelled in its own queue, Triton drops.
+# Triton 24.10 does not drop a cancelled request that waits for its instance. To ask is a round trip to the
+# server for each request, which pays where a run is this long.
 WORTH_ASKING_S = 0.01
 GONE = Cancelled("the client left before the request ran")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc
 from onnx import helper
@@ -37,7 +38,7 @@ BATCHED = "max_batch_size: 8\n" + tensor("input", "x", "FP32", [64]) + tensor("o
 LAG_S = 30
 
 
-def mixing() -> network:
+def mixing() -> onnx.ModelProto:
     """Build y = relu(x A) B, whose weights are worth a page."""
     rng = np.random.default_rng(0)
     weights = [constant(name, rng.standard_normal((64, 64)).astype(np.float32)) for name in "AB"]
@@ -49,7 +50,7 @@ def mixing() -> network:
     return network(nodes, [value("x", "FP32", ["batch", 64])], [value("y", "FP32", ["batch", 64])], weights)
 
 
-def slow() -> network:
+def slow() -> onnx.ModelProto:
     """Build y = x after `rounds` multiplications of a large matrix, to keep an instance busy."""
     node = helper.make_node
     body = helper.make_graph(
