@@ -52,6 +52,8 @@ proof: .venv/.testing bench  ## the long tests with full counts, and the recorde
 
 bench: .venv/.testing  ## what serving costs against the same work in process; records the result
 	$(BIN)/python -m loadtest.pieces --record pieces
+	$(BIN)/python -m loadtest.preprocess --record preprocess
+	$(BIN)/python -m loadtest.parity --wallpapers photos --record parity
 	$(BIN)/python -m loadtest.overhead --rounds 5 --seconds 5 --record overhead
 	$(BIN)/python -m loadtest.backend --record backend
 	$(BIN)/python -m loadtest.memory --record memory

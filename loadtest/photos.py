@@ -7,7 +7,7 @@ from PIL import Image
 from clients.samples import COFFEE
 
 SIZES_WH = {"640x427": (640, 427), "1920x1080": (1920, 1080)}
-JPEG_QUALITY = 93
+JPEG_QUALITY = 94
 
 
 def jpeg(size_wh: tuple[int, int]) -> bytes:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import cv2
 import numpy as np
 import simplejpeg
 from rich.console import Console
@@ -23,7 +22,6 @@ from ops.embedded import REPOSITORY
 from python_backend.model_config import ModelConfig
 from python_backend.session import Session
 from python_backend.session_options import RUN_BATCH_SIZE
-from python_backend.transform import Transform, normalise
 
 RUN_BATCH_SIZES = (1, 2, 4, 8)
 BATCH = 8
@@ -33,7 +31,7 @@ Piece = Callable[[], object]
 
 def pieces() -> dict[str, tuple[Piece, int]]:
     """Return, by name, what to time and how many images one call handles."""
-    return _network_runs() | _decodes() | _normalisations()
+    return _network_runs() | _decodes()
 
 
 def _network_runs() -> dict[str, tuple[Piece, int]]:
@@ -58,21 +56,6 @@ def _decodes() -> dict[str, tuple[Piece, int]]:
         call = partial(simplejpeg.decode_jpeg, jpeg, "RGB", **size)
         found[f"decode {width}x{height} at {eighths}/8"] = call, 1
     return found
-
-
-def _normalisations() -> dict[str, tuple[Piece, int]]:
-    transform = Transform(256, 224, (127.0,) * 3, (128.0,) * 3)
-    image = cv2.resize(simplejpeg.decode_jpeg(photos.jpeg((640, 427)), "RGB"), (384, 256))[16:240, 80:304]
-    out = np.empty(transform.shape, np.float32)
-
-    def two_passes() -> None:
-        np.subtract(image.transpose(2, 0, 1), np.float32(127), out=out, dtype=np.float32)
-        np.multiply(out, np.float32(1 / 128), out=out)
-
-    return {
-        "normalise 224x224 by tables": (partial(normalise, image, transform._tables, out), 1),
-        "normalise 224x224 in two NumPy passes": (two_passes, 1),
-    }
 
 
 def measure(rounds: int) -> dict[str, float]:

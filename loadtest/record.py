@@ -13,7 +13,7 @@ from typing import Any
 
 RESULTS = Path(__file__).with_name("results")
 PACKAGES = frozenset(
-    {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "opencv-python-headless", "simplejpeg"}
+    {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow", "pillow", "simplejpeg"}
 )
 
 

@@ -1,106 +1,184 @@
 """From an encoded image to RGB pixels: no larger than asked for, and never trusting the file."""
 
 import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
+from python_backend.buffers import Buffers
 from python_backend.errors import InvalidImage
 
 # Our own limit is checked on every header; Pillow's would only warn and raise in between.
 Image.MAX_IMAGE_PIXELS = None
 
 JPEG_MAGIC = b"\xff\xd8\xff"
-MAX_IMAGE_BYTES = 32 * 2**20
-MAX_IMAGE_PIXELS = 64_000_000
+FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
+# By how much the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
+# decodes faster at 8/8 than at 5/8. Source: loadtest/results/pieces.json.
+SHRINKS = (1, 2, 4, 8)
+# Encoders write about ten; each costs a walk over the whole image.
+MAX_SCANS = 32
 # What libjpeg says of files that any viewer shows without a word.
 HARMLESS = "extraneous bytes before marker"
-# Pillow's modes of 8 bits per channel or less; wider ones would be clipped to white.
-MODES = frozenset(
-    {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+# Pillow's modes; others have more than 16 bits per channel or no way to RGB.
+EIGHT_BIT = frozenset(
+    {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 )
-FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
+SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+START_OF_SCAN = 0xDA
+APP1 = 0xE1
+EXIF = b"Exif\0\0"
+START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+SEQUENTIAL = frozenset({0xC0, 0xC1})
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an image may cost before any pixel of it is decoded."""
 
-    max_image_bytes: int = MAX_IMAGE_BYTES
-    max_image_pixels: int = MAX_IMAGE_PIXELS
+    max_image_bytes: int = 32 * 2**20
+    max_image_pixels: int = 64_000_000
+    max_image_side_px: int = 16_384
+
+    def __post_init__(self) -> None:
+        for name in ("max_image_bytes", "max_image_pixels", "max_image_side_px"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """`pixels` uint8[H, W, 3] RGB; `size_wh` is the image's own size, which a scaled decode undercuts."""
+class EncodedImage:
+    """A file whose header was found good, and its pixels on demand.
 
-    pixels: np.ndarray
+    `size_wh` and `orientation` (the EXIF tag, 1..8) are those of the pixels as they are stored; `max_shrink`
+    is how much smaller per side the decoder can make them.
+    """
+
+    encoded: bytes
     size_wh: tuple[int, int]
+    orientation: int
+    max_shrink: int
+    _opened: Image.Image | None = None
+
+    def pixels(self, shrink: int, background: tuple[int, ...], buffers: Buffers) -> np.ndarray:
+        """Decode to RGB, uint8[ceil(H / shrink), ceil(W / shrink), 3].
+
+        It is valid until the next call with the same `buffers`.
+
+        Args:
+            shrink: one of SHRINKS, up to `max_shrink`: each pixel is the average of that many per side.
+            background: R, G, B that transparent pixels are laid over.
+
+        Raises:
+            InvalidImage: the file is damaged.
+        """
+        if self._opened is None:
+            return _decode_jpeg(self.encoded, self.size_wh, shrink, buffers)
+        try:
+            return _to_rgb(self._opened, background)
+        except Exception as error:  # on damaged files Pillow raises whatever its parsers run into
+            raise InvalidImage(f"file of {len(self.encoded)} bytes is damaged: {error}") from None
 
 
-def decode(encoded: bytes, min_side_px: int, limits: Limits) -> Decoded:
-    """Decode one image file; a JPEG at the smallest fast scale whose shorter side is still `min_side_px`.
+def open_image(encoded: bytes, limits: Limits) -> EncodedImage:
+    """Read the header of an image file.
 
     Raises:
-        InvalidImage: not an image of a known format, truncated, or beyond `limits`.
+        InvalidImage: not an image of a known format, or beyond `limits`; no pixel was decoded.
     """
     if not encoded:
         raise InvalidImage(f"expected the bytes of an image file ({', '.join(FORMATS)}), got 0 bytes")
     if len(encoded) > limits.max_image_bytes:
         raise InvalidImage(f"expected at most {limits.max_image_bytes} bytes, got {len(encoded)}")
     if encoded[:3] == JPEG_MAGIC:
-        return _decode_jpeg(encoded, min_side_px, limits)
-    return _decode_other(encoded, limits)
+        return _open_jpeg(encoded, limits)
+    return _open_other(encoded, limits, orientation=0)
 
 
-def jpeg_scale(size_wh: tuple[int, int], min_side_px: int) -> int:
-    """Return how many eighths of its size a JPEG may shrink to while decoding: 8, 4, 2 or 1.
-
-    Only these have SIMD code in libjpeg-turbo: a 640×427 photo decodes faster at 8/8 (0.82 ms) than at
-    5/8 (1.02 ms). Source: loadtest/results/pieces.json.
-    """
-    eighths = 8
-    while eighths > 1 and min(size_wh) * (eighths // 2) >= min_side_px * 8:
-        eighths //= 2
-    return eighths
-
-
-def _decode_jpeg(encoded: bytes, min_side_px: int, limits: Limits) -> Decoded:
+def _open_jpeg(encoded: bytes, limits: Limits) -> EncodedImage:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded, strict=False)
     except Exception:  # on damaged headers simplejpeg raises ValueError, KeyError and more
         raise InvalidImage(f"JPEG of {len(encoded)} bytes has no readable header") from None
-    _check_pixels(width, height, limits)
+    _check_size(width, height, limits)
+    segments = list(_segments(encoded))
+    _check_scans(encoded, segments)
+    orientation = _orientation(segments)
     if colorspace in ("CMYK", "YCCK"):
-        return _decode_other(encoded, limits)
-    eighths = jpeg_scale((width, height), min_side_px)
-    # simplejpeg picks the smallest scale that keeps these sizes, which is exactly `eighths`.
-    size = {"min_height": -(-height * eighths // 8), "min_width": -(-width * eighths // 8)}
+        return _open_other(encoded, limits, orientation)
+    return EncodedImage(encoded, (width, height), orientation, max(SHRINKS))
+
+
+def _segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield marker and payload of a JPEG's segments, up to and with the first scan's header."""
+    place, marker = 2, 0
+    while marker != START_OF_SCAN and encoded[place : place + 1] == b"\xff" and place + 4 <= len(encoded):
+        marker = encoded[place + 1]
+        if marker == 0xFF:  # a fill byte
+            place += 1
+            continue
+        end = place + 2 + int.from_bytes(encoded[place + 2 : place + 4])
+        yield marker, encoded[place + 4 : end]
+        place = end
+
+
+def _check_scans(encoded: bytes, segments: Sequence[tuple[int, bytes]]) -> None:
+    """Refuse a JPEG that makes the decoder walk over the whole image many times."""
+    frame, header = next(((m, payload) for m, payload in segments if m in START_OF_FRAME), (0, b""))
+    scan = next((payload for marker, payload in segments if marker == START_OF_SCAN), b"")
+    if frame in SEQUENTIAL and scan[:1] == header[5:6]:  # all components are in the first scan
+        return
+    scans = encoded.count(bytes((0xFF, START_OF_SCAN)))
+    if scans > MAX_SCANS:
+        raise InvalidImage(f"expected at most {MAX_SCANS} scans in a JPEG, got {scans}")
+
+
+def _orientation(segments: Sequence[tuple[int, bytes]]) -> int:
+    for marker, payload in segments:
+        if marker == APP1 and payload.startswith(EXIF):
+            exif = Image.Exif()
+            try:
+                exif.load(payload)
+            except Exception:  # damaged metadata are no reason to refuse good pixels
+                return 1
+            return _known_orientation(exif)
+    return 1
+
+
+def _known_orientation(exif: Image.Exif) -> int:
+    value: object = exif.get(ExifTags.Base.Orientation)
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _decode_jpeg(encoded: bytes, size_wh: tuple[int, int], shrink: int, buffers: Buffers) -> np.ndarray:
+    width, height = (-(-side // shrink) for side in size_wh)
+    memory = buffers.take("pixels", (height * width * 3,), np.uint8)
+    # simplejpeg picks the smallest scale that keeps these sizes, which is exactly 1 / shrink.
+    options = {"min_height": height, "min_width": width, "buffer": memory}
     try:
-        return Decoded(_rgb(encoded, size), (width, height))
+        try:
+            pixels: np.ndarray = simplejpeg.decode_jpeg(encoded, "RGB", **options)
+        except ValueError as error:
+            if HARMLESS not in str(error):
+                raise
+            pixels = simplejpeg.decode_jpeg(encoded, "RGB", **options, strict=False)
     except Exception as error:  # on damaged files simplejpeg raises ValueError, KeyError and more
         raise InvalidImage(f"JPEG of {len(encoded)} bytes is damaged: {error}") from None
-
-
-def _rgb(encoded: bytes, size: dict[str, int]) -> np.ndarray:
-    try:
-        pixels: np.ndarray = simplejpeg.decode_jpeg(encoded, "RGB", **size)
-    except ValueError as error:
-        if HARMLESS not in str(error):
-            raise
-        pixels = simplejpeg.decode_jpeg(encoded, "RGB", **size, strict=False)
     return pixels
 
 
-def _decode_other(encoded: bytes, limits: Limits) -> Decoded:
+def _open_other(encoded: bytes, limits: Limits, orientation: int) -> EncodedImage:
+    """Read a header with Pillow; an `orientation` of 0 is to be read, too."""
     try:
-        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-            _check_pixels(*image.size, limits)
-            if image.mode not in MODES:
-                raise InvalidImage(f"expected 8 bits per channel, got {image.format} of mode {image.mode}")
-            return Decoded(np.asarray(image.convert("RGB")), image.size)
+        image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        _check_size(*image.size, limits)
+        if image.mode not in EIGHT_BIT | SIXTEEN_BIT:
+            got = f"{image.format} of mode {image.mode}"
+            raise InvalidImage(f"expected 8 or 16 bits per channel of a colour that has RGB, got {got}")
+        orientation = orientation or _known_orientation(image.getexif())
     except InvalidImage:
         raise
     except UnidentifiedImageError:
@@ -108,8 +186,25 @@ def _decode_other(encoded: bytes, limits: Limits) -> Decoded:
         raise InvalidImage(f"expected an image file ({', '.join(FORMATS)}), got {got}") from None
     except Exception as error:  # on damaged files Pillow raises whatever its parsers run into
         raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
+    return EncodedImage(encoded, image.size, orientation, 1, image)
 
 
-def _check_pixels(width: int, height: int, limits: Limits) -> None:
+def _to_rgb(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
+    if image.mode in SIXTEEN_BIT:
+        levels = np.asarray(image).astype(np.uint32)
+        # Rounds 0..65535 to 0..255. Source: libpng, png_do_scale_16_to_8.
+        grey = ((levels * 255 + 32895) >> 16).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.has_transparency_data:
+        image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
+    return np.asarray(image.convert("RGB"))
+
+
+def _check_size(width: int, height: int, limits: Limits) -> None:
     if width * height > limits.max_image_pixels:
         raise InvalidImage(f"expected at most {limits.max_image_pixels} pixels, got {width} x {height}")
+    if max(width, height) > limits.max_image_side_px:
+        raise InvalidImage(
+            f"expected at most {limits.max_image_side_px} pixels a side, got {width} x {height}"
+        )

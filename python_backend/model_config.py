@@ -5,7 +5,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -159,26 +159,33 @@ class ModelConfig:
             raise InvalidConfig(f"model '{self.name}' names '{name}', which is not a folder beside it")
         return folder
 
-    def settings(self, schema: type[Settings]) -> Settings:
+    def settings(self, schema: type[Settings], **fixed: Any) -> Settings:
         """Parse the parameters into the dataclass `schema`, by its field names and types.
+
+        Args:
+            schema: fields that are dataclasses stand for the fields of those.
+            fixed: values of fields that are no parameters.
 
         Raises:
             InvalidConfig: a parameter is unknown, missing, or not of its type.
         """
-        known = {field.name: field for field in fields(schema)}  # type: ignore[arg-type]
+        known = {name: field for name, field in _leaves(schema).items() if name not in fixed}
         unknown = sorted(set(self.parameters) - set(known) - TRITON_PARAMETERS)
         if unknown:
             names = ", ".join(sorted(known))
             raise InvalidConfig(
                 f"model '{self.name}' has unknown parameter '{unknown[0]}', known are: {names}"
             )
-        missing = [n for n, f in known.items() if f.default is MISSING and n not in self.parameters]
+        missing = [
+            name for name, leaf in known.items() if not leaf.has_default and name not in self.parameters
+        ]
         if missing:
             raise InvalidConfig(f"model '{self.name}' needs parameter '{missing[0]}'")
-        hints = typing.get_type_hints(schema)
-        given = {n: self._value(n, hints[n]) for n in known if n in self.parameters}
+        given = {
+            name: self._value(name, leaf.hint) for name, leaf in known.items() if name in self.parameters
+        }
         try:
-            return schema(**given)
+            return typing.cast(Settings, _build(schema, given | fixed))
         except ValueError as error:
             raise InvalidConfig(f"model '{self.name}': {error}") from None
 
@@ -262,6 +269,31 @@ def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
         is_optional=bool(entry.get("optional", False)),
         is_ragged=bool(entry.get("allow_ragged_batch", False)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A field of a schema that is a parameter."""
+
+    hint: Any
+    has_default: bool
+
+
+def _leaves(schema: Any) -> dict[str, _Leaf]:
+    leaves: dict[str, _Leaf] = {}
+    hints = typing.get_type_hints(schema)
+    for field in fields(schema):
+        hint = hints[field.name]
+        leaves |= (
+            _leaves(hint) if is_dataclass(hint) else {field.name: _Leaf(hint, field.default is not MISSING)}
+        )
+    return leaves
+
+
+def _build(schema: Any, values: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(schema)
+    nested = {name: _build(hint, values) for name, hint in hints.items() if is_dataclass(hint)}
+    return schema(**nested, **{name: values[name] for name in hints if name in values and name not in nested})
 
 
 def _convert(text: str, hint: Any) -> Any:

@@ -1,102 +1,88 @@
-"""Encoded images in, one contiguous batch of network inputs out; a bad request fails alone."""
+"""Requests of encoded images in, one contiguous batch of network inputs out; a bad request fails alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from python_backend.decode import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, Limits, decode
 from python_backend.errors import InferenceFailed, InvalidConfig, InvalidImage, ServingError
 from python_backend.model_config import ModelConfig
-from python_backend.transform import Transform
-
-
-@dataclass(frozen=True, slots=True)
-class PreprocessSettings:
-    """Parameters of a `preprocess` model's config.pbtxt: those of `Transform` and of `Limits`."""
-
-    resize_shorter_px: int
-    crop_px: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    max_image_bytes: int = MAX_IMAGE_BYTES
-    max_image_pixels: int = MAX_IMAGE_PIXELS
-
-    def __post_init__(self) -> None:
-        self.transform()
-        for name in ("max_image_bytes", "max_image_pixels"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-
-    def transform(self) -> Transform:
-        """Build the transform these settings describe."""
-        return Transform(self.resize_shorter_px, self.crop_px, self.mean, self.std)
-
-    def limits(self) -> Limits:
-        """Build the limits these settings describe."""
-        return Limits(self.max_image_bytes, self.max_image_pixels)
+from python_backend.preprocess_settings import PreprocessSettings
+from python_backend.preprocessor import CpuPreprocessor, Preprocessor
+from python_backend.threads import available_cores
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tensor` float32[N, C, H, W] of all good requests; per request its rows, or why it has none."""
+    """`tensor` [N, ...] of all good requests; per request its rows, or why it has none."""
 
-    tensor: np.ndarray
+    tensor: Any
     outcomes: list[slice | ServingError]
 
 
 class Pipeline:
-    """Decode and transform batches into a buffer that is reused: a result is valid until the next `run`."""
+    """Prepares batches in a tensor that is reused: a result is valid until the next `run`."""
 
-    def __init__(self, transform: Transform, limits: Limits, max_batch_size: int) -> None:
-        self._transform = transform
-        self._limits = limits
-        self._buffer = np.empty((max(1, max_batch_size), *transform.shape), np.float32)
+    def __init__(self, preprocessor: Preprocessor) -> None:
+        self._preprocessor = preprocessor
 
     @classmethod
-    def from_config(cls, config: ModelConfig, max_batch_size: int | None = None) -> "Pipeline":
-        """Build the pipeline a `preprocess` model describes, for batches of up to `max_batch_size` images.
+    def from_config(
+        cls, config: ModelConfig, max_batch_size: int | None = None, instances: int | None = None
+    ) -> "Pipeline":
+        """Build the pipeline that a `preprocess` model describes, on the device of its instance.
+
+        Args:
+            max_batch_size, instances: of the model that runs it, if that is another one.
 
         Raises:
-            InvalidConfig: a parameter is wrong, or the output's dims are not what the parameters produce.
+            InvalidConfig: a parameter is wrong, or contradicts another one or the tensors.
         """
-        settings = config.settings(PreprocessSettings)
-        transform = settings.transform()
-        for output in config.outputs:
-            if output.dims != transform.shape:
-                raise InvalidConfig(
-                    f"model '{config.name}', output '{output.name}': parameters produce "
-                    f"{list(transform.shape)}, dims say {list(output.dims)}"
-                )
-        return cls(transform, settings.limits(), max_batch_size or config.max_batch_size)
+        settings = PreprocessSettings.from_config(config)
+        if [(tensor.name, tensor.datatype, tensor.dims) for tensor in config.inputs] != [IMAGE]:
+            raise InvalidConfig(f"model '{config.name}' must have one input, 'image' TYPE_STRING [ 1 ]")
+        size = config.max_batch_size if max_batch_size is None else max_batch_size
+        if size < 1:
+            raise InvalidConfig(f"model '{config.name}' must have a max_batch_size of 1 or more, got {size}")
+        if config.kind == "GPU":
+            # Imported here: CuPy and nvImageCodec are installed where there is a GPU only.
+            from python_backend.gpu_preprocessor import GpuPreprocessor
+
+            limit = settings.resources.gpu_memory_limit_bytes
+            return cls(GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit))
+        share = max(1, available_cores() // (instances or config.cpu_instances or 1))
+        threads = settings.resources.decode_threads or share
+        return cls(CpuPreprocessor(settings.transform, settings.limits, size, threads))
 
     def run(self, requests: Sequence[Sequence[bytes]]) -> Batch:
         """Prepare the images of several requests, one after the other.
 
         A request with a bad image fails whole, with an error that names every bad index in it.
         """
+        errors = self._prepare([image for images in requests for image in images])
+        tensor = self._preprocessor.tensor
         outcomes: list[slice | ServingError] = []
-        filled = 0
+        start = filled = 0
         for images in requests:
-            errors = self._fill(images, filled)
-            if errors:
-                outcomes.append(_merge(errors, len(images)))
+            count = len(images)
+            bad = {i: error for i, error in enumerate(errors[start : start + count]) if error is not None}
+            if bad:
+                outcomes.append(_merge(bad, count))
             else:
-                outcomes.append(slice(filled, filled + len(images)))
-                filled += len(images)
-        return Batch(self._buffer[:filled], outcomes)
+                if start != filled:  # rows of bad requests before these are closed up
+                    tensor[filled : filled + count] = tensor[start : start + count].copy()
+                outcomes.append(slice(filled, filled + count))
+                filled += count
+            start += count
+        return Batch(tensor[:filled], outcomes)
 
-    def _fill(self, images: Sequence[bytes], start: int) -> dict[int, ServingError]:
-        errors: dict[int, ServingError] = {}
-        for index, encoded in enumerate(images):
-            try:
-                image = decode(encoded, self._transform.resize_shorter_px, self._limits)
-                self._transform(image, self._buffer[start + index])
-            except ServingError as error:
-                errors[index] = error
-            except Exception as error:  # whatever one image does, the others are answered
-                errors[index] = InferenceFailed(f"{type(error).__name__}: {error}")
-        return errors
+    def _prepare(self, images: Sequence[bytes]) -> Sequence[ServingError | None]:
+        try:
+            return self._preprocessor.prepare(images)
+        except Exception as error:  # a device that fails: every request is told so
+            return [InferenceFailed(f"{type(error).__name__}: {error}")] * len(images)
+
+
+IMAGE = ("image", "TYPE_STRING", (1,))
 
 
 def _merge(errors: dict[int, ServingError], count: int) -> ServingError:

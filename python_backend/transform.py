@@ -1,101 +1,195 @@
-"""From RGB pixels to the network's input: resize, centre crop, normalise, channels first."""
+"""From encoded images to a network's input: turn upright, resize, crop or pad, normalise, lay out."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, isfinite
 
-import cv2
 import numpy as np
 
-from python_backend.decode import Decoded
+from python_backend.buffers import Buffers
+from python_backend.decode import SHRINKS, EncodedImage
+from python_backend.resample import FILTERS, Axis, Span, build_axis, resample
 
-# One image is one core's work: instances, not OpenCV's own threads, spread the load.
-cv2.setNumThreads(1)
-MAX_ASPECT = 4
+DATATYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
+CHOICES = {
+    "datatype": tuple(DATATYPES),
+    "layout": ("NCHW", "NHWC"),
+    "resize": ("shorter_side", "exact", "letterbox"),
+    "interpolation": tuple(FILTERS),
+    "color_order": ("RGB", "BGR"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How stored pixels become an upright image: rows and columns change places, then each may be flipped."""
+
+    is_transposed: bool
+    flips_rows: bool
+    flips_columns: bool
+
+
+# By the value of the EXIF tag Orientation. Source: CIPA DC-008, 4.6.4.
+TURNS = {
+    1: Turn(False, False, False),
+    2: Turn(False, False, True),
+    3: Turn(False, True, True),
+    4: Turn(False, True, False),
+    5: Turn(True, False, False),
+    6: Turn(True, False, True),
+    7: Turn(True, True, True),
+    8: Turn(True, True, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the upright image goes along one axis: the outputs of `span`, from output pixel `at` on."""
+
+    span: Span
+    at: int = 0
+
+    @property
+    def inside(self) -> slice:
+        """The output pixels that show the image; letterboxing pads the others."""
+        return slice(self.at, self.at + self.span.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Resize the shorter side to `resize_shorter_px`, crop the centre, then (pixel - mean) / std.
+    """What makes a network's input of `height_px` × `width_px` from an image.
 
-    `mean` and `std` are one value per channel (R, G, B) in pixel units, 0..255.
+    `resize` is `shorter_side` (to `resize_shorter_px`, then crop the centre), `exact` (both sides) or
+    `letterbox` (to fit, then pad with `pad_color`). Then (pixel - mean) / std in pixel units, 0..255. `mean`,
+    `std` and `pad_color` have one number per channel in `color_order`; `background_color`, which transparent
+    pixels are laid over, is R, G, B.
+
+    A JPEG is decoded at a fraction of its size, if that is at least `decode_margin` times the resized image:
+    the closer to 1, the faster and the less exact. Source of the default: loadtest/results/parity.json.
     """
 
-    resize_shorter_px: int
-    crop_px: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    _tables: tuple[np.ndarray, ...] = field(init=False, repr=False, compare=False)
+    height_px: int
+    width_px: int
+    datatype: str = "FP32"
+    layout: str = "NCHW"
+    resize: str = "shorter_side"
+    resize_shorter_px: int = 0
+    interpolation: str = "bilinear"
+    antialias: bool = True
+    color_order: str = "RGB"
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    pad_color: tuple[int, ...] = (114, 114, 114)
+    background_color: tuple[int, ...] = (255, 255, 255)
+    exif_orientation: bool = True
+    decode_margin: float = 1.05
 
     def __post_init__(self) -> None:
-        if not 0 < self.crop_px <= self.resize_shorter_px:
-            raise ValueError(f"crop_px must be 1..{self.resize_shorter_px}, got {self.crop_px}")
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(map(isfinite, self.mean)):
-            raise ValueError(f"mean and std need 3 numbers each, got {self.mean} and {self.std}")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got '{getattr(self, name)}'")
+        side_px, output = self.resize_shorter_px, f"{self.height_px} x {self.width_px}"
+        if self.resize == "shorter_side" and side_px < max(self.height_px, self.width_px):
+            raise ValueError(f"resize_shorter_px must not be less than the output's {output}, got {side_px}")
+        if self.resize != "shorter_side" and side_px:
+            raise ValueError(f"resize_shorter_px = {side_px} contradicts resize = {self.resize}")
+        for name in ("mean", "std", "pad_color", "background_color"):
+            if len(values := getattr(self, name)) != 3 or not all(map(isfinite, values)):
+                raise ValueError(f"{name} must be 3 numbers, got {values}")
         if not all(0 < std < inf for std in self.std):
             raise ValueError(f"std must be positive, got {self.std}")
-        levels = np.arange(256, dtype=np.float64)
-        tables = tuple(
-            ((levels - mean) / std).astype(np.float32) for mean, std in zip(self.mean, self.std, strict=True)
-        )
-        object.__setattr__(self, "_tables", tables)
+        if not self.decode_margin >= 1:
+            raise ValueError(f"decode_margin must be 1 or more, got {self.decode_margin}")
+        for name in ("pad_color", "background_color"):
+            if not all(0 <= level <= 255 for level in getattr(self, name)):
+                raise ValueError(f"{name} must be 0..255, got {getattr(self, name)}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of one output, channels first."""
-        return 3, self.crop_px, self.crop_px
+        """Shape of one output."""
+        if self.layout == "NHWC":
+            return self.height_px, self.width_px, 3
+        return 3, self.height_px, self.width_px
 
-    def __call__(self, image: Decoded, out: np.ndarray) -> None:
-        """Write the network's input for `image` into `out`, float32[3, crop_px, crop_px], C-contiguous."""
-        normalise(center_crop(self.resize(image), self.crop_px), self._tables, out)
+    def turn(self, orientation: int) -> Turn:
+        """Return how an image of that EXIF orientation is turned."""
+        return TURNS[orientation if self.exif_orientation else 1]
 
-    def resize(self, image: Decoded) -> np.ndarray:
-        """Return uint8[H, W, 3] whose shorter side is `resize_shorter_px`, bilinear.
+    def place(self, size_wh: tuple[int, int]) -> tuple[Placement, Placement]:
+        """Return where the rows and the columns of an upright image of that size go.
 
-        The target size follows the image's own size, not that of a scaled decode, whose rounding would
-        shift the crop by up to a pixel. From a factor of 2 on, averaging keeps fine detail from aliasing.
+        Source of sizes and offsets: torchvision's `Resize` and `CenterCrop`, ultralytics' `LetterBox`.
         """
-        image = trim(image)
-        size_wh = shorter_side_size(image.size_wh, self.resize_shorter_px)
-        shrink = min(image.pixels.shape[:2]) / min(size_wh)
-        interpolation = cv2.INTER_LINEAR if shrink < 2 else cv2.INTER_AREA
-        return cv2.resize(image.pixels, size_wh, interpolation=interpolation)
+        width, height = size_wh
+        if self.resize == "exact":
+            return _stretch(height, self.height_px), _stretch(width, self.width_px)
+        if self.resize == "letterbox":
+            ratio = min(self.height_px / height, self.width_px / width)
+            return _fit(height, ratio, self.height_px), _fit(width, ratio, self.width_px)
+        rows, columns = (int(self.resize_shorter_px * side / min(size_wh)) for side in (height, width))
+        return _crop(height, rows, self.height_px), _crop(width, columns, self.width_px)
+
+    def __call__(self, image: EncodedImage, out: np.ndarray, buffers: Buffers) -> None:
+        """Decode `image` and write the network's input for it into `out`, of `shape` and `datatype`.
+
+        Raises:
+            InvalidImage: the file is damaged.
+        """
+        plan = make_plan(self, image.size_wh, image.orientation, image.max_shrink)
+        pixels = image.pixels(plan.shrink, self.background_color, buffers)
+        if self.color_order == "BGR":
+            pixels = pixels[:, :, ::-1]
+        targets = out if self.layout == "NCHW" else out.transpose(2, 0, 1)
+        if plan.has_margin:
+            for target, level, mean, std in zip(targets, self.pad_color, self.mean, self.std, strict=True):
+                target[:] = (level - mean) / std
+        planes = resample(pixels, plan.rows, plan.columns, buffers)
+        for plane, target, mean, std in zip(planes, targets, self.mean, self.std, strict=True):
+            np.subtract(plane, np.float32(mean), out=plane)
+            upright = plane.T if plan.is_transposed else plane
+            np.multiply(upright, np.float32(1 / std), out=target[plan.inside], casting="unsafe")
 
 
-def trim(image: Decoded) -> Decoded:
-    """Cut an image longer than `MAX_ASPECT` to 1 about its centre.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that depends on an image's size and orientation; `rows` and `columns` are those of its file."""
 
-    A centre crop shows the same, and a file of 30,000 x 1 pixels does not become one of 7,680,000 x 256.
-    """
-    extents = image.pixels.shape[:2]
-    longest = MAX_ASPECT * min(extents)
-    top, left = (max(0, (extent - longest) // 2) for extent in extents)
-    if not top and not left:
-        return image
-    height, width = (extent - 2 * cut for extent, cut in zip(extents, (top, left), strict=True))
-    pixels = image.pixels[top : top + height, left : left + width]
-    own_width, own_height = image.size_wh
-    size_wh = (round(own_width * width / extents[1]), round(own_height * height / extents[0]))
-    return Decoded(pixels, size_wh)
+    shrink: int
+    rows: Axis
+    columns: Axis
+    is_transposed: bool
+    inside: tuple[slice, slice]
+    has_margin: bool
 
 
-def shorter_side_size(size_wh: tuple[int, int], shorter_px: int) -> tuple[int, int]:
-    """Return the (width, height) with the same aspect whose shorter side is `shorter_px`."""
-    scale = shorter_px / min(size_wh)
-    width, height = (max(shorter_px, round(side * scale)) for side in size_wh)
-    return width, height
+@lru_cache(maxsize=256)
+def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, max_shrink: int) -> Plan:
+    """Return what to do with images of that size; those of `max_shrink` 1 are decoded whole."""
+    turn = transform.turn(orientation)
+    placed = transform.place(size_wh[::-1] if turn.is_transposed else size_wh)
+    least = min(placement.span.scale for placement in placed) if transform.antialias else 1
+    scalable = [shrink for shrink in SHRINKS if shrink <= min(max_shrink, least / transform.decode_margin)]
+    shrink = max(scalable, default=1)
+    rows, columns = (
+        build_axis(placement.span, transform.interpolation, transform.antialias, shrink, is_flipped)
+        for placement, is_flipped in zip(placed, (turn.flips_rows, turn.flips_columns), strict=True)
+    )
+    if turn.is_transposed:
+        rows, columns = columns, rows
+    inside = placed[0].inside, placed[1].inside
+    covered = placed[0].span.count, placed[1].span.count
+    has_margin = covered != (transform.height_px, transform.width_px)
+    return Plan(shrink, rows, columns, turn.is_transposed, inside, has_margin)
 
 
-def center_crop(pixels: np.ndarray, side_px: int) -> np.ndarray:
-    """Return the centre of uint8[H, W, 3] as a view, uint8[side_px, side_px, 3]."""
-    top, left = ((extent - side_px) // 2 for extent in pixels.shape[:2])
-    return pixels[top : top + side_px, left : left + side_px]
+def _stretch(source: int, wanted: int) -> Placement:
+    return Placement(Span(source, wanted, 0, wanted))
 
 
-def normalise(pixels: np.ndarray, tables: tuple[np.ndarray, ...], out: np.ndarray) -> None:
-    """Map uint8[H, W, 3] through one float32[256] table per channel into `out`, float32[3, H, W].
+def _fit(source: int, ratio: float, wanted: int) -> Placement:
+    resized = min(wanted, max(1, round(source * ratio)))
+    return Placement(Span(source, resized, 0, resized), at=(wanted - resized) // 2)
 
-    One pass for (pixel - mean) / std, layout and dtype: 0.045 ms for 224×224 against 0.091 ms for NumPy's
-    subtract and multiply. Source: loadtest/results/pieces.json.
-    """
-    for plane, table, target in zip(cv2.split(pixels), tables, out, strict=True):
-        cv2.LUT(plane, table, dst=target)
+
+def _crop(source: int, resized: int, wanted: int) -> Placement:
+    return Placement(Span(source, resized, round((resized - wanted) / 2), wanted))

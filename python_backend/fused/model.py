@@ -20,7 +20,7 @@ class TritonPythonModel:
         names = config.settings(FusedSettings)
         preprocess = config.sibling(names.preprocess, names.preprocess_version)
         network = config.sibling(names.network, names.network_version)
-        self.pipeline = Pipeline.from_config(preprocess, config.max_batch_size)
+        self.pipeline = Pipeline.from_config(preprocess, config.max_batch_size, config.cpu_instances)
         self.session, self.metrics = open_session(config, network)
         self.input = network.inputs[0].name
         self.output = network.outputs[0].name

@@ -9,10 +9,12 @@ class TritonPythonModel:
     """Encoded images to network inputs, one outcome per request."""
 
     def initialize(self, args):
-        """Build the pipeline; a wrong parameter fails the load."""
-        self.pipeline = Pipeline.from_config(ModelConfig.from_args(args))
+        """Build the pipeline; a wrong or contradictory parameter fails the load."""
+        config = ModelConfig.from_args(args, may_use_gpu=True)
+        self.pipeline = Pipeline.from_config(config)
+        self.output = config.outputs[0].name
 
     def execute(self, requests):
         """Prepare all images of the batch; a bad image fails its own request only."""
         batch = self.pipeline.run([read_images(request) for request in requests])
-        return answer_batch(batch, input=batch.tensor)
+        return answer_batch(batch, **{self.output: batch.tensor})

@@ -3,14 +3,18 @@
 import json
 import re
 import tomllib
+from dataclasses import fields
 
 import pytest
 import typer.main
 
-from loadtest import backend, memory
+from loadtest import backend, memory, parity, preprocess
 from loadtest.overhead import markdown
 from ops import docs
 from ops.__main__ import app
+from python_backend.decode import Limits
+from python_backend.preprocess_settings import PRESETS, Resources, Shorthand
+from python_backend.transform import Transform
 
 COMMANDS = typer.main.get_command(app).commands
 
@@ -65,17 +69,39 @@ def test_readme_has_the_recorded_numbers(root):
     assert recorded["command"] in (root / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("module", [backend, memory], ids=["backend", "memory"])
-def test_backend_page_has_the_recorded_numbers(root, module):
-    """What the backend costs is what its last recorded run says, with machine and date."""
+@pytest.mark.parametrize(
+    ("module", "page"),
+    [
+        (backend, "onnxruntime_backend.md"),
+        (memory, "onnxruntime_backend.md"),
+        (preprocess, "preprocess.md"),
+        (parity, "preprocess.md"),
+    ],
+    ids=["backend", "memory", "preprocess", "parity"],
+)
+def test_page_has_the_recorded_numbers(root, module, page):
+    """What a backend costs and how exact it is is what the last recorded run says, with machine and date."""
     name = module.__name__.rpartition(".")[2]
     recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())
-    text = (root / "docs" / "onnxruntime_backend.md").read_text()
+    text = (root / "docs" / page).read_text()
 
     assert module.markdown(recorded["rows"]) in text
     machine = recorded["machine"]
     assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
     assert recorded["command"] in (root / "Makefile").read_text()
+
+
+def test_every_preprocessing_parameter_is_documented(root):
+    """Each parameter that a config may give has a row, and each preset, too."""
+    text = (root / "docs" / "preprocess.md").read_text()
+    named = {
+        name
+        for cell in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", cell)
+    }
+
+    settings = {field.name for part in (Transform, Limits, Resources, Shorthand) for field in fields(part)}
+    assert named == settings - {"height_px", "width_px", "datatype"} | set(PRESETS)
 
 
 def test_readme_is_short(root):

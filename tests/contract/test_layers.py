@@ -15,12 +15,12 @@ MAY_IMPORT = {
 COMMAND_TABLE = "ops/__main__.py"
 # Inside the library each module may import those before it, and `model.py` adapters all of them.
 LIBRARY = [
-    {"errors"},
+    {"errors", "buffers"},
     {"model_config", "server_flags", "gpu"},
-    {"decode", "threads", "signature", "batching"},
+    {"decode", "resample", "threads", "signature", "batching"},
     {"transform", "session_options", "routing"},
-    {"shared_weights"},
-    {"session"},
+    {"shared_weights", "preprocessor", "preprocess_kernel", "preprocess_settings"},
+    {"session", "gpu_preprocessor"},
     {"pipeline"},
     {"triton_io"},
     {"triton_session"},

@@ -69,9 +69,9 @@ def reference():
 
     def score(encoded: bytes, version: str) -> np.ndarray:
         image = Image.open(io.BytesIO(encoded)).convert("RGB")
-        scale = 256 / min(image.size)
-        size = [round(side * scale) for side in image.size]
-        left, top = (size[0] - 224) // 2, (size[1] - 224) // 2
+        # As torchvision's Resize(256) and CenterCrop(224).
+        size = [int(256 * side / min(image.size)) for side in image.size]
+        left, top = (round((side - 224) / 2) for side in size)
         crop = image.resize(size, Image.Resampling.BILINEAR).crop((left, top, left + 224, top + 224))
         pixels = (np.asarray(crop, np.float32) - 127) / 128
         return sessions[version].run(None, {"input": pixels.transpose(2, 0, 1)[None]})[0][0]

@@ -11,12 +11,12 @@ from tests.networks import identity, sample, store
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def cupy():
+@pytest.fixture(scope="module")
+def cupy(cupy):
     """CuPy, where there is a GPU that ONNX Runtime can use."""
     if CUDA not in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has no CUDA provider")
-    return pytest.importorskip("cupy")
+    return cupy
 
 
 @pytest.fixture

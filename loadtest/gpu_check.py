@@ -1,0 +1,238 @@
+"""Everything that only a machine with an NVIDIA GPU can tell: tests, zero-copy, times.
+
+python -m loadtest.gpu_check [--rounds 50] [--record gpu_check]
+"""
+
+import argparse
+import csv
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest import photos, record
+from ops.embedded import REPOSITORY
+from python_backend.decode import Limits
+from python_backend.model_config import ModelConfig
+from python_backend.preprocess_settings import PreprocessSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+BATCH_SIZES = (1, 8, 32)
+WARM_UP_CALLS = 5
+TRACED_BATCHES = 20
+ROW_BYTES = 3 * 224 * 224 * 4
+PACKAGES = re.compile(r"cupy-cuda\d+x|nvidia-(nvimgcodec|nvjpeg|cuda-nvrtc)\b.*")
+NEEDED = {
+    "cupy": "CuPy",
+    "nvidia.nvimgcodec": "nvImageCodec",
+    "onnxruntime": "ONNX Runtime",
+    "pytest": "pytest",
+}
+MEND = "mend: pip install -e '.[embedded,gpu,dev]', with gpu13 instead of gpu for CUDA 13"
+NO_TRACE = (
+    "no CUDA trace, as nsys is not installed: that nothing is copied back is not shown, but by the addresses"
+)
+
+
+def missing() -> list[str]:
+    """Return what this machine lacks, in words."""
+    absent = [f"{word}; {MEND}" for name, word in NEEDED.items() if not _is_installed(name)]
+    if not Path("/proc/driver/nvidia/version").exists():
+        absent.insert(0, "an NVIDIA GPU with its driver: there is no /proc/driver/nvidia/version")
+    if absent:
+        return absent
+    import cupy
+
+    try:
+        return [] if cupy.cuda.runtime.getDeviceCount() else ["an NVIDIA GPU: CUDA sees none"]
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return [f"an NVIDIA GPU that CUDA can use: {error}"]
+
+
+def run_tests() -> dict[str, int]:
+    """Run the GPU tests; return how many passed, failed and were skipped."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        words = ["-m", "pytest", "-m", "gpu", "-rs", "--quiet", f"--junitxml={report}", "tests/gpu"]
+        subprocess.run([sys.executable, *words], cwd=ROOT)
+        return count_tests(report.read_text()) if report.exists() else count_tests("<testsuites/>")
+
+
+def count_tests(report: str) -> dict[str, int]:
+    """Count the outcomes in pytest's JUnit report."""
+    suites = list(ElementTree.fromstring(report).iter("testsuite"))
+    total, failed, errors, skipped = (
+        sum(int(suite.get(name, 0)) for suite in suites)
+        for name in ("tests", "failures", "errors", "skipped")
+    )
+    return {"passed": total - failed - errors - skipped, "failed": failed + errors, "skipped": skipped}
+
+
+def trace() -> dict[str, int] | None:
+    """Trace batches of JPEGs from bytes to DLPack; return bytes copied, by direction, or None without nsys.
+
+    The limits of what it shows: memory that a kernel itself writes to the host is in no row of it.
+    """
+    if shutil.which("nsys") is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        target = str(Path(folder) / "trace")
+        words = ["--trace=cuda", "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "-o", target]
+        traced = [sys.executable, "-m", "loadtest.gpu_check", "--traced"]
+        subprocess.run(["nsys", "profile", *words, *traced], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        report = ["--report", "cuda_gpu_mem_size_sum", "--format", "csv", f"{target}.nsys-rep"]
+        stats = subprocess.run(
+            ["nsys", "stats", "--quiet", *report], check=True, capture_output=True, text=True
+        )
+    return copied_bytes(stats.stdout)
+
+
+def copied_bytes(table: str) -> dict[str, int]:
+    """Read nsys's table of memory operations: bytes by operation."""
+    lines = table.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith("Total (MB)")), len(lines))
+    rows = csv.DictReader(line for line in lines[start:] if line)
+    return {row["Operation"]: round(float(row["Total (MB)"]) * 1e6) for row in rows}
+
+
+def run_traced() -> None:
+    """Do what `trace` looks at: only batches of JPEGs, after everything was allocated and compiled."""
+    import cupy
+    import cupyx.profiler
+
+    preprocessor = _build(max(BATCH_SIZES))
+    images = [photos.jpeg(photos.SIZES_WH["640x427"])] * max(BATCH_SIZES)
+    preprocessor.prepare(images)
+    with cupyx.profiler.profile():
+        for _ in range(TRACED_BATCHES):
+            preprocessor.prepare(images)
+            cupy.from_dlpack(preprocessor.tensor)
+
+
+def measure(rounds: int) -> Iterator[dict[str, Any]]:
+    """Time each step for each photo and batch size: medians over `rounds`, in milliseconds per batch."""
+    for name, size_wh in photos.SIZES_WH.items():
+        for batch_size in BATCH_SIZES:
+            preprocessor = _build(batch_size)
+            images = [photos.jpeg(size_wh)] * batch_size
+            spent = [_times(preprocessor, images) for _ in range(WARM_UP_CALLS + rounds)][WARM_UP_CALLS:]
+            medians = {step: statistics.median(each[step] for each in spent) for step in spent[0]}
+            yield {
+                "photo": name,
+                "batch_size": batch_size,
+                **{f"{step}_ms": round(value, 4) for step, value in medians.items()},
+                "images_per_s": round(batch_size / medians["prepare"] * 1e3),
+                "fallbacks": preprocessor.fallbacks,
+            }
+
+
+def _times(preprocessor: Any, images: list[bytes]) -> dict[str, float]:
+    """Time one batch: each step between CUDA events on the preprocessor's stream, all of it by the clock."""
+    import cupy
+
+    def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin.record(preprocessor.stream)
+        result = call()
+        end.record(preprocessor.stream)
+        end.synchronize()
+        return float(cupy.cuda.get_elapsed_time(begin, end)), result
+
+    with preprocessor.on_device():
+        decode_ms, decoded = timed(lambda: preprocessor.decode(images))
+        sources = [each.source for each in decoded]
+        kernel_ms, _ = timed(lambda: preprocessor.resize(sources))
+    hand_over_ms, _ = timed(lambda: cupy.from_dlpack(preprocessor.tensor))
+    begin_s = time.perf_counter()
+    preprocessor.prepare(images)
+    prepare_ms = (time.perf_counter() - begin_s) * 1e3
+    return {"decode": decode_ms, "kernel": kernel_ms, "hand_over": hand_over_ms, "prepare": prepare_ms}
+
+
+def device() -> dict[str, Any]:
+    """Return the GPU, its driver, CUDA, and the packages that use them."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    driver = re.search(r"\b\d+\.\d+(\.\d+)?\b", Path("/proc/driver/nvidia/version").read_text())
+    return {
+        "name": runtime.getDeviceProperties(0)["name"].decode(),
+        "driver": driver[0] if driver else "unknown",
+        "cuda_driver": runtime.driverGetVersion(),
+        "cuda_runtime": runtime.runtimeGetVersion(),
+        "packages": {d.name: d.version for d in importlib.metadata.distributions() if PACKAGES.match(d.name)},
+    }
+
+
+def _build(batch_size: int) -> Any:
+    """Build the preprocessor of the repository's own model on device 0."""
+    from python_backend.gpu_preprocessor import GpuPreprocessor
+
+    settings = PreprocessSettings.from_config(ModelConfig.from_file(REPOSITORY / "imagenet_preprocess", 1))
+    return GpuPreprocessor(settings.transform, Limits(), batch_size, device_id=0)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent is not there either
+        return False
+
+
+def problems(tests: dict[str, int], copies: dict[str, int] | None) -> list[str]:
+    """Return why the check fails, in words."""
+    found = []
+    if tests["failed"] or not tests["passed"]:
+        found.append(f"GPU tests: {tests}; all must pass, and not all may be skipped")
+    if copies == {}:
+        found.append("the CUDA trace is empty: not even the images' way to the device is in it")
+    to_host = sum(size for name, size in (copies or {}).items() if "Device-to-Host" in name)
+    # The decoder may fetch a few bytes of status; a tensor or an image is far more.
+    if to_host >= ROW_BYTES:
+        copied = f"{to_host} bytes were copied from the device to the host"
+        found.append(f"{copied}, one image's tensor has {ROW_BYTES}")
+    return found
+
+
+def main() -> None:
+    """Test, trace, time, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    parser.add_argument("--traced", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if absent := missing():
+        sys.exit("\n".join(f"missing: {each}" for each in absent))
+    if args.traced:
+        return run_traced()
+    if args.record and not record.is_committed():
+        parser.error(record.UNCOMMITTED)
+    tests, copies = run_tests(), trace()
+    rows = list(measure(args.rounds))
+    about = device()
+    table = Table(*rows[0], title=f"{about['name']}, driver {about['driver']}")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    console = Console(width=110)
+    console.print(table)
+    console.print(NO_TRACE if copies is None else f"bytes copied in {TRACED_BATCHES} batches: {copies}")
+    if found := problems(tests, copies):
+        sys.exit("\n".join(found))
+    if args.record:
+        record.write(args.record, {"gpu": about, "tests": tests, "bytes_copied": copies, "times": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""How far preprocessing is from Pillow on real photos: in levels of 255, and in what the network makes of it.
+
+python -m loadtest.parity [--wallpapers FOLDER] [--record parity]
+
+The reference decodes the whole image and resizes it with Pillow's antialiased bilinear filter. Each photo is
+judged as a JPEG, at its own size, by every step between the naive way and ours.
+"""
+
+import argparse
+import io
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from loadtest import record
+from ops.embedded import REPOSITORY
+from ops.export import photos as wallpapers
+from python_backend.buffers import Buffers
+from python_backend.decode import EncodedImage, open_image
+from python_backend.model_config import ModelConfig
+from python_backend.preprocess_settings import PreprocessSettings
+from python_backend.resample import Axis, build_axis, resample
+from python_backend.session import Session
+from python_backend.transform import Transform, make_plan
+
+JPEG_QUALITY = 92
+# All photos in these packages; charts, silhouettes and pages of text are no business of an ImageNet network.
+PHOTOS = {
+    "skimage": [
+        f"data/{name}"
+        for name in (
+            "astronaut.png",
+            "brick.png",
+            "camera.png",
+            "chelsea.png",
+            "coffee.png",
+            "coins.png",
+            "grass.png",
+            "gravel.png",
+            "hubble_deep_field.jpg",
+            "ihc.png",
+            "moon.png",
+            "motorcycle_left.png",
+            "retina.jpg",
+            "rocket.jpg",
+        )
+    ],
+    "sklearn": ["datasets/images/china.jpg", "datasets/images/flower.jpg"],
+    "matplotlib": ["mpl-data/sample_data/grace_hopper.jpg"],
+}
+HEADINGS = (
+    "step",
+    "photos",
+    "mean levels",
+    "worst photo's",
+    "top-1 differs",
+    "its probability moves by up to",
+)
+markdown = partial(record.markdown, HEADINGS)
+Levels = np.ndarray
+Way = Callable[[EncodedImage, Transform], Levels]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One photo, by one way: mean difference in levels of 255, and what the network makes of it.
+
+    `change` is that of the probability of the reference's best class.
+    """
+
+    photo: str
+    shrink: int
+    reference_probability: float
+    difference: float
+    is_top1_equal: bool
+    change: float
+
+
+def packaged() -> list[Path]:
+    """List the photos that come with PHOTOS' packages."""
+    return [Path(str(files(package) / name)) for package, names in PHOTOS.items() for name in names]
+
+
+def as_jpeg(photo: Path) -> bytes:
+    """Return the file if it is a JPEG, else its pixels as one."""
+    if photo.suffix == ".jpg":
+        return photo.read_bytes()
+    encoded = io.BytesIO()
+    with Image.open(photo) as image:
+        image.convert("RGB").save(encoded, "JPEG", quality=JPEG_QUALITY)
+    return encoded.getvalue()
+
+
+def pillow(image: EncodedImage, transform: Transform) -> Levels:
+    """Return the reference: everything by Pillow, from all pixels."""
+    whole = Image.open(io.BytesIO(image.encoded)).convert("RGB")
+    rows, columns = (placement.span for placement in transform.place(image.size_wh))
+    resized = whole.resize((columns.resized, rows.resized), Image.Resampling.BILINEAR)
+    box = (columns.offset, rows.offset, columns.offset + columns.count, rows.offset + rows.count)
+    return np.asarray(resized.crop(box), np.float32).transpose(2, 0, 1)
+
+
+def whole(image: EncodedImage, transform: Transform) -> Levels:
+    """Decode all pixels, then resample as the library does."""
+    return _by_plan(image, transform, max_shrink=1)
+
+
+def ours(image: EncodedImage, transform: Transform, margin: float) -> Levels:
+    """Do what the library does with that `decode_margin`."""
+    return _by_plan(image, replace(transform, decode_margin=margin), image.max_shrink)
+
+
+def naive(image: EncodedImage, transform: Transform, antialias: bool) -> Levels:
+    """Decode scaled, then treat that as if it were the image."""
+    plan = make_plan(replace(transform, decode_margin=1.0), image.size_wh, 1, image.max_shrink)
+    pixels = image.pixels(plan.shrink, transform.background_color, Buffers())
+    placed = transform.place(image.size_wh)
+    axes = (
+        build_axis(replace(placement.span, source=extent), transform.interpolation, antialias)
+        for placement, extent in zip(placed, pixels.shape, strict=False)
+    )
+    return _resampled(pixels, *axes)
+
+
+WHOLE, DEFAULT = "all pixels, our resampling", "the same, decode_margin 1.05 (the default)"
+WAYS: dict[str, Way] = {
+    WHOLE: whole,
+    "scaled decode, plain bilinear": partial(naive, antialias=False),
+    "scaled decode, antialiased bilinear": partial(naive, antialias=True),
+    "scaled decode, pixels estimated from averages": partial(ours, margin=1.0),
+    DEFAULT: partial(ours, margin=1.05),
+    "the same, decode_margin 1.25": partial(ours, margin=1.25),
+    "the same, decode_margin 2": partial(ours, margin=2.0),
+}
+
+
+def judge(
+    way: Way, jpegs: Mapping[str, bytes], settings: PreprocessSettings, session: Session
+) -> Iterator[Judgement]:
+    """Compare every photo with the reference."""
+    transform = settings.transform
+    for name, jpeg in jpegs.items():
+        image = open_image(jpeg, settings.limits)
+        expected, got = pillow(image, transform), way(image, transform)
+        before, after = (_scores(session, transform, levels) for levels in (expected, got))
+        best = int(before.argmax())
+        shrink = make_plan(transform, image.size_wh, image.orientation, image.max_shrink).shrink
+        difference = float(np.abs(got - expected).mean())
+        change = float(after[best] - before[best])
+        yield Judgement(name, shrink, float(before[best]), difference, best == after.argmax(), change)
+
+
+def summary(step: str, judgements: Sequence[Judgement]) -> tuple[str, ...]:
+    """Return a row under HEADINGS."""
+    differences = [judgement.difference for judgement in judgements]
+    return (
+        step,
+        str(len(judgements)),
+        f"{statistics.mean(differences):.3f}",
+        f"{max(differences):.2f}",
+        str(sum(not judgement.is_top1_equal for judgement in judgements)),
+        f"{max(abs(judgement.change) for judgement in judgements):.3f}",
+    )
+
+
+def _by_plan(image: EncodedImage, transform: Transform, max_shrink: int) -> Levels:
+    plan = make_plan(transform, image.size_wh, 1, max_shrink)
+    pixels = image.pixels(plan.shrink, transform.background_color, Buffers())
+    return _resampled(pixels, plan.rows, plan.columns)
+
+
+def _resampled(pixels: np.ndarray, rows: Axis, columns: Axis) -> Levels:
+    return np.stack([plane.copy() for plane in resample(pixels, rows, columns, Buffers())])
+
+
+def _scores(session: Session, transform: Transform, levels: Levels) -> np.ndarray:
+    mean, std = (np.array(values, np.float32)[:, None, None] for values in (transform.mean, transform.std))
+    scores: np.ndarray = session.run({"input": ((levels - mean) / std)[None]}, ["scores"])[0][0]
+    return scores
+
+
+def main() -> None:
+    """Judge every step on every photo, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--wallpapers", type=Path, help="unpack Debian's wallpapers there, judge them, too")
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    args = parser.parse_args()
+    if args.record and not record.is_committed():
+        parser.error(record.UNCOMMITTED)
+    sets = [packaged()]
+    if args.wallpapers:
+        wallpapers.fetch(args.wallpapers)
+        more = wallpapers.held_apart(args.wallpapers) + wallpapers.calibration(args.wallpapers)
+        sets.append(list(dict.fromkeys([*packaged(), *more])))
+    config = ModelConfig.from_file(REPOSITORY / "imagenet_preprocess", 1)
+    settings = PreprocessSettings.from_config(config)
+    session = Session.from_config(ModelConfig.from_file(REPOSITORY / "efficientnet_lite0", 1))
+    rows, judged = [], {}
+    for photos in sets:
+        jpegs = {photo.name: as_jpeg(photo) for photo in photos}
+        judged = {step: list(judge(way, jpegs, settings, session)) for step, way in WAYS.items()}
+        rows += [summary(step, judgements) for step, judgements in judged.items()]
+    table = Table(*HEADINGS)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=140).print(table)
+    if args.record:
+        photos_found = {step: [asdict(each) for each in judgements] for step, judgements in judged.items()}
+        record.write(args.record, {"rows": rows, "photos": photos_found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What one core needs to make a network's input of a JPEG, against the decoder alone and against Pillow.
+
+In three environments: that of other services, the one that our server sets, and one between the two.
+
+python -m loadtest.preprocess [--rounds 40] [--record preprocess]
+"""
+
+import argparse
+import io
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from loadtest import photos, record
+from ops import embedded
+from python_backend.buffers import Buffers
+from python_backend.decode import Limits, open_image
+from python_backend.model_config import ModelConfig
+from python_backend.preprocess_settings import PreprocessSettings
+from python_backend.preprocessor import CpuPreprocessor
+from python_backend.resample import resample
+from python_backend.transform import Transform, make_plan
+
+CALLS = 5
+HEADINGS = ("environment", "photo", "piece", "ms", "of the decoder alone")
+# What our server sets: OpenBLAS's kernels, where it does not know the processor, and malloc's thresholds.
+NONE, BLAS, SERVER = "plain", "BLAS kernels", "server's"
+MEAN, STD = np.float32(127), np.float32(128)
+Call = Callable[[], object]
+markdown = partial(record.markdown, HEADINGS)
+
+
+def calls(jpeg: bytes) -> dict[str, Call]:
+    """Return, by name, what to time; the first is what the others are held against."""
+    config = ModelConfig.from_file(embedded.REPOSITORY / "imagenet_preprocess", 1)
+    settings = PreprocessSettings.from_config(config)
+    transform, limits = settings.transform, settings.limits
+    ours = CpuPreprocessor(transform, limits, 1)
+    image = open_image(jpeg, limits)
+    plan = make_plan(transform, image.size_wh, image.orientation, image.max_shrink)
+    pixels = image.pixels(plan.shrink, transform.background_color, Buffers()).copy()
+    height, width, _ = pixels.shape
+    buffers = Buffers()
+
+    def first_of_its_size() -> None:
+        make_plan.cache_clear()
+        ours.prepare([jpeg])
+
+    return {
+        "scaled decode alone": lambda: simplejpeg.decode_jpeg(
+            jpeg, "RGB", min_height=height, min_width=width
+        ),
+        "preprocess": lambda: ours.prepare([jpeg]),
+        "preprocess, first image of its size": first_of_its_size,
+        "Pillow and NumPy": lambda: tutorial(jpeg, transform),
+        "scaled decode, Pillow and NumPy": lambda: scaled_tutorial(jpeg, transform),
+        "part: header": lambda: open_image(jpeg, limits),
+        "part: weights of a new size": lambda: make_plan.__wrapped__(transform, image.size_wh, 1, 8),
+        "part: resample": lambda: [None for _ in resample(pixels, plan.rows, plan.columns, buffers)],
+    }
+
+
+def tutorial(jpeg: bytes, transform: Transform) -> np.ndarray:
+    """Preprocess as tutorials do: Pillow decodes and resizes the whole image, NumPy does the rest."""
+    image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+    scale = transform.resize_shorter_px / min(image.size)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR)
+    left, top = (image.width - transform.width_px) // 2, (image.height - transform.height_px) // 2
+    image = image.crop((left, top, left + transform.width_px, top + transform.height_px))
+    return normalised(np.asarray(image))
+
+
+def scaled_tutorial(jpeg: bytes, transform: Transform) -> np.ndarray:
+    """Preprocess as well as can be with Pillow: of a scaled decode it resizes only what the crop shows."""
+    image = open_image(jpeg, Limits())
+    plan = make_plan(transform, image.size_wh, 1, image.max_shrink)
+    pixels = Image.fromarray(image.pixels(plan.shrink, transform.background_color, Buffers()))
+    rows, columns = (placement.span for placement in transform.place(image.size_wh))
+    (left, right), (top, bottom) = (
+        (span.scale / plan.shrink * span.offset, span.scale / plan.shrink * (span.offset + span.count))
+        for span in (columns, rows)
+    )
+    size = transform.width_px, transform.height_px
+    return normalised(np.asarray(pixels.resize(size, Image.Resampling.BILINEAR, (left, top, right, bottom))))
+
+
+def normalised(pixels: np.ndarray) -> np.ndarray:
+    """Return float32[1, 3, H, W]."""
+    return np.ascontiguousarray(((pixels.astype(np.float32) - MEAN) / STD).transpose(2, 0, 1)[None])
+
+
+def measure(pieces: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Time the pieces in turn, round after round; returns milliseconds per call, one number per round."""
+    spent: dict[str, list[float]] = {name: [] for name in pieces}
+    for _ in range(rounds):
+        for name, call in pieces.items():
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            spent[name].append((time.perf_counter() - begin) / CALLS * 1e3)
+    return spent
+
+
+def judge(environment: str, rounds: int) -> list[tuple[str, ...]]:
+    """Return a row under HEADINGS per photo and piece: medians, and the median of the rounds' ratios."""
+    rows: list[tuple[str, ...]] = []
+    for name, size_wh in photos.SIZES_WH.items():
+        jpeg = photos.jpeg(size_wh)
+        spent = measure(calls(jpeg), rounds)
+        alone = next(iter(spent.values()))
+        for piece, times in spent.items():
+            ratio = statistics.median(map(float.__truediv__, times, alone))
+            numbers = f"{statistics.median(times):.2f}", f"{ratio:.2f}"
+            rows.append((environment, f"{name}, {len(jpeg) / 1e3:.0f} kB", piece, *numbers))
+    return rows
+
+
+def take_one_core() -> None:
+    """Stay on one core."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def main() -> None:
+    """Measure on one core, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    args = parser.parse_args()
+    if args.record and not record.is_committed():
+        parser.error(record.UNCOMMITTED)
+    rows = []
+    tuning = embedded.tuning()
+    blas = {name: value for name, value in tuning.items() if name not in embedded.KEEP_BUFFERS}
+    for name, environment in {NONE: {}, BLAS: blas, SERVER: tuning}.items():
+        for variable in tuning:
+            os.environ.pop(variable, None)
+        os.environ |= environment
+        with multiprocessing.get_context("spawn").Pool(1, take_one_core) as pool:
+            rows += pool.apply(judge, [name, args.rounds])
+    table = Table(*HEADINGS)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=110).print(table)
+    if args.record:
+        record.write(args.record, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()

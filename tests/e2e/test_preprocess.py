@@ -1,0 +1,157 @@
+"""Preprocessing models that are a folder with a config.pbtxt, on the real server."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from tritonclient.utils import InferenceServerException
+
+from clients.samples import CHELSEA, COFFEE
+from tests.networks import ask, connect, serve
+
+IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }\n'
+# Name, output and parameters of each model.
+MODELS = {
+    "clip_half": ("TYPE_FP16 dims: [ 3, 224, 224 ]", {"preset": "clip"}),
+    "detector": (
+        "TYPE_UINT8 dims: [ 640, 640, 3 ]",
+        {"preset": "letterbox", "layout": "NHWC", "FORCE_CPU_ONLY_INPUT_TENSORS": "no"},
+    ),
+    "stretched": (
+        "TYPE_FP32 dims: [ 3, 96, 160 ]",
+        {"resize": "exact", "color_order": "BGR", "mean": "104, 117, 123"},
+    ),
+}
+CLIP_MEAN = np.array([0.48145466, 0.4578275, 0.40821073])
+CLIP_STD = np.array([0.26862954, 0.26130258, 0.27577711])
+
+
+def config(output: str, parameters: dict[str, str], more: str = "max_batch_size: 4\n") -> str:
+    """Write a config.pbtxt of a preprocessing model."""
+    lines = [
+        f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
+        for key, text in parameters.items()
+    ]
+    output = f'output {{ name: "pixels" data_type: {output} }}\n'
+    return 'backend: "preprocess"\n' + more + "dynamic_batching {}\n" + IMAGE + output + "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A running server of the models above; others can be added and loaded."""
+    repository = tmp_path_factory.mktemp("repository")
+    for name, (output, parameters) in MODELS.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(config(output, parameters))
+    with serve(repository, tmp_path_factory.mktemp("run")) as running:
+        yield running
+
+
+def clip_half(image: Image.Image) -> np.ndarray:
+    """Do what CLIP's own transform does, in half precision."""
+    width, height = (int(224 * side / min(image.size)) for side in image.size)
+    left, top = round((width - 224) / 2), round((height - 224) / 2)
+    image = image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + 224, top + 224))
+    pixels = (np.asarray(image) / 255 - CLIP_MEAN) / CLIP_STD
+    return pixels.transpose(2, 0, 1).astype(np.float16)
+
+
+def detector(image: Image.Image) -> np.ndarray:
+    """Resize to fit 640 x 640 and pad with grey, as YOLO's letterbox does."""
+    ratio = 640 / max(image.size)
+    image = image.resize([round(side * ratio) for side in image.size], Image.Resampling.BILINEAR)
+    canvas = Image.new("RGB", (640, 640), (114, 114, 114))
+    canvas.paste(image, ((640 - image.width) // 2, (640 - image.height) // 2))
+    return np.asarray(canvas)
+
+
+def stretched(image: Image.Image) -> np.ndarray:
+    """Resize both sides and order the channels as Caffe's networks expect."""
+    pixels = np.asarray(image.resize((160, 96), Image.Resampling.BILINEAR), np.float32)
+    return (pixels[:, :, ::-1] - np.float32([104, 117, 123])).transpose(2, 0, 1)
+
+
+def png(photo: bytes) -> tuple[bytes, Image.Image]:
+    """Store a photo without loss, so that no decoder may differ."""
+    image = Image.open(io.BytesIO(photo)).convert("RGB")
+    encoded = io.BytesIO()
+    image.save(encoded, "PNG")
+    return encoded.getvalue(), image
+
+
+@pytest.mark.parametrize("reference", [clip_half, detector, stretched], ids=lambda each: each.__name__)
+def test_model_without_code_gives_what_pillow_gives(server, reference):
+    """Two photos of different sizes in a batch are what Pillow and NumPy make of them, datatype included.
+
+    One level in a hundred pixels: half-way values, which Pillow rounds up and NumPy to even; 5 % of a level:
+    the rounding of half precision.
+    """
+    files, images = zip(*(png(photo.read_bytes()) for photo in (COFFEE, CHELSEA)), strict=True)
+
+    answer = ask(server, reference.__name__, {"image": np.array(files, np.object_)[:, None]})["pixels"]
+
+    expected = np.stack([reference(image) for image in images])
+    assert (answer.dtype, answer.shape) == (expected.dtype, expected.shape)
+    differences = np.abs(answer.astype(np.float32) - expected.astype(np.float32))
+    one_level = {"clip_half": 1 / 255 / CLIP_STD.min()}.get(reference.__name__, 1.0)
+    assert differences.max() <= one_level * 1.05
+    assert (differences > one_level / 2).mean() < 0.01
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bad_image_fails_its_request_only(server, name):
+    """Each preset refuses what is no image with the same message, and goes on."""
+    with pytest.raises(InferenceServerException, match="invalid image: expected an image file"):
+        ask(server, name, {"image": np.array([[b"no image"]], np.object_)})
+
+    assert len(ask(server, name, {"image": np.array([[COFFEE.read_bytes()]], np.object_)})["pixels"]) == 1
+
+
+NCHW = "TYPE_FP32 dims: [ 3, 224, 224 ]"
+
+
+@pytest.mark.parametrize(
+    ("output", "parameters", "message"),
+    [
+        (NCHW, {"presets": "clip"}, "unknown parameter 'presets', known are: antialias,"),
+        (NCHW, {"preset": "yolo"}, "preset must be one of imagenet, efficientnet_lite, clip, letterbox, got"),
+        (NCHW, {}, "resize_shorter_px must not be less than the output's 224 x 224, got 0"),
+        (NCHW, {"preset": "clip", "scale": "0.5", "mean": "1, 2, 3"}, "scale contradicts mean"),
+        (NCHW, {"preset": "clip", "interpolation": "cubic"}, "interpolation must be one of box, bilinear,"),
+        (NCHW, {"preset": "clip", "antialias": "maybe"}, "parameter 'antialias': expected bool, got 'maybe'"),
+        (
+            "TYPE_FP32 dims: [ 224, 224, 3 ]",
+            {"preset": "clip"},
+            r"output 'pixels' must have dims \[3, H, W\] for layout NCHW, got \[224, 224, 3\]",
+        ),
+        (
+            "TYPE_INT8 dims: [ 3, 224, 224 ]",
+            {"preset": "clip"},
+            "must be one of TYPE_FP32, TYPE_FP16, TYPE_UINT8",
+        ),
+    ],
+    ids=["unknown", "preset", "no size", "contradiction", "choice", "bool", "layout", "datatype"],
+)
+def test_wrong_config_fails_the_load_and_names_what_is_wrong(server, output, parameters, message):
+    """The client that loads the model reads the reason, and what was expected."""
+    folder = server.options.repository / "wrong"
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(config(output, parameters))
+
+    with connect(server) as client, pytest.raises(InferenceServerException, match=message):
+        client.load_model("wrong")
+
+
+def test_model_that_does_not_batch_is_refused(server):
+    """One image is one row of a batch: a config without batching fails at load, not at the first request."""
+    folder = server.options.repository / "single"
+    (folder / "1").mkdir(parents=True)
+    text = config(NCHW, {"preset": "clip"}, more="").replace("dynamic_batching {}\n", "")
+    (folder / "config.pbtxt").write_text(text)
+
+    with (
+        connect(server) as client,
+        pytest.raises(InferenceServerException, match="max_batch_size of 1 or more"),
+    ):
+        client.load_model("single")

@@ -1,0 +1,16 @@
+"""What tests on a GPU have in common: the GPU, or the reason why there is none."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cupy():
+    """CuPy, on a machine with a GPU."""
+    cupy = pytest.importorskip("cupy", reason="needs CuPy, of the extra gpu or gpu13", exc_type=ImportError)
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        pytest.skip(f"needs an NVIDIA GPU: {error}")
+    if count == 0:
+        pytest.skip("needs an NVIDIA GPU: CUDA sees none")
+    return cupy

@@ -1,0 +1,237 @@
+"""Preprocessing on a GPU: the same pixels as on the host, and none of them back on the host."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from clients.samples import CHELSEA, COFFEE
+from python_backend.buffers import Buffers
+from python_backend.decode import Limits, open_image
+from python_backend.errors import InferenceFailed, InvalidConfig, InvalidImage
+from python_backend.resample import FILTERS
+from python_backend.transform import DATATYPES, TURNS, Transform
+
+pytestmark = pytest.mark.gpu
+
+ROWS = 8
+LIMITS = Limits()
+IMAGENET = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
+LETTERBOX = Transform(96, 128, "UINT8", "NHWC", "letterbox")
+PLAIN = Transform(120, 90, resize="exact")
+TRANSFORMS = {
+    "imagenet": IMAGENET,
+    "imagenet, FP16, BGR": replace(IMAGENET, datatype="FP16", color_order="BGR"),
+    "letterbox": LETTERBOX,
+    "letterbox, FP32": replace(LETTERBOX, datatype="FP32", layout="NCHW", std=(255.0,) * 3),
+    "exact": PLAIN,
+    "exact, no antialias": replace(PLAIN, antialias=False),
+    "exact, enlarged": Transform(700, 900, resize="exact"),
+}
+COFFEE_JPEG, CHELSEA_JPEG = COFFEE.read_bytes(), CHELSEA.read_bytes()
+
+
+def encode(image_format: str = "JPEG", mode: str = "RGB", orientation: int = 1, **options) -> bytes:
+    """Encode a sample photo again."""
+    target = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    Image.open(CHELSEA).convert(mode).save(target, image_format, exif=exif, **options)
+    return target.getvalue()
+
+
+@pytest.fixture
+def build(cupy):
+    """Build a preprocessor on device 0: `build(transform, **arguments)`."""
+    pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, of the extra gpu or gpu13")
+    from python_backend.gpu_preprocessor import GpuPreprocessor
+
+    def build_one(transform: Transform = IMAGENET, limits: Limits = LIMITS, **more):
+        return GpuPreprocessor(transform, limits, ROWS, device_id=0, **more)
+
+    return build_one
+
+
+def on_host(transform: Transform, encoded: bytes) -> np.ndarray:
+    """Return what the CPU path makes of an image that it decodes at full size."""
+    out = np.empty(transform.shape, DATATYPES[transform.datatype])
+    transform(replace(open_image(encoded, LIMITS), max_shrink=1), out, Buffers())
+    return out
+
+
+def levels(transform: Transform, tensor: np.ndarray) -> np.ndarray:
+    """Undo layout and normalisation: 0..255, float64[H, W, 3], in the order of the tensor's colours."""
+    last = tensor if transform.layout == "NHWC" else tensor.transpose(1, 2, 0)
+    return last.astype(np.float64) * transform.std + transform.mean
+
+
+def mean_difference(transform: Transform, actual: np.ndarray, expected: np.ndarray) -> float:
+    """Return by how many levels of 255 two rows of the tensor differ in the mean."""
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    return float(np.abs(levels(transform, actual) - levels(transform, expected)).mean())
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_rows_are_those_of_the_host(build, transform):
+    """JPEGs of any kind and other files, together: each within one level of the CPU path in the mean."""
+    images = [COFFEE_JPEG, encode(mode="L"), encode("PNG"), encode(progressive=True), encode(mode="CMYK")]
+    preprocessor = build(transform)
+
+    outcomes = preprocessor.prepare(images)
+
+    assert outcomes == [None] * len(images)
+    for row, encoded in zip(preprocessor.tensor.get(), images, strict=False):
+        assert mean_difference(transform, row, on_host(transform, encoded)) <= 1.0
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize("interpolation", FILTERS)
+def test_every_variant_of_the_kernel_runs(build, interpolation, datatype, layout):
+    """The machine code of each variant computes what the CPU path does."""
+    transform = replace(PLAIN, interpolation=interpolation, datatype=datatype, layout=layout)
+    encoded = encode("PNG")
+    preprocessor = build(transform)
+
+    assert preprocessor.prepare([encoded]) == [None]
+
+    assert mean_difference(transform, preprocessor.tensor[0].get(), on_host(transform, encoded)) <= 1.0
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+def test_decoder_leaves_turning_to_the_kernel(build, orientation):
+    """A JPEG of any EXIF orientation is turned once."""
+    encoded = encode(orientation=orientation)
+    preprocessor = build()
+
+    preprocessor.prepare([encoded])
+
+    assert mean_difference(IMAGENET, preprocessor.tensor[0].get(), on_host(IMAGENET, encoded)) <= 1.0
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_pixels_are_those_of_pillow(build, image_format, orientation):
+    """Against Pillow's full decode and antialiased resize the mean difference is at most 0.6 levels."""
+    encoded = encode(image_format, orientation=orientation)
+    transform = Transform(150, 200, "UINT8", "NHWC", "exact")
+    preprocessor = build(transform)
+
+    preprocessor.prepare([encoded])
+
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded)))
+    expected = np.asarray(upright.resize((200, 150), Image.Resampling.BILINEAR))
+    assert mean_difference(transform, preprocessor.tensor[0].get(), expected) <= 0.6
+
+
+@pytest.mark.parametrize(
+    ("encoded", "fallbacks"),
+    [
+        (COFFEE_JPEG, 0),
+        (encode(mode="L"), 0),
+        (encode(progressive=True), 0),
+        (encode(subsampling=0), 0),
+        (encode("PNG"), 1),
+        (encode("WEBP"), 1),
+        (encode(mode="CMYK"), 1),
+        (COFFEE_JPEG[:-5000], 1),
+        (b"no image", 0),
+    ],
+    ids=["jpeg", "grey", "progressive", "4:4:4", "png", "webp", "cmyk", "cut off", "no image"],
+)
+def test_what_the_host_decodes_is_counted(build, encoded, fallbacks):
+    """`fallbacks` counts files that are not for the GPU's decoder, and no others."""
+    preprocessor = build()
+
+    preprocessor.prepare([encoded, COFFEE_JPEG])
+
+    assert preprocessor.fallbacks == fallbacks
+
+
+def test_bad_image_fails_alone(build):
+    """Bad images get the CPU path's errors and rows of padding; good ones give what they give alone."""
+    bad = [b"", b"no image", COFFEE_JPEG[:2000], COFFEE_JPEG[:-5000]]
+    preprocessor = build()
+    preprocessor.prepare([CHELSEA_JPEG])
+    alone = preprocessor.tensor[0].get()
+
+    outcomes = preprocessor.prepare([*bad, CHELSEA_JPEG, encode("BMP")])
+
+    assert [type(each) for each in outcomes] == [InvalidImage] * len(bad) + [type(None)] * 2
+    for outcome, encoded in zip(outcomes, bad, strict=False):
+        with pytest.raises(InvalidImage) as expected:
+            on_host(IMAGENET, encoded)
+        assert str(outcome) == str(expected.value)
+    np.testing.assert_array_equal(preprocessor.tensor[len(bad)].get(), alone)
+    np.testing.assert_allclose(levels(IMAGENET, preprocessor.tensor[0].get()), 114, atol=0.01)
+
+
+def test_too_large_image_is_refused_by_its_header(build):
+    """The limits hold on the GPU, too."""
+    (outcome,) = build(limits=Limits(max_image_pixels=1000)).prepare([COFFEE_JPEG])
+
+    assert str(outcome) == "invalid image: expected at most 1000 pixels, got 600 x 400"
+
+
+def test_image_larger_than_the_staging_memory_arrives_whole(build):
+    """Pixels pass through pinned memory in several pieces."""
+    target = io.BytesIO()
+    Image.open(COFFEE).resize((3000, 2500)).save(target, "BMP")
+    transform = Transform(250, 300, resize="exact")
+    preprocessor = build(transform)
+
+    preprocessor.prepare([target.getvalue(), encode("PNG"), target.getvalue()])
+
+    expected = on_host(transform, target.getvalue())
+    for row in (0, 2):
+        assert mean_difference(transform, preprocessor.tensor[row].get(), expected) <= 1.0
+
+
+def test_limit_without_room_for_the_tensor_fails_the_load(build):
+    """The message names the parameter."""
+    with pytest.raises(InvalidConfig, match="gpu_memory_limit_bytes = 1000: no room for the tensor"):
+        build(memory_limit_bytes=1000)
+
+
+def test_limit_fails_the_image_that_needs_more(build):
+    """Of a batch only the image that does not fit is refused."""
+    target = io.BytesIO()
+    Image.new("RGB", (4000, 4000)).save(target, "PNG")
+    preprocessor = build(memory_limit_bytes=ROWS * 3 * 224 * 224 * 4 + 2**22)
+
+    outcomes = preprocessor.prepare([encode("PNG"), target.getvalue(), COFFEE_JPEG])
+
+    assert [type(each) for each in outcomes] == [type(None), InferenceFailed, type(None)]
+
+
+def test_tensor_is_handed_over_where_it_lies(cupy, build):
+    """From batch to batch the tensor stays in its place, and DLPack passes on that address: no copy."""
+    preprocessor = build()
+    place, row_bytes = preprocessor.tensor.data.ptr, preprocessor.tensor[0].nbytes
+
+    for images in ([COFFEE_JPEG], [CHELSEA_JPEG, encode("PNG")], [COFFEE_JPEG] * ROWS):
+        preprocessor.prepare(images)
+        handed = cupy.from_dlpack(preprocessor.tensor[1:3])
+        assert (preprocessor.tensor.data.ptr, handed.data.ptr) == (place, place + row_bytes)
+    assert preprocessor.tensor.flags.c_contiguous
+
+
+def test_tensor_is_whole_when_prepare_returns(cupy, build):
+    """A reader on a stream of its own, which waits for nothing, sees the finished rows."""
+    preprocessor = build()
+    preprocessor.prepare([CHELSEA_JPEG] * ROWS)
+    expected = preprocessor.tensor.get()
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    for _ in range(20):
+        preprocessor.tensor.fill(0)
+        cupy.cuda.Device(0).synchronize()
+        preprocessor.prepare([CHELSEA_JPEG] * ROWS)
+        np.testing.assert_array_equal(preprocessor.tensor.get(stream=stream, blocking=True), expected)
+
+
+def test_empty_batch_is_no_work(build):
+    """No images, no outcomes."""
+    assert build().prepare([]) == []

@@ -1,0 +1,83 @@
+"""The whole server in the profile `gpu`: the right class, and no tensor that passes through the host."""
+
+import json
+import re
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from clients.classifier import Classifier
+from clients.samples import CHELSEA, COFFEE
+from tests.e2e.conftest import ESPRESSO, start, url
+
+pytestmark = pytest.mark.gpu
+
+# The backend hands its metrics on twice a second; this is ten times that and more.
+PATIENCE_S = 10.0
+RUNS, FROM_HOST = "nereid_onnxruntime_run_seconds_count", "nereid_onnxruntime_host_inputs_total"
+
+
+@pytest.fixture(scope="module")
+def server(cupy, tmp_path_factory):
+    """The running server."""
+    with start(tmp_path_factory, "gpu") as running:
+        yield running
+
+
+def total(server, name: str) -> float:
+    """Return the sum of a metric's series; 0 if it has none."""
+    with urllib.request.urlopen(f"http://{url(server, 'metrics')}/metrics") as page:
+        found = re.findall(rf"^{name}{{.*}} (\S+)$", page.read().decode(), re.MULTILINE)
+    return sum(map(float, found))
+
+
+def wait_for_runs(server, count: float) -> None:
+    """Return when the metrics page tells of that many runs of networks, and so of all before them."""
+    deadline = time.monotonic() + PATIENCE_S
+    while total(server, RUNS) < count:
+        assert time.monotonic() < deadline, (
+            f"the metrics page tells of {total(server, RUNS)} runs, not {count}"
+        )
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("model", ["imagenet_preprocess", "efficientnet_lite0"])
+def test_instances_are_on_the_gpu(server, model):
+    """The profile places preprocessing and network on a GPU; else the other tests would prove nothing."""
+    with urllib.request.urlopen(f"http://{url(server, 'http')}/v2/models/{model}/config") as answer:
+        groups = json.load(answer)["instance_group"]
+
+    assert {group["kind"] for group in groups} == {"KIND_GPU"}
+
+
+def test_tensors_stay_on_the_gpu(server):
+    """Coffee is espresso, and the network found every input of it on its device."""
+    before = total(server, RUNS)
+
+    with Classifier(url(server, "http"), "http") as classifier:
+        answers = [classifier.classify(COFFEE) for _ in range(5)]
+    wait_for_runs(server, before + 5)
+
+    assert {answer.labels[0].index for answer in answers} == {ESPRESSO}
+    assert total(server, FROM_HOST) == 0
+
+
+def test_batches_do_not_overwrite_each_other(server):
+    """Under load each image gets the answer it gets alone, although all batches use one tensor."""
+    photos = [COFFEE.read_bytes(), CHELSEA.read_bytes()]
+    with Classifier(url(server, "http"), "http") as classifier:
+        alone = [classifier.classify(photo, version="1").labels[0] for photo in photos]
+
+    def classify(index: int):
+        with Classifier(url(server, "http"), "http") as classifier:
+            return [classifier.classify(photos[index % 2], version="1").labels[0] for _ in range(20)]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(classify, range(8)))
+
+    for index, labels in enumerate(answers):
+        assert {label.index for label in labels} == {alone[index % 2].index}
+        # In a batch cuDNN may choose another algorithm.
+        assert all(abs(label.score - alone[index % 2].score) <= 0.01 for label in labels)

@@ -1,0 +1,48 @@
+"""On real photos the network sees what Pillow would have shown it."""
+
+import pytest
+
+from loadtest.parity import DEFAULT, WAYS, WHOLE, as_jpeg, judge, packaged
+from ops.embedded import REPOSITORY
+from python_backend.model_config import ModelConfig
+from python_backend.preprocess_settings import PreprocessSettings
+from python_backend.session import Session
+
+PHOTOS = {path.name: as_jpeg(path) for path in packaged()}
+
+
+@pytest.fixture(scope="module")
+def settings():
+    """What the repository's preprocessing model says."""
+    return PreprocessSettings.from_config(ModelConfig.from_file(REPOSITORY / "imagenet_preprocess", 1))
+
+
+@pytest.fixture(scope="module")
+def session():
+    """The FP32 network."""
+    return Session.from_config(ModelConfig.from_file(REPOSITORY / "efficientnet_lite0", 1))
+
+
+# Levels of 255. The whole image is resampled as Pillow does, to within one level at half-way values.
+@pytest.mark.parametrize(("way", "levels"), [(WHOLE, 0.01), (DEFAULT, 2.0)], ids=["whole", "scaled"])
+@pytest.mark.parametrize("name", PHOTOS)
+def test_photo_is_what_pillow_makes_of_it(settings, session, name, way, levels):
+    """Mean difference, top-1 and its probability stay within what the issue of preprocessing allows."""
+    (judgement,) = judge(WAYS[way], {name: PHOTOS[name]}, settings, session)
+
+    assert judgement.difference <= levels
+    assert judgement.is_top1_equal
+    assert abs(judgement.change) <= 0.03
+
+
+def test_default_is_the_one_that_was_judged(settings):
+    """The margin of the way called the default is the library's own."""
+    assert WAYS[DEFAULT].keywords == {"margin": settings.transform.decode_margin}
+
+
+def test_photos_are_many_and_some_are_decoded_scaled(settings, session):
+    """Twelve photos or more, and among them some large enough for the path that is not exact."""
+    judgements = list(judge(WAYS[DEFAULT], PHOTOS, settings, session))
+
+    assert len(judgements) >= 12
+    assert any(judgement.difference > 0.1 for judgement in judgements)

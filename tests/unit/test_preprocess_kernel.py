@@ -1,0 +1,391 @@
+"""The GPU's kernel without a GPU: compiled for real ones, and run as C++ against NumPy, Pillow, the CPU path.
+
+The same source file is compiled both times; only what CUDA brings along (`blockIdx`, `sinpif`) is a shim.
+"""
+
+import ctypes
+import functools
+import shutil
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from clients.samples import CHELSEA, COFFEE
+from python_backend import preprocess_kernel
+from python_backend.buffers import Buffers
+from python_backend.decode import Limits, open_image
+from python_backend.preprocess_kernel import CHANNELS, IMAGE, SOURCE, Source, build_channels, build_table
+from python_backend.resample import FILTERS
+from python_backend.transform import DATATYPES, TURNS, Transform
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
+SHIM = """
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#define __global__
+#define __device__
+using std::max;
+using std::min;
+struct Index { int x, y, z; };
+static Index blockIdx, threadIdx, blockDim;
+
+static float sinpif(float x) { return (float)std::sin(3.14159265358979323846 * x); }
+
+static unsigned short host_half(float value) {  // rounds to the nearest, of two to the even one
+    float size = std::fabs(value);
+    unsigned bits;
+    std::memcpy(&bits, &size, 4);
+    unsigned half = size < 6.103515625e-05f ? (unsigned)std::nearbyint(size * 16777216.0)
+        : size >= 65520 ? 0x7c00
+        : (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13;
+    return (unsigned short)(half | (std::signbit(value) ? 0x8000 : 0));
+}
+
+#include SOURCE
+
+extern "C" void run(const int *grid, const int *block, const Image *images, const Channels *channels,
+                    DATATYPE::Element *tensor, int height, int width) {
+    blockDim = {block[0], block[1], 1};
+    int all = grid[0] * grid[1] * grid[2] * block[0] * block[1];
+    for (int i = 0, rest; i < all; ++i) {
+        rest = i;
+        threadIdx.x = rest % block[0], rest /= block[0];
+        threadIdx.y = rest % block[1], rest /= block[1];
+        blockIdx.x = rest % grid[0], rest /= grid[0];
+        blockIdx.y = rest % grid[1], blockIdx.z = rest / grid[1];
+        preprocess(images, *channels, tensor, height, width);
+    }
+}
+
+extern "C" void sizes(int *found) {
+    found[0] = sizeof(Image), found[1] = sizeof(Axis), found[2] = sizeof(Channels);
+}
+"""
+PHOTOS = {"coffee": COFFEE, "chelsea": CHELSEA}
+PLAIN = Transform(50, 70, resize="exact")
+IMAGENET = Transform(64, 64, resize_shorter_px=80, mean=(127.0, 120.0, 110.0), std=(128.0, 60.0, 57.0))
+LETTERBOX = Transform(64, 96, resize="letterbox", std=(255.0,) * 3)
+TRANSFORMS = {
+    "shrink": PLAIN,
+    "enlarge": Transform(250, 333, resize="exact"),
+    "shorter side": IMAGENET,
+    "letterbox": LETTERBOX,
+    "letterbox, enlarged": Transform(300, 211, resize="letterbox"),
+    "no antialias": replace(PLAIN, antialias=False),
+    "no antialias, enlarged": Transform(250, 333, resize="exact", antialias=False),
+    "one pixel": Transform(1, 1, resize="exact"),
+    "colours of each channel": replace(
+        LETTERBOX, mean=(10.0, 20.0, 30.0), std=(50.0, 60.0, 70.0), pad_color=(1, 2, 3), color_order="BGR"
+    ),
+    "FP16": replace(IMAGENET, datatype="FP16"),
+    "UINT8": replace(LETTERBOX, datatype="UINT8", std=(1.0,) * 3),
+    "NHWC": replace(IMAGENET, layout="NHWC"),
+    "NHWC, UINT8, BGR": replace(
+        LETTERBOX, layout="NHWC", datatype="UINT8", color_order="BGR", std=(1.0,) * 3
+    ),
+}
+# Of the upright image, by orientation: what Pillow does to the stored one.
+UPRIGHT = {
+    1: lambda pixels: pixels,
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: pixels.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda pixels: np.rot90(pixels),
+}
+
+
+@pytest.fixture(scope="session")
+def compile_for_host(tmp_path_factory):
+    """Compile the kernel of a transform with the host's C++ compiler; returns the loaded library."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    folder = tmp_path_factory.mktemp("kernel")
+    shim = folder / "shim.cpp"
+    shim.write_text(SHIM)
+
+    @functools.cache
+    def build(options: tuple[str, ...]) -> ctypes.CDLL:
+        target = folder / f"{len(list(folder.iterdir()))}.so"
+        source = f'-DSOURCE="{SOURCE}"'
+        flags = ["-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
+        subprocess.run(["g++", *flags, source, *options, str(shim), "-o", str(target)], check=True)
+        return ctypes.CDLL(str(target))
+
+    return lambda transform: build(preprocess_kernel.options(transform))
+
+
+@pytest.fixture
+def run(compile_for_host):
+    """Run the kernel on uint8[H, W, 3] images: `run(transform, *pixels, orientation=1)` -> the tensor."""
+
+    def run_kernel(transform: Transform, *images: np.ndarray | None, orientation: int = 1) -> np.ndarray:
+        sources = [each if each is None else source(each, orientation) for each in images]
+        table, tensor = np.empty(len(images), IMAGE), blank(transform, len(images))
+        build_table(sources, transform, table)
+        grid = np.array(preprocess_kernel.grid(transform, len(images)), np.int32)
+        block = np.array(preprocess_kernel.BLOCK_XY, np.int32)
+        arrays = grid, block, table, build_channels(transform), tensor
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+        compile_for_host(transform).run(*pointers, transform.height_px, transform.width_px)
+        return tensor
+
+    return run_kernel
+
+
+def source(pixels: np.ndarray, orientation: int = 1) -> Source:
+    """Describe an array whose rows may be padded."""
+    return Source(pixels.ctypes.data, pixels.strides[0], *pixels.shape[:2], orientation)
+
+
+def blank(transform: Transform, count: int) -> np.ndarray:
+    """A tensor full of what no kernel may leave there."""
+    dtype = DATATYPES[transform.datatype]
+    return np.full((count, *transform.shape), 222 if dtype == np.uint8 else np.nan, dtype)
+
+
+def photo(name: str, size_wh: tuple[int, int] | None = None) -> np.ndarray:
+    """A sample photo, whole or cut to a size: uint8[H, W, 3]."""
+    pixels = np.asarray(Image.open(PHOTOS[name]).convert("RGB"))
+    if size_wh is None:
+        return pixels
+    return np.ascontiguousarray(pixels[: size_wh[1], : size_wh[0]])
+
+
+def noise(height: int, width: int) -> np.ndarray:
+    """Uniform noise, the hardest picture there is."""
+    return np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def weigh(span, transform: Transform, pixels: np.ndarray) -> np.ndarray:
+    """Resample the first axis of float32[source, ...] to whole levels, tap after tap: float32[count, ...]."""
+    name, scale = transform.interpolation, span.source / span.resized
+    widening = max(scale, 1.0) if transform.antialias else 1.0
+    centres = (np.arange(span.offset, span.offset + span.count) + 0.5) * scale
+    reach = FILTERS[name].support_px * widening
+    firsts = np.maximum((centres - reach + 0.5).astype(int), 0)
+    ends = np.minimum((centres + reach + 0.5).astype(int), span.source)
+    starts = ((firsts + 0.5 - centres) / widening).astype(np.float32)
+    sums, norms = np.zeros((span.count, *pixels.shape[1:]), np.float32), np.zeros(span.count, np.float32)
+    for tap in range((ends - firsts).max()):
+        places = np.minimum(firsts + tap, span.source - 1)
+        distances = starts + np.float32(tap) * np.float32(1 / widening)
+        # Where a box ends on a pixel's centre, rounding decides about it: the window's, not the filter's.
+        weights = np.ones(span.count) if name == "box" else FILTERS[name].weight(distances)
+        weights = np.where(firsts + tap < ends, weights, 0).astype(np.float32)
+        sums += weights[:, None, None] * pixels[places]
+        norms += weights
+    return np.clip(np.floor(sums * (np.float32(1) / norms)[:, None, None] + np.float32(0.5)), 0, 255)
+
+
+def model(transform: Transform, pixels: np.ndarray, orientation: int = 1) -> np.ndarray:
+    """What the kernel should write for one image, in float32: 0..255 first, then normalised and laid out."""
+    upright = UPRIGHT[orientation](pixels).astype(np.float32)
+    rows, columns = transform.place(upright.shape[1::-1])
+    across = weigh(columns.span, transform, upright.swapaxes(0, 1)).swapaxes(0, 1)
+    whole = np.empty((transform.height_px, transform.width_px, 3), np.float32)
+    whole[:] = transform.pad_color if transform.color_order == "RGB" else transform.pad_color[::-1]
+    whole[rows.inside, columns.inside] = weigh(rows.span, transform, across)
+    if transform.color_order == "BGR":
+        whole = whole[:, :, ::-1]
+    normalised = (whole - np.float32(transform.mean)) / np.float32(transform.std)
+    return normalised if transform.layout == "NHWC" else normalised.transpose(2, 0, 1)
+
+
+def levels(transform: Transform, tensor: np.ndarray) -> np.ndarray:
+    """Undo layout and normalisation: 0..255, float64[H, W, 3], in the order of the tensor's colours."""
+    last = tensor if transform.layout == "NHWC" else tensor.transpose(1, 2, 0)
+    return last.astype(np.float64) * transform.std + transform.mean
+
+
+def assert_same_levels(transform: Transform, actual: np.ndarray, expected: np.ndarray) -> None:
+    """Nearly all pixels are equal, the rest one level off: a sum at a half may be rounded either way."""
+    assert (actual.dtype, actual.shape) == (DATATYPES[transform.datatype], expected.shape)
+    found, wanted = levels(transform, actual), levels(transform, expected)
+    difference = np.abs(found - wanted)
+    assert difference.max() <= 1.1
+    # FP16 has 11 bits, of which 8 are the level's: 1/16 of a level is left.
+    assert (difference > 0.1).mean() < 0.0005
+
+
+@functools.cache
+def compile_for_gpu(architecture: str, options: tuple[str, ...]) -> str:
+    """Compile with NVRTC, which needs no GPU; returns its log."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings, of tritonclient[cuda]")
+    try:
+        _, program = nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"preprocess.cu", 0, [], [])
+    except RuntimeError as error:
+        pytest.skip(f"needs NVRTC, of the wheel nvidia-cuda-nvrtc: {error}")
+    flags = [f"--gpu-architecture={architecture}".encode(), *map(str.encode, options)]
+    (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = bytearray(size)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+    assert size > 0
+    return log.rstrip(b"\0\n ").decode()
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernel_compiles_for_gpus(architecture, interpolation, datatype, layout):
+    """NVRTC makes machine code of every variant without a word, for each generation of GPUs."""
+    transform = replace(PLAIN, interpolation=interpolation, datatype=datatype, layout=layout)
+
+    assert compile_for_gpu(architecture, preprocess_kernel.options(transform)) == ""
+
+
+def test_structs_are_those_of_the_kernel(compile_for_host):
+    """NumPy and the compiler agree on the size of each struct."""
+    found = np.zeros(3, np.int32)
+
+    compile_for_host(PLAIN).sizes(ctypes.c_void_p(found.ctypes.data))
+
+    assert found.tolist() == [IMAGE.itemsize, IMAGE["rows"].itemsize, CHANNELS.itemsize]
+
+
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_kernel_does_the_arithmetic_of_the_model(run, transform, interpolation):
+    """Every mode and filter gives what the NumPy formula says, on a photo and on noise."""
+    transform = replace(transform, interpolation=interpolation)
+    images = [photo("chelsea"), noise(131, 77)]
+
+    tensor = run(transform, *images)
+
+    for row, pixels in zip(tensor, images, strict=True):
+        assert_same_levels(transform, row, model(transform, pixels))
+
+
+@pytest.mark.parametrize(
+    "transform", [IMAGENET, LETTERBOX, PLAIN], ids=["shorter side", "letterbox", "exact"]
+)
+@pytest.mark.parametrize("orientation", TURNS)
+def test_image_is_turned_upright(run, transform, orientation):
+    """Each EXIF orientation gives what the formula makes of the image that Pillow turned."""
+    pixels = photo("chelsea", (150, 97))
+
+    (row,) = run(transform, pixels, orientation=orientation)
+
+    assert_same_levels(transform, row, model(transform, pixels, orientation))
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+def test_orientations_of_the_model_are_those_of_pillow(orientation):
+    """The table of turns in this file is what `ImageOps.exif_transpose` does."""
+    pixels = noise(5, 8)
+    stored = Image.fromarray(pixels)
+    stored.getexif()[0x112] = orientation
+
+    np.testing.assert_array_equal(UPRIGHT[orientation](pixels), np.asarray(ImageOps.exif_transpose(stored)))
+
+
+def test_orientation_may_be_ignored(run):
+    """With `exif_orientation` off the image stays as it is stored."""
+    pixels = photo("chelsea", (150, 97))
+    transform = replace(IMAGENET, exif_orientation=False)
+
+    np.testing.assert_array_equal(run(transform, pixels, orientation=6), run(transform, pixels))
+
+
+@pytest.mark.parametrize(
+    "size_wh",
+    [(1, 1), (1, 40), (40, 1), (2, 3), (211, 157), (4096, 2)],
+    ids=lambda wh: f"{wh[0]}x{wh[1]}",
+)
+@pytest.mark.parametrize(
+    "transform", [IMAGENET, LETTERBOX, PLAIN], ids=["shorter side", "letterbox", "exact"]
+)
+def test_any_size_is_resized(run, transform, size_wh):
+    """Extreme sizes and aspects give what the formula says."""
+    pixels = noise(size_wh[1], size_wh[0])
+
+    (row,) = run(transform, pixels)
+
+    assert_same_levels(transform, row, model(transform, pixels))
+
+
+def test_window_of_a_large_image_is_exact(run):
+    """Of 16,384 pixels each window starts at the right one: 1 / 3 of a pixel has no exact float there."""
+    transform = Transform(1, 5461, resize="exact", interpolation="box")
+    pixels = noise(1, 16_384)
+
+    (row,) = run(transform, pixels)
+
+    assert_same_levels(transform, row, model(transform, pixels))
+
+
+def test_images_of_a_batch_do_not_touch_each_other(run):
+    """Images of different sizes give together what each gives alone."""
+    images = [photo("coffee"), noise(1, 1), photo("chelsea", (99, 201)), noise(300, 7)]
+
+    together = run(LETTERBOX, *images)
+
+    alone = np.concatenate([run(LETTERBOX, each) for each in images])
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_rows_may_be_padded_in_memory(run):
+    """The decoder's pitch is followed, not the width."""
+    wide = noise(60, 100)
+
+    np.testing.assert_array_equal(run(PLAIN, wide[:, :71]), run(PLAIN, np.ascontiguousarray(wide[:, :71])))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_row_without_an_image_is_padding(run, transform):
+    """A failed image leaves nothing of an earlier one in its row."""
+    pad = np.float64(transform.pad_color)
+
+    tensor = run(transform, photo("chelsea", (40, 30)), None)
+
+    np.testing.assert_allclose(
+        levels(transform, tensor[1]), np.broadcast_to(pad, (*tensor_hw(transform), 3)), atol=0.1
+    )
+    assert not np.isnan(tensor.astype(np.float32)).any()
+
+
+def tensor_hw(transform: Transform) -> tuple[int, int]:
+    """Height and width of the tensor."""
+    return transform.height_px, transform.width_px
+
+
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize(
+    "size_wh", [(224, 224), (101, 67), (900, 700), (33, 250)], ids=lambda wh: f"{wh[0]}x{wh[1]}"
+)
+@pytest.mark.parametrize("name", PHOTOS)
+def test_resize_is_that_of_pillow(run, name, size_wh, interpolation):
+    """Down, up and to odd sizes the mean difference to Pillow is at most 0.6 levels, its fixed point's."""
+    pixels = photo(name)
+    transform = Transform(size_wh[1], size_wh[0], "UINT8", "NHWC", "exact", interpolation=interpolation)
+
+    (row,) = run(transform, pixels)
+
+    resampling = Image.Resampling[interpolation.upper()]
+    expected = np.asarray(Image.fromarray(pixels).resize(size_wh, resampling), np.float64)
+    assert np.abs(row - expected).mean() <= 0.6
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_kernel_agrees_with_the_cpu_path(run, encode, name, orientation):
+    """The two paths differ by at most one level in the mean, whatever is asked for."""
+    transform, pixels = TRANSFORMS[name], photo("chelsea", (150, 97))
+    image = replace(open_image(encode(pixels), Limits()), orientation=orientation)
+    expected = blank(transform, 1)[0]
+
+    transform(image, expected, Buffers())
+
+    (row,) = run(transform, pixels, orientation=orientation)
+    difference = np.abs(levels(transform, row) - levels(transform, expected))
+    assert difference.mean() <= 1.0
