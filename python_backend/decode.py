@@ -1,8 +1,9 @@
 """From an encoded image to RGB pixels: no larger than asked for, and never trusting the file."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import simplejpeg
@@ -31,6 +32,7 @@ SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 START_OF_SCAN = 0xDA
 APP1 = 0xE1
 EXIF = b"Exif\0\0"
+WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEQUENTIAL = frozenset({0xC0, 0xC1})
 
@@ -120,6 +122,8 @@ def _segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
         if marker == 0xFF:  # a fill byte
             place += 1
             continue
+        if marker in WITHOUT_LENGTH:  # nothing that is of interest here follows in an honest file
+            return
         end = place + 2 + int.from_bytes(encoded[place + 2 : place + 4])
         yield marker, encoded[place + 4 : end]
         place = end
@@ -139,17 +143,21 @@ def _check_scans(encoded: bytes, segments: Sequence[tuple[int, bytes]]) -> None:
 def _orientation(segments: Sequence[tuple[int, bytes]]) -> int:
     for marker, payload in segments:
         if marker == APP1 and payload.startswith(EXIF):
-            exif = Image.Exif()
-            try:
-                exif.load(payload)
-            except Exception:  # damaged metadata are no reason to refuse good pixels
-                return 1
-            return _known_orientation(exif)
+            return _known_orientation(partial(_read_exif, payload))
     return 1
 
 
-def _known_orientation(exif: Image.Exif) -> int:
-    value: object = exif.get(ExifTags.Base.Orientation)
+def _read_exif(payload: bytes) -> Image.Exif:
+    exif = Image.Exif()
+    exif.load(payload)
+    return exif
+
+
+def _known_orientation(read_exif: Callable[[], Image.Exif]) -> int:
+    try:
+        value: object = read_exif().get(ExifTags.Base.Orientation)
+    except Exception:  # damaged metadata are no reason to refuse good pixels
+        return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
@@ -178,7 +186,10 @@ def _open_other(encoded: bytes, limits: Limits, orientation: int) -> EncodedImag
         if image.mode not in EIGHT_BIT | SIXTEEN_BIT:
             got = f"{image.format} of mode {image.mode}"
             raise InvalidImage(f"expected 8 or 16 bits per channel of a colour that has RGB, got {got}")
-        orientation = orientation or _known_orientation(image.getexif())
+        if image.format == "TIFF":  # which Pillow turns upright as it decodes
+            image.load()
+            orientation = 1
+        orientation = orientation or _known_orientation(image.getexif)
     except InvalidImage:
         raise
     except UnidentifiedImageError:

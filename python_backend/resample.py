@@ -150,7 +150,7 @@ def build_axis(
     columns = (starts[rows] - lows[:, None] * shrink)[..., None] + np.arange(taps.shape[1])
     np.put_along_axis(band, columns, taps[rows], axis=2)
     if shrink > 1:
-        band, lows = band @ _estimates(shrink, cells), lows - REACH
+        band, lows = _of_averages(band, shrink), lows - REACH
     band, lows = _inside(band, lows, -(-span.source // shrink))
     first = int(lows.min())
     blocks = (
@@ -190,13 +190,14 @@ def _inside(band: np.ndarray, lows: np.ndarray, extent: int) -> tuple[np.ndarray
     return inside, moved
 
 
-@lru_cache(maxsize=64)
-def _estimates(shrink: int, cells: int) -> np.ndarray:
-    """Return float64[cells * shrink, cells + 2 * REACH]: all pixels of the cells from the averages around."""
-    matrix = np.zeros((cells * shrink, cells + 2 * REACH))
-    for cell in range(cells):
-        matrix[cell * shrink : (cell + 1) * shrink, cell : cell + 2 * REACH + 1] = estimate(shrink)
-    return matrix
+def _of_averages(band: np.ndarray, shrink: int) -> np.ndarray:
+    """Turn weights of pixels into those of their blocks' averages, and of REACH more on either side."""
+    blocks, size, pixels = band.shape
+    parts = band.reshape(blocks, size, pixels // shrink, shrink) @ estimate(shrink)
+    weights = np.zeros((blocks, size, pixels // shrink + 2 * REACH))
+    for neighbour in range(2 * REACH + 1):
+        weights[:, :, neighbour : neighbour + pixels // shrink] += parts[..., neighbour]
+    return weights
 
 
 @lru_cache(maxsize=8)

@@ -162,7 +162,8 @@ class Plan:
     has_margin: bool
 
 
-@lru_cache(maxsize=256)
+# A plan for sides of 16,384 pixels takes 1.6 MB.
+@lru_cache(maxsize=32)
 def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, max_shrink: int) -> Plan:
     """Return what to do with images of that size; those of `max_shrink` 1 are decoded whole."""
     turn = transform.turn(orientation)

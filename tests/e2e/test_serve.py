@@ -179,8 +179,8 @@ NETWORK_2 = "efficientnet_lite0/2/model.onnx"
         (
             "cpu",
             "imagenet_preprocess/config.pbtxt",
-            ('"crop_px"', '"crop"'),
-            ["model 'classify_v1'", "unknown parameter 'crop'", "crop_px"],
+            ('key: "preset"', 'key: "presets"'),
+            ["model 'classify_v1'", "unknown parameter 'presets'", "preset, resize"],
         ),
         (
             "cpu",

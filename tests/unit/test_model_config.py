@@ -223,6 +223,85 @@ def test_wrong_parameter_is_named(tmp_path, parameters, message):
     assert str(raised.value) == message
 
 
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A group of parameters, one of them needed."""
+
+    height_px: int
+    is_fast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.height_px < 0:
+            raise ValueError(f"height_px must not be negative, got {self.height_px}")
+
+
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """A group within a group."""
+
+    inner: Inner
+    mean: tuple[float, ...] = (0.0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """A schema whose fields are groups, and one that is a parameter itself."""
+
+    middle: Middle
+    name: str = "x"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fixed", "expected"),
+    [
+        ({"height_px": "3"}, {}, Outer(Middle(Inner(3)))),
+        (
+            {"height_px": "3", "is_fast": "on", "mean": "1, 2", "name": "y"},
+            {},
+            Outer(Middle(Inner(3, True), (1.0, 2.0)), "y"),
+        ),
+        ({}, {"height_px": 4}, Outer(Middle(Inner(4)))),
+        ({"is_fast": "1"}, {"height_px": 4, "name": "z"}, Outer(Middle(Inner(4, True)), "z")),
+    ],
+    ids=["defaults", "all given", "fixed", "fixed and given"],
+)
+def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, expected):
+    """A config knows no groups: fields of nested dataclasses are parameters, but for those that are fixed."""
+    assert config(tmp_path, **parameters).settings(Outer, **fixed) == expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fixed", "message"),
+    [
+        ({}, {}, "model 'm' needs parameter 'height_px'"),
+        (
+            {"height_px": "3", "inner": "1"},
+            {},
+            "model 'm' has unknown parameter 'inner', known are: height_px, is_fast, mean, name",
+        ),
+        (
+            {"height_px": "3"},
+            {"height_px": 4},
+            "model 'm' has unknown parameter 'height_px', known are: is_fast, mean, name",
+        ),
+        (
+            {"height_px": "3", "mean": "a"},
+            {},
+            "model 'm', parameter 'mean': expected tuple[float, ...], got 'a'",
+        ),
+        ({"height_px": "-1"}, {}, "model 'm': height_px must not be negative, got -1"),
+        ({}, {"height_px": -2}, "model 'm': height_px must not be negative, got -2"),
+    ],
+    ids=["missing", "name of a group", "fixed one given", "not its type", "refused", "fixed one refused"],
+)
+def test_wrong_parameter_of_a_group_is_named(tmp_path, parameters, fixed, message):
+    """What is fixed is no parameter, and what a group refuses fails the load."""
+    with pytest.raises(InvalidConfig) as raised:
+        config(tmp_path, **parameters).settings(Outer, **fixed)
+
+    assert str(raised.value) == message
+
+
 @pytest.mark.parametrize("name", ["..", ".", "", "../other", "/etc", "m/../../x"])
 def test_sibling_stays_in_the_repository(tmp_path, name):
     """A config cannot make the server read models from elsewhere."""

@@ -5,19 +5,42 @@ import pytest
 
 from clients.samples import CHELSEA, COFFEE
 from python_backend.decode import Limits
-from python_backend.errors import InvalidConfig, InvalidImage
+from python_backend.errors import InferenceFailed, InvalidConfig, InvalidImage
 from python_backend.model_config import ModelConfig
 from python_backend.pipeline import Pipeline
+from python_backend.preprocessor import CpuPreprocessor
 from python_backend.transform import Transform
 
-TRANSFORM = Transform(256, 224, (127.0, 127.0, 127.0), (128.0, 128.0, 128.0))
+TRANSFORM = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
 A, B, BAD = COFFEE.read_bytes(), CHELSEA.read_bytes(), b"not an image"
+
+
+class Numbers:
+    """Stands for a preprocessor: an image is a number, which its row holds; `errors` are of bad ones."""
+
+    def __init__(self, size: int, errors=None) -> None:
+        self.tensor = np.full((size, 2), -1.0, np.float32)
+        self.errors = errors or {}
+
+    def prepare(self, images):
+        """Write the numbers."""
+        for row, image in zip(self.tensor, images, strict=False):
+            row[:] = -1 if image in self.errors else int(image)
+        return [self.errors.get(image) for image in images]
+
+
+class Broken(Numbers):
+    """A device that fails as a whole."""
+
+    def prepare(self, images):
+        """Fail."""
+        raise MemoryError("device is full")
 
 
 @pytest.fixture
 def pipeline() -> Pipeline:
     """A pipeline for batches of up to 4 images."""
-    return Pipeline(TRANSFORM, Limits(), 4)
+    return Pipeline(CpuPreprocessor(TRANSFORM, Limits(), 4))
 
 
 @pytest.fixture
@@ -48,14 +71,91 @@ def test_bad_request_fails_alone(pipeline, alone, place):
     np.testing.assert_array_equal(batch.tensor, np.stack([alone[A], alone[B]]))
 
 
+@pytest.mark.parametrize(
+    ("requests", "bad", "rows", "expected"),
+    [
+        (["01", "2345", "6"], "0", [None, (0, 4), (4, 5)], "23456"),
+        (["01", "2345", "6"], "1", [None, (0, 4), (4, 5)], "23456"),
+        (["01", "2345", "6"], "3", [(0, 2), None, (2, 3)], "016"),
+        (["01", "2345", "6"], "6", [(0, 2), (2, 6), None], "012345"),
+        (["01", "2345", "6"], "05", [None, None, (0, 1)], "6"),
+        (["01", "2345", "6"], "016", [None, (0, 4), None], "2345"),
+        (["01", "2345", "6"], "046", [None, None, None], ""),
+        (["0", "", "12", "3"], "0", [None, (0, 0), (0, 2), (2, 3)], "123"),
+        (["0", "1", "2", "3", "4"], "13", [(0, 1), None, (1, 2), None, (2, 3)], "024"),
+        (["01", "23456"], "0", [None, (0, 5)], "23456"),
+    ],
+    ids=[
+        "first",
+        "second of the first",
+        "middle",
+        "last",
+        "first two",
+        "around one",
+        "all",
+        "empty request",
+        "every other one",
+        "long move over itself",
+    ],
+)
+def test_rows_are_closed_up(requests, bad, rows, expected):
+    """Good requests' rows move up over those of bad ones, whole and in order."""
+    errors = {number: InvalidImage("bad") for number in bad}
+
+    batch = Pipeline(Numbers(7, errors)).run([list(request) for request in requests])
+
+    found = [(o.start, o.stop) if isinstance(o, slice) else None for o in batch.outcomes]
+    assert found == rows
+    np.testing.assert_array_equal(batch.tensor, np.array([[int(n)] * 2 for n in expected]).reshape(-1, 2))
+
+
 def test_request_with_bad_images_names_every_index(pipeline):
     """A request of several images fails whole, and says which of them to leave out."""
     (outcome,) = pipeline.run([[BAD, A, b""]]).outcomes
 
+    assert isinstance(outcome, InvalidImage)
     assert str(outcome).startswith(
         "invalid image: 2 of 3 images cannot be used: image 0: expected an image file"
     )
     assert "; image 2: expected the bytes of an image file" in str(outcome)
+
+
+def test_index_is_that_in_the_request():
+    """Images are counted from each request's own first one."""
+    errors = {number: InvalidImage(f"bad {number}") for number in "25"}
+
+    outcomes = Pipeline(Numbers(6, errors)).run([["0", "1", "2"], ["3"], ["4", "5"]]).outcomes
+
+    assert [str(outcome) for outcome in (outcomes[0], outcomes[2])] == [
+        "invalid image: 1 of 3 images cannot be used: image 2: bad 2",
+        "invalid image: 1 of 2 images cannot be used: image 1: bad 5",
+    ]
+
+
+def test_own_failure_is_not_blamed_on_the_caller():
+    """If one of a request's images failed through us, the request did."""
+    errors = {"0": InvalidImage("bad"), "1": InferenceFailed("ours")}
+
+    (outcome,) = Pipeline(Numbers(2, errors)).run([["0", "1"]]).outcomes
+
+    assert isinstance(outcome, InferenceFailed)
+    assert str(outcome).startswith("inference failed: 2 of 2 images cannot be used: image 0: bad; image 1: ")
+
+
+def test_request_of_one_image_gets_its_error_as_it_is():
+    """There is nothing to count."""
+    error = InvalidImage("bad")
+
+    assert Pipeline(Numbers(1, {"0": error})).run([["0"]]).outcomes == [error]
+
+
+def test_failing_device_is_told_to_every_request():
+    """No request goes without an answer."""
+    batch = Pipeline(Broken(3)).run([["0"], ["1", "2"]])
+
+    assert [type(outcome) for outcome in batch.outcomes] == [InferenceFailed] * 2
+    assert all("MemoryError: device is full" in str(outcome) for outcome in batch.outcomes)
+    assert len(batch.tensor) == 0
 
 
 @pytest.mark.parametrize("requests", [[], [[BAD]], [[]]], ids=["no request", "only a bad one", "no image"])
@@ -68,7 +168,17 @@ def test_batch_buffer_is_reused(pipeline):
     """No batch allocates a tensor: each is a view of the same memory."""
     first, second = pipeline.run([[A]]).tensor, pipeline.run([[B], [A]]).tensor
 
-    assert np.shares_memory(first, second)
+    assert first.ctypes.data == second.ctypes.data
+
+
+def build(root, folder, **changes):
+    """Build the pipeline of the repository's model with some of its text replaced."""
+    text = (root / "model_repository" / "imagenet_preprocess" / "config.pbtxt").read_text()
+    for old, new in changes.values():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "config.pbtxt").write_text(text)
+    return Pipeline.from_config(ModelConfig.from_file(folder, 1))
 
 
 def test_repository_model_describes_this_pipeline(root, alone):
@@ -78,12 +188,39 @@ def test_repository_model_describes_this_pipeline(root, alone):
     np.testing.assert_array_equal(Pipeline.from_config(config).run([[A]]).tensor[0], alone[A])
 
 
-def test_output_dims_must_be_what_the_parameters_produce(root, tmp_path):
-    """A config whose dims contradict its crop fails the load and says both."""
-    folder = tmp_path / "wrong"
-    folder.mkdir()
-    text = (root / "model_repository" / "imagenet_preprocess" / "config.pbtxt").read_text()
-    (folder / "config.pbtxt").write_text(text.replace("[ 3, 224, 224 ]", "[ 3, 299, 299 ]"))
+def test_sizes_of_the_model_that_runs_it_count(root):
+    """Within another model, batches are as large as that one's."""
+    config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
 
-    with pytest.raises(InvalidConfig, match=r"parameters produce \[3, 224, 224\], dims say \[3, 299, 299\]"):
-        Pipeline.from_config(ModelConfig.from_file(folder, 1))
+    batch = Pipeline.from_config(config, max_batch_size=2, instances=1).run([[A], [B]])
+
+    assert batch.tensor.shape == (2, 3, 224, 224)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "[ 3, 224, 224 ]",
+            "[ 3, 299, 299 ]",
+            "resize_shorter_px must not be less than the output's 299 x 299, got 256",
+        ),
+        ("max_batch_size: 8", "max_batch_size: 0", "must have a max_batch_size of 1 or more, got 0"),
+        ("TYPE_STRING", "TYPE_UINT8", "must have one input, 'image' TYPE_STRING [ 1 ]"),
+        ('name: "image"', 'name: "picture"', "must have one input, 'image' TYPE_STRING [ 1 ]"),
+        ("dims: [ 1 ]", "dims: [ 2 ]", "must have one input, 'image' TYPE_STRING [ 1 ]"),
+        (
+            "output {",
+            'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] } output {',
+            "must have one input, 'image' TYPE_STRING [ 1 ]",
+        ),
+    ],
+    ids=["dims", "no batches", "input's type", "input's name", "input's dims", "two inputs"],
+)
+def test_config_that_fits_nothing_fails_the_load(root, tmp_path, old, new, message):
+    """The message names the model and what is wrong with it."""
+    with pytest.raises(InvalidConfig) as raised:
+        build(root, tmp_path, change=(old, new))
+
+    assert str(raised.value).startswith("model 'imagenet_preprocess'")
+    assert message in str(raised.value)

@@ -1,0 +1,156 @@
+"""What holds for every image and every transform: shapes, ranges, and that the picture stays the picture."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from python_backend.buffers import Buffers
+from python_backend.decode import Limits, open_image
+from python_backend.transform import CHOICES, DATATYPES, Transform
+
+BOUNDED = settings(
+    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+# Every mode that Pillow writes in the format.
+MODES = {
+    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    "JPEG": ("L", "RGB", "CMYK"),
+    "WEBP": ("RGB", "RGBA"),
+    "BMP": ("1", "L", "P", "RGB"),
+    "GIF": ("L", "P"),
+    "TIFF": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16"),
+}
+FILES = [(image_format, mode) for image_format, modes in MODES.items() for mode in modes]
+WITH_EXIF = ("PNG", "JPEG", "WEBP", "TIFF")
+# Most sides are small, so that the examples are many; the longest are those of a panorama.
+SIDES = st.one_of(st.integers(1, 20), st.integers(1, 300))
+SIZES = st.one_of(
+    st.tuples(SIDES, SIDES),
+    st.tuples(st.integers(1_000, 8_000), st.integers(1, 50)),
+    st.tuples(st.integers(1, 50), st.integers(1_000, 8_000)),
+)
+
+
+@st.composite
+def transforms(draw, least_px=1, **fixed):
+    """Draw a transform without normalisation, of at least that size; `fixed` are fields of it."""
+    height, width = draw(st.integers(least_px, 96)), draw(st.integers(least_px, 96))
+    choices = {name: draw(st.sampled_from(known)) for name, known in CHOICES.items()} | fixed
+    shorter = max(height, width) + draw(st.integers(0, 64)) if choices["resize"] == "shorter_side" else 0
+    return Transform(
+        height,
+        width,
+        resize_shorter_px=shorter,
+        antialias=choices.pop("antialias", None) or draw(st.booleans()),
+        exif_orientation=draw(st.booleans()),
+        **choices,
+    )
+
+
+def encode(image, image_format, orientation):
+    """Encode a Pillow image with an EXIF orientation, if the format has one."""
+    exif, target = Image.Exif(), io.BytesIO()
+    exif[274] = orientation
+    options = {"exif": exif} if image_format in WITH_EXIF else {}
+    if image_format == "JPEG":
+        options |= {"quality": 95, "subsampling": 0}
+    image.save(target, image_format, **options, **({"lossless": True} if image_format == "WEBP" else {}))
+    return target.getvalue()
+
+
+def apply(transform, encoded):
+    """Return the network's input, height by width by channels, R first, whatever the transform's order."""
+    out = np.full(transform.shape, 99, DATATYPES[transform.datatype])
+    transform(open_image(encoded, Limits()), out, Buffers())
+    assert (out.shape, out.dtype) == (transform.shape, DATATYPES[transform.datatype])
+    pixels = out if transform.layout == "NHWC" else out.transpose(1, 2, 0)
+    return pixels[:, :, ::-1] if transform.color_order == "BGR" else pixels
+
+
+@BOUNDED
+@given(st.sampled_from(FILES), SIZES, st.integers(1, 8), transforms(), st.integers(0, 2**32 - 1))
+def test_any_image_gives_levels(kind, size_wh, orientation, transform, seed):
+    """Noise of every mode, format, size and orientation becomes finite levels of 0..255."""
+    image_format, mode = kind
+    noise = np.random.default_rng(seed).integers(0, 256, (*size_wh[::-1], 4), dtype=np.uint8)
+    if mode == "I;16":
+        image = Image.fromarray(noise[:, :, 0] * np.uint16(257))
+    else:
+        image = Image.fromarray(noise, "RGBA").convert(mode if mode == "RGBA" else "RGB").convert(mode)
+
+    pixels = apply(transform, encode(image, image_format, orientation))
+
+    assert np.isfinite(pixels).all()
+    assert pixels.min() >= 0
+    assert pixels.max() <= 255
+    np.testing.assert_array_equal(pixels, np.rint(pixels))
+
+
+@BOUNDED
+@given(
+    st.sampled_from([kind for kind in FILES if kind[1] not in ("1", "I;16")]),
+    SIZES,
+    st.integers(1, 8),
+    transforms(),
+    st.integers(0, 255),
+)
+def test_constant_image_stays_constant(kind, size_wh, orientation, transform, level):
+    """One grey everywhere stays that grey, to the pixel, with padding of the same grey around it."""
+    image_format, mode = kind
+    image = Image.new("RGB", size_wh, (level,) * 3).convert(mode, dither=Image.Dither.NONE)
+    colour = image.crop((0, 0, 1, 1)).convert("RGB").getpixel((0, 0))
+    pad = colour if transform.color_order == "RGB" else colour[::-1]
+
+    pixels = apply(replace(transform, pad_color=pad), encode(image, image_format, orientation))
+
+    # JPEG's own rounding moves a whole block by one level, of ink and of black.
+    tolerance = 2 if image_format == "JPEG" else 0
+    np.testing.assert_allclose(pixels.astype(float), np.broadcast_to(colour, pixels.shape), atol=tolerance)
+
+
+@BOUNDED
+@given(
+    st.sampled_from(["PNG", "JPEG", "WEBP", "BMP"]),
+    st.tuples(st.integers(32, 900), st.integers(32, 900)),
+    st.integers(1, 8),
+    transforms(least_px=32, antialias=True, resize="shorter_side", interpolation="bilinear"),
+)
+def test_mean_is_that_of_what_the_crop_shows(image_format, size_wh, orientation, transform):
+    """The mean of a smooth image's input is its integral over the crop, to within two levels."""
+    width, height = size_wh
+    y, x = ((np.arange(side) + 0.5) / side for side in (height, width))
+    planes = np.broadcast_arrays(y[:, None] ** 2, x**2, y[:, None] * x)
+    upright = Image.fromarray((np.stack(planes, axis=-1) * 255).round().astype(np.uint8))
+    turned = orientation > 1 and image_format in WITH_EXIF
+    stored = upright.transpose(INVERSE[orientation]) if turned else upright
+
+    pixels = apply(replace(transform, exif_orientation=True), encode(stored, image_format, orientation))
+
+    (top, bottom), (left, right) = crop(transform, height, width)
+    squares = (top**2 + top * bottom + bottom**2) / 3, (left**2 + left * right + right**2) / 3
+    expected = np.array([*squares, (top + bottom) * (left + right) / 4]) * 255
+    np.testing.assert_allclose(pixels.mean((0, 1), dtype=np.float64), expected, atol=2)
+
+
+def crop(transform, height, width):
+    """Return from where to where the crop goes down and across, in parts of the image's sides."""
+    for side, wanted in ((height, transform.height_px), (width, transform.width_px)):
+        resized = int(transform.resize_shorter_px * side / min(height, width))
+        start = round((resized - wanted) / 2)
+        yield start / resized, (start + wanted) / resized
+
+
+# How Pillow stores an upright image so that the orientation turns it back.
+INVERSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}

@@ -1,0 +1,376 @@
+"""A preprocess model's parameters: what presets stand for, and every mistake named at load."""
+
+import pytest
+
+from python_backend.decode import Limits
+from python_backend.errors import InvalidConfig
+from python_backend.model_config import ModelConfig
+from python_backend.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
+from python_backend.transform import Transform
+
+IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
+DIMS = (3, 224, 224)
+OUTPUT = {"name": "input", "data_type": "TYPE_FP32", "dims": DIMS}
+
+
+def config(folder, parameters, *outputs):
+    """Build the config of a model 'm' with these parameters and outputs."""
+    document = {
+        "name": "m",
+        "max_batch_size": 8,
+        "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": list(outputs or [OUTPUT]),
+        "parameters": {name: {"string_value": text} for name, text in parameters.items()},
+    }
+    return ModelConfig.from_document(document, folder, 1)
+
+
+def settings(folder, parameters, **output):
+    """Read the settings of a model with these parameters; `output` is what differs from OUTPUT."""
+    return PreprocessSettings.from_config(config(folder, parameters, OUTPUT | output))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"preset": "imagenet"}, Transform(224, 224, resize_shorter_px=256, **IMAGENET)),
+        (
+            {"preset": "efficientnet_lite"},
+            Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3),
+        ),
+        (
+            {"preset": "clip"},
+            Transform(
+                224,
+                224,
+                resize_shorter_px=224,
+                interpolation="bicubic",
+                mean=(122.7709383, 116.7460125, 104.09373615),
+                std=(68.5005327, 66.6321579, 70.32316305),
+            ),
+        ),
+        ({"preset": "letterbox"}, Transform(224, 224, resize="letterbox", std=(255.0,) * 3)),
+        ({"resize": "exact"}, Transform(224, 224, resize="exact")),
+    ],
+    ids=[*PRESETS, "none"],
+)
+def test_preset_stands_for_its_numbers(tmp_path, parameters, expected):
+    """The numbers are those of the sources, written out here; everything else has its default."""
+    assert settings(tmp_path, parameters) == PreprocessSettings(
+        expected, Limits(), Resources(), _given(parameters)
+    )
+
+
+def _given(parameters):
+    """Return what is left of the shorthands."""
+    scale = 0.00392156862745098 if parameters.get("preset") == "letterbox" else 0.0
+    return Shorthand(parameters.get("preset", ""), scale)
+
+
+@pytest.mark.parametrize(
+    ("preset", "mean", "std"),
+    [
+        ("imagenet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ("clip", (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    ],
+)
+def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
+    """Papers give mean and std for pixels of 0..1; a transform has them for 0..255."""
+    transform = settings(tmp_path, {"preset": preset}).transform
+
+    assert transform.mean == pytest.approx([255 * value for value in mean], rel=1e-9)
+    assert transform.std == pytest.approx([255 * value for value in std], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        (
+            {"preset": "imagenet", "resize_shorter_px": "300"},
+            Transform(224, 224, resize_shorter_px=300, **IMAGENET),
+        ),
+        ({"preset": "imagenet", "resize": "exact"}, Transform(224, 224, resize="exact", **IMAGENET)),
+        (
+            {"preset": "imagenet", "mean": "1, 2, 3"},
+            Transform(224, 224, resize_shorter_px=256, mean=(1.0, 2.0, 3.0)),
+        ),
+        (
+            {"preset": "imagenet", "std": "1, 2, 4"},
+            Transform(224, 224, resize_shorter_px=256, std=(1.0, 2.0, 4.0)),
+        ),
+        (
+            {"preset": "imagenet", "scale": "0.5"},
+            Transform(224, 224, resize_shorter_px=256, std=(2.0, 2.0, 2.0)),
+        ),
+        (
+            {"preset": "letterbox", "mean": "1, 2, 3", "std": "4, 5, 6"},
+            Transform(224, 224, resize="letterbox", mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0)),
+        ),
+        (
+            {"preset": "letterbox", "pad_color": "0, 1, 2"},
+            Transform(224, 224, resize="letterbox", std=(255.0,) * 3, pad_color=(0, 1, 2)),
+        ),
+        (
+            {"preset": "clip", "interpolation": "lanczos", "mean": "0,0,0"},
+            Transform(224, 224, resize_shorter_px=224, interpolation="lanczos"),
+        ),
+    ],
+    ids=[
+        "another size",
+        "another resize",
+        "mean alone",
+        "std alone",
+        "scale",
+        "mean and std for scale",
+        "pad colour",
+        "interpolation",
+    ],
+)
+def test_given_parameter_replaces_its_group(tmp_path, parameters, expected):
+    """Half of a preset's normalisation, or of its resize, would fit nothing that is given."""
+    assert settings(tmp_path, parameters).transform == expected
+
+
+def test_every_parameter_is_read(tmp_path):
+    """Nothing that a transform, the limits or the resources have is out of reach."""
+    read = settings(
+        tmp_path,
+        {
+            "layout": "NHWC",
+            "resize": "letterbox",
+            "interpolation": "lanczos",
+            "antialias": "false",
+            "color_order": "BGR",
+            "mean": "1, 2, 3",
+            "std": "4, 5, 6.5",
+            "pad_color": "7, 8, 9",
+            "background_color": "10, 11, 12",
+            "exif_orientation": "off",
+            "decode_margin": "1.5",
+            "max_image_bytes": "13",
+            "max_image_pixels": "14",
+            "max_image_side_px": "15",
+            "decode_threads": "16",
+            "gpu_memory_limit_bytes": "17",
+        },
+        data_type="TYPE_FP16",
+        dims=(320, 640, 3),
+    )
+
+    transform = Transform(
+        height_px=320,
+        width_px=640,
+        datatype="FP16",
+        layout="NHWC",
+        resize="letterbox",
+        interpolation="lanczos",
+        antialias=False,
+        color_order="BGR",
+        mean=(1.0, 2.0, 3.0),
+        std=(4.0, 5.0, 6.5),
+        pad_color=(7, 8, 9),
+        background_color=(10, 11, 12),
+        exif_orientation=False,
+        decode_margin=1.5,
+    )
+    assert read == PreprocessSettings(transform, Limits(13, 14, 15), Resources(16, 17), Shorthand())
+
+
+@pytest.mark.parametrize(
+    ("data_type", "layout", "dims", "expected"),
+    [
+        ("TYPE_FP32", "NCHW", (3, 20, 30), ("FP32", (3, 20, 30))),
+        ("TYPE_FP16", "NHWC", (20, 30, 3), ("FP16", (20, 30, 3))),
+        ("TYPE_UINT8", "NHWC", (3, 3, 3), ("UINT8", (3, 3, 3))),
+    ],
+    ids=["nchw", "nhwc", "3 x 3"],
+)
+def test_output_says_size_and_datatype(tmp_path, data_type, layout, dims, expected):
+    """They stand in the config once, as the output's dims and type."""
+    read = settings(tmp_path, {"resize": "exact", "layout": layout}, data_type=data_type, dims=dims)
+
+    assert (read.transform.datatype, read.transform.shape) == expected
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_for_pixels_as_they_are_leaves_its_normalisation_out(tmp_path, preset):
+    """An output of TYPE_UINT8 takes the geometry of a preset alone."""
+    transform = settings(tmp_path, {"preset": preset}, data_type="TYPE_UINT8").transform
+
+    assert (transform.datatype, transform.mean, transform.std) == ("UINT8", (0.0,) * 3, (1.0,) * 3)
+
+
+@pytest.mark.parametrize("name", ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"])
+def test_tritons_own_parameters_pass(tmp_path, name):
+    """They are no business of the backend."""
+    parameters = {"resize": "exact"}
+
+    assert settings(tmp_path, parameters | {name: "no"}) == settings(tmp_path, parameters)
+
+
+EXACT = {"resize": "exact"}
+SHORTER = {"resize_shorter_px": "256"}
+MISTAKES = {
+    "unknown": (EXACT | {"sise": "1"}, {}, "unknown parameter 'sise', known are: antialias, "),
+    "what the output says": (EXACT | {"datatype": "FP16"}, {}, "unknown parameter 'datatype', known are: "),
+    "unknown preset": (
+        {"preset": "resnet"},
+        {},
+        "preset must be one of imagenet, efficientnet_lite, clip, letterbox, got 'resnet'",
+    ),
+    "resize": ({"resize": "fit"}, {}, "resize must be one of shorter_side, exact, letterbox, got 'fit'"),
+    "interpolation": (
+        EXACT | {"interpolation": "nearest"},
+        {},
+        "interpolation must be one of box, bilinear, bicubic, lanczos, got 'nearest'",
+    ),
+    "color_order": (EXACT | {"color_order": "rgb"}, {}, "color_order must be one of RGB, BGR, got 'rgb'"),
+    "layout": (EXACT | {"layout": "CHW"}, {}, "layout must be one of NCHW, NHWC, got 'CHW'"),
+    "antialias": (EXACT | {"antialias": "maybe"}, {}, "parameter 'antialias': expected bool, got 'maybe'"),
+    "text for a number": (
+        {"resize_shorter_px": "large"},
+        {},
+        "parameter 'resize_shorter_px': expected int, got 'large'",
+    ),
+    "fraction for a whole number": (
+        {"resize_shorter_px": "256.5"},
+        {},
+        "parameter 'resize_shorter_px': expected int, got '256.5'",
+    ),
+    "mean that is no number": (
+        SHORTER | {"mean": "1, 2, x"},
+        {},
+        "parameter 'mean': expected tuple[float, ...], got '1, 2, x'",
+    ),
+    "two means": (SHORTER | {"mean": "1, 2"}, {}, "mean must be 3 numbers, got (1.0, 2.0)"),
+    "std of 0": (SHORTER | {"std": "1, 0, 1"}, {}, "std must be positive, got (1.0, 0.0, 1.0)"),
+    "std nan": (SHORTER | {"std": "1, nan, 1"}, {}, "std must be 3 numbers, got (1.0, nan, 1.0)"),
+    "scale and mean": (SHORTER | {"scale": "0.5", "mean": "1, 2, 3"}, {}, "scale contradicts mean"),
+    "scale and std": (SHORTER | {"scale": "0.5", "std": "1, 2, 3"}, {}, "scale contradicts std"),
+    "scale of 0": (SHORTER | {"scale": "0"}, {}, "scale must be a positive number, got '0'"),
+    "negative scale": (SHORTER | {"scale": "-1"}, {}, "scale must be a positive number, got '-1'"),
+    "endless scale": (SHORTER | {"scale": "inf"}, {}, "scale must be a positive number, got 'inf'"),
+    "scale that is no number": (SHORTER | {"scale": "x"}, {}, "scale must be a positive number, got 'x'"),
+    "uint8 and mean": (
+        EXACT | {"mean": "1, 2, 3"},
+        {"data_type": "TYPE_UINT8"},
+        "mean contradicts an output of TYPE_UINT8, which holds pixels as they are",
+    ),
+    "uint8 and std": (
+        EXACT | {"std": "1, 2, 3"},
+        {"data_type": "TYPE_UINT8"},
+        "std contradicts an output of",
+    ),
+    "uint8 and scale": (
+        EXACT | {"scale": "2"},
+        {"data_type": "TYPE_UINT8"},
+        "scale contradicts an output of",
+    ),
+    "pad colour without letterbox": (
+        EXACT | {"pad_color": "0, 0, 0"},
+        {},
+        "pad_color contradicts any resize but letterbox",
+    ),
+    "pad colour of another preset": (
+        {"preset": "imagenet", "pad_color": "0, 0, 0"},
+        {},
+        "pad_color contradicts any resize but letterbox",
+    ),
+    "pad colour too bright": (
+        {"preset": "letterbox", "pad_color": "0, 256, 0"},
+        {},
+        "pad_color must be 0..255, got (0, 256, 0)",
+    ),
+    "background colour of one number": (
+        EXACT | {"background_color": "255"},
+        {},
+        "background_color must be 3 numbers, got (255,)",
+    ),
+    "size for exact": (
+        EXACT | SHORTER,
+        {},
+        "resize_shorter_px = 256 contradicts resize = exact",
+    ),
+    "size for letterbox": (
+        SHORTER | {"resize": "letterbox"},
+        {},
+        "resize_shorter_px = 256 contradicts resize = letterbox",
+    ),
+    "no size": ({}, {}, "resize_shorter_px must not be less than the output's 224 x 224, got 0"),
+    "crop larger than resize": (
+        {"resize_shorter_px": "223"},
+        {},
+        "resize_shorter_px must not be less than the output's 224 x 224, got 223",
+    ),
+    "crop larger than the preset's resize": (
+        {"preset": "imagenet"},
+        {"dims": (3, 299, 299)},
+        "resize_shorter_px must not be less than the output's 299 x 299, got 256",
+    ),
+    "decode margin": (EXACT | {"decode_margin": "0.5"}, {}, "decode_margin must be 1 or more, got 0.5"),
+    "dims of the other layout": (
+        EXACT,
+        {"dims": (224, 224, 3)},
+        "output 'input' must have dims [3, H, W] for layout NCHW, got [224, 224, 3]",
+    ),
+    "layout of other dims": (
+        EXACT | {"layout": "NHWC"},
+        {},
+        "output 'input' must have dims [H, W, 3] for layout NHWC, got [3, 224, 224]",
+    ),
+    "dims of any size": (
+        EXACT,
+        {"dims": (3, -1, -1)},
+        "output 'input' must have dims [3, H, W] for layout NCHW, got [3, -1, -1]",
+    ),
+    "one channel": (
+        EXACT,
+        {"dims": (1, 224, 224)},
+        "output 'input' must have dims [3, H, W] for layout NCHW, got [1, 224, 224]",
+    ),
+    "batch in the dims": (
+        EXACT,
+        {"dims": (8, 3, 224, 224)},
+        "output 'input' must have dims [3, H, W] for layout NCHW, got [8, 3, 224, 224]",
+    ),
+    "no dims": (EXACT, {"dims": ()}, "output 'input' must have dims [3, H, W] for layout NCHW, got []"),
+    "integers": (
+        EXACT,
+        {"data_type": "TYPE_INT32"},
+        "output 'input' must be one of TYPE_FP32, TYPE_FP16, TYPE_UINT8, got TYPE_INT32",
+    ),
+    "no bytes": (EXACT | {"max_image_bytes": "-1"}, {}, "max_image_bytes must be positive, got -1"),
+    "no pixels": (EXACT | {"max_image_pixels": "0"}, {}, "max_image_pixels must be positive, got 0"),
+    "no side": (EXACT | {"max_image_side_px": "-9"}, {}, "max_image_side_px must be positive, got -9"),
+    "negative threads": (
+        EXACT | {"decode_threads": "-1"},
+        {},
+        "decode_threads must not be negative, got -1",
+    ),
+    "negative memory": (
+        EXACT | {"gpu_memory_limit_bytes": "-1"},
+        {},
+        "gpu_memory_limit_bytes must not be negative, got -1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("parameters", "output", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistake_fails_the_load_by_name(tmp_path, parameters, output, message):
+    """The message has the model, the parameter, what was expected and what came."""
+    with pytest.raises(InvalidConfig) as raised:
+        settings(tmp_path, parameters, **output)
+
+    said = str(raised.value)
+    assert said.startswith("model 'm'")
+    assert message in said
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_there_is_one_output(tmp_path, count):
+    """A preprocess model makes one tensor."""
+    built = config(tmp_path, EXACT)
+    document = dict(built.document) | {"output": [OUTPUT] * count}
+
+    with pytest.raises(InvalidConfig, match=f"^model 'm': expected one output, got {count}$"):
+        PreprocessSettings.from_config(ModelConfig.from_document(document, tmp_path, 1))

@@ -1,0 +1,139 @@
+"""The processor's batches: rows in place, threads that change nothing, and no memory per batch."""
+
+import gc
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from clients.samples import CHELSEA, COFFEE
+from python_backend.decode import Limits
+from python_backend.errors import InferenceFailed, InvalidImage
+from python_backend.preprocessor import CpuPreprocessor
+from python_backend.transform import DATATYPES, Transform
+
+NCHW = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
+NHWC = Transform(160, 96, "UINT8", "NHWC", resize="letterbox")
+A, B, BAD = COFFEE.read_bytes(), CHELSEA.read_bytes(), b"not an image"
+
+
+@pytest.mark.parametrize("transform", [NCHW, NHWC], ids=["nchw", "nhwc"])
+def test_tensor_is_that_of_a_full_batch(transform):
+    """It is allocated once, contiguous, with a row per image."""
+    tensor = CpuPreprocessor(transform, Limits(), 5).tensor
+
+    assert (tensor.shape, tensor.dtype) == ((5, *transform.shape), DATATYPES[transform.datatype])
+    assert tensor.flags.c_contiguous
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_image_i_is_in_row_i(threads):
+    """A bad image leaves the other rows where they are, and says why it has none."""
+    preprocessor = CpuPreprocessor(NCHW, Limits(), 4, threads)
+    alone = []
+    for image in (A, B):
+        preprocessor.prepare([image])
+        alone.append(preprocessor.tensor[0].copy())
+
+    errors = preprocessor.prepare([B, BAD, A, b""])
+
+    assert [type(error) for error in errors] == [type(None), InvalidImage, type(None), InvalidImage]
+    np.testing.assert_array_equal(preprocessor.tensor[[2, 0]], alone)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_no_images_give_no_errors(threads):
+    """An empty batch is no work."""
+    assert CpuPreprocessor(NCHW, Limits(), 4, threads).prepare([]) == []
+
+
+@pytest.mark.parametrize("transform", [NCHW, NHWC], ids=["nchw", "nhwc"])
+def test_threads_change_nothing(encode, gradient, transform):
+    """One thread and four give the same bits, for images of every size next to each other."""
+    images = [encode(gradient(20 + 37 * i, 300 - 17 * i), "JPEG" if i % 2 else "PNG") for i in range(12)]
+    images += [A, B] * 2
+    one, four = (CpuPreprocessor(transform, Limits(), 16, threads) for threads in (1, 4))
+
+    for _ in range(3):
+        assert one.prepare(images) == four.prepare(images) == [None] * 16
+        np.testing.assert_array_equal(one.tensor, four.tensor)
+
+
+class Meeting:
+    """Stands for a transform: each image waits for another one to be in work."""
+
+    shape, datatype = (1,), "FP32"
+
+    def __init__(self) -> None:
+        self.both = threading.Barrier(2, timeout=60)
+
+    def __call__(self, image, out, buffers):
+        """Wait."""
+        self.both.wait()
+
+
+def test_threads_work_side_by_side():
+    """Two images of a batch are in work at once: else each would wait for the other for ever."""
+    assert CpuPreprocessor(Meeting(), Limits(), 2, threads=2).prepare([A, B]) == [None, None]
+
+
+class Fragile:
+    """Stands for a transform: it fails on the second photo."""
+
+    shape, datatype = (1,), "FP32"
+
+    def __call__(self, image, out, buffers):
+        """Fail for one of them."""
+        if image.encoded == B:
+            raise ZeroDivisionError("nothing to divide")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_unexpected_error_is_that_of_one_image(threads):
+    """What nobody foresaw fails one image, with its kind and text, and not the batch."""
+    first, second = CpuPreprocessor(Fragile(), Limits(), 2, threads).prepare([A, B])
+
+    assert first is None
+    assert isinstance(second, InferenceFailed)
+    assert str(second) == "inference failed: ZeroDivisionError: nothing to divide"
+
+
+def test_limits_are_those_given():
+    """Each preprocessor refuses by its own limits."""
+    (error,) = CpuPreprocessor(NCHW, Limits(max_image_side_px=100), 1).prepare([A])
+
+    assert str(error).startswith("invalid image: expected at most 100 pixels a side, got ")
+
+
+def peak_bytes(preprocessor, images, runs=20):
+    """Return by how much memory rose at most during runs that follow a warm-up."""
+    for _ in range(3):
+        preprocessor.prepare(images)
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(runs):
+        assert preprocessor.prepare(images) == [None] * len(images)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak - before
+
+
+class Wasteful(CpuPreprocessor):
+    """Makes the tensor anew for each batch; what the test of the real one must be able to see."""
+
+    def prepare(self, images):
+        """Allocate, then do the same."""
+        self.tensor = np.empty_like(self.tensor)
+        return super().prepare(images)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steady_work_allocates_no_batch(threads):
+    """Twenty batches after the first together need less than one row; a wasteful one needs a whole tensor."""
+    images = [A, B, A, B]
+    careful, wasteful = (kind(NCHW, Limits(), 4, threads) for kind in (CpuPreprocessor, Wasteful))
+
+    assert peak_bytes(careful, images) < careful.tensor[0].nbytes
+    assert peak_bytes(wasteful, images) > careful.tensor.nbytes

@@ -1,0 +1,306 @@
+"""Resampling: Pillow's arithmetic bit for bit, and what a decoder's averages lost given back."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from clients.samples import CHELSEA, COFFEE
+from python_backend import resample as module
+from python_backend.buffers import Buffers
+from python_backend.resample import FILTERS, REACH, Span, build_axis, estimate, resample
+
+PILLOW = {name: Image.Resampling[name.upper()] for name in FILTERS}
+
+
+def noise(height, width):
+    """Return pixels that no filter leaves alone."""
+    return np.random.default_rng(height * width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def resampled(pixels, rows, columns):
+    """Return float32[H, W, C] of all planes."""
+    return np.stack([plane.copy() for plane in resample(pixels, rows, columns, Buffers())], axis=-1)
+
+
+def resized(pixels, size_wh, filter_name="bilinear", antialias=True):
+    """Resize whole pixels to a size."""
+    (height, width), (wide, high) = pixels.shape[:2], size_wh
+    rows = build_axis(Span(height, high, 0, high), filter_name, antialias)
+    return resampled(pixels, rows, build_axis(Span(width, wide, 0, wide), filter_name, antialias))
+
+
+def pillows(pixels, size_wh, filter_name):
+    """Resize with Pillow: first along the rows, whatever order it would choose for both in one call."""
+    image = Image.fromarray(pixels)
+    across = image.resize((size_wh[0], image.height), PILLOW[filter_name])
+    return np.asarray(across.resize(size_wh, PILLOW[filter_name]))
+
+
+def assert_same_levels(actual, expected, filter_name=""):
+    """Compare levels; a sum that lies on .5 in one arithmetic and beside it in another differs by one.
+
+    The mean of ten whole numbers, as a box takes it, is one of those every tenth time.
+    """
+    differences = np.abs(actual.astype(int) - expected.astype(int))
+    assert actual.shape == expected.shape
+    assert differences.max() <= 1
+    assert (differences > 0).mean() <= (0.15 if filter_name == "box" else 0.01)
+
+
+@pytest.mark.parametrize("filter_name", FILTERS)
+@pytest.mark.parametrize(
+    ("height", "width", "size_wh"),
+    [
+        (1, 1, (1, 1)),
+        (1, 1, (17, 5)),
+        (33, 1, (1, 8)),
+        (97, 131, (131, 97)),
+        (97, 131, (64, 48)),
+        (97, 131, (33, 97)),
+        (97, 131, (131, 31)),
+        (97, 131, (7, 1)),
+        (23, 19, (101, 77)),
+        (23, 190, (101, 17)),
+        (487, 641, (48, 47)),
+    ],
+    ids=str,
+)
+def test_resize_is_pillows(filter_name, height, width, size_wh):
+    """Up, down, and both at once: the levels are those of Pillow, but for ties."""
+    pixels = noise(height, width)
+
+    actual = resized(pixels, size_wh, filter_name)
+
+    expected = pillows(pixels, size_wh, filter_name)
+    assert_same_levels(actual, expected, filter_name)
+    assert actual.dtype == np.float32
+
+
+@pytest.mark.parametrize("filter_name", FILTERS)
+@pytest.mark.parametrize(("offset", "count"), [(0, 1), (3, 10), (39, 1), (5, 33)], ids=str)
+def test_cropped_resize_is_that_part_of_the_whole(filter_name, offset, count):
+    """Only the outputs asked for are computed, and they are the same."""
+    pixels = noise(89, 71)
+    rows = build_axis(Span(89, 40, offset, count), filter_name)
+    columns = build_axis(Span(71, 40, 40 - offset - count, count), filter_name)
+
+    actual = resampled(pixels, rows, columns)
+
+    whole = pillows(pixels, (40, 40), filter_name)
+    expected = whole[offset : offset + count, 40 - offset - count : 40 - offset]
+    assert_same_levels(actual, expected, filter_name)
+
+
+def keys(x):
+    """Return the cubic kernel of Keys, with a = -1/2."""
+    return 1.5 * x**3 - 2.5 * x**2 + 1 if x < 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+
+
+WEIGHTS = {
+    "box": lambda x: float(-0.5 < x <= 0.5),
+    "bilinear": lambda x: max(0.0, 1 - abs(x)),
+    "bicubic": lambda x: keys(abs(x)) if abs(x) < 2 else 0.0,
+    "lanczos": lambda x: float(np.sinc(x) * np.sinc(x / 3)) if abs(x) < 3 else 0.0,
+}
+
+
+def plain_matrix(source, count, filter_name):
+    """Return float64[count, source]: the filter at its own width, cut off at the edges and normalised."""
+    weights = np.zeros((count, source))
+    for output, pixel in product(range(count), range(source)):
+        distance = pixel + 0.5 - (output + 0.5) * source / count
+        weights[output, pixel] = WEIGHTS[filter_name](distance)
+    return weights / weights.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("filter_name", FILTERS)
+@pytest.mark.parametrize("size_wh", [(13, 9), (31, 41)], ids=["down", "up"])
+def test_resize_without_antialias_matches_its_definition(filter_name, size_wh):
+    """Each output weighs the few pixels around its centre; the reference is a dense float64 matrix."""
+    pixels = noise(29, 25)
+
+    actual = resized(pixels, size_wh, filter_name, antialias=False)
+
+    rows, columns = (plain_matrix(*pair, filter_name) for pair in ((29, size_wh[1]), (25, size_wh[0])))
+    across = np.rint(np.einsum("xw,hwc->hxc", columns, pixels)).clip(0, 255)
+    expected = np.rint(np.einsum("yh,hxc->yxc", rows, across)).clip(0, 255)
+    assert_same_levels(actual, expected)
+
+
+def test_antialias_makes_a_difference():
+    """Noise shrunk eightfold becomes even with it and stays noise without."""
+    pixels = noise(512, 512)
+
+    even, uneven = (resized(pixels, (64, 64), antialias=antialias).std() for antialias in (True, False))
+
+    assert even < 10
+    assert uneven > 30
+
+
+@pytest.mark.parametrize("filter_name", ["bicubic", "lanczos"])
+@pytest.mark.parametrize("shrink", [1, 8])
+def test_overshoot_is_cut_off(filter_name, shrink):
+    """Filters with negative lobes go beyond black and white at an edge; levels do not."""
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    pixels[:, 32:], pixels[16:48] = 255, 255 - pixels[16:48]
+    rows = build_axis(Span(64 * shrink, 50, 0, 50), filter_name, shrink=shrink)
+
+    levels = resampled(pixels, rows, rows)
+
+    assert rows.overshoots
+    assert (levels.min(), levels.max()) == (0, 255)
+
+
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+def test_estimate_keeps_averages(shrink):
+    """Each pixel's weights sum to one, and the estimates of a block average to the block's own average."""
+    weights = estimate(shrink)
+
+    own = np.zeros(2 * REACH + 1)
+    own[REACH] = 1
+    assert weights.shape == (shrink, 2 * REACH + 1)
+    np.testing.assert_allclose(weights.sum(1), 1, atol=1e-12)
+    np.testing.assert_allclose(weights.mean(0), own, atol=1e-12)
+
+
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+def test_estimate_gives_a_gradient_back(shrink):
+    """From the averages of an even gradient come its pixels; 0.02 of a block's step is what is left."""
+    places = np.arange((2 * REACH + 1) * shrink, dtype=np.float64)
+    averages = places.reshape(-1, shrink).mean(1)
+
+    estimated = estimate(shrink) @ averages
+
+    expected = places[REACH * shrink : (REACH + 1) * shrink]
+    np.testing.assert_allclose(estimated, expected, atol=0.02 * shrink)
+
+
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+def test_estimate_is_symmetric(shrink):
+    """Left and right are alike."""
+    np.testing.assert_allclose(estimate(shrink), estimate(shrink)[::-1, ::-1], atol=1e-12)
+
+
+@pytest.mark.parametrize("filter_name", FILTERS)
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+@pytest.mark.parametrize("photo", [COFFEE, CHELSEA], ids=["coffee", "chelsea"])
+def test_estimates_come_closer_than_the_averages_themselves(photo, shrink, filter_name):
+    """From a scaled decode, the result is nearer to Pillow's of the full image than by the plain weights."""
+    encoded = photo.read_bytes()
+    full = simplejpeg.decode_jpeg(encoded)
+    height, width = full.shape[:2]
+    scaled = simplejpeg.decode_jpeg(encoded, min_height=-(-height // shrink), min_width=-(-width // shrink))
+    high, wide = int(height / shrink / 1.1), int(width / shrink / 1.1)
+    reference = np.asarray(Image.fromarray(full).resize((wide, high), PILLOW[filter_name]), np.float64)
+
+    estimated = resampled(
+        scaled,
+        build_axis(Span(height, high, 0, high), filter_name, shrink=shrink),
+        build_axis(Span(width, wide, 0, wide), filter_name, shrink=shrink),
+    )
+
+    plain = resized(scaled, (wide, high), filter_name)
+    assert np.abs(estimated - reference).mean() < np.abs(plain - reference).mean()
+
+
+@pytest.mark.parametrize("filter_name", FILTERS)
+@pytest.mark.parametrize("flips", [(True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("crop", [(0, 31), (4, 20)], ids=["whole", "crop"])
+def test_flipped_axis_shows_the_mirrored_image(filter_name, flips, crop):
+    """A mirrored file through flipped axes gives what the image itself gives through plain ones."""
+    pixels = noise(75, 91)
+    spans = Span(75, 31, *crop), Span(91, 31, *crop)
+    mirrored = pixels[:: -1 if flips[0] else 1, :: -1 if flips[1] else 1]
+
+    flipped = [
+        build_axis(span, filter_name, is_flipped=flip) for span, flip in zip(spans, flips, strict=True)
+    ]
+    actual = resampled(mirrored, *flipped)
+
+    assert_same_levels(actual, resampled(pixels, *(build_axis(span, filter_name) for span in spans)))
+
+
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+def test_flipped_axis_of_averages_shows_the_mirrored_image(shrink):
+    """The same holds for a scaled decode, where blocks end with the image."""
+    averages = noise(20, 16)
+    span = Span(20 * shrink, 13, 2, 9), Span(16 * shrink, 13, 2, 9)
+    rows, columns = (build_axis(s, "bilinear", shrink=shrink) for s in span)
+    flipped = [build_axis(s, "bilinear", shrink=shrink, is_flipped=True) for s in span]
+
+    assert_same_levels(resampled(averages[::-1, ::-1], *flipped), resampled(averages, rows, columns))
+
+
+@st.composite
+def axes(draw):
+    """Draw a span and how it is sampled."""
+    source, result = draw(st.integers(1, 9_000)), draw(st.integers(1, 3_000))
+    offset = draw(st.integers(0, result - 1))
+    count = draw(st.integers(1, min(700, result - offset)))
+    shrink = draw(st.sampled_from([1, 2, 4, 8]))
+    options = draw(st.sampled_from(list(FILTERS))), draw(st.booleans()), shrink, draw(st.booleans())
+    return Span(source, result, offset, count), options
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(axes())
+def test_every_window_lies_in_the_image(drawn):
+    """Whatever the sizes: weights sum to one, are of sources that exist, and make every output."""
+    span, (filter_name, antialias, shrink, is_flipped) = drawn
+
+    axis = build_axis(span, filter_name, antialias, shrink, is_flipped)
+
+    made = set()
+    assert (axis.count, axis.shrink) == (span.count, shrink)
+    assert 0 <= axis.first < axis.last <= -(-span.source // shrink)
+    for block in axis.blocks:
+        assert 0 <= block.sources.start < block.sources.stop <= axis.last - axis.first
+        assert block.weights.shape == (
+            block.outputs.stop - block.outputs.start,
+            block.sources.stop - block.sources.start,
+        )
+        assert (block.weights.dtype, block.weights.flags.c_contiguous) == (np.float32, True)
+        np.testing.assert_allclose(block.weights.sum(1), 1, atol=1e-4)  # sums of some 100 float32
+        made |= set(range(block.outputs.start, block.outputs.stop))
+    assert made == set(range(span.count))
+
+
+@pytest.mark.parametrize("shrink", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 64, 1_000])
+def test_rows_in_chunks_give_the_same(monkeypatch, chunk, shrink):
+    """How many rows are worked on at a time shows nowhere."""
+    pixels = noise(51, 37)
+    rows, columns = (build_axis(Span(n * shrink, 20, 0, 20), "lanczos", shrink=shrink) for n in (51, 37))
+    whole = resampled(pixels, rows, columns)
+
+    monkeypatch.setattr(module, "CHUNK", chunk)
+
+    assert_same_levels(resampled(pixels, rows, columns), whole)
+
+
+@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
+@pytest.mark.parametrize("filter_name", FILTERS)
+def test_single_pixel_fills_everything(filter_name, shrink):
+    """An image of one pixel, or one block, becomes that colour everywhere."""
+    pixels = np.array([[[10, 128, 255]]], np.uint8)
+    axis = build_axis(Span(1, 40, 3, 30), filter_name, shrink=shrink)
+
+    levels = resampled(pixels, axis, axis)
+
+    np.testing.assert_array_equal(levels, np.broadcast_to(pixels, (30, 30, 3)))
+
+
+def test_views_in_any_order_are_read():
+    """Channels turned round and mirrored rows are views, and are read as they look."""
+    pixels = noise(40, 40)
+    view = pixels[::-1, :, ::-1]
+    axis = build_axis(Span(40, 15, 0, 15), "bilinear")
+
+    np.testing.assert_array_equal(
+        resampled(view, axis, axis), resampled(np.ascontiguousarray(view), axis, axis)
+    )
