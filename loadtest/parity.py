@@ -155,7 +155,8 @@ def judge(
         shrink = make_plan(transform, image.size_wh, image.orientation, image.max_shrink).shrink
         difference = float(np.abs(got - expected).mean())
         change = float(after[best] - before[best])
-        yield Judgement(name, shrink, float(before[best]), difference, best == after.argmax(), change)
+        is_equal = best == int(after.argmax())
+        yield Judgement(name, shrink, float(before[best]), difference, is_equal, change)
 
 
 def summary(step: str, judgements: Sequence[Judgement]) -> tuple[str, ...]:
@@ -213,8 +214,7 @@ def main() -> None:
         table.add_row(*row)
     Console(width=140).print(table)
     if args.record:
-        photos_found = {step: [asdict(each) for each in judgements] for step, judgements in judged.items()}
-        record.write(args.record, {"rows": rows, "photos": photos_found})
+        record.write(args.record, {"rows": rows, "photos": [asdict(each) for each in judged[DEFAULT]]})
 
 
 if __name__ == "__main__":
