@@ -1,13 +1,15 @@
 """From an encoded image to RGB pixels: no larger than asked for, and never trusting the file."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import simplejpeg
 from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from python_backend.buffers import Buffers
 from python_backend.errors import InvalidImage
@@ -16,25 +18,36 @@ from python_backend.errors import InvalidImage
 Image.MAX_IMAGE_PIXELS = None
 
 JPEG_MAGIC = b"\xff\xd8\xff"
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
 # By how much the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
 # decodes faster at 8/8 than at 5/8. Source: loadtest/results/pieces.json.
 SHRINKS = (1, 2, 4, 8)
-# Encoders write about ten; each costs a walk over the whole image.
+# Encoders write about ten scans, each of which costs a walk over the whole image; and a handful of segments.
 MAX_SCANS = 32
-# What libjpeg says of files that any viewer shows without a word.
-HARMLESS = "extraneous bytes before marker"
+MAX_SEGMENTS = 4_096
+MAX_PNG_CHUNKS = 65_536
+# What libjpeg says of files that any viewer shows without a word; nothing that matters follows that marker.
+HARMLESS = "extraneous bytes before marker 0xd9"
 # Pillow's modes; others have more than 16 bits per channel or no way to RGB.
 EIGHT_BIT = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 )
 SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
-START_OF_SCAN = 0xDA
-APP1 = 0xE1
-EXIF = b"Exif\0\0"
-WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
+# Rounds 0..65535 to 0..255. Source: libpng, png_do_scale_16_to_8.
+TO_EIGHT_BIT = ((np.arange(2**16, dtype=np.uint32) * 255 + 32895) >> 16).astype(np.uint8)
+# Pixels converted at a time, so that a large image is in memory twice at most.
+BAND_PIXELS = 2**20
+# A JPEG's markers but for those without a length, which stand between and inside scans.
+MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
+START_OF_SCAN, APP1 = 0xDA, 0xE1
+NOTHING_FOLLOWS = frozenset({0xD8, 0xD9})
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEQUENTIAL = frozenset({0xC0, 0xC1})
+EXIF = b"Exif\0\0"
+# TIFF's tags; ZERO_MEANS is PhotometricInterpretation.
+BITS_PER_SAMPLE, ZERO_MEANS, TILE_WIDTH, TILE_LENGTH = 258, 262, 322, 323
+BLACK = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +68,20 @@ class Limits:
 class EncodedImage:
     """A file whose header was found good, and its pixels on demand.
 
-    `size_wh` and `orientation` (the EXIF tag, 1..8) are those of the pixels as they are stored; `max_shrink`
-    is how much smaller per side the decoder can make them.
+    `size_wh` and `orientation` (the EXIF tag, 1..8) are those of the pixels as they are stored. `colorspace`
+    is a JPEG's, RGB (or grey, or YCbCr) or CMYK; it is empty for all other files.
     """
 
     encoded: bytes
     size_wh: tuple[int, int]
     orientation: int
-    max_shrink: int
+    colorspace: str = ""
     _opened: Image.Image | None = None
+
+    @property
+    def max_shrink(self) -> int:
+        """How much smaller per side the decoder can make it."""
+        return max(SHRINKS) if self.colorspace else 1
 
     def pixels(self, shrink: int, background: tuple[int, ...], buffers: Buffers) -> np.ndarray:
         """Decode to RGB, uint8[ceil(H / shrink), ceil(W / shrink), 3].
@@ -78,7 +96,7 @@ class EncodedImage:
             InvalidImage: the file is damaged.
         """
         if self._opened is None:
-            return _decode_jpeg(self.encoded, self.size_wh, shrink, buffers)
+            return _decode_jpeg(self, shrink, buffers)
         try:
             return _to_rgb(self._opened, background)
         except Exception as error:  # on damaged files Pillow raises whatever its parsers run into
@@ -97,54 +115,50 @@ def open_image(encoded: bytes, limits: Limits) -> EncodedImage:
         raise InvalidImage(f"expected at most {limits.max_image_bytes} bytes, got {len(encoded)}")
     if encoded[:3] == JPEG_MAGIC:
         return _open_jpeg(encoded, limits)
-    return _open_other(encoded, limits, orientation=0)
+    got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
+    return _open_other(encoded, limits, f"expected an image file ({', '.join(FORMATS)}), got {got}")
 
 
 def _open_jpeg(encoded: bytes, limits: Limits) -> EncodedImage:
+    exif = _walk_jpeg(encoded)
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded, strict=False)
     except Exception:  # on damaged headers simplejpeg raises ValueError, KeyError and more
-        raise InvalidImage(f"JPEG of {len(encoded)} bytes has no readable header") from None
+        # Pillow knows sampling factors that simplejpeg has no name for.
+        return _open_other(encoded, limits, f"JPEG of {len(encoded)} bytes has no readable header")
     _check_size(width, height, limits)
-    segments = list(_segments(encoded))
-    _check_scans(encoded, segments)
-    orientation = _orientation(segments)
-    if colorspace in ("CMYK", "YCCK"):
-        return _open_other(encoded, limits, orientation)
-    return EncodedImage(encoded, (width, height), orientation, max(SHRINKS))
+    orientation = _known_orientation(partial(_read_exif, exif)) if exif else 1
+    return EncodedImage(
+        encoded, (width, height), orientation, "CMYK" if colorspace in ("CMYK", "YCCK") else "RGB"
+    )
 
 
-def _segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield marker and payload of a JPEG's segments, up to and with the first scan's header."""
-    place, marker = 2, 0
-    while marker != START_OF_SCAN and encoded[place : place + 1] == b"\xff" and place + 4 <= len(encoded):
-        marker = encoded[place + 1]
-        if marker == 0xFF:  # a fill byte
-            place += 1
-            continue
-        if marker in WITHOUT_LENGTH:  # nothing that is of interest here follows in an honest file
-            return
-        end = place + 2 + int.from_bytes(encoded[place + 2 : place + 4])
-        yield marker, encoded[place + 4 : end]
-        place = end
+def _walk_jpeg(encoded: bytes) -> bytes:
+    """Return the payload of a JPEG's EXIF segment.
 
-
-def _check_scans(encoded: bytes, segments: Sequence[tuple[int, bytes]]) -> None:
-    """Refuse a JPEG that makes the decoder walk over the whole image many times."""
-    frame, header = next(((m, payload) for m, payload in segments if m in START_OF_FRAME), (0, b""))
-    scan = next((payload for marker, payload in segments if marker == START_OF_SCAN), b"")
-    if frame in SEQUENTIAL and scan[:1] == header[5:6]:  # all components are in the first scan
-        return
-    scans = encoded.count(bytes((0xFF, START_OF_SCAN)))
-    if scans > MAX_SCANS:
-        raise InvalidImage(f"expected at most {MAX_SCANS} scans in a JPEG, got {scans}")
-
-
-def _orientation(segments: Sequence[tuple[int, bytes]]) -> int:
-    for marker, payload in segments:
-        if marker == APP1 and payload.startswith(EXIF):
-            return _known_orientation(partial(_read_exif, payload))
-    return 1
+    Raises:
+        InvalidImage: it makes the decoder walk over the whole image, or over segments, too many times.
+    """
+    exif = components = b""
+    place = len(JPEG_MAGIC) - 1
+    scans = segments = 0
+    while (found := MARKER.search(encoded, place)) and (marker := found[0][1]) not in NOTHING_FOLLOWS:
+        place = found.end() + max(2, int.from_bytes(encoded[found.end() : found.end() + 2]))
+        payload = encoded[found.end() + 2 : place]
+        segments += 1
+        if marker in START_OF_FRAME:
+            components = payload[5:6] if marker in SEQUENTIAL else b""
+        elif marker == APP1 and payload.startswith(EXIF):
+            exif = exif or payload
+        elif marker == START_OF_SCAN:
+            scans += 1
+            if payload[:1] == components:  # all of them are in this scan, so the decoder reads no other
+                break
+        if scans > MAX_SCANS:
+            raise InvalidImage(f"expected at most {MAX_SCANS} scans in a JPEG, got {scans} or more")
+        if segments > MAX_SEGMENTS:
+            raise InvalidImage(f"expected at most {MAX_SEGMENTS} segments in a JPEG, got {segments} or more")
+    return exif
 
 
 def _read_exif(payload: bytes) -> Image.Exif:
@@ -161,55 +175,90 @@ def _known_orientation(read_exif: Callable[[], Image.Exif]) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _decode_jpeg(encoded: bytes, size_wh: tuple[int, int], shrink: int, buffers: Buffers) -> np.ndarray:
-    width, height = (-(-side // shrink) for side in size_wh)
-    memory = buffers.take("pixels", (height * width * 3,), np.uint8)
+def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarray:
+    width, height = (-(-side // shrink) for side in image.size_wh)
+    memory = buffers.take("pixels", (height * width * len(image.colorspace),), np.uint8)
     # simplejpeg picks the smallest scale that keeps these sizes, which is exactly 1 / shrink.
-    options = {"min_height": height, "min_width": width, "buffer": memory}
+    options = {"colorspace": image.colorspace, "min_height": height, "min_width": width, "buffer": memory}
     try:
         try:
-            pixels: np.ndarray = simplejpeg.decode_jpeg(encoded, "RGB", **options)
+            pixels: np.ndarray = simplejpeg.decode_jpeg(image.encoded, **options)
         except ValueError as error:
             if HARMLESS not in str(error):
                 raise
-            pixels = simplejpeg.decode_jpeg(encoded, "RGB", **options, strict=False)
+            pixels = simplejpeg.decode_jpeg(image.encoded, **options, strict=False)
     except Exception as error:  # on damaged files simplejpeg raises ValueError, KeyError and more
-        raise InvalidImage(f"JPEG of {len(encoded)} bytes is damaged: {error}") from None
+        raise InvalidImage(f"JPEG of {len(image.encoded)} bytes is damaged: {error}") from None
+    if image.colorspace == "CMYK":  # of which JPEGs hold the complement
+        np.subtract(255, pixels, out=pixels)
+        return _to_rgb(Image.frombuffer("CMYK", (width, height), pixels, "raw", "CMYK", 0, 1), (0, 0, 0))
     return pixels
 
 
-def _open_other(encoded: bytes, limits: Limits, orientation: int) -> EncodedImage:
-    """Read a header with Pillow; an `orientation` of 0 is to be read, too."""
+def _open_other(encoded: bytes, limits: Limits, unknown: str) -> EncodedImage:
+    """Read a header with Pillow; `unknown` is what is said of bytes that it knows no format of."""
+    _check_chunks(encoded)
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         _check_size(*image.size, limits)
-        if image.mode not in EIGHT_BIT | SIXTEEN_BIT:
-            got = f"{image.format} of mode {image.mode}"
-            raise InvalidImage(f"expected 8 or 16 bits per channel of a colour that has RGB, got {got}")
-        if image.format == "TIFF":  # which Pillow turns upright as it decodes
-            image.load()
+        _check_mode(image)
+        orientation = _known_orientation(image.getexif)
+        if isinstance(image, TiffImageFile):
+            _check_size(image.tag_v2.get(TILE_WIDTH, 1), image.tag_v2.get(TILE_LENGTH, 1), limits)
+            image.load()  # which turns it upright
             orientation = 1
-        orientation = orientation or _known_orientation(image.getexif)
     except InvalidImage:
         raise
     except UnidentifiedImageError:
-        got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
-        raise InvalidImage(f"expected an image file ({', '.join(FORMATS)}), got {got}") from None
+        raise InvalidImage(unknown) from None
     except Exception as error:  # on damaged files Pillow raises whatever its parsers run into
         raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
-    return EncodedImage(encoded, image.size, orientation, 1, image)
+    return EncodedImage(encoded, image.size, orientation, _opened=image)
+
+
+def _check_mode(image: Image.Image) -> None:
+    got = f"{image.format} of mode {image.mode}"
+    if image.mode not in EIGHT_BIT | SIXTEEN_BIT:
+        raise InvalidImage(f"expected 8 or 16 bits per channel of a colour that has RGB, got {got}")
+    if isinstance(image, TiffImageFile) and image.mode in SIXTEEN_BIT:
+        bits, zero = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0], image.tag_v2.get(ZERO_MEANS, BLACK)
+        if bits != 16 or zero != BLACK:
+            got += f" with {bits} bits, {'black' if zero == BLACK else 'white'} being 0"
+            raise InvalidImage(f"expected 8 bits per channel, or 16 with black being 0, got {got}")
+
+
+def _check_chunks(encoded: bytes) -> None:
+    """Refuse a PNG whose chunks take longer to walk over than an image takes to decode."""
+    place, chunks = len(PNG_MAGIC), 0
+    while encoded.startswith(PNG_MAGIC) and place < len(encoded):
+        place += 12 + int.from_bytes(encoded[place : place + 4])
+        chunks += 1
+        if chunks > MAX_PNG_CHUNKS:
+            raise InvalidImage(f"expected at most {MAX_PNG_CHUNKS} chunks in a PNG, got {chunks} or more")
 
 
 def _to_rgb(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
-    if image.mode in SIXTEEN_BIT:
-        levels = np.asarray(image).astype(np.uint32)
-        # Rounds 0..65535 to 0..255. Source: libpng, png_do_scale_16_to_8.
-        grey = ((levels * 255 + 32895) >> 16).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
+    """Convert band by band, which for a large image takes half the memory."""
+    rgb = np.empty((image.height, image.width, 3), np.uint8)
+    step = max(1, BAND_PIXELS // image.width)
+    for top in range(0, image.height, step):
+        band = image.crop((0, top, image.width, min(top + step, image.height)))
+        rgb[top : top + step] = (_from_16_bit if image.mode in SIXTEEN_BIT else _flat)(band, background)
+    return rgb
+
+
+def _flat(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
     if image.has_transparency_data:
         image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
     return np.asarray(image.convert("RGB"))
+
+
+def _from_16_bit(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
+    levels = np.asarray(image)
+    rgb = np.repeat(TO_EIGHT_BIT[levels][:, :, None], 3, axis=2)
+    rgb[levels == image.info.get("transparency", -1)] = background
+    return rgb
 
 
 def _check_size(width: int, height: int, limits: Limits) -> None:

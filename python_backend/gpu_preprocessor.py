@@ -111,6 +111,12 @@ class GpuPreprocessor:
             self.stream.synchronize()
         return [each if isinstance(each, ServingError) else None for each in outcomes]
 
+    def move(self, source: slice, target: slice) -> None:
+        """Copy rows of the tensor to the place of others before them."""
+        with self.on_device():
+            self.tensor[target] = self.tensor[source].copy()
+            self.stream.synchronize()
+
     @contextmanager
     def on_device(self) -> Iterator[None]:
         """Make CuPy use this object's device, stream and memory, in the calling thread; `prepare` does."""
@@ -155,6 +161,8 @@ class GpuPreprocessor:
             raise InvalidConfig(f"nvImageCodec cannot decode a JPEG on this GPU; {hint}")
 
     def _decode_files(self, files: list[bytes]) -> list[Any]:
+        if not files:
+            return []
         surfaces = self._decoder.decode(files, params=self._params, cuda_stream=self.stream.ptr)
         return list(surfaces)
 
@@ -198,6 +206,6 @@ def _suits_gpu(image: EncodedImage | ServingError) -> bool:
 
     nvJPEG makes an image of one that was cut off; here that is an error, which the host's decoder finds.
     """
-    if isinstance(image, ServingError) or image.max_shrink == 1:
+    if isinstance(image, ServingError) or image.colorspace != "RGB":
         return False
     return END_OF_IMAGE in image.encoded[-TAIL_BYTES:]

@@ -194,7 +194,9 @@ class ModelConfig:
         try:
             return _convert(text, hint)
         except (ValueError, KeyError):
-            expected = hint if isinstance(hint, types.GenericAlias) else hint.__name__
+            expected = hint.__name__
+            if isinstance(hint, types.GenericAlias):
+                expected = f"{typing.get_args(hint)[0].__name__}s separated by commas"
             raise InvalidConfig(
                 f"model '{self.name}', parameter '{name}': expected {expected}, got '{text}'"
             ) from None

@@ -43,6 +43,9 @@ class Pipeline:
         size = config.max_batch_size if max_batch_size is None else max_batch_size
         if size < 1:
             raise InvalidConfig(f"model '{config.name}' must have a max_batch_size of 1 or more, got {size}")
+        unused = "decode_threads" if config.kind == "GPU" else "gpu_memory_limit_bytes"
+        if getattr(settings.resources, unused):
+            raise InvalidConfig(f"model '{config.name}': {unused} contradicts an instance on a {config.kind}")
         if config.kind == "GPU":
             # Imported here: CuPy and nvImageCodec are installed where there is a GPU only.
             from python_backend.gpu_preprocessor import GpuPreprocessor
@@ -59,7 +62,6 @@ class Pipeline:
         A request with a bad image fails whole, with an error that names every bad index in it.
         """
         errors = self._prepare([image for images in requests for image in images])
-        tensor = self._preprocessor.tensor
         outcomes: list[slice | ServingError] = []
         start = filled = 0
         for images in requests:
@@ -68,14 +70,20 @@ class Pipeline:
             if bad:
                 outcomes.append(_merge(bad, count))
             else:
+                rows = slice(filled, filled + count)
                 if start != filled:  # rows of bad requests before these are closed up
-                    tensor[filled : filled + count] = tensor[start : start + count].copy()
-                outcomes.append(slice(filled, filled + count))
+                    self._preprocessor.move(slice(start, start + count), rows)
+                outcomes.append(rows)
                 filled += count
             start += count
-        return Batch(tensor[:filled], outcomes)
+        return Batch(self._preprocessor.tensor[:filled], outcomes)
 
     def _prepare(self, images: Sequence[bytes]) -> Sequence[ServingError | None]:
+        rows = len(self._preprocessor.tensor)
+        if len(images) > rows:
+            return [InferenceFailed(f"expected at most {rows} images at a time, got {len(images)}")] * len(
+                images
+            )
         try:
             return self._preprocessor.prepare(images)
         except Exception as error:  # a device that fails: every request is told so

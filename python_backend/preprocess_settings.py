@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from python_backend.decode import Limits
@@ -29,8 +30,8 @@ PRESETS: dict[str, dict[str, str]] = {
     "letterbox": {"resize": "letterbox", "scale": "0.00392156862745098"},
 }
 NORMALISATION = {"mean", "std", "scale"}
-# A parameter that is given replaces all of its group in the preset.
-GROUPS = (NORMALISATION, {"resize", "resize_shorter_px"})
+# What else of a preset a parameter replaces: that which would contradict it.
+REPLACES = {"mean": {"scale"}, "std": {"scale"}, "scale": {"mean", "std"}, "resize": {"resize_shorter_px"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,10 @@ class PreprocessSettings:
             parameters = _expand(config.parameters, output["datatype"])
         except ValueError as error:
             raise InvalidConfig(f"model '{config.name}': {error}") from None
-        return replace(config, parameters=parameters).settings(cls, **output)
+        settings = replace(config, parameters=parameters).settings(cls, **output)
+        if "decode_margin" in config.parameters and not settings.transform.antialias:
+            raise InvalidConfig(f"model '{config.name}': decode_margin contradicts antialias = false")
+        return settings
 
 
 def _output(config: ModelConfig) -> dict[str, Any]:
@@ -121,8 +125,13 @@ def _preset(given: Mapping[str, str]) -> dict[str, str]:
         return {}
     if name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got '{name}'")
-    replaced = {key for group in GROUPS if group & set(given) for key in group}
-    return {key: text for key, text in PRESETS[name].items() if key not in replaced}
+    replaced = {other for key in given for other in REPLACES.get(key, ())}
+    preset = {key: text for key, text in PRESETS[name].items() if key not in replaced}
+    if given.get("color_order") == "BGR":  # the presets' numbers are those of R, G, B
+        preset |= {
+            key: ",".join(reversed(preset[key].split(","))) for key in ("mean", "std") if key in preset
+        }
+    return preset
 
 
 def _positive(scale: str) -> float:
@@ -130,6 +139,6 @@ def _positive(scale: str) -> float:
         value = float(scale)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
+    if not 0 < value < inf or 1 / value == inf:
         raise ValueError(f"scale must be a positive number, got '{scale}'")
     return value

@@ -21,6 +21,9 @@ class Preprocessor(Protocol):
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
         """Write image `i` into row `i`; say for each that has no row why."""
 
+    def move(self, source: slice, target: slice) -> None:
+        """Copy rows of the tensor to the place of others before them."""
+
 
 class CpuPreprocessor:
     """Decodes and transforms the images of a batch side by side, each on one of `threads` threads."""
@@ -37,6 +40,10 @@ class CpuPreprocessor:
         if self._pool is None or len(images) < 2:
             return list(map(self._prepare_one, images, self.tensor))
         return list(self._pool.map(self._prepare_one, images, self.tensor))
+
+    def move(self, source: slice, target: slice) -> None:
+        """Copy rows of the tensor to the place of others before them."""
+        self.tensor[target] = self.tensor[source].copy()
 
     def _prepare_one(self, encoded: bytes, row: np.ndarray) -> ServingError | None:
         try:

@@ -11,6 +11,7 @@ from python_backend.decode import SHRINKS, EncodedImage
 from python_backend.resample import FILTERS, Axis, Span, build_axis, resample
 
 DATATYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
+LARGEST = {"FP32": 3.4e38, "FP16": 65504.0, "UINT8": 255.0}
 CHOICES = {
     "datatype": tuple(DATATYPES),
     "layout": ("NCHW", "NHWC"),
@@ -98,6 +99,9 @@ class Transform:
                 raise ValueError(f"{name} must be 3 numbers, got {values}")
         if not all(0 < std < inf for std in self.std):
             raise ValueError(f"std must be positive, got {self.std}")
+        numbers = zip(self.mean, self.std, strict=True)
+        if max(max(abs(mean), abs(255 - mean)) / std for mean, std in numbers) > LARGEST[self.datatype]:
+            raise ValueError(f"mean {self.mean} and std {self.std} take pixels beyond {self.datatype}")
         if not self.decode_margin >= 1:
             raise ValueError(f"decode_margin must be 1 or more, got {self.decode_margin}")
         for name in ("pad_color", "background_color"):

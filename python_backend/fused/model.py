@@ -24,6 +24,12 @@ class TritonPythonModel:
         self.session, self.metrics = open_session(config, network)
         self.input = network.inputs[0].name
         self.output = network.outputs[0].name
+        made, wanted = preprocess.outputs[0], network.inputs[0]
+        if (made.datatype, made.dims) != (wanted.datatype, wanted.dims):
+            raise InvalidConfig(
+                f"model '{config.name}': '{names.network}' needs {wanted.datatype} {list(wanted.dims)}, "
+                f"'{names.preprocess}' gives {made.datatype} {list(made.dims)}"
+            )
         if [tensor.name for tensor in config.outputs] != [self.output]:
             raise InvalidConfig(f"model '{config.name}' must have the output of its network, '{self.output}'")
 

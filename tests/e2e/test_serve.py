@@ -184,12 +184,26 @@ NETWORK_2 = "efficientnet_lite0/2/model.onnx"
         ),
         (
             "cpu",
+            "imagenet_preprocess/config.pbtxt",
+            ("TYPE_FP32", "TYPE_FP16"),
+            ["model 'classify_v1'", "needs TYPE_FP32 [3, 224, 224]", "gives TYPE_FP16 [3, 224, 224]"],
+        ),
+        (
+            "cpu",
             "classify/config.pbtxt",
             ("classify_v2", "classify_v9"),
             ["model 'classify'", "unable to find", "classify_v9"],
         ),
     ],
-    ids=["field", "value", "missing model.onnx", "missing model.onnx, fused", "parameter, fused", "route"],
+    ids=[
+        "field",
+        "value",
+        "missing model.onnx",
+        "missing model.onnx, fused",
+        "parameter, fused",
+        "datatype, fused",
+        "route",
+    ],
 )
 def test_broken_repository_is_refused_with_model_and_field(
     profile, relative, change, words, environment, tmp_path

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tracemalloc
 import zlib
 from itertools import pairwise
 
@@ -633,3 +634,130 @@ def test_huge_buffer_is_not_kept(extra, is_kept):
 
     assert np.shares_memory(huge, buffers.take("a", (8,), np.uint8)) is is_kept
     assert np.shares_memory(small, buffers.take("a", (8,), np.uint8)) is not is_kept
+
+
+def tiff(entries, data=b""):
+    """Build a little-endian TIFF: `entries` tag -> (type, count, value); an offset counts from the data."""
+    packed = [
+        struct.pack("<HHII", tag, kind, count, value + 8 if tag in (273, 324) else value)
+        for tag, (kind, count, value) in sorted(entries.items())
+    ]
+    start = struct.pack("<2sHI", b"II", 42, 8 + len(data))
+    return start + data + struct.pack("<H", len(packed)) + b"".join(packed) + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("bits", "zero", "said"),
+    [(12, 1, "with 12 bits, black being 0"), (16, 0, "with 16 bits, white being 0")],
+    ids=["12 bits", "white is zero"],
+)
+def test_grey_of_another_depth_or_polarity_is_refused(bits, zero, said):
+    """Pillow hands out 12 bits as if they were 16, and 16 bits of a negative as they are."""
+    rows = bytes(3 * 2)
+    entries = {256: (3, 1, 2), 257: (3, 1, 2), 258: (3, 1, bits), 259: (3, 1, 1), 262: (3, 1, zero)}
+    entries |= {273: (4, 1, 0), 277: (3, 1, 1), 278: (3, 1, 2), 279: (4, 1, len(rows))}
+
+    with pytest.raises(InvalidImage, match=f"or 16 with black being 0, got TIFF of mode I;16 {said}"):
+        decode(tiff(entries, rows))
+
+
+def test_tile_larger_than_the_limits_is_refused():
+    """A TIFF of one pixel whose only tile has 200 million is refused before the tile is decoded."""
+    tile = zlib.compress(bytes(1000), 9)
+    entries = {256: (3, 1, 1), 257: (3, 1, 1), 258: (3, 1, 8), 259: (3, 1, 8), 262: (3, 1, 1), 277: (3, 1, 1)}
+    entries |= {322: (4, 1, 20_000), 323: (4, 1, 10_000), 324: (4, 1, 0), 325: (4, 1, len(tile))}
+
+    with pytest.raises(InvalidImage, match="expected at most 64000000 pixels, got 20000 x 10000"):
+        decode(tiff(entries, tile))
+
+
+def test_junk_inside_a_damaged_jpeg_does_not_excuse_the_damage(encode, gradient):
+    """Junk before the end is harmless; between scans it must not hide that the rest is missing."""
+    good = encode(gradient(256, 256), "JPEG", progressive=True)
+    table = good.index(b"\xff\xc4", good.index(b"\xff\xda"))
+    cut = good[:table] + bytes(3) + good[table : table + 200]
+
+    with pytest.raises(InvalidImage, match="is damaged"):
+        decode(cut)
+
+
+@pytest.mark.parametrize("tail", [b"", b"\xff\xd9"], ids=["cut", "cut and ended"])
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
+def test_half_a_jpeg_is_refused(encode, gradient, mode, tail):
+    """Also one that pretends to be whole: libjpeg would fill up with grey."""
+    good = encode(gradient(256, 256), "JPEG", mode=mode, quality=95)
+
+    with pytest.raises(InvalidImage, match="is damaged"):
+        decode(good[: len(good) // 2] + tail)
+
+
+def test_cmyk_jpeg_is_decoded_scaled(encode, gradient):
+    """Scaled or not, the colours are those that Pillow shows."""
+    pixels = gradient(128, 160)
+    encoded = encode(pixels, "JPEG", mode="CMYK", quality=95)
+
+    decoded = decode(encoded, shrink=4)
+
+    expected = np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"), float)
+    expected = expected.reshape(32, 4, 40, 4, 3).mean((1, 3))
+    np.testing.assert_allclose(decoded, expected, atol=2)
+
+
+@pytest.mark.parametrize("factors", [(0x22, 0x21, 0x11), (0x31, 0x11, 0x11)], ids=["22 21 11", "31 11 11"])
+def test_unusual_sampling_is_decoded(factors):
+    """Sampling factors that simplejpeg has no name for are left to Pillow."""
+    encoded = bytearray(save(Image.new("RGB", (64, 64), (100, 150, 200)), "JPEG", subsampling="4:4:4"))
+    frame = encoded.index(b"\xff\xc0")
+    encoded[frame + 11 : frame + 20 : 3] = bytes(factors)
+
+    reference = np.asarray(Image.open(io.BytesIO(bytes(encoded))).convert("RGB"))
+    np.testing.assert_array_equal(decode(bytes(encoded)), reference)
+
+
+def test_what_follows_a_progressive_jpeg_is_not_counted(encode, gradient):
+    """A phone appends a film to its photo, and films are full of bytes that look like scans."""
+    photo = encode(gradient(64, 64), "JPEG", progressive=True)
+
+    np.testing.assert_array_equal(decode(photo + b"\x00\x02" + b"\xff\xda\x00\x02" * 100), decode(photo))
+
+
+def test_jpeg_of_too_many_segments_is_refused(encode, gradient):
+    """Millions of empty comments cost seconds and say nothing."""
+    good = encode(gradient(16, 16), "JPEG")
+    comments = b"\xff\xfe\x00\x02" * 5_000
+
+    with pytest.raises(InvalidImage, match="expected at most 4096 segments in a JPEG, got 4097 or more"):
+        decode(good[:2] + comments + good[2:])
+
+
+def test_png_of_too_many_chunks_is_refused(encode, gradient):
+    """So do chunks of a PNG."""
+    good = encode(gradient(16, 16))
+    chunk = struct.pack(">I", 0) + b"abCd" + struct.pack(">I", zlib.crc32(b"abCd"))
+
+    with pytest.raises(InvalidImage, match="expected at most 65536 chunks in a PNG, got 65537 or more"):
+        decode(good[:33] + chunk * 70_000 + good[33:])
+
+
+def test_transparent_level_of_sixteen_bits_shows_the_stated_colour():
+    """A grey PNG of 16 bits may name one level that is transparent."""
+    samples = np.array([[0, 1000, 65535]], ">u2")
+
+    pixels = decode(png(samples, 0, (b"tRNS", struct.pack(">H", 1000))), background=(1, 2, 3))
+
+    assert pixels.tolist() == [[[0, 0, 0], [1, 2, 3], [255, 255, 255]]]
+
+
+def test_large_transparent_image_is_converted_band_by_band():
+    """Beside Pillow's copy and the result there is only a band: 4 + 3 bytes a pixel, not 17."""
+    encoded = save(Image.new("RGBA", (4_000, 4_000), (10, 20, 30, 128)), "PNG")
+    image = open_image(encoded, Limits())
+    image.pixels(1, WHITE, Buffers())
+
+    tracemalloc.start()
+    pixels = image.pixels(1, WHITE, Buffers())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert tuple(pixels[-1, -1]) == (132, 137, 142)
+    assert peak < 1.5 * pixels.nbytes

@@ -209,7 +209,7 @@ def test_tritons_own_parameters_pass(tmp_path):
         ({"size_px": "big"}, "model 'm', parameter 'size_px': expected int, got 'big'"),
         (
             {"size_px": "1", "mean": "1,x"},
-            "model 'm', parameter 'mean': expected tuple[float, ...], got '1,x'",
+            "model 'm', parameter 'mean': expected floats separated by commas, got '1,x'",
         ),
         ({"size_px": "1", "is_on": "perhaps"}, "model 'm', parameter 'is_on': expected bool, got 'perhaps'"),
     ],
@@ -287,7 +287,7 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
         (
             {"height_px": "3", "mean": "a"},
             {},
-            "model 'm', parameter 'mean': expected tuple[float, ...], got 'a'",
+            "model 'm', parameter 'mean': expected floats separated by commas, got 'a'",
         ),
         ({"height_px": "-1"}, {}, "model 'm': height_px must not be negative, got -1"),
         ({}, {"height_px": -2}, "model 'm': height_px must not be negative, got -2"),

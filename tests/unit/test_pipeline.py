@@ -1,5 +1,7 @@
 """Batches of encoded images: one outcome per request, rows where they belong, buffers reused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,10 @@ class Numbers:
         for row, image in zip(self.tensor, images, strict=False):
             row[:] = -1 if image in self.errors else int(image)
         return [self.errors.get(image) for image in images]
+
+    def move(self, source, target):
+        """Copy rows."""
+        self.tensor[target] = self.tensor[source].copy()
 
 
 class Broken(Numbers):
@@ -224,3 +230,26 @@ def test_config_that_fits_nothing_fails_the_load(root, tmp_path, old, new, messa
 
     assert str(raised.value).startswith("model 'imagenet_preprocess'")
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameter"), [("CPU", "gpu_memory_limit_bytes"), ("GPU", "decode_threads")], ids=["cpu", "gpu"]
+)
+def test_parameter_of_the_other_device_fails_the_load(root, kind, parameter):
+    """What would have no effect is refused, and the message says where the instance is."""
+    config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
+    config = replace(config, kind=kind, parameters={**config.parameters, parameter: "7"})
+
+    with pytest.raises(InvalidConfig, match=f"{parameter} contradicts an instance on a {kind}"):
+        Pipeline.from_config(config)
+
+
+def test_more_images_than_rows_are_refused(pipeline):
+    """Triton never sends them; if it did, no request would get rows of another."""
+    outcomes = pipeline.run([[A, A, A], [B, B]]).outcomes
+
+    assert [str(outcome) for outcome in outcomes] == [
+        f"inference failed: {count} of {count} images cannot be used: "
+        + "; ".join(f"image {i}: expected at most 4 images at a time, got 5" for i in range(count))
+        for count in (3, 2)
+    ]

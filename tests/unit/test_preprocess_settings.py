@@ -92,11 +92,11 @@ def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
         ({"preset": "imagenet", "resize": "exact"}, Transform(224, 224, resize="exact", **IMAGENET)),
         (
             {"preset": "imagenet", "mean": "1, 2, 3"},
-            Transform(224, 224, resize_shorter_px=256, mean=(1.0, 2.0, 3.0)),
+            Transform(224, 224, resize_shorter_px=256, mean=(1.0, 2.0, 3.0), std=IMAGENET["std"]),
         ),
         (
             {"preset": "imagenet", "std": "1, 2, 4"},
-            Transform(224, 224, resize_shorter_px=256, std=(1.0, 2.0, 4.0)),
+            Transform(224, 224, resize_shorter_px=256, mean=IMAGENET["mean"], std=(1.0, 2.0, 4.0)),
         ),
         (
             {"preset": "imagenet", "scale": "0.5"},
@@ -111,8 +111,19 @@ def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
             Transform(224, 224, resize="letterbox", std=(255.0,) * 3, pad_color=(0, 1, 2)),
         ),
         (
-            {"preset": "clip", "interpolation": "lanczos", "mean": "0,0,0"},
+            {"preset": "clip", "interpolation": "lanczos", "scale": "1"},
             Transform(224, 224, resize_shorter_px=224, interpolation="lanczos"),
+        ),
+        (
+            {"preset": "imagenet", "color_order": "BGR"},
+            Transform(
+                224,
+                224,
+                resize_shorter_px=256,
+                color_order="BGR",
+                mean=IMAGENET["mean"][::-1],
+                std=IMAGENET["std"][::-1],
+            ),
         ),
     ],
     ids=[
@@ -124,10 +135,11 @@ def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
         "mean and std for scale",
         "pad colour",
         "interpolation",
+        "the other colour order",
     ],
 )
-def test_given_parameter_replaces_its_group(tmp_path, parameters, expected):
-    """Half of a preset's normalisation, or of its resize, would fit nothing that is given."""
+def test_given_parameter_replaces_the_presets(tmp_path, parameters, expected):
+    """A parameter that is given replaces that of the preset, and those of it that would contradict."""
     assert settings(tmp_path, parameters).transform == expected
 
 
@@ -146,7 +158,6 @@ def test_every_parameter_is_read(tmp_path):
             "pad_color": "7, 8, 9",
             "background_color": "10, 11, 12",
             "exif_orientation": "off",
-            "decode_margin": "1.5",
             "max_image_bytes": "13",
             "max_image_pixels": "14",
             "max_image_side_px": "15",
@@ -171,7 +182,6 @@ def test_every_parameter_is_read(tmp_path):
         pad_color=(7, 8, 9),
         background_color=(10, 11, 12),
         exif_orientation=False,
-        decode_margin=1.5,
     )
     assert read == PreprocessSettings(transform, Limits(13, 14, 15), Resources(16, 17), Shorthand())
 
@@ -240,7 +250,7 @@ MISTAKES = {
     "mean that is no number": (
         SHORTER | {"mean": "1, 2, x"},
         {},
-        "parameter 'mean': expected tuple[float, ...], got '1, 2, x'",
+        "parameter 'mean': expected floats separated by commas, got '1, 2, x'",
     ),
     "two means": (SHORTER | {"mean": "1, 2"}, {}, "mean must be 3 numbers, got (1.0, 2.0)"),
     "std of 0": (SHORTER | {"std": "1, 0, 1"}, {}, "std must be positive, got (1.0, 0.0, 1.0)"),
@@ -346,6 +356,27 @@ MISTAKES = {
         EXACT | {"decode_threads": "-1"},
         {},
         "decode_threads must not be negative, got -1",
+    ),
+    "size for the preset's letterbox": (
+        {"preset": "letterbox"} | SHORTER,
+        {},
+        "resize_shorter_px = 256 contradicts resize = letterbox",
+    ),
+    "margin without antialias": (
+        EXACT | {"antialias": "false", "decode_margin": "2"},
+        {},
+        "decode_margin contradicts antialias = false",
+    ),
+    "pixels beyond half precision": (
+        EXACT | {"scale": "1000"},
+        {"data_type": "TYPE_FP16"},
+        "take pixels beyond FP16",
+    ),
+    "pixels beyond single precision": (EXACT | {"mean": "1e39, 0, 0"}, {}, "take pixels beyond FP32"),
+    "scale too small to invert": (
+        EXACT | {"scale": "1e-320"},
+        {},
+        "scale must be a positive number, got '1e-320'",
     ),
     "negative memory": (
         EXACT | {"gpu_memory_limit_bytes": "-1"},
