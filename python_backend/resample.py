@@ -193,10 +193,11 @@ def _inside(band: np.ndarray, lows: np.ndarray, extent: int) -> tuple[np.ndarray
 def _of_averages(band: np.ndarray, shrink: int) -> np.ndarray:
     """Turn weights of pixels into those of their blocks' averages, and of REACH more on either side."""
     blocks, size, pixels = band.shape
-    parts = band.reshape(blocks, size, pixels // shrink, shrink) @ estimate(shrink)
-    weights = np.zeros((blocks, size, pixels // shrink + 2 * REACH))
-    for neighbour in range(2 * REACH + 1):
-        weights[:, :, neighbour : neighbour + pixels // shrink] += parts[..., neighbour]
+    cells, reached = pixels // shrink, 2 * REACH + 1
+    parts = (band.reshape(-1, shrink) @ estimate(shrink)).reshape(blocks, size, cells, reached)
+    weights = np.zeros((blocks, size, cells + reached - 1))
+    for neighbour in range(reached):
+        weights[:, :, neighbour : neighbour + cells] += parts[..., neighbour]
     return weights
 
 
