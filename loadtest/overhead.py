@@ -199,6 +199,8 @@ def main() -> int:
         parser.error("wrk not found; mend: apt-get install wrk")
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
+    # The limit is what the same environment gives without a server.
+    os.environ |= embedded.tuning()
     samples: list[Sample] = []
     spawn = multiprocessing.get_context("spawn")
     with (
