@@ -200,7 +200,7 @@ def main() -> int:
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
     # The limit is what the same environment gives without a server.
-    os.environ |= embedded.tuning()
+    os.environ |= embedded.KEEP_BUFFERS
     samples: list[Sample] = []
     spawn = multiprocessing.get_context("spawn")
     with (

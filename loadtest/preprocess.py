@@ -1,6 +1,6 @@
 """What one core needs to make a network's input of a JPEG, against the decoder alone and against Pillow.
 
-In three environments: that of other services, the one that our server sets, and one between the two.
+Twice: with glibc's thresholds for malloc, as other services have them, and with those that our server sets.
 
 python -m loadtest.preprocess [--rounds 40] [--record preprocess]
 """
@@ -31,9 +31,8 @@ from python_backend.resample import resample
 from python_backend.transform import Transform, make_plan
 
 CALLS = 5
-HEADINGS = ("environment", "photo", "piece", "ms", "of the decoder alone")
-# What our server sets: OpenBLAS's kernels, where it does not know the processor, and malloc's thresholds.
-NONE, BLAS, SERVER = "plain", "BLAS kernels", "server's"
+HEADINGS = ("malloc thresholds", "photo", "piece", "ms", "of the decoder alone")
+PLAIN, SERVER = "glibc's", "our server's"
 MEAN, STD = np.float32(127), np.float32(128)
 Call = Callable[[], object]
 markdown = partial(record.markdown, HEADINGS)
@@ -139,11 +138,7 @@ def main() -> None:
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
     rows = []
-    tuning = embedded.tuning()
-    blas = {name: value for name, value in tuning.items() if name not in embedded.KEEP_BUFFERS}
-    for name, environment in {NONE: {}, BLAS: blas, SERVER: tuning}.items():
-        for variable in tuning:
-            os.environ.pop(variable, None)
+    for name, environment in {PLAIN: {}, SERVER: embedded.KEEP_BUFFERS}.items():
         os.environ |= environment
         with multiprocessing.get_context("spawn").Pool(1, take_one_core) as pool:
             rows += pool.apply(judge, [name, args.rounds])

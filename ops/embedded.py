@@ -6,7 +6,6 @@ import functools
 import http.client
 import importlib.util
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -45,9 +44,6 @@ STOP_TIMEOUT_S = 40.0
 # A tensor of one image is 0.6 MB. By default glibc hands such a buffer back to the kernel after every
 # request and pays page faults for the next: about 0.3 ms of CPU per image in the ensemble (by hand, /proc).
 KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
-# The OpenBLAS of NumPy 1.26 takes a processor it does not know for one without AVX-512.
-AVX512_KERNELS = {"OPENBLAS_CORETYPE": "SkylakeX"}
-AVX512_FLAGS = frozenset({"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"})
 _prctl = ctypes.CDLL(None).prctl
 PR_SET_PDEATHSIG = 1
 
@@ -169,13 +165,6 @@ def command(
     return [*args, *options.flags]
 
 
-def tuning(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Return the environment in which this machine computes fastest."""
-    found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
-    has_avx512 = found is not None and set(found[1].split()) >= AVX512_FLAGS
-    return KEEP_BUFFERS | (AVX512_KERNELS if has_avx512 else {})
-
-
 def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the server's environment: its stubs find this virtual environment through PATH.
 
@@ -188,7 +177,7 @@ def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
         raise ServerError("; ".join(preflight.missing(*here)))
     libraries = [str(wheel.libraries), str(libpython), inherited.get("LD_LIBRARY_PATH", "")]
     return {
-        **tuning(),
+        **KEEP_BUFFERS,
         **inherited,
         "PATH": f"{Path(sys.executable).parent}:{inherited.get('PATH', '')}",
         "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),

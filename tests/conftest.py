@@ -8,6 +8,17 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
+# How to turn stored pixels upright. Source: CIPA DC-008, 4.6.4: where the stored row 0 and column 0 are seen.
+UPRIGHT = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: stored.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda stored: np.rot90(stored, 1),
+}
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from clients.samples import COFFEE
 from python_backend.buffers import Buffers
 from python_backend.decode import MAX_SCANS, Limits, open_image
 from python_backend.errors import InvalidImage
+from tests.conftest import UPRIGHT
 
 # A smooth picture survives JPEG's rounding to within this many levels.
 LOSSY_LEVELS = 6
@@ -27,17 +28,6 @@ FORMATS = {
     "webp": ("WEBP", {"lossless": True}),
     "jpeg": ("JPEG", {"quality": 95, "subsampling": 0}),
     "progressive jpeg": ("JPEG", {"quality": 95, "subsampling": 0, "progressive": True}),
-}
-# How to turn stored pixels upright. Source: CIPA DC-008, 4.6.4: where the stored row 0 and column 0 are seen.
-UPRIGHT = {
-    1: lambda stored: stored,
-    2: lambda stored: stored[:, ::-1],
-    3: lambda stored: stored[::-1, ::-1],
-    4: lambda stored: stored[::-1],
-    5: lambda stored: stored.swapaxes(0, 1),
-    6: lambda stored: np.rot90(stored, -1),
-    7: lambda stored: stored.swapaxes(0, 1)[::-1, ::-1],
-    8: lambda stored: np.rot90(stored, 1),
 }
 STORED = UPRIGHT | {6: UPRIGHT[8], 8: UPRIGHT[6]}
 

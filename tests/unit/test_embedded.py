@@ -49,23 +49,6 @@ def test_gpu_profile_has_room_for_tensors_between_models():
     assert flags(replace(OPTIONS, profile="gpu"))["cuda-memory-pool-byte-size"] == "0:536870912"
 
 
-@pytest.mark.parametrize(
-    ("flags", "kernels"),
-    [
-        ("fpu avx2 avx512f avx512cd avx512bw avx512dq avx512vl", "SkylakeX"),
-        ("fpu avx2 avx512f avx512cd", None),
-        ("fpu avx2", None),
-    ],
-    ids=["all of avx-512", "some of it", "none"],
-)
-def test_blas_kernels_suit_the_processor(tmp_path, flags, kernels):
-    """Kernels that the processor cannot run would end every process that multiplies."""
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\n")
-
-    assert embedded.tuning(cpuinfo).get("OPENBLAS_CORETYPE") == kernels
-
-
 def test_models_are_named_in_explicit_mode_only():
     """Triton refuses --load-model in the other modes."""
     assert "load-model" not in flags(replace(OPTIONS, model_control_mode="poll"))

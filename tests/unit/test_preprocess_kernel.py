@@ -20,6 +20,7 @@ from python_backend.decode import Limits, open_image
 from python_backend.preprocess_kernel import CHANNELS, IMAGE, SOURCE, Source, build_channels, build_table
 from python_backend.resample import FILTERS
 from python_backend.transform import DATATYPES, TURNS, Transform
+from tests.conftest import UPRIGHT
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
 SHIM = """
@@ -87,17 +88,6 @@ TRANSFORMS = {
     "NHWC, UINT8, BGR": replace(
         LETTERBOX, layout="NHWC", datatype="UINT8", color_order="BGR", std=(1.0,) * 3
     ),
-}
-# Of the upright image, by orientation: what Pillow does to the stored one.
-UPRIGHT = {
-    1: lambda pixels: pixels,
-    2: lambda pixels: pixels[:, ::-1],
-    3: lambda pixels: pixels[::-1, ::-1],
-    4: lambda pixels: pixels[::-1],
-    5: lambda pixels: pixels.swapaxes(0, 1),
-    6: lambda pixels: np.rot90(pixels, -1),
-    7: lambda pixels: pixels.swapaxes(0, 1)[::-1, ::-1],
-    8: lambda pixels: np.rot90(pixels),
 }
 
 
@@ -281,7 +271,7 @@ def test_image_is_turned_upright(run, transform, orientation):
 
 @pytest.mark.parametrize("orientation", TURNS)
 def test_orientations_of_the_model_are_those_of_pillow(orientation):
-    """The table of turns in this file is what `ImageOps.exif_transpose` does."""
+    """The table of turns that tests share is what `ImageOps.exif_transpose` does."""
     pixels = noise(5, 8)
     stored = Image.fromarray(pixels)
     stored.getexif()[0x112] = orientation
