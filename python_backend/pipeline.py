@@ -43,18 +43,9 @@ class Pipeline:
         size = config.max_batch_size if max_batch_size is None else max_batch_size
         if size < 1:
             raise InvalidConfig(f"model '{config.name}' must have a max_batch_size of 1 or more, got {size}")
-        unused = "decode_threads" if config.kind == "GPU" else "gpu_memory_limit_bytes"
-        if getattr(settings.resources, unused):
-            raise InvalidConfig(f"model '{config.name}': {unused} contradicts an instance on a {config.kind}")
         if config.kind == "GPU":
-            # Imported here: CuPy and nvImageCodec are installed where there is a GPU only.
-            from python_backend.gpu_preprocessor import GpuPreprocessor
-
-            limit = settings.resources.gpu_memory_limit_bytes
-            return cls(GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit))
-        share = max(1, available_cores() // (instances or config.cpu_instances or 1))
-        threads = settings.resources.decode_threads or share
-        return cls(CpuPreprocessor(settings.transform, settings.limits, size, threads))
+            return cls(_on_gpu(config, settings, size))
+        return cls(_on_cpu(config, settings, size, instances or config.cpu_instances or 1))
 
     def run(self, requests: Sequence[Sequence[bytes]]) -> Batch:
         """Prepare the images of several requests, one after the other.
@@ -91,6 +82,25 @@ class Pipeline:
 
 
 IMAGE = ("image", "TYPE_STRING", (1,))
+
+
+def _on_cpu(config: ModelConfig, settings: PreprocessSettings, size: int, instances: int) -> Preprocessor:
+    if settings.resources.gpu_memory_limit_bytes:
+        raise InvalidConfig(f"model '{config.name}': gpu_memory_limit_bytes contradicts an instance on a CPU")
+    threads = settings.resources.decode_threads or max(1, available_cores() // instances)
+    return CpuPreprocessor(settings.transform, settings.limits, size, threads)
+
+
+def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int) -> Preprocessor:
+    if settings.resources.decode_threads:
+        raise InvalidConfig(f"model '{config.name}': decode_threads contradicts an instance on a GPU")
+    try:  # here, because CuPy and nvImageCodec are installed only where there is a GPU
+        from python_backend.gpu_preprocessor import GpuPreprocessor
+    except ImportError as error:
+        needs = "an instance on a GPU needs the packages of the extra 'gpu' or 'gpu13'"
+        raise InvalidConfig(f"model '{config.name}': {needs}: {error}") from None
+    limit = settings.resources.gpu_memory_limit_bytes
+    return GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit)
 
 
 def _merge(errors: dict[int, ServingError], count: int) -> ServingError:

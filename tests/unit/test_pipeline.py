@@ -1,5 +1,6 @@
 """Batches of encoded images: one outcome per request, rows where they belong, buffers reused."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -253,3 +254,13 @@ def test_more_images_than_rows_are_refused(pipeline):
         + "; ".join(f"image {i}: expected at most 4 images at a time, got 5" for i in range(count))
         for count in (3, 2)
     ]
+
+
+def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
+    """The message names what is missing and the extra that brings it."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.delitem(sys.modules, "python_backend.gpu_preprocessor", raising=False)
+    config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
+
+    with pytest.raises(InvalidConfig, match=r"needs the packages of the extra 'gpu' or 'gpu13': .*cupy"):
+        Pipeline.from_config(replace(config, kind="GPU"))
