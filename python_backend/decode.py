@@ -107,7 +107,8 @@ def open_image(encoded: bytes, limits: Limits) -> EncodedImage:
     """Read the header of an image file.
 
     Raises:
-        InvalidImage: not an image of a known format, or beyond `limits`; no pixel was decoded.
+        InvalidImage: not an image of a known format, damaged, or beyond `limits`, which are checked before
+            any pixel is decoded.
     """
     if not encoded:
         raise InvalidImage(f"expected the bytes of an image file ({', '.join(FORMATS)}), got 0 bytes")

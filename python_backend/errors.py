@@ -73,6 +73,11 @@ def official_text(error: Exception) -> str:
     return f"onnx runtime error {code}: {' '.join(message.split())}"
 
 
+def from_exception(error: Exception) -> ServingError:
+    """Return what a request that raised `error` is answered with: an error of this tree as it is."""
+    return error if isinstance(error, ServingError) else InferenceFailed(f"{type(error).__name__}: {error}")
+
+
 def from_message(message: str) -> ServingError:
     """Restore the error whose text a BLS call or an ensemble handed on.
 

@@ -16,7 +16,7 @@ from nvidia import nvimgcodec
 
 from python_backend.buffers import Buffers
 from python_backend.decode import EncodedImage, Limits, open_image
-from python_backend.errors import InferenceFailed, InvalidConfig, ServingError
+from python_backend.errors import InvalidConfig, ServingError, from_exception
 from python_backend.preprocess_kernel import (
     BLOCK_XY,
     IMAGE,
@@ -169,10 +169,8 @@ class GpuPreprocessor:
     def _open(self, encoded: bytes) -> EncodedImage | ServingError:
         try:
             return open_image(encoded, self._limits)
-        except ServingError as error:
-            return error
         except Exception as error:  # whatever one image does, the others are answered
-            return InferenceFailed(f"{type(error).__name__}: {error}")
+            return from_exception(error)
 
     def _place(self, image: EncodedImage, surface: Any) -> Decoded | ServingError:
         """Return where the decoder put the image, or decode it here if it did not."""
@@ -184,10 +182,8 @@ class GpuPreprocessor:
         try:
             pixels = image.pixels(1, self._transform.background_color, self._buffers)
             array = self._upload(pixels)
-        except ServingError as error:
-            return error
-        except Exception as error:  # the memory limit, say
-            return InferenceFailed(f"{type(error).__name__}: {error}")
+        except Exception as error:  # a damaged file, or the memory limit
+            return from_exception(error)
         return Decoded(Source(array.data.ptr, width * 3, height, width, image.orientation), array)
 
     def _upload(self, pixels: np.ndarray) -> Any:

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from python_backend.errors import InferenceFailed, InvalidConfig, InvalidImage, ServingError
+from python_backend.errors import (
+    InferenceFailed,
+    InvalidConfig,
+    InvalidImage,
+    ServingError,
+    from_exception,
+)
 from python_backend.model_config import ModelConfig
 from python_backend.preprocess_settings import PreprocessSettings
 from python_backend.preprocessor import CpuPreprocessor, Preprocessor
@@ -71,14 +77,12 @@ class Pipeline:
 
     def _prepare(self, images: Sequence[bytes]) -> Sequence[ServingError | None]:
         rows = len(self._preprocessor.tensor)
-        if len(images) > rows:
-            return [InferenceFailed(f"expected at most {rows} images at a time, got {len(images)}")] * len(
-                images
-            )
         try:
+            if len(images) > rows:
+                raise InferenceFailed(f"expected at most {rows} images at a time, got {len(images)}")
             return self._preprocessor.prepare(images)
         except Exception as error:  # a device that fails: every request is told so
-            return [InferenceFailed(f"{type(error).__name__}: {error}")] * len(images)
+            return [from_exception(error)] * len(images)
 
 
 IMAGE = ("image", "TYPE_STRING", (1,))

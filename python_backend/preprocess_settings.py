@@ -107,7 +107,7 @@ def _expand(given: Mapping[str, str], datatype: str) -> dict[str, str]:
             f"{normalised[0]} contradicts an output of TYPE_UINT8, which holds pixels as they are"
         )
     if "scale" in given and len(normalised) > 1:
-        raise ValueError(f"scale contradicts {' and '.join(set(normalised) - {'scale'})}")
+        raise ValueError(f"scale contradicts {' and '.join(name for name in normalised if name != 'scale')}")
     parameters = _preset(given) | dict(given)
     if "pad_color" in given and parameters.get("resize") != "letterbox":
         raise ValueError("pad_color contradicts any resize but letterbox")

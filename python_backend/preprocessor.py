@@ -9,7 +9,7 @@ import numpy as np
 
 from python_backend.buffers import Buffers
 from python_backend.decode import Limits, open_image
-from python_backend.errors import InferenceFailed, ServingError
+from python_backend.errors import ServingError, from_exception
 from python_backend.transform import DATATYPES, Transform
 
 
@@ -48,10 +48,8 @@ class CpuPreprocessor:
     def _prepare_one(self, encoded: bytes, row: np.ndarray) -> ServingError | None:
         try:
             self._transform(open_image(encoded, self._limits), row, self._buffers())
-        except ServingError as error:
-            return error
         except Exception as error:  # whatever one image does, the others are answered
-            return InferenceFailed(f"{type(error).__name__}: {error}")
+            return from_exception(error)
         return None
 
     def _buffers(self) -> Buffers:

@@ -18,6 +18,7 @@ from python_backend.errors import (
     InvalidRequest,
     RuntimeFailed,
     ServingError,
+    from_exception,
     official_text,
 )
 from python_backend.model_config import ModelConfig
@@ -168,10 +169,8 @@ class Session:
     def _run_alone(self, request: Arrays, wanted: Sequence[str]) -> Outcome:
         try:
             return self._run_group([request], [*wanted])[0]
-        except ServingError as error:
-            return error
         except Exception as error:  # an exception that leaves `execute` fails the whole batch
-            return InferenceFailed(f"{type(error).__name__}: {error}")
+            return from_exception(error)
 
     def _run_group(self, group: list[Arrays], names: list[str]) -> list[dict[str, Any]]:
         if not names:  # ONNX Runtime takes that for all

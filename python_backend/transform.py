@@ -166,7 +166,7 @@ class Plan:
     has_margin: bool
 
 
-# A plan for sides of 16,384 pixels takes 1.6 MB.
+# Few, because that of a huge image is large, and its size may be a lie.
 @lru_cache(maxsize=32)
 def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, max_shrink: int) -> Plan:
     """Return what to do with images of that size; those of `max_shrink` 1 are decoded whole."""

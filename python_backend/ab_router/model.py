@@ -41,10 +41,8 @@ class TritonPythonModel:
         """Answer one request, whatever happens to it."""
         try:
             response = await self.forward(request)
-        except errors.ServingError as error:
-            response = fail(error)
         except Exception as error:
-            response = fail(errors.InferenceFailed(f"{type(error).__name__}: {error}"))
+            response = fail(errors.from_exception(error))
         try:
             request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         except Exception as error:

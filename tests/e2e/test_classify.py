@@ -51,7 +51,7 @@ def test_answer_is_that_of_a_plain_reference(server, reference, name, version):
     """Top-1 equals Pillow + plain ONNX Runtime.
 
     0.03: the pixels are Pillow's but for one in thousands, whose half-way value a processor's kernels tip to
-    the other level, and that has moved the INT8 network by 0.013; the large photo is decoded at a quarter.
+    the other level, which the INT8 network amplifies; and the large photo is decoded at a quarter.
     """
     got = raw_scores(server, f"classify_v{version}", PHOTOS[name])
 

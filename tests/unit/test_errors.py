@@ -32,3 +32,11 @@ def test_first_prefix_wins():
     restored = errors.from_message("invalid request: variant said invalid image: x")
 
     assert type(restored) is errors.InvalidRequest
+
+
+def test_any_exception_becomes_an_answer():
+    """Ours stay what they are; others are a failure of the server that names what was raised."""
+    ours = errors.InvalidImage("b")
+
+    assert errors.from_exception(ours) is ours
+    assert str(errors.from_exception(KeyError("x"))) == "inference failed: KeyError: 'x'"

@@ -256,6 +256,11 @@ MISTAKES = {
     "std of 0": (SHORTER | {"std": "1, 0, 1"}, {}, "std must be positive, got (1.0, 0.0, 1.0)"),
     "std nan": (SHORTER | {"std": "1, nan, 1"}, {}, "std must be 3 numbers, got (1.0, nan, 1.0)"),
     "scale and mean": (SHORTER | {"scale": "0.5", "mean": "1, 2, 3"}, {}, "scale contradicts mean"),
+    "scale, mean and std": (
+        SHORTER | {"scale": "0.5", "std": "1, 2, 3", "mean": "1, 2, 3"},
+        {},
+        "scale contradicts mean and std",
+    ),
     "scale and std": (SHORTER | {"scale": "0.5", "std": "1, 2, 3"}, {}, "scale contradicts std"),
     "scale of 0": (SHORTER | {"scale": "0"}, {}, "scale must be a positive number, got '0'"),
     "negative scale": (SHORTER | {"scale": "-1"}, {}, "scale must be a positive number, got '-1'"),
