@@ -12,10 +12,7 @@ import argparse
 import contextlib
 import multiprocessing
 import os
-import re
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import photos, record
+from loadtest import photos, record, wrk
 from ops import embedded
 from python_backend.model_config import ModelConfig
 from python_backend.pipeline import Pipeline
@@ -76,27 +73,6 @@ def _classify_for(task: tuple[bytes, int, float]) -> list[float]:
     return spent
 
 
-def _wrk(port: int, model: str, photo: Path, concurrency: int, seconds: float) -> tuple[float, float]:
-    """Post `photo` as the raw request body; returns images per second and p50 in milliseconds."""
-    script = photo.with_suffix(".lua")
-    script.write_text(
-        'wrk.method = "POST"\nwrk.headers["Inference-Header-Content-Length"] = "0"\n'
-        f'wrk.body = io.open("{photo}", "rb"):read("*a")\n'
-    )
-    url = f"http://127.0.0.1:{port}/v2/models/{model}/infer"
-    # wrk counts whole seconds.
-    load = ["-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}"]
-    args = ["wrk", *load, "--latency", "-s", str(script), url]
-    text = subprocess.run(args, capture_output=True, text=True, check=True).stdout
-    if "Non-2xx" in text or "Socket errors" in text:
-        raise SystemExit(f"requests failed, so the rate means nothing:\n{text}")
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
-    p50 = re.search(r"50%\s+([\d.]+)(us|ms|s)", text)
-    if not rate or not p50:
-        raise SystemExit(f"wrk printed no rate:\n{text}")
-    return float(rate[1]), float(p50[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[p50[2]]
-
-
 def _measure_round(
     pool: Pool, ports: dict[str, int], folder: Path, model: str, seconds: float
 ) -> Iterator[Sample]:
@@ -111,8 +87,8 @@ def _measure_round(
         alone = pool.map(_classify_for, [(jpeg, 1, seconds / 2)], chunksize=1)
         yield Sample(name, SINGLES, "ms", statistics.median(alone[0]) * 1e3)
         for profile, port in ports.items():
-            yield Sample(name, profile, "images/s", _wrk(port, model, path, CONCURRENCY, seconds)[0])
-            yield Sample(name, profile, "ms", _wrk(port, model, path, 1, seconds / 2)[1])
+            yield Sample(name, profile, "images/s", wrk.post(port, model, path, CONCURRENCY, seconds).rate)
+            yield Sample(name, profile, "ms", wrk.post(port, model, path, 1, seconds / 2).p50_ms)
 
 
 @contextlib.contextmanager
@@ -195,8 +171,8 @@ def main() -> int:
     parser.add_argument("--network-version", type=int, default=1, choices=(1, 2), help="1 FP32, 2 INT8")
     parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
     args = parser.parse_args()
-    if not shutil.which("wrk"):
-        parser.error("wrk not found; mend: apt-get install wrk")
+    if not wrk.is_installed():
+        parser.error(wrk.MISSING)
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
     # The limit is what the same environment gives without a server.

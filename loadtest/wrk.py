@@ -1,0 +1,56 @@
+"""Saturating load over HTTP by `wrk`, which leaves more of the cores to the server than a Python client."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MISSING = "wrk not found; mend: apt-get install wrk"
+MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one run of load saw: images per second, and latencies in milliseconds."""
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+
+
+def is_installed() -> bool:
+    """Tell whether `wrk` is there."""
+    return shutil.which("wrk") is not None
+
+
+def post(
+    port: int,
+    model: str,
+    photo: Path,
+    concurrency: int,
+    seconds: float,
+    headers: Mapping[str, str] | None = None,
+) -> Load:
+    """Post `photo` as the raw request body, over and over; a request that fails ends the measurement."""
+    lines = ['wrk.method = "POST"', f'wrk.body = io.open("{photo}", "rb"):read("*a")']
+    for name, value in {"Inference-Header-Content-Length": "0", **(headers or {})}.items():
+        lines.append(f'wrk.headers["{name}"] = "{value}"')
+    script = photo.with_suffix(".lua")
+    script.write_text("\n".join(lines) + "\n")
+    url = f"http://127.0.0.1:{port}/v2/models/{model}/infer"
+    # wrk counts whole seconds.
+    load = ["-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}", "--latency"]
+    args = ["wrk", *load, "-s", str(script), url]
+    text = subprocess.run(args, capture_output=True, text=True, check=True).stdout
+    if "Non-2xx" in text or "Socket errors" in text:
+        raise SystemExit(f"requests failed, so the rate means nothing:\n{text}")
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    percentiles = {
+        part: float(value) * MS[unit]
+        for part, value, unit in re.findall(r"(50|99)%\s+([\d.]+)(us|ms|s)", text)
+    }
+    if not rate or set(percentiles) != {"50", "99"}:
+        raise SystemExit(f"wrk printed no rate:\n{text}")
+    return Load(float(rate[1]), percentiles["50"], percentiles["99"])
