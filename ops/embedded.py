@@ -23,6 +23,7 @@ from clients.samples import COFFEE
 from ops import preflight, repository
 from ops.server_log import ServerLog
 from python_backend.errors import InvalidConfig
+from python_backend.routing import MOST_IN_FLIGHT, MOST_MIRRORED
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 REPOSITORY = CHECKOUT / "model_repository"
@@ -34,7 +35,8 @@ GPU_PROFILE = "gpu"
 # Tensors between an ensemble's steps lie in this pool, which cannot grow: what does not fit goes through the
 # host, and Triton says so only once. Two batches of 64 images are 77 MB.
 GPU_POOL = f"--cuda-memory-pool-byte-size=0:{512 * 2**20}"
-ROUTE_HEADERS = "(?i)x-(variant|model-version|route-key)"
+# Exactly what a route reads, no other `x-` header: API keys are some, too.
+ROUTE_HEADERS = "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$"
 # Whoever may call these can read files, run code or take the server down; see docs of CVE-2025-23319.
 ADMIN_APIS = ("model-repository", "shared-memory", "trace", "logging")
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
@@ -148,6 +150,8 @@ def command(
         f"--metrics-port={options.ports.metrics}",
         f"--http-header-forward-pattern={ROUTE_HEADERS}",
         f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
+        # Each call of a variant holds one of these threads.
+        f"--backend-config=ab_router,thread-pool-size={MOST_IN_FLIGHT + MOST_MIRRORED}",
     ]
     if options.model_control_mode == "explicit":
         args += [f"--load-model={name}" for name in models]

@@ -5,6 +5,9 @@
     │   └── InvalidImage    INVALID_ARG   the caller's image cannot be used
     ├── InferenceFailed     INTERNAL      ours
     │   └── RuntimeFailed   INTERNAL      ONNX Runtime's own words, with NVIDIA's text and no prefix
+    ├── Overloaded          UNAVAILABLE   too much at once: later, or elsewhere
+    ├── DeadlineExceeded    UNAVAILABLE   the answer took longer than it may
+    ├── Unavailable         UNAVAILABLE   a model cannot be reached: it has not seen the request
     ├── Cancelled           CANCELLED     nobody waits for the answer any more
     └── InvalidConfig       INVALID_ARG   raised at load: the model's config.pbtxt
 
@@ -21,6 +24,11 @@ class ServingError(Exception):
 
     code: ClassVar[str] = "INTERNAL"
     prefix: ClassVar[str] = "error: "
+
+    @property
+    def outcome(self) -> str:
+        """The class as a metric's label, such as `invalid_image`."""
+        return self.prefix.strip(": ").replace(" ", "_")
 
     def __str__(self) -> str:
         return self.prefix + super().__str__()
@@ -49,6 +57,27 @@ class RuntimeFailed(InferenceFailed):
     """ONNX Runtime refused or failed; `onnx runtime error CODE: …`, as NVIDIA's backend says it."""
 
     prefix = ""
+
+
+class Overloaded(ServingError):
+    """More requests are in flight than are let in; sending it again at once makes it worse."""
+
+    code = "UNAVAILABLE"
+    prefix = "overloaded: "
+
+
+class DeadlineExceeded(ServingError):
+    """The answer did not come in time; it may still be computed."""
+
+    code = "UNAVAILABLE"
+    prefix = "deadline exceeded: "
+
+
+class Unavailable(ServingError):
+    """The model that would answer is not there, or its process is dead: it has not run the request."""
+
+    code = "UNAVAILABLE"
+    prefix = "unavailable: "
 
 
 class Cancelled(ServingError):
@@ -82,13 +111,28 @@ def from_message(message: str) -> ServingError:
     """Restore the error whose text a BLS call or an ensemble handed on.
 
     Triton may put its own words in front (`in ensemble 'classify_v1', …`), so the prefix is looked for
-    anywhere; the first one in the text wins. Without any, the error is `InferenceFailed`.
+    anywhere; the first one in the text wins. Some texts are Triton's own. Any other is `InferenceFailed`.
     """
     found = [(message.find(cls.prefix), cls) for cls in _RESTORABLE if cls.prefix in message]
     if not found:
-        return InferenceFailed(message)
+        return next((cls for text, cls in _TRITON_TEXTS if text in message), InferenceFailed)(message)
     start, cls = min(found, key=lambda pair: pair[0])
     return cls(message[start + len(cls.prefix) :])
 
 
-_RESTORABLE: tuple[type[ServingError], ...] = (InvalidRequest, InvalidImage, InferenceFailed)
+_RESTORABLE: tuple[type[ServingError], ...] = (
+    InvalidRequest,
+    InvalidImage,
+    InferenceFailed,
+    Overloaded,
+    DeadlineExceeded,
+    Unavailable,
+    Cancelled,
+)
+# Source: core and python_backend r24.10; each was seen.
+_TRITON_TEXTS: tuple[tuple[str, type[ServingError]], ...] = (
+    ("Exceeds maximum queue size", Overloaded),
+    ("Request timeout expired", DeadlineExceeded),
+    ("is not healthy", Unavailable),
+    ("is not ready", Unavailable),
+)

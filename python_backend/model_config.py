@@ -129,23 +129,27 @@ class ModelConfig:
         self._check_version(name, version)
         return ModelConfig.from_file(folder, version)
 
-    def pinned_network_version(self, model: str, version: int) -> str:
-        """Return the version of the network that `version` of the ensemble `model` beside this one ends in.
+    def pinned_network_version(self, model: str, version: int, output: str) -> str:
+        """Return the version of the network behind `version` of the model `model` beside this one.
+
+        An ensemble pins the network that gives it `output`; any other model is a network.
 
         Raises:
-            InvalidConfig: the name leaves the repository, or is no ensemble that pins what gives `scores`.
+            InvalidConfig: the name leaves the repository, there is no such version, or an ensemble does not
+                pin the network.
         """
-        config = read_pbtxt(self._sibling_folder(model) / "config.pbtxt")
+        path = self._sibling_folder(model) / "config.pbtxt"
         self._check_version(model, version)
-        for step in config.get("ensemble_scheduling", {}).get("step", ()):
-            if "scores" in step.get("output_map", {}).values():
+        document = read_pbtxt(path) if path.exists() else {}
+        if "ensemble_scheduling" not in document:
+            return str(version)
+        for step in document["ensemble_scheduling"].get("step", ()):
+            if output in step.get("output_map", {}).values():
                 pinned = int(step.get("model_version", -1))
                 if pinned < 1:
                     raise InvalidConfig(f"ensemble '{model}' must pin '{step['model_name']}', got {pinned}")
                 return str(pinned)
-        raise InvalidConfig(
-            f"model '{self.name}' names '{model}' as a variant, which is no ensemble with scores"
-        )
+        raise InvalidConfig(f"model '{self.name}' names '{model}', an ensemble without '{output}'")
 
     def _check_version(self, name: str, version: int) -> None:
         if not (self._sibling_folder(name) / str(version)).is_dir():
@@ -210,6 +214,13 @@ class FusedSettings:
     preprocess_version: int
     network: str
     network_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSettings:
+    """Parameters of a route: the path of its route file, relative to the model repository."""
+
+    route: str
 
 
 def read_pbtxt(path: Path) -> dict[str, Any]:

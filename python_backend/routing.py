@@ -1,132 +1,259 @@
-"""Which variant of a route serves a request: pure, with no clock, no randomness and no Triton."""
+"""A route, and which of its variants serves a request: pure, with no clock, no randomness and no Triton."""
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import inf, log
-from typing import Any
+from math import log
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from python_backend.errors import InvalidConfig, InvalidRequest
 
-# What a variant is written with: field, what is expected of it, and how to tell.
-FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "name": (
-        f"1 to {blake2b.MAX_KEY_SIZE} bytes of text",
-        lambda value: isinstance(value, str) and 1 <= len(value.encode()) <= blake2b.MAX_KEY_SIZE,
-    ),
-    "model": ("a model's name", lambda value: isinstance(value, str)),
-    "version": ("a version number from 1 on", lambda value: isinstance(value, int) and value >= 1),
-    "weight": (
-        "a finite number from 0 on",
-        lambda value: isinstance(value, (int, float)) and 0 <= value < inf,
-    ),
-}
 FORCE_VARIANT, FORCE_VERSION, ROUTE_KEY = "x-variant", "x-model-version", "x-route-key"
+# A variant's reason to serve, of what `choose` decides and of what happens after.
+FORCED = frozenset({"variant", "version"})
+BREAKER, RETRY = "breaker", "retry"
+# Python's `$` also matches before a line end, ECMAScript's (of JSON Schema) does not.
+Name = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}(?!\n)$", description="Letters, digits, `.`, `_` and `-`.")
+]
+Version = Annotated[int, Meta(ge=1, description="Version of the model, a folder of the repository.")]
+DeadlineMs = Annotated[
+    int, Meta(ge=1, le=3_600_000, description="Milliseconds after which the answer is an error.")
+]
+Salt = Annotated[
+    str,
+    Meta(pattern=r"^[ -~]{1,64}(?!\n)$", description="Printable ASCII, the hash's key; another shuffles."),
+]
+DEADLINE_MS = 30_000
+# What a route can be set to at most; the server has threads for their sum.
+MOST_IN_FLIGHT, MOST_MIRRORED = 256, 64
+
+
+class Variant(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One side of a route: `version` of `model` is what is called, `weight` its relative share."""
+
+    name: Name
+    model: Annotated[str, Meta(min_length=1, description="A model of the repository.")]
+    version: Version
+    weight: Annotated[
+        Annotated[int, Meta(ge=0, le=10**9)] | Annotated[float, Meta(ge=0, le=1e9)],
+        Meta(description="Relative share; 0 for only when asked for."),
+    ]
+    headers: Annotated[
+        dict[
+            Annotated[str, Meta(pattern=r"^x-route-[a-z0-9-]+(?!\n)$")],
+            Annotated[tuple[str, ...], Meta(min_length=1)],
+        ],
+        Meta(description="Requests whose headers all have one of these values get this variant."),
+    ] = {}
+    deadline_ms: DeadlineMs = DEADLINE_MS
+
+
+class Shadow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A model that is asked the same as the variant that has answered, and compared with it."""
+
+    name: Name
+    model: Annotated[str, Meta(min_length=1, description="A model of the repository.")]
+    version: Version
+    percent: Annotated[
+        Annotated[int, Meta(ge=0, le=100)] | Annotated[float, Meta(ge=0, le=100)],
+        Meta(description="How many of the requests are mirrored."),
+    ]
+    deadline_ms: DeadlineMs = DEADLINE_MS
+
+
+class Salts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What sticky keys are hashed with: routes with equal salts give a key the same place in both."""
+
+    variants: Salt
+    shadows: Salt
+
+
+class BreakerSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When a variant that fails gets no more requests, and for how long."""
+
+    window_s: Annotated[float, Meta(gt=0, le=3600, description="How far back requests are looked at.")] = 1.0
+    min_requests: Annotated[int, Meta(ge=1, le=10_000, description="At least so many of the last.")] = 5
+    error_ratio: Annotated[float, Meta(gt=0, le=1, description="Share of failures that opens it.")] = 0.5
+    open_s: Annotated[float, Meta(gt=0, le=3600, description="Seconds until one request tries again.")] = 5.0
+
+
+class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The content of a route file: the variants behind one public name."""
+
+    variants: Annotated[tuple[Variant, ...], Meta(min_length=1, max_length=16)]
+    default: Annotated[str, Meta(description="The variant that serves for one that is failing.")]
+    salts: Salts
+    shadows: Annotated[tuple[Shadow, ...], Meta(max_length=8)] = ()
+    max_in_flight: Annotated[
+        int,
+        Meta(ge=1, le=MOST_IN_FLIGHT, description="Requests at once; the next one is refused as overload."),
+    ] = 128
+    shadow_max_in_flight: Annotated[
+        int,
+        Meta(ge=0, le=MOST_MIRRORED, description="Nothing is mirrored while so many requests are in flight."),
+    ] = 1
+    breaker: BreakerSettings = BreakerSettings()
+    generation: Annotated[int, Meta(ge=0, description="Counts changes; `nereid route` writes it.")] = 0
+    schema: Annotated[str, Meta(description="For editors.")] = msgspec.field(name="$schema", default="")
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.targets()]
+        if len(set(names)) != len(names):
+            raise ValueError(f"names of variants and shadows must differ, got {', '.join(names)}")
+        if not any(variant.weight > 0 for variant in self.variants):
+            raise ValueError("one weight must be positive, got 0 for all")
+        if self.default not in (known := [variant.name for variant in self.variants]):
+            raise ValueError(f"default must be one of {', '.join(known)}, got '{self.default}'")
+
+    @property
+    def default_variant(self) -> Variant:
+        """The variant that serves for one that is failing."""
+        return next(variant for variant in self.variants if variant.name == self.default)
+
+    def targets(self) -> tuple[Variant | Shadow, ...]:
+        """Return all that name a model: variants, then shadows."""
+        return (*self.variants, *self.shadows)
+
+
+OBJECTS: dict[str, type[Struct]] = {
+    "": Route,
+    "variants": Variant,
+    "shadows": Shadow,
+    "salts": Salts,
+    "breaker": BreakerSettings,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """One side of a route: `version` of `model` is what is called, `weight` its relative share.
+class Table:
+    """A route as it is in use: with the SHA-256 of its file, and what callers know as the model versions.
 
-    `network_version` is the version of the network that this pinned model runs; callers know it as
-    the model version.
+    `network_versions` has, by the variant's name, the version of the network that its pinned model runs.
     """
 
-    name: str
-    model: str
-    version: int
-    weight: float
-    network_version: str
+    route: Route
+    sha256: str
+    network_versions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The variant that serves a request, and why: `variant`, `version`, `route-key` or `weight`."""
+    """The variant that serves a request, and why: `variant`, `version`, `header`, `route-key` or `weight`."""
 
     variant: Variant
     reason: str
 
 
-def parse_variants(text: str, network_version: Callable[[str, int], str]) -> tuple[Variant, ...]:
-    """Read a route's variants from JSON: a list of objects with name, model, version and weight.
-
-    Args:
-        text: the JSON.
-        network_version: tells the version of the network behind a version of a model.
+def parse_route(text: bytes) -> Route:
+    """Read the JSON of a route file.
 
     Raises:
-        InvalidConfig: not such JSON, a field unknown, missing or of another type, a double name, or no
-            positive weight.
+        InvalidConfig: not such JSON; the message names the place, what was expected and what came.
     """
     try:
-        entries = json.loads(text)
-    except ValueError as error:
-        raise InvalidConfig(f"variants must be JSON: {error}") from None
-    if not isinstance(entries, list):
-        raise InvalidConfig(f"variants must be a JSON list, got {type(entries).__name__}")
-    for entry in entries:
-        _check_fields(entry)
-    names = [entry["name"] for entry in entries]
-    if len(set(names)) != len(names):
-        raise InvalidConfig(f"variant names must differ, got {names}")
-    if not any(entry["weight"] > 0 for entry in entries):
-        raise InvalidConfig(f"one weight must be positive, got {[entry['weight'] for entry in entries]}")
-    return tuple(
-        Variant(**entry, network_version=network_version(entry["model"], entry["version"]))
-        for entry in entries
-    )
+        return msgspec.json.decode(text, type=Route)
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"JSON must be UTF-8: {error}") from None
+    except msgspec.DecodeError as error:  # the base of ValidationError, too
+        raise InvalidConfig(_explain(str(error), text)) from None
 
 
-def _check_fields(entry: Any) -> None:
-    if not isinstance(entry, dict) or set(entry) != set(FIELDS):
-        raise InvalidConfig(f"a variant must have {', '.join(FIELDS)}, got {json.dumps(entry)}")
-    for field, (expected, is_right) in FIELDS.items():
-        value = entry[field]
-        if isinstance(value, bool) or not is_right(value):
-            raise InvalidConfig(f"{field} must be {expected}, got {json.dumps(value)}")
+def format_route(route: Route) -> bytes:
+    """Return the JSON of a route file: one field a line, defaults left out."""
+    return msgspec.json.format(msgspec.json.encode(route), indent=2) + b"\n"
 
 
-def choose(variants: tuple[Variant, ...], parameters: Mapping[str, str], unit: float) -> Choice:
-    """Pick the variant for one request: forced variant, forced version, sticky key, then chance.
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a route file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Nereid route",
+        **msgspec.json.schema(Route),
+    }
+
+
+def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> Choice:
+    """Pick the variant for one request: forced variant, forced version, header rule, sticky key, then chance.
 
     Args:
-        variants: the route's variants.
+        table: the route.
         parameters: the request's parameters; names are compared without case, empty values ignored.
         unit: a random number in [0, 1), used only when nothing else decides.
 
     Raises:
         InvalidRequest: a forced variant or version that the route does not have.
     """
-    lowered = {name.lower(): str(value) for name, value in parameters.items()}
+    variants = table.route.variants
+    if not parameters:
+        return Choice(_by_weight(variants, unit), "weight")
+    lowered = lower(parameters)
     if lowered.get(FORCE_VARIANT):
         names = {variant.name: variant for variant in variants}
         return Choice(_known(names, FORCE_VARIANT, lowered[FORCE_VARIANT]), "variant")
     if lowered.get(FORCE_VERSION):
-        versions = {variant.network_version: variant for variant in reversed(variants)}
+        versions = {table.network_versions[variant.name]: variant for variant in reversed(variants)}
         return Choice(_known(versions, FORCE_VERSION, lowered[FORCE_VERSION]), "version")
+    for variant in variants:
+        rules = variant.headers.items()
+        if rules and all(lowered.get(name) in values for name, values in rules):
+            return Choice(variant, "header")
     if lowered.get(ROUTE_KEY):
-        return Choice(assign(variants, lowered[ROUTE_KEY]), "route-key")
+        return Choice(assign(table.route, lowered[ROUTE_KEY]), "route-key")
     return Choice(_by_weight(variants, unit), "weight")
 
 
-def assign(variants: tuple[Variant, ...], key: str) -> Variant:
+def lower(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return request parameters as they are compared: names without case, values as text."""
+    return {name.lower(): str(value) for name, value in parameters.items()}
+
+
+def assign(route: Route, key: str) -> Variant:
     """Pick the variant that serves `key`; the same one on every server, every time.
 
     Raising one weight moves keys only towards that variant, so a rollout never swaps a caller between
-    two variants it did not touch. At least one weight is positive, as `parse_variants` checked.
+    two variants it did not touch.
 
     Source: weighted rendezvous hashing, score -w / ln(u);
         Schindelhauer & Schomaker, "Weighted Distributed Hash Tables", SPAA 2005.
     """
-    open_variants = [variant for variant in variants if variant.weight > 0]
-    return max(open_variants, key=lambda variant: -variant.weight / log(_unit(variant.name, key)))
+    return max(route.variants, key=lambda variant: score(variant, route.salts.variants, key))
 
 
-def _unit(name: str, key: str) -> float:
-    """Hash name and key to 53 bits in the open interval (0, 1)."""
-    digest = blake2b(key.encode(), key=name.encode(), digest_size=8).digest()
+def score(variant: Variant, salt: str, key: str) -> float:
+    """Return how much `variant` wants `key`, -w / ln(u): the highest score gets it; 0 without weight."""
+    return -variant.weight / log(unit_of(salt, variant.name, key))
+
+
+def is_mirrored(shadow: Shadow, salt: str, key: str, unit: float) -> bool:
+    """Tell whether a request goes to `shadow`, too: the same keys always, others by chance.
+
+    Args:
+        shadow: where it may go.
+        salt: the route's for shadows.
+        key: the request's sticky key, or nothing.
+        unit: a random number in [0, 1), used without a key.
+    """
+    drawn = unit_of(salt, shadow.name, key) if key else unit
+    return drawn * 100 < shadow.percent
+
+
+def unit_of(salt: str, name: str, key: str) -> float:
+    """Hash name and key to 53 bits in the open interval (0, 1): keyed BLAKE2b of `NAME 0x00 KEY`."""
+    message = f"{name}\0{key}".encode(errors="surrogatepass")
+    digest = blake2b(message, key=salt.encode(), digest_size=8).digest()
     return ((int.from_bytes(digest) >> 11) + 0.5) / 2**53
+
+
+def shares(route: Route) -> dict[str, float]:
+    """Return, by variant, the share of requests that only chance or a sticky key decides on: 0 to 1."""
+    total = sum(variant.weight for variant in route.variants)
+    return {variant.name: variant.weight / total for variant in route.variants}
 
 
 def _by_weight(variants: tuple[Variant, ...], unit: float) -> Variant:
@@ -143,3 +270,23 @@ def _known(variants: Mapping[str, Variant], header: str, value: str) -> Variant:
     if value not in variants:
         raise InvalidRequest(f"unknown {header} '{value}', known are: {', '.join(sorted(variants))}")
     return variants[value]
+
+
+def _explain(message: str, text: bytes) -> str:
+    """Add to msgspec's words what came at the place they name, or what may stand there."""
+    found = re.search(r" - at `\$(?P<place>[^`]*)`$", message)
+    place = found["place"] if found else ""
+    if "unknown field" in message:
+        kind = OBJECTS[re.sub(r"\W|\d", "", place)]
+        known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
+        return f"{message}, known are: {known}"
+    if not re.fullmatch(r"(\.\w+|\[\d+\])+", place) or ", got" in message:
+        return message
+    try:
+        value = json.loads(text)
+        for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+            value = value[int(index)] if index else value[name]
+    # msgspec stops at the first fault: what follows may be no JSON, or name the same place again.
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return message
+    return f"{message}, got {json.dumps(value)[:100]}"

@@ -3,15 +3,14 @@
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backend.errors import InvalidRequest, ServingError
+from python_backend.metrics import SESSION_METRICS, SESSION_PREFIX, MetricKind
 
 if TYPE_CHECKING:  # OpenCV and its kin cost time and memory, and only some backends need them
     from python_backend.pipeline import Batch
@@ -72,100 +71,124 @@ def log_warn(message: str) -> None:
     pb_utils.Logger.log_warn(message)
 
 
-class SessionMetrics:
-    """What a session does, on Triton's metrics page; all instances of a version share its series.
+class Metrics:
+    """What a model counts, on Triton's metrics page; all its instances share the series.
 
     Every change is a round trip to the server, which has to wake up for it on a request's path, but hardly
-    for many in a row: so changes are kept, and handed on every `FLUSH_S` seconds.
+    for many in a row: so changes are summed up, and handed on every `FLUSH_S` seconds.
+
+    Args:
+        prefix: what the families' names start with.
+        kinds: the families, by the rest of their names.
+        labels: what all series have.
     """
 
-    def __init__(self, model: str, version: int) -> None:
-        self._labels = {"model": model, "version": str(version)}
+    def __init__(self, prefix: str, kinds: Mapping[str, MetricKind], **labels: str) -> None:
+        self._prefix, self._kinds, self._labels = prefix, kinds, labels
         self._families: dict[str, Any] = {}
-        self._series: dict[tuple[str, ...], Any] = {}
-        self._waiting: SimpleQueue[tuple[str, float, dict[str, str]]] = SimpleQueue()
+        self._series: dict[_Key, Any] = {}
+        self._lock = threading.Lock()
+        self._sums: dict[_Key, float] = {}
+        self._observed: list[tuple[_Key, float]] = []
+        self._told: dict[str, dict[str, str]] = {}
         self._is_closing = threading.Event()
         self._flusher = threading.Thread(target=self._flush, daemon=True)
         self._flusher.start()
 
-    def opened(self, provider: str, seconds: float) -> None:
-        """Count an instance, and how long its session took to open."""
-        self._change("session_start_seconds_total", seconds)
-        self._change("sessions_total", 1)
-        self._change("instances", 1, provider=provider)
+    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
+        """Count, or observe in a histogram."""
+        if not self._flusher.is_alive():  # a server that refuses metrics must not make them pile up here
+            return
+        key = name, tuple(labels.items())
+        with self._lock:
+            if self._kinds[name].kind == "HISTOGRAM":
+                self._observed.append((key, value))
+            else:
+                self._sums[key] = self._sums.get(key, 0.0) + value
 
-    def closed(self, provider: str) -> None:
-        """Count an instance that ends; nothing is handed on after."""
-        self._change("instances", -1, provider=provider)
+    def tell(self, name: str, **labels: str) -> None:
+        """Show the gauge `name` as one series of value 1, in the place of the one told before."""
+        with self._lock:
+            self._told[name] = labels
+
+    def close(self) -> None:
+        """Hand on the last changes; nothing is handed on after."""
         self._is_closing.set()
         self._flusher.join()
-
-    def ran(self, seconds: float, rows: int) -> None:
-        """Observe one run."""
-        self._change("run_seconds", seconds)
-        self._change("batch_size", rows)
-
-    def rejected(self, error: ServingError) -> None:
-        """Count a request that got an error."""
-        self._change("rejected_total", 1, reason=error.code.lower())
-
-    def fetched_from_host(self, requests: Sequence[Mapping[str, Any]]) -> None:
-        """Count inputs that lie on the host although the instance is on a GPU."""
-        inputs = sum(isinstance(array, np.ndarray) for request in requests for array in request.values())
-        if inputs:
-            self._change("host_inputs_total", inputs)
-
-    def _change(self, name: str, value: float, **labels: str) -> None:
-        if self._flusher.is_alive():  # a server that refuses metrics must not make them pile up here
-            self._waiting.put((name, value, labels))
 
     def _flush(self) -> None:
         is_last = False
         while not is_last:
             is_last = self._is_closing.wait(FLUSH_S)
-            while not self._waiting.empty():
-                name, value, labels = self._waiting.get()
-                getattr(self._metric(name, labels), CHANGES[METRICS[name].kind])(value)
+            with self._lock:
+                sums, self._sums = self._sums, {}
+                observed, self._observed = self._observed, []
+                told, self._told = self._told, {}
+            for key, value in sums.items():
+                series = self._metric(key)  # shown from the start, also if it is 0
+                if value:
+                    series.increment(value)
+            for key, value in observed:
+                self._metric(key).observe(value)
+            for name, labels in told.items():
+                self._forget(name)
+                self._metric((name, tuple(labels.items()))).set(1)
 
-    def _metric(self, name: str, labels: Mapping[str, str]) -> Any:
-        key = name, *labels.values()
+    def _forget(self, name: str) -> None:
+        """Drop all series of a family: Triton drops one only with its family, and that last."""
+        self._series = {key: series for key, series in self._series.items() if key[0] != name}
+        self._families.pop(name, None)
+
+    def _metric(self, key: "_Key") -> Any:
         if key not in self._series:
-            about = METRICS[name]
+            name, labels = key
+            about = self._kinds[name]
             if name not in self._families:
                 self._families[name] = pb_utils.MetricFamily(
-                    name=f"nereid_onnxruntime_{name}",
+                    name=self._prefix + name,
                     description=about.description,
                     kind=getattr(pb_utils.MetricFamily, about.kind),
                 )
             extra = {"buckets": list(about.buckets)} if about.buckets else {}
-            self._series[key] = self._families[name].Metric(labels={**self._labels, **labels}, **extra)
+            self._series[key] = self._families[name].Metric(labels=self._labels | dict(labels), **extra)
         return self._series[key]
 
 
-@dataclass(frozen=True, slots=True)
-class MetricKind:
-    """A metric family: Triton's kind, its sentence, and the upper bounds of a histogram's buckets."""
+class SessionMetrics(Metrics):
+    """What a session does."""
 
-    kind: str
-    description: str
-    buckets: tuple[float, ...] = ()
+    def __init__(self, model: str, version: int) -> None:
+        super().__init__(SESSION_PREFIX, SESSION_METRICS, model=model, version=str(version))
+
+    def opened(self, provider: str, seconds: float) -> None:
+        """Count an instance, and how long its session took to open."""
+        self.add("session_start_seconds_total", seconds)
+        self.add("sessions_total")
+        self.add("instances", provider=provider)
+
+    def closed(self, provider: str) -> None:
+        """Count an instance that ends; nothing is handed on after."""
+        self.add("instances", -1, provider=provider)
+        self.close()
+
+    def ran(self, seconds: float, rows: int) -> None:
+        """Observe one run."""
+        self.add("run_seconds", seconds)
+        self.add("batch_size", rows)
+
+    def rejected(self, error: ServingError) -> None:
+        """Count a request that got an error."""
+        self.add("rejected_total", reason=error.code.lower())
+
+    def fetched_from_host(self, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Count inputs that lie on the host although the instance is on a GPU."""
+        inputs = sum(isinstance(array, np.ndarray) for request in requests for array in request.values())
+        if inputs:
+            self.add("host_inputs_total", inputs)
 
 
 FLUSH_S = 0.5
-CHANGES = {"HISTOGRAM": "observe", "COUNTER": "increment", "GAUGE": "increment"}
-METRICS = {
-    "run_seconds": MetricKind(
-        "HISTOGRAM",
-        "Duration of one run of the network",
-        (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0),
-    ),
-    "batch_size": MetricKind("HISTOGRAM", "Rows of one run of the network", (1, 2, 4, 8, 16, 32, 64, 128)),
-    "rejected_total": MetricKind("COUNTER", "Requests answered with an error, by its code"),
-    "session_start_seconds_total": MetricKind("COUNTER", "Time that opening sessions took"),
-    "sessions_total": MetricKind("COUNTER", "Sessions opened"),
-    "instances": MetricKind("GAUGE", "Instances, by the execution provider in use"),
-    "host_inputs_total": MetricKind("COUNTER", "Inputs on the host of an instance on a GPU: each is copied"),
-}
+_Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def version_folder(document: Mapping[str, Any]) -> Path:

@@ -15,12 +15,13 @@ MAY_IMPORT = {
 COMMAND_TABLE = "ops/__main__.py"
 # Inside the library each module may import those before it, and `model.py` adapters all of them.
 LIBRARY = [
-    {"errors", "buffers"},
-    {"model_config", "server_flags", "gpu"},
+    {"errors", "buffers", "metrics"},
+    {"model_config", "server_flags", "gpu", "exchange"},
     {"decode", "resample", "threads", "signature", "batching"},
     {"transform", "session_options", "routing"},
     {"shared_weights", "preprocessor", "preprocess_kernel", "preprocess_settings"},
-    {"session", "gpu_preprocessor"},
+    {"route_file", "breaker", "shadows"},
+    {"session", "gpu_preprocessor", "router"},
     {"pipeline"},
     {"triton_io"},
     {"triton_session"},

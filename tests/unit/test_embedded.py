@@ -33,8 +33,9 @@ def test_command_listens_on_loopback_with_everything_loaded():
         "http-port": "1",
         "grpc-port": "2",
         "metrics-port": "3",
-        "http-header-forward-pattern": "(?i)x-(variant|model-version|route-key)",
-        "grpc-header-forward-pattern": "(?i)x-(variant|model-version|route-key)",
+        "http-header-forward-pattern": "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$",
+        "grpc-header-forward-pattern": "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$",
+        "backend-config": "ab_router,thread-pool-size=320",
     }
 
 

@@ -8,6 +8,10 @@ CASES = [
     errors.InvalidRequest("a"),
     errors.InvalidImage("b"),
     errors.InferenceFailed("d"),
+    errors.Overloaded("e"),
+    errors.DeadlineExceeded("f"),
+    errors.Unavailable("g"),
+    errors.Cancelled("h"),
 ]
 
 
@@ -20,11 +24,20 @@ def test_error_survives_as_text(error, words):
     assert (type(restored), str(restored), restored.code) == (type(error), str(error), error.code)
 
 
-def test_text_without_a_prefix_is_nobodys_bad_request():
-    """A message that is not ours counts as a failure of the server."""
-    restored = errors.from_message("Stub process 'x' is not healthy.")
-
-    assert (type(restored), restored.code) == (errors.InferenceFailed, "INTERNAL")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Stub process 'classify_v1_0_1' is not healthy.", errors.Unavailable),
+        ("Failed for execute the inference request. Model 'nope' is not ready.", errors.Unavailable),
+        ("Request timeout expired", errors.DeadlineExceeded),
+        ("[request id: 1] Exceeds maximum queue size", errors.Overloaded),
+        ("onnx runtime error 2: Unexpected input data type", errors.InferenceFailed),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_tritons_own_texts_are_known(text, expected):
+    """What Triton says for itself gets the class it means; anything else is a failure of the server."""
+    assert type(errors.from_message(text)) is expected
 
 
 def test_first_prefix_wins():
@@ -32,6 +45,16 @@ def test_first_prefix_wins():
     restored = errors.from_message("invalid request: variant said invalid image: x")
 
     assert type(restored) is errors.InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(errors.InvalidImage("x"), "invalid_image"), (errors.DeadlineExceeded("x"), "deadline_exceeded")],
+    ids=str,
+)
+def test_outcome_is_the_class_as_a_label(error, outcome):
+    """Metrics tell errors apart by their prefix, without its punctuation."""
+    assert error.outcome == outcome
 
 
 def test_any_exception_becomes_an_answer():

@@ -366,7 +366,7 @@ def test_first_instance_is_that_of_the_first_group(args, name, expected):
     [
         ('step { model_name: "net" model_version: 2 output_map { key: "y" value: "scores" } }', None),
         ('step { model_name: "net" output_map { key: "y" value: "scores" } }', "must pin 'net', got -1"),
-        ('step { model_name: "net" model_version: 2 }', "no ensemble with scores"),
+        ('step { model_name: "net" model_version: 2 }', "'e', an ensemble without 'scores'"),
     ],
     ids=["pinned", "not pinned", "no scores"],
 )
@@ -376,10 +376,22 @@ def test_network_version_is_that_of_the_step_with_the_scores(tmp_path, text, mes
     (tmp_path / "e" / "config.pbtxt").write_text(f'name: "e" ensemble_scheduling {{ {text} }}')
 
     if message is None:
-        assert config(tmp_path).pinned_network_version("e", 1) == "2"
+        assert config(tmp_path).pinned_network_version("e", 1, "scores") == "2"
     else:
         with pytest.raises(InvalidConfig, match=message):
-            config(tmp_path).pinned_network_version("e", 1)
+            config(tmp_path).pinned_network_version("e", 1, "scores")
+
+
+@pytest.mark.parametrize("text", [None, 'backend: "onnxruntime"'], ids=["no config", "a network"])
+def test_model_that_is_no_ensemble_is_the_network(tmp_path, text):
+    """A variant may be a network itself: then callers know it by its own version."""
+    (tmp_path / "net" / "3").mkdir(parents=True)
+    if text:
+        (tmp_path / "net" / "config.pbtxt").write_text(text)
+
+    assert config(tmp_path).pinned_network_version("net", 3, "scores") == "3"
+    with pytest.raises(InvalidConfig, match="names version 4 of 'net', which is not there"):
+        config(tmp_path).pinned_network_version("net", 4, "scores")
 
 
 def test_unparsable_file_is_named_with_its_line(tmp_path):

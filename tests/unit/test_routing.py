@@ -1,19 +1,61 @@
-"""Routing: precedence, stickiness and shares, without a server."""
+"""Routing: precedence, stickiness, shares and the route's own rules, without a server."""
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from python_backend.errors import InvalidConfig, InvalidRequest
-from python_backend.routing import Choice, Variant, assign, choose, parse_variants
+from python_backend.routing import (
+    Choice,
+    Route,
+    Salts,
+    Shadow,
+    Table,
+    Variant,
+    assign,
+    choose,
+    format_route,
+    is_mirrored,
+    json_schema,
+    parse_route,
+    score,
+    shares,
+    unit_of,
+)
 
-V1 = Variant("v1", "classify_v1", 1, 90.0, "1")
-V2 = Variant("v2", "classify_v2", 1, 10.0, "2")
-V3 = Variant("v3", "classify_v3", 1, 25.0, "3")
+V1 = Variant("v1", "classify_v1", 1, 90)
+V2 = Variant("v2", "classify_v2", 1, 10)
+V3 = Variant("v3", "classify_v3", 1, 25)
+SALTS = Salts("classify", "classify shadows")
 CALLERS = [f"caller-{number}" for number in range(4000)]
+SHADOW = Shadow("dark", "classify_v2", 1, 30)
+
+ONE = {"name": "v1", "model": "classify_v1", "version": 1, "weight": 1}
+ROUTE = {"variants": [ONE], "default": "v1", "salts": {"variants": "a", "shadows": "b"}}
+weights = st.floats(0.01, 1000)
+
+
+def route(*variants: Variant, **fields) -> Route:
+    """Build a route whose default is its first variant."""
+    return Route(variants, variants[0].name, SALTS, **fields)
+
+
+def table(*variants: Variant) -> Table:
+    """Build a route in use, whose network versions are the variants' numbers."""
+    return Table(route(*variants), "", {variant.name: variant.name[1:] for variant in variants})
+
+
+def raised(variant: Variant, weight: float) -> Variant:
+    """Return the variant with another weight."""
+    return msgspec.structs.replace(variant, weight=weight)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +65,7 @@ CALLERS = [f"caller-{number}" for number in range(4000)]
         ({"X-Variant": "v2"}, Choice(V2, "variant")),
         ({"x-model-version": "2", "x-route-key": "k"}, Choice(V2, "version")),
         ({"x-model-version": 2}, Choice(V2, "version")),
-        ({"x-route-key": "k"}, Choice(assign((V1, V2), "k"), "route-key")),
+        ({"x-route-key": "k"}, Choice(assign(route(V1, V2), "k"), "route-key")),
         ({"x-variant": "", "x-model-version": "", "x-route-key": ""}, Choice(V1, "weight")),
         ({"other": "x"}, Choice(V1, "weight")),
         ({}, Choice(V1, "weight")),
@@ -41,7 +83,31 @@ CALLERS = [f"caller-{number}" for number in range(4000)]
 )
 def test_precedence(parameters, expected):
     """Forced variant, forced version, sticky key, chance: the first that is given decides."""
-    assert choose((V1, V2), parameters, unit=0.0) == expected
+    assert choose(table(V1, V2), parameters, unit=0.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name", "reason"),
+    [
+        ({"x-route-group": "beta", "x-route-key": "k"}, "v2", "header"),
+        ({"X-Route-Group": "staff"}, "v2", "header"),
+        ({"x-route-group": "beta", "x-route-region": "eu"}, "v2", "header"),
+        ({"x-route-region": "eu"}, "v1", "weight"),
+        ({"x-route-region": "eu", "x-route-tier": "1"}, "v3", "header"),
+        ({"x-route-group": "Beta"}, "v1", "weight"),
+        ({"x-route-group": "beta", "x-variant": "v1"}, "v1", "variant"),
+        ({"x-route-group": "beta", "x-model-version": "1"}, "v1", "version"),
+    ],
+    ids=str,
+)
+def test_header_rules(parameters, name, reason):
+    """The first variant all of whose headers have one of their values; before keys, after force."""
+    second = msgspec.structs.replace(V2, headers={"x-route-group": ("beta", "staff")})
+    third = msgspec.structs.replace(V3, headers={"x-route-region": ("eu",), "x-route-tier": ("1",)})
+
+    choice = choose(table(V1, second, third), parameters, unit=0.0)
+
+    assert (choice.variant.name, choice.reason) == (name, reason)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +120,17 @@ def test_precedence(parameters, expected):
 )
 def test_unknown_name_is_refused(parameters, message):
     """A forced variant that is not there is never silently replaced."""
-    with pytest.raises(InvalidRequest) as raised:
-        choose((V1, V2), parameters, unit=0.0)
+    with pytest.raises(InvalidRequest) as error:
+        choose(table(V1, V2), parameters, unit=0.0)
 
-    assert str(raised.value) == message
+    assert str(error.value) == message
+
+
+def test_first_variant_of_a_version_answers_for_it():
+    """Two variants may run the same network; the version alone means the first."""
+    same = replace(table(V1, V2), network_versions={"v1": "7", "v2": "7"})
+
+    assert choose(same, {"x-model-version": "7"}, 0.99).variant is V1
 
 
 @pytest.mark.parametrize(
@@ -65,85 +138,236 @@ def test_unknown_name_is_refused(parameters, message):
 )
 def test_chance_follows_the_weights(unit, name):
     """Weights 90 and 10 split the unit interval at 0.9."""
-    assert choose((V1, V2), {}, unit).variant.name == name
+    assert choose(table(V1, V2), {}, unit).variant.name == name
 
 
 def test_weight_zero_is_never_chosen():
     """A variant without weight is reached by force only, at either end of the list."""
-    variants = (replace(V1, weight=0), V2, replace(V3, weight=0))
+    variants = table(raised(V1, 0), V2, raised(V3, 0))
 
     chosen = {choose(variants, {}, unit).variant.name for unit in np.linspace(0, 1, 101, endpoint=False)}
-    assigned = {assign(variants, key).name for key in CALLERS}
+    assigned = {assign(variants.route, key).name for key in CALLERS}
 
     assert chosen == assigned == {"v2"}
 
 
-@pytest.mark.parametrize("variants", [(V1, V2), (V1, V2, V3)], ids=["two", "three"])
-def test_keys_share_by_weight(variants):
-    """Keys spread as the weights say; 3 % is over four standard deviations of 4,000 keys."""
-    counts = Counter(assign(variants, key).name for key in CALLERS)
+@given(drawn=st.lists(weights, min_size=2, max_size=5))
+def test_keys_share_by_weight(drawn):
+    """Keys spread as the weights say, over 2 to 5 variants; 0.04: five standard deviations of 4,000 keys."""
+    shared = route(*(Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)))
 
-    total = sum(variant.weight for variant in variants)
-    for variant in variants:
-        assert counts[variant.name] / len(CALLERS) == pytest.approx(variant.weight / total, abs=0.03)
+    counts = Counter(assign(shared, key).name for key in CALLERS)
 
-
-@pytest.mark.parametrize("weight", [10.5, 40.0, 5000.0], ids=lambda w: f"to-{w}")
-def test_raising_a_weight_only_adds_callers_to_it(weight):
-    """No caller is moved between variants that the change did not touch."""
-    variants, raised = (V1, V2, V3), (V1, replace(V2, weight=weight), V3)
-
-    moved = [(assign(variants, key).name, assign(raised, key).name) for key in CALLERS]
-
-    assert {after for before, after in moved if before != after} == {"v2"}
+    for name, share in shares(shared).items():
+        assert counts[name] / len(CALLERS) == pytest.approx(share, abs=0.04)
 
 
-def test_same_key_same_variant_everywhere():
-    """The assignment is a fixed function of name and key: these answers must never change."""
-    assigned = [assign((V1, replace(V2, weight=90.0)), key).name for key in ("alice", "bob", "carol", "dave")]
+@given(drawn=st.lists(weights, min_size=2, max_size=5), index=st.integers(0, 4), factor=st.floats(1.1, 50))
+def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
+    """No caller is moved between variants that the change did not touch, with 2 to 5 variants."""
+    variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
+    after = list(variants)
+    touched = after[index % len(after)]
+    after[index % len(after)] = raised(touched, touched.weight * factor)
 
-    assert assigned == ["v2", "v2", "v2", "v1"]
+    changes = [(assign(route(*variants), key).name, assign(route(*after), key).name) for key in CALLERS[:500]]
 
-
-def write(*entries: dict) -> str:
-    """Write a route as its config has it."""
-    return json.dumps(entries)
-
-
-ONE = {"name": "v1", "model": "classify_v1", "version": 1, "weight": 1}
+    assert {new for old, new in changes if old != new} <= {touched.name}
 
 
-def test_variants_are_read_with_their_network_version():
-    """The route learns the network's version from the pinned model, not from a second statement of it."""
-    variants = parse_variants(write(ONE), lambda model, version: f"{model}-{version}")
+@given(drawn=st.lists(weights, min_size=3, max_size=5), key=st.text(max_size=30))
+def test_removing_a_variant_moves_only_its_callers(drawn, key):
+    """Who was not on the variant that leaves stays where he was."""
+    variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
+    before = assign(route(*variants), key)
 
-    assert variants == (Variant("v1", "classify_v1", 1, 1, "classify_v1-1"),)
+    left = [variant for variant in variants if variant is not variants[-1]]
+
+    if before is not variants[-1]:
+        assert assign(route(*left), key) is before
+
+
+def test_salt_shuffles():
+    """Another salt is another experiment: who gets the candidate does not depend on who got the last one."""
+    first, second = route(V1, raised(V2, 90)), Route((V1, raised(V2, 90)), "v1", Salts("other", "b"))
+
+    pairs = Counter((assign(first, key).name, assign(second, key).name) for key in CALLERS)
+
+    # Four cells of a fair two-by-two table; 0.04 is five standard deviations.
+    assert all(count / len(CALLERS) == pytest.approx(0.25, abs=0.04) for count in pairs.values())
+    assert len(pairs) == 4
+
+
+def test_published_vectors_hold(root):
+    """docs/route_vectors.json says what any implementation must compute: these answers must never change."""
+    document = json.loads((root / "docs" / "route_vectors.json").read_text())
+
+    assert len(document["units"]) >= 5
+    assert len(document["assignments"]) >= 20
+    for case in document["units"]:
+        assert unit_of(case["salt"], case["name"], case["key"]) == case["unit"], case
+    for case in document["assignments"]:
+        variants = tuple(Variant(name, "m", 1, weight) for name, weight in case["weights"].items())
+        assert (
+            assign(Route(variants, variants[0].name, Salts(case["salt"], "b")), case["key"]).name
+            == case["variant"]
+        )
+
+
+def test_highest_score_is_assigned():
+    """What `explain` shows as scores is what decides."""
+    shown = route(V1, V2, V3)
+
+    for key in CALLERS[:200]:
+        best = max(shown.variants, key=lambda variant: score(variant, SALTS.variants, key))
+        assert best is assign(shown, key)
+
+
+@pytest.mark.parametrize("percent", [0, 30, 100], ids=lambda percent: f"{percent} %")
+def test_shadow_gets_its_share(percent):
+    """By key always the same ones, by chance so many; 0.04 is five standard deviations of 4,000."""
+    shadow = msgspec.structs.replace(SHADOW, percent=percent)
+
+    by_key = [is_mirrored(shadow, "b", key, unit=0.5) for key in CALLERS]
+    by_chance = [is_mirrored(shadow, "b", "", unit) for unit in np.linspace(0, 1, 4000, endpoint=False)]
+
+    assert np.mean(by_key) == pytest.approx(percent / 100, abs=0.04)
+    assert np.mean(by_chance) == pytest.approx(percent / 100, abs=0.001)
+    assert by_key == [is_mirrored(shadow, "b", key, unit=0.1) for key in CALLERS]
+
+
+def test_raising_a_percentage_only_adds_keys():
+    """Who is mirrored at 30 % is at 60 %."""
+    more = msgspec.structs.replace(SHADOW, percent=60)
+
+    before = {key for key in CALLERS if is_mirrored(SHADOW, "b", key, 0.5)}
+
+    assert before < {key for key in CALLERS if is_mirrored(more, "b", key, 0.5)}
+
+
+def test_route_survives_its_own_text():
+    """What is written is what was read; what is default is not written."""
+    full = route(V1, V2, shadows=(SHADOW,), max_in_flight=7, generation=3)
+
+    assert parse_route(format_route(full)) == full
+    assert set(json.loads(format_route(route(V1)))) == {"variants", "default", "salts"}
+
+
+def changed(**fields) -> bytes:
+    """Write a route with other fields."""
+    return json.dumps(ROUTE | fields).encode()
+
+
+def variant(**fields) -> bytes:
+    """Write a route whose only variant has other fields."""
+    return changed(variants=[ONE | fields])
+
+
+SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[", "variants must be JSON: Expecting value"),
-        ("{}", "variants must be a JSON list, got dict"),
-        ("[]", "one weight must be positive, got []"),
-        ("[1]", "a variant must have name, model, version, weight, got 1"),
-        (write({"name": "v1"}), 'a variant must have name, model, version, weight, got {"name": "v1"}'),
-        (write(ONE | {"wieght": 1}), "a variant must have name, model, version, weight, got {"),
-        (write(ONE, ONE), "variant names must differ, got ['v1', 'v1']"),
-        (write(ONE | {"weight": 0}), "one weight must be positive, got [0]"),
-        (write(ONE | {"weight": -1}), "weight must be a finite number from 0 on, got -1"),
-        (write(ONE | {"weight": "half"}), 'weight must be a finite number from 0 on, got "half"'),
-        (write(ONE | {"weight": float("nan")}), "weight must be a finite number from 0 on, got NaN"),
-        (write(ONE | {"weight": True}), "weight must be a finite number from 0 on, got true"),
-        (write(ONE | {"version": -1}), "version must be a version number from 1 on, got -1"),
-        (write(ONE | {"model": 5}), "model must be a model's name, got 5"),
-        (write(ONE | {"name": "v" * 65}), "name must be 1 to 64 bytes of text"),
+        (b'{"variants": [', "Input data was truncated"),
+        (b"", "Input data was truncated"),
+        (b"\xff", "JSON is malformed: invalid character (byte 0)"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}", "Object missing required field `variants`"),
+        (changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
+        (changed(variants=[1]), "Expected `object`, got `int` - at `$.variants[0]`"),
+        (changed(wieghts=1), "Object contains unknown field `wieghts`, known are: variants, default, salts"),
+        (changed(default="v9"), "default must be one of v1, got 'v9'"),
+        (changed(salts={"variants": "", "shadows": "b"}), "Expected `str` matching regex"),
+        (changed(salts={"variants": "ü", "shadows": "b"}), "Expected `str` matching regex"),
+        (changed(salts={"variants": "s" * 65, "shadows": "b"}), "Expected `str` matching regex"),
+        (changed(salts={"variants": "a"}), "Object missing required field `shadows` - at `$.salts`"),
+        (changed(max_in_flight=0), "Expected `int` >= 1 - at `$.max_in_flight`, got 0"),
+        (changed(max_in_flight=257), "Expected `int` <= 256 - at `$.max_in_flight`, got 257"),
+        (changed(shadow_max_in_flight=-1), "Expected `int` >= 0 - at `$.shadow_max_in_flight`, got -1"),
+        (changed(generation=-1), "Expected `int` >= 0 - at `$.generation`, got -1"),
+        (changed(breaker={"error_ratio": 0}), "Expected `float` > 0.0 - at `$.breaker.error_ratio`, got 0"),
+        (
+            changed(breaker={"ratio": 1}),
+            "Object contains unknown field `ratio` - at `$.breaker`, known are: window_s",
+        ),
+        (changed(variants=[ONE, ONE]), "names of variants and shadows must differ, got v1, v1"),
+        (
+            changed(shadows=[SHADOWS[0] | {"name": "v1"}]),
+            "names of variants and shadows must differ, got v1, v1",
+        ),
+        (
+            changed(shadows=[SHADOWS[0] | {"percent": 101}]),
+            "Expected `int` <= 100 - at `$.shadows[0].percent`, got 101",
+        ),
+        (changed(shadows=SHADOWS * 9), "Expected `array` of length <= 8 - at `$.shadows`"),
+        (variant(weight=0), "one weight must be positive, got 0 for all"),
+        (variant(weight=-1), "Expected `int` >= 0 - at `$.variants[0].weight`, got -1"),
+        (variant(weight=-0.5), "Expected `float` >= 0.0 - at `$.variants[0].weight`, got -0.5"),
+        (variant(weight="half"), "Expected `int | float`, got `str` - at `$.variants[0].weight`"),
+        (variant(weight=float("nan")), "JSON is malformed: invalid character"),
+        (variant(weight=True), "Expected `int | float`, got `bool` - at `$.variants[0].weight`"),
+        (
+            variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),
+            "Number out of range - at `$.variants[0]",
+        ),
+        (variant(version=0), "Expected `int` >= 1 - at `$.variants[0].version`, got 0"),
+        (variant(model=5), "Expected `str`, got `int` - at `$.variants[0].model`"),
+        (variant(model=""), "Expected `str` of length >= 1 - at `$.variants[0].model`"),
+        (variant(name="v" * 65), "Expected `str` matching regex"),
+        (variant(name="v 1"), "Expected `str` matching regex"),
+        (variant(name="v1\n"), "Expected `str` matching regex"),
+        (
+            variant(wieght=1),
+            "Object contains unknown field `wieght` - at `$.variants[0]`, known are: name, model",
+        ),
+        (variant(deadline_ms=0), "Expected `int` >= 1 - at `$.variants[0].deadline_ms`, got 0"),
+        (variant(headers={"x-api-key": ["a"]}), "Expected `str` matching regex '^x-route-"),
+        (variant(headers={"x-route-a": []}), "Expected `array` of length >= 1"),
     ],
-    ids=lambda value: value[:40],
+    ids=lambda value: repr(value)[:60],
 )
-def test_wrong_route_fails_the_load(text, message):
+def test_wrong_route_is_refused(text, message):
     """A route that could not serve is refused with what was expected and what came."""
-    with pytest.raises(InvalidConfig) as raised:
-        parse_variants(text, lambda model, version: "1")
+    with pytest.raises(InvalidConfig) as error:
+        parse_route(text)
 
-    assert str(raised.value).startswith(message)
+    assert str(error.value).startswith(message)
+
+
+def test_published_schema_is_the_one_in_use(root):
+    """docs/route.schema.json is what the router checks by (`make docs`)."""
+    schema = json.loads((root / "docs" / "route.schema.json").read_text())
+
+    assert schema == json.loads(json.dumps(json_schema()))
+    Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        (changed(), True),
+        (variant(weight=0.5, headers={"x-route-group": ["beta"]}), True),
+        (changed(wieghts=1), False),
+        (variant(wieght=1), False),
+        (variant(weight=-1), False),
+        (variant(name="v 1"), False),
+        (variant(headers={"x-api-key": ["a"]}), False),
+        (changed(max_in_flight=257), False),
+        (changed(breaker={"error_ratio": 0}), False),
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+def test_published_schema_judges_as_the_router_does(text, is_valid):
+    """Another validator accepts and refuses the same texts, so an editor warns before the router does."""
+    assert Draft202012Validator(json_schema()).is_valid(json.loads(text)) is is_valid
+    with nullcontext() if is_valid else pytest.raises(InvalidConfig):
+        parse_route(text)
+
+
+def test_every_field_of_the_schema_is_described():
+    """An editor shows what a field means."""
+    for name, definition in json_schema()["$defs"].items():
+        for field, about in definition["properties"].items():
+            referenced = "$ref" in str(about)
+            assert referenced or about.get("description"), f"{name}.{field}"

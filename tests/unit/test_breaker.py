@@ -1,0 +1,161 @@
+"""The circuit breaker and the retry budget, with a clock of the test's own."""
+
+import pytest
+
+from python_backend.breaker import Breaker, RetryBudget, State
+from python_backend.routing import BreakerSettings
+
+SETTINGS = BreakerSettings(window_s=1.0, min_requests=5, error_ratio=0.5, open_s=5.0)
+GOOD, BAD, NEITHER = False, True, None
+
+
+def feed(breaker: Breaker, outcomes, start: float = 0.0, step: float = 0.01) -> float:
+    """Record outcomes one after the other; returns the time of the last."""
+    for number, outcome in enumerate(outcomes):
+        breaker.record(outcome, start + number * step)
+    return start + (len(outcomes) - 1) * step
+
+
+def opened() -> Breaker:
+    """Return a breaker that opened at 0.04 s."""
+    breaker = Breaker(SETTINGS)
+    feed(breaker, [BAD] * 5)
+    assert breaker.state is State.OPEN
+    return breaker
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "state"),
+    [
+        ([GOOD] * 100, State.CLOSED),
+        ([BAD] * 4, State.CLOSED),
+        ([BAD] * 5, State.OPEN),
+        ([BAD, BAD, BAD, GOOD, GOOD], State.OPEN),
+        ([BAD, BAD, GOOD, GOOD, GOOD], State.CLOSED),
+        ([GOOD] * 50 + [BAD] * 49, State.CLOSED),
+        ([GOOD] * 50 + [BAD] * 50, State.OPEN),
+        ([NEITHER] * 50, State.CLOSED),
+        ([BAD, NEITHER] * 4, State.CLOSED),
+    ],
+    ids=[
+        "all good",
+        "too few",
+        "enough",
+        "more than half",
+        "less than half",
+        "just not half of the window",
+        "half of the window",
+        "nothing said",
+        "too few that say something",
+    ],
+)
+def test_opens_on_ratio_with_a_minimum(outcomes, state):
+    """Half of at least five requests of the last second must fail."""
+    breaker = Breaker(SETTINGS)
+
+    feed(breaker, outcomes)
+
+    assert breaker.state is state
+
+
+def test_old_successes_do_not_hide_a_failure():
+    """A thousand good requests, then a dead variant that takes a second to say so: three failures open it."""
+    breaker = Breaker(SETTINGS)
+
+    last = feed(breaker, [GOOD] * 1000, step=0.001)
+    feed(breaker, [BAD] * 3, start=last + 1.1)
+
+    assert breaker.state is State.OPEN
+
+
+def test_slow_traffic_is_judged_by_its_last_requests():
+    """With one request every ten seconds the window is empty; the last five count."""
+    breaker = Breaker(SETTINGS)
+
+    feed(breaker, [GOOD] * 5 + [BAD] * 2, step=10.0)
+    assert breaker.state is State.CLOSED
+    breaker.record(BAD, 70.0)
+
+    assert breaker.state is State.OPEN
+
+
+def test_open_lets_nothing_through_until_its_time():
+    """After open_s exactly one request tries."""
+    breaker = opened()
+
+    assert [breaker.allows(at) for at in (0.05, 2.0, 5.03)] == [False] * 3
+    assert [breaker.allows(5.05), breaker.allows(5.06), breaker.allows(60.0)] == [True, False, False]
+    assert breaker.state is State.HALF_OPEN
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "allows_next"),
+    [(GOOD, State.CLOSED, True), (BAD, State.OPEN, False), (NEITHER, State.HALF_OPEN, True)],
+    ids=["good", "bad", "neither"],
+)
+def test_trial_decides(outcome, state, allows_next):
+    """A good trial closes, a bad one opens for as long again, and one that says nothing lets another try."""
+    breaker = opened()
+    assert breaker.allows(6.0)
+
+    breaker.record(outcome, 6.1, is_trial=True)
+
+    assert breaker.state is state
+    assert breaker.allows(6.2) is allows_next
+
+
+def test_requests_from_before_do_not_decide_a_trial():
+    """What was in flight when the breaker opened says nothing about the variant now."""
+    breaker = opened()
+    breaker.allows(6.0)
+
+    breaker.record(BAD, 6.1)
+    breaker.record(GOOD, 6.1)
+
+    assert (breaker.state, breaker.allows(6.2)) == (State.HALF_OPEN, False)
+
+
+def test_closed_again_starts_afresh():
+    """The failures from before are forgotten: four more do not open it."""
+    breaker = opened()
+    breaker.allows(6.0)
+    breaker.record(GOOD, 6.1, is_trial=True)
+
+    feed(breaker, [BAD] * 4, start=6.2)
+
+    assert breaker.state is State.CLOSED
+
+
+def test_every_turn_is_told():
+    """Whoever shows the state hears of each change, in order."""
+    told: list[State] = []
+    breaker = Breaker(SETTINGS, told.append)
+
+    feed(breaker, [BAD] * 5)
+    breaker.allows(6.0)
+    breaker.record(BAD, 6.1, is_trial=True)
+    breaker.allows(12.0)
+    breaker.record(GOOD, 12.1, is_trial=True)
+
+    assert told == [State.OPEN, State.HALF_OPEN, State.OPEN, State.HALF_OPEN, State.CLOSED]
+
+
+def test_budget_allows_few_retries():
+    """Of ten tokens more than half must be left: four in a row, then none."""
+    budget = RetryBudget()
+
+    assert [budget.may_retry() for _ in range(6)] == [True] * 4 + [False] * 2
+
+
+def test_successes_earn_retries():
+    """Ten requests that need none pay for one more; never more than ten tokens are kept."""
+    budget = RetryBudget()
+    for _ in range(1000):
+        budget.succeeded()
+    spent = [budget.may_retry() for _ in range(10)]
+
+    for _ in range(65):
+        budget.succeeded()
+
+    assert spent.count(True) == 4
+    assert budget.may_retry()

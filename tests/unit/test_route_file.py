@@ -1,0 +1,245 @@
+"""The route file: read against its repository, replaced atomically, watched while it changes."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from python_backend import route_file
+from python_backend.errors import InvalidConfig
+from python_backend.model_config import ModelConfig
+from python_backend.route_file import RouteWatch, check_ready, path_of, read_table
+
+ROUTE = {
+    "variants": [
+        {"name": "v1", "model": "net", "version": 1, "weight": 9},
+        {"name": "v2", "model": "pinned", "version": 1, "weight": 1},
+    ],
+    "default": "v1",
+    "salts": {"variants": "a", "shadows": "b"},
+}
+STEP = 'model_name: "net" model_version: 2 output_map { key: "y" value: "scores" }'
+PINNED = f"ensemble_scheduling {{ step {{ {STEP} }} }}"
+
+
+def write(route: dict) -> bytes:
+    """Write a route as JSON."""
+    return json.dumps(route).encode()
+
+
+@pytest.fixture
+def config(tmp_path) -> ModelConfig:
+    """A route in a repository of a network with two versions and a pinned ensemble."""
+    for folder in ("r/1", "net/1", "net/2", "pinned/1"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "pinned" / "config.pbtxt").write_text(PINNED)
+    (tmp_path / "r" / "config.pbtxt").write_text(
+        'backend: "ab_router" output { name: "scores" } '
+        'parameters { key: "route" value { string_value: "r.route.json" } }'
+    )
+    (tmp_path / "r.route.json").write_bytes(write(ROUTE))
+    return ModelConfig.from_file(tmp_path / "r", 1)
+
+
+@pytest.fixture
+def ready() -> set[tuple[str, int]]:
+    """What can be called; the test may change it."""
+    return {("net", 1), ("net", 2), ("pinned", 1)}
+
+
+@pytest.fixture
+def watch(config, ready) -> RouteWatch:
+    """A watch of the route."""
+    return RouteWatch(config, lambda model, version: (model, version) in ready)
+
+
+def test_table_knows_the_networks_behind_the_variants(config):
+    """A network is known by its own version, an ensemble by that of the network it pins."""
+    table = read_table(config, write(ROUTE))
+
+    assert table.network_versions == {"v1": "1", "v2": "2"}
+    assert [variant.weight for variant in table.route.variants] == [9, 1]
+    assert len(table.sha256) == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "nope"}, "names version 1 of 'nope', which is not there"),
+        ({"version": 7}, "names version 7 of 'net', which is not there"),
+        ({"model": "../net"}, "names '../net', which is not a folder beside it"),
+        ({"model": "x" * 300}, "cannot read what the route names: .*too long"),
+    ],
+    ids=["model", "version", "outside", "name"],
+)
+def test_what_a_route_names_must_be_there(config, change, message):
+    """A model or version that is not in the repository is refused by name."""
+    route = ROUTE | {"variants": [ROUTE["variants"][0] | change]}
+
+    with pytest.raises(InvalidConfig, match=message):
+        read_table(config, write(route))
+
+
+def test_shadows_are_checked_too(config):
+    """A shadow that is not there would only fail later, unseen."""
+    shadow = {"name": "dark", "model": "nope", "version": 1, "percent": 1}
+
+    with pytest.raises(InvalidConfig, match="'nope', which is not there"):
+        read_table(config, write(ROUTE | {"shadows": [shadow]}))
+
+
+@pytest.mark.parametrize("name", ["r/r.route.json", "net/1/r.json", "./r/../net/r.json"])
+def test_file_in_a_models_folder_is_refused(config, name):
+    """Triton would take its change for one of the model."""
+    inside = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
+
+    with pytest.raises(InvalidConfig, match="the route must lie outside model folders, got '"):
+        path_of(inside)
+
+
+@pytest.mark.parametrize("name", ["r.route.json", "../routes/r.json", "/routes/r.json"])
+def test_file_may_lie_beside_the_models_or_elsewhere(config, name):
+    """Relative to the repository, or absolute."""
+    outside = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
+
+    assert path_of(outside) == config.folder.parent / name
+
+
+def test_unchanged_file_is_nothing_new(watch):
+    """A file that is only touched is the same route."""
+    os.utime(watch.path)
+
+    assert watch.poll() is None
+
+
+def test_changed_file_is_taken_once(watch):
+    """The new table is returned, and then it is the one in use."""
+    route_file.replace(watch.path, write(ROUTE | {"generation": 1}))
+
+    assert watch.poll().route.generation == watch.table.route.generation == 1
+    assert watch.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "Input data was truncated"),
+        (write(ROUTE)[:50], "Input data was truncated"),
+        (write(ROUTE | {"default": "v9"}), "default must be one of v1, v2, got 'v9'"),
+        (
+            write(ROUTE | {"variants": [ROUTE["variants"][0] | {"version": 2, "model": "pinned"}]}),
+            "not there",
+        ),
+        (None, "cannot read '.*r.route.json': No such file or directory"),
+    ],
+    ids=["empty", "half", "wrong", "unknown version", "gone"],
+)
+def test_wrong_file_changes_nothing_and_is_told_once(watch, text, message):
+    """The old table stays, the reason is raised at the first look, and mending the file mends all."""
+    before = watch.table
+    watch.path.write_bytes(text) if text is not None else watch.path.unlink()
+
+    with pytest.raises(InvalidConfig, match=message):
+        watch.poll()
+    assert [watch.poll(), watch.poll()] == [None, None]
+    assert watch.table is before
+
+    watch.path.write_bytes(write(ROUTE | {"generation": 5}))
+    assert watch.poll().route.generation == 5
+
+
+def test_each_fault_is_told_again(watch):
+    """The same fault after the file was right in between is news."""
+    good = watch.path.read_bytes()
+    for _ in range(2):
+        watch.path.write_bytes(b"[")
+        with pytest.raises(InvalidConfig):
+            watch.poll()
+        watch.path.write_bytes(good)
+        assert watch.poll() is None
+
+
+def test_version_that_becomes_ready_is_taken(watch, ready):
+    """A file may come before its model: it is looked at until the version can be called."""
+    ready.remove(("pinned", 1))
+    watch.path.write_bytes(write(ROUTE | {"generation": 1}))
+
+    with pytest.raises(InvalidConfig, match="'v2' names version 1 of 'pinned': not ready"):
+        watch.poll()
+    assert watch.poll() is None
+    ready.add(("pinned", 1))
+
+    assert watch.poll().route.generation == 1
+
+
+def test_route_is_read_before_its_models_are_ready(config, ready):
+    """At a server's start all models load at once, in any order."""
+    watch = RouteWatch(config, lambda model, version: pytest.fail("asked at load"))
+
+    assert watch.table.network_versions == {"v1": "1", "v2": "2"}
+
+
+def test_wrong_file_fails_the_load(config):
+    """There is no table to fall back on."""
+    path_of(config).write_text("{}")
+
+    with pytest.raises(InvalidConfig, match="missing required field `variants`"):
+        RouteWatch(config, lambda model, version: True)
+
+
+def test_readiness_asks_for_variants_and_shadows(config):
+    """Everything the route names is asked for."""
+    shadow = {"name": "dark", "model": "net", "version": 2, "percent": 1}
+    asked = []
+    table = read_table(config, write(ROUTE | {"shadows": [shadow]}))
+
+    check_ready(table.route, lambda model, version: asked.append((model, version)) or True)
+
+    assert asked == [("net", 1), ("pinned", 1), ("net", 2)]
+
+
+def test_reader_never_sees_half_a_file(tmp_path):
+    """While two texts replace each other, a reader gets one or the other."""
+    path, texts = tmp_path / "route.json", [b"a" * 100_000, b"b" * 70_000]
+    route_file.replace(path, texts[0])
+    stop, seen = threading.Event(), set()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.add(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(200):
+        route_file.replace(path, texts[number % 2])
+    stop.set()
+    reader.join()
+
+    assert seen <= set(texts)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_link_and_mode_stay(tmp_path):
+    """What a link leads to is replaced, and who may read the file still may."""
+    (tmp_path / "real").mkdir()
+    real, link = tmp_path / "real" / "route.json", tmp_path / "route.json"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+
+    route_file.replace(link, b"new")
+
+    assert (real.read_text(), link.is_symlink(), real.stat().st_mode & 0o777) == ("new", True, 0o640)
+
+
+def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    """A full disk costs the change, not the file, and leaves no temporary one."""
+    path = tmp_path / "route.json"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
+
+    with pytest.raises(OSError, match="disk full"):
+        route_file.replace(path, b"new")
+
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("route.json", "old")]

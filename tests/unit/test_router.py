@@ -1,0 +1,622 @@
+"""The router's own logic, with variants that are functions of the test and a clock that the test moves."""
+
+import os
+import threading
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pytest
+
+from python_backend.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidImage,
+    InvalidRequest,
+    Overloaded,
+    ServingError,
+    Unavailable,
+)
+from python_backend.metrics import ROUTE_METRICS
+from python_backend.router import UNNOTICED_S, Router
+from python_backend.routing import Route, Salts, Shadow, Table, Variant
+
+CAT, DOG = np.array([[0.9, 0.1]], np.float32), np.array([[0.2, 0.8]], np.float32)
+V1 = Variant("v1", "m1", 1, 1)
+V2 = Variant("v2", "m2", 1, 1, deadline_ms=1000)
+DARK = Shadow("dark", "m3", 1, 100)
+ROUTE = Route((V1, V2), "v1", Salts("a", "b"))
+WITH_SHADOW = msgspec.structs.replace(ROUTE, shadows=(DARK,))
+TO_V1, TO_V2 = {"x-variant": "v1"}, {"x-variant": "v2"}
+# Keys that are assigned to one variant each, so that tests need no chance.
+KEY_V1, KEY_V2 = {"x-route-key": "a"}, {"x-route-key": "b"}
+
+
+class World:
+    """A router, its clock, what it has counted and logged, and what its models answer."""
+
+    def __init__(self, route: Route = ROUTE) -> None:
+        self.now, self.log = 1000.0, []
+        self.counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
+        self.models: dict[str, Callable[[], np.ndarray]] = {
+            "m1": lambda: CAT,
+            "m2": lambda: CAT,
+            "m3": lambda: CAT,
+        }
+        self.called: list[str] = []
+        self.router = Router(in_use(route), self, self.log.append, lambda: self.now, lambda: 0.0)
+
+    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
+        """Count, as the metrics page would; a name that it does not know fails the test."""
+        is_sum = ROUTE_METRICS[name].kind != "HISTOGRAM"
+        self.counts[name, tuple(sorted(labels.items()))] += value if is_sum else 1
+
+    def count(self, name: str, **labels: str) -> float:
+        """Return what was counted, summed over all other labels."""
+        wanted = set(labels.items())
+        return sum(n for (family, found), n in self.counts.items() if family == name and wanted <= set(found))
+
+    def fail(self, model: str, error: Exception) -> None:
+        """Let a model raise from now on."""
+
+        def answer() -> np.ndarray:
+            raise type(error)(*error.args)  # one raised twice would keep what it was raised in before
+
+        self.models[model] = answer
+
+    def ask(self, parameters: dict | None = None, **options) -> "Request":
+        """Send one request through the router; returns it with its answer."""
+        request = Request(self, parameters or {}, **options)
+        if ticket := self.router.admit(request):
+            self.router.handle(ticket)
+        return request
+
+
+class Request:
+    """One request: what it carries and what became of it."""
+
+    def __init__(self, world: World, parameters: dict, timeout_s: float = 0.0, is_gone: bool = False) -> None:
+        self.timeout_s = timeout_s
+        self.timeouts: list[float] = []
+        self.answers: list[tuple[str, str, str]] = []
+        self.errors: list[ServingError] = []
+        self._world, self._parameters, self._is_gone = world, parameters, is_gone
+
+    def parameters(self):
+        """Return what the client sent."""
+        return self._parameters
+
+    def is_cancelled(self) -> bool:
+        """Tell whether the client has left."""
+        return self._is_gone
+
+    def call(self, model: str, version: int, timeout_s: float) -> np.ndarray:
+        """Ask a model of the world."""
+        self._world.called.append(model)
+        self.timeouts.append(timeout_s)
+        return self._world.models[model]()
+
+    def scores(self, response: np.ndarray) -> np.ndarray:
+        """Return the response, which is nothing but scores."""
+        return response
+
+    def answer(self, response: np.ndarray, variant: str, version: str, reason: str) -> None:
+        """Keep the answer."""
+        self.answers.append((variant, version, reason))
+
+    def refuse(self, error: ServingError) -> None:
+        """Keep the error."""
+        self.errors.append(error)
+
+    @property
+    def outcome(self) -> tuple[str, str, str] | str:
+        """What the client got, exactly once."""
+        assert len(self.answers) + len(self.errors) == 1, (self.answers, self.errors)
+        return self.answers[0] if self.answers else str(self.errors[0])
+
+
+def in_use(route: Route) -> Table:
+    """Put a route into use, whose networks have the versions 11, 12, …"""
+    return Table(route, "", {variant.name: f"1{variant.name[1:]}" for variant in route.variants})
+
+
+@pytest.fixture
+def world() -> World:
+    """A router of two variants, of which v1 is the default."""
+    return World()
+
+
+def break_v2(world: World, error: Exception | None = None) -> None:
+    """Let v2 fail until its breaker opens."""
+    world.fail("m2", error or InferenceFailed("no"))
+    for _ in range(5):
+        world.ask(TO_V2)
+    assert world.count("breaker_state", variant="v2") == 2
+
+
+@pytest.mark.parametrize(
+    ("parameters", "outcome"),
+    [
+        (TO_V2, ("v2", "12", "variant")),
+        ({"x-model-version": "11"}, ("v1", "11", "version")),
+        (KEY_V1, ("v1", "11", "route-key")),
+        (KEY_V2, ("v2", "12", "route-key")),
+        ({}, ("v1", "11", "weight")),
+        ({"x-variant": "v9"}, "invalid request: unknown x-variant 'v9', known are: v1, v2"),
+    ],
+    ids=str,
+)
+def test_answer_names_variant_version_and_reason(world, parameters, outcome):
+    """Each request gets exactly one answer, and is counted once with the reason."""
+    assert world.ask(parameters).outcome == outcome
+    assert world.count("requests_total") == 1
+    if isinstance(outcome, tuple):
+        variant, version, reason = outcome
+        assert (
+            world.count("requests_total", variant=variant, version=version, reason=reason, outcome="ok") == 1
+        )
+        assert world.count("request_duration_seconds", variant=variant, outcome="ok") == 1
+    else:
+        assert world.count("requests_total", variant="", outcome="invalid_request") == 1
+    assert world.count("in_flight") == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "outcome"),
+    [
+        (InvalidImage("x"), "invalid image: x", "invalid_image"),
+        (InferenceFailed("x"), "inference failed: x", "inference_failed"),
+        (Overloaded("x"), "overloaded: x", "overloaded"),
+        (KeyError("x"), "inference failed: KeyError: 'x'", "inference_failed"),
+    ],
+    ids=str,
+)
+def test_variants_error_is_the_answer(world, error, text, outcome):
+    """Whatever a variant raises reaches the client as an error, and is counted."""
+    world.fail("m2", error)
+
+    assert world.ask(TO_V2).outcome == text
+    assert world.count("requests_total", variant="v2", outcome=outcome) == 1
+
+
+def test_request_over_the_limit_is_refused_at_once():
+    """The third of two allowed gets the numbers; places come back with the answers."""
+    world = World(msgspec.structs.replace(ROUTE, max_in_flight=2))
+    tickets = [world.router.admit(Request(world, {})) for _ in range(2)]
+
+    assert world.ask().outcome == "overloaded: 2 in flight, limit 2"
+    for ticket in tickets:
+        world.router.handle(ticket)
+    assert world.ask().outcome == ("v1", "11", "weight")
+    assert world.count("shed_total") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [None, InvalidRequest("x"), Unavailable("x"), DeadlineExceeded("x")], ids=str
+)
+def test_every_place_comes_back(error):
+    """Whatever happens to a request, the next one finds its place free."""
+    world = World(msgspec.structs.replace(ROUTE, max_in_flight=1))
+    if error:
+        world.fail("m1", error)
+
+    for _ in range(3):
+        assert not str(world.ask().outcome).startswith("overloaded")
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "expected_s"), [(0.0, 1.0), (0.2, 0.2), (5.0, 1.0)], ids=["none", "shorter", "longer"]
+)
+def test_variant_is_told_the_time_left(world, asked_s, expected_s):
+    """The variant's deadline or the caller's, whichever is shorter."""
+    assert world.ask(TO_V2, timeout_s=asked_s).timeouts == [pytest.approx(expected_s)]
+
+
+def hang_v2(world: World, **options) -> tuple[Request, threading.Event, threading.Thread]:
+    """Send a request to a v2 that does not answer until the event is set."""
+    release, reached = threading.Event(), threading.Event()
+
+    def wait() -> np.ndarray:
+        reached.set()
+        assert release.wait(60)
+        return CAT
+
+    world.models["m2"] = wait
+    request = Request(world, TO_V2, **options)
+    thread = threading.Thread(target=world.router.handle, args=(world.router.admit(request),))
+    thread.start()
+    assert reached.wait(60)
+    return request, release, thread
+
+
+@pytest.mark.parametrize(("asked_s", "is_own"), [(0.0, True), (0.5, False)], ids=["variant's", "caller's"])
+def test_late_variant_is_not_waited_for(world, asked_s, is_own):
+    """At the deadline the client is told; what comes later is counted, not sent."""
+    request, release, thread = hang_v2(world, timeout_s=asked_s)
+    world.router.expire()
+    assert (request.answers, request.errors) == ([], [])
+
+    world.now += asked_s or 1.0
+    world.router.expire()
+    world.router.expire()
+
+    assert request.outcome.startswith("deadline exceeded: variant 'v2' has not answered in ")
+    assert world.count("in_flight", variant="v2") == 1
+    release.set()
+    thread.join()
+    assert request.outcome.startswith("deadline exceeded")
+    assert (world.count("in_flight"), world.count("late_total", variant="v2")) == (0, 1)
+    assert world.count("requests_total") == 1
+
+
+@pytest.mark.parametrize(("asked_s", "state"), [(0.0, 2), (0.001, 0)], ids=["variant's", "caller's"])
+def test_only_the_variants_own_deadline_is_its_fault(world, asked_s, state):
+    """A caller in a hurry says nothing about the variant."""
+    world.fail("m2", DeadlineExceeded("x"))
+    for _ in range(10):
+        world.ask(TO_V2, timeout_s=asked_s)
+
+    assert world.count("breaker_state", variant="v2") == state
+
+
+def test_open_breaker_sends_traffic_to_the_default(world):
+    """Who would have got v2 gets the default, and is told why; v2 is left alone."""
+    break_v2(world)
+    world.called.clear()
+
+    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
+    assert world.called == ["m1"]
+    assert world.log == ["variant 'v2': breaker open"]
+
+
+def test_forced_variant_is_never_replaced(world):
+    """Who asks for v2 by name is refused at once while it fails, not answered by another."""
+    break_v2(world)
+    world.called.clear()
+
+    assert world.ask(TO_V2).outcome == "unavailable: variant 'v2' failing, tried again every 5 s"
+    assert world.called == []
+    assert world.count("requests_total", variant="v2", outcome="unavailable", reason="variant") == 1
+
+
+def test_failing_default_fails_fast(world):
+    """There is nothing behind the default: its requests are refused without a call."""
+    world.fail("m1", InferenceFailed("no"))
+    for _ in range(5):
+        world.ask(TO_V1)
+    world.called.clear()
+
+    assert world.ask(KEY_V1).outcome == "unavailable: variant 'v1' failing, tried again every 5 s"
+    assert world.called == []
+    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+
+
+def test_both_failing_names_both(world):
+    """When v2 fails and its stand-in too, the error says so."""
+    break_v2(world)
+    world.fail("m1", InferenceFailed("no"))
+    for _ in range(5):
+        world.ask(TO_V1)
+
+    assert world.ask(KEY_V2).outcome == "unavailable: variant 'v2' and 'v1' failing, tried again every 5 s"
+
+
+def test_variant_comes_back_by_itself(world):
+    """After open_s one request tries; when it succeeds all go there again."""
+    break_v2(world)
+    world.models["m2"] = lambda: CAT
+    world.now += 5.0
+
+    assert [world.ask(KEY_V2).outcome[2] for _ in range(3)] == ["route-key"] * 3
+    assert world.count("breaker_state", variant="v2") == 0
+    assert world.log[-1] == "variant 'v2': breaker closed"
+
+
+def test_one_request_tries_at_a_time(world):
+    """While the trial is under way the others go on to the default."""
+    break_v2(world)
+    world.now += 5.0
+    request, release, thread = hang_v2(world)
+
+    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
+    release.set()
+    thread.join()
+    assert request.outcome == ("v2", "12", "variant")
+    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+
+
+def test_trial_that_hangs_opens_the_breaker_again(world):
+    """A trial past its deadline is a failed one, though its call has not come back."""
+    break_v2(world)
+    world.now += 5.0
+    _, release, thread = hang_v2(world)
+    world.now += 1.0
+
+    world.router.expire()
+
+    assert world.count("breaker_state", variant="v2") == 2
+    release.set()
+    thread.join()
+    assert world.count("breaker_state", variant="v2") == 2
+
+
+def test_bad_images_never_open_a_breaker(world):
+    """The client's fault is not the variant's."""
+    world.fail("m2", InvalidImage("x"))
+    for _ in range(50):
+        world.ask(TO_V2)
+
+    assert world.count("breaker_state", variant="v2") == 0
+
+
+def test_unreachable_variant_is_retried_on_the_default(world):
+    """A request that its variant cannot have seen is sent once more, and says so."""
+    world.fail("m2", Unavailable("x"))
+
+    assert world.ask(KEY_V2).outcome == ("v1", "11", "retry")
+    assert world.called == ["m2", "m1"]
+    assert world.count("requests_total", variant="v2", outcome="unavailable") == 1
+    assert world.count("requests_total", variant="v1", outcome="ok", reason="retry") == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [
+        (TO_V2, Unavailable("x")),
+        (KEY_V2, InferenceFailed("x")),
+        (KEY_V2, Overloaded("x")),
+        (KEY_V2, DeadlineExceeded("x")),
+        (KEY_V2, InvalidImage("x")),
+    ],
+    ids=["forced", "failed", "overloaded", "late", "bad image"],
+)
+def test_nothing_else_is_retried(world, parameters, error):
+    """What the variant may have run, what is shed or late, and what was asked for by name is sent once."""
+    world.fail("m2", error)
+
+    assert world.ask(parameters).outcome == str(error)
+    assert world.called == ["m2"]
+
+
+def test_retries_have_a_budget():
+    """Four in a row, then failures are answered as such: retries never double the load."""
+    world = World(
+        msgspec.structs.replace(ROUTE, breaker=msgspec.structs.replace(ROUTE.breaker, min_requests=99))
+    )
+    world.fail("m2", Unavailable("x"))
+
+    outcomes = [world.ask(KEY_V2).outcome for _ in range(30)]
+
+    # Of ten tokens five may go, and every answer of the default gives a tenth of one back.
+    retried = [outcome == ("v1", "11", "retry") for outcome in outcomes]
+    assert retried[:4] == [True] * 4
+    assert sum(retried) <= 7
+    assert outcomes[-1] == "unavailable: x"
+
+
+def test_client_that_left_is_not_retried(world):
+    """Nobody waits for the second try."""
+    world.fail("m2", Unavailable("x"))
+
+    assert world.ask(KEY_V2, is_gone=True).outcome == str(Cancelled("the client has left"))
+    assert world.called == ["m2"]
+    assert world.count("cancelled_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "called"), [(0.0, ["m1"]), (2 * UNNOTICED_S, [])], ids=["at once", "waited"]
+)
+def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, called):
+    """A request that had to wait for its thread is only sent on if somebody still wants it."""
+    ticket = world.router.admit(Request(world, {}, is_gone=True))
+    world.now += waited_s
+
+    world.router.handle(ticket)
+
+    assert world.called == called
+
+
+def test_shadow_is_asked_after_the_answer():
+    """The client has its answer before the shadow is called."""
+    world = World(WITH_SHADOW)
+    had: list[int] = []
+    request = Request(world, KEY_V1)
+    world.models["m3"] = lambda: had.append(len(request.answers)) or CAT
+
+    world.router.handle(world.router.admit(request))
+
+    assert had == [1]
+    assert world.called == ["m1", "m3"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "outcome"),
+    [
+        (CAT, "agreed"),
+        (CAT * 0.9, "agreed"),
+        (DOG, "disagreed"),
+        (np.array([[0.5, np.nan]], np.float32), "failed"),
+        (CAT[:, :1], "failed"),
+        (np.concatenate([CAT, CAT]), "failed"),
+    ],
+    ids=["equal", "close", "other class", "not a number", "other classes", "other batch"],
+)
+def test_shadow_is_compared(theirs, outcome):
+    """Top-1 agreement is counted, with distance and both durations; what cannot be compared has failed."""
+    world = World(WITH_SHADOW)
+    world.models["m3"] = lambda: theirs
+
+    assert world.ask(KEY_V1).outcome == ("v1", "11", "route-key")
+
+    assert world.count("shadow_requests_total", shadow="dark", outcome=outcome) == 1
+    assert world.count("shadow_requests_total") == 1
+    compared = 0 if outcome == "failed" else 1
+    for name in ("shadow_score_distance", "shadow_duration_seconds", "shadowed_duration_seconds"):
+        assert world.count(name, shadow="dark") == compared
+
+
+def test_every_image_of_a_batch_must_agree():
+    """One other top class among several makes the request a disagreement."""
+    world = World(WITH_SHADOW)
+    world.models["m1"], world.models["m3"] = (
+        lambda: np.concatenate([CAT, CAT]),
+        lambda: np.concatenate([CAT, DOG]),
+    )
+
+    world.ask(KEY_V1)
+
+    assert world.count("shadow_requests_total", outcome="disagreed") == 1
+
+
+def test_failing_shadow_is_logged_once():
+    """A shadow that is gone fails no request, opens no breaker and does not fill the log."""
+    world = World(WITH_SHADOW)
+    world.fail("m3", Unavailable("gone"))
+
+    outcomes = {world.ask(KEY_V1).outcome for _ in range(20)}
+
+    assert outcomes == {("v1", "11", "route-key")}
+    assert world.log == ["shadow 'dark' failed: unavailable: gone"]
+    assert world.count("shadow_requests_total", outcome="failed") == 20
+
+
+def test_refused_request_is_not_mirrored():
+    """There is nothing to compare with."""
+    world = World(WITH_SHADOW)
+    world.fail("m1", InvalidImage("x"))
+
+    world.ask(KEY_V1)
+
+    assert world.called == ["m1"]
+
+
+def test_shadow_is_not_compared_with_itself():
+    """A request that the shadow's own model has answered is not mirrored to it."""
+    world = World(msgspec.structs.replace(ROUTE, shadows=(Shadow("same", "m2", 1, 100),)))
+
+    world.ask(KEY_V1)
+    world.ask(KEY_V2)
+
+    assert world.called == ["m1", "m2", "m2"]
+
+
+def test_shadow_is_shed_while_others_wait():
+    """With one request in flight besides, the shadow is left out; the primary never notices."""
+    world = World(WITH_SHADOW)
+    waiting = world.router.admit(Request(world, {}))
+
+    assert world.ask(KEY_V1).outcome == ("v1", "11", "route-key")
+    assert world.count("shadow_requests_total", outcome="shed") == 1
+    assert world.called == ["m1"]
+
+    world.router.handle(waiting)
+    assert world.count("shadow_requests_total", outcome="agreed") == 1
+
+
+def test_shadows_count_towards_their_own_limit():
+    """A shadow that hangs keeps further ones away, whatever their number."""
+    world = World(WITH_SHADOW)
+    release, reached = threading.Event(), threading.Event()
+    world.models["m3"] = lambda: reached.set() or (release.wait(60) and CAT)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(world.ask, KEY_V1)
+        assert reached.wait(60)
+        for _ in range(3):
+            assert world.ask(KEY_V1).outcome == ("v1", "11", "route-key")
+        release.set()
+        first.result()
+
+    assert world.count("shadow_requests_total", outcome="shed") == 3
+    assert world.count("shadow_requests_total", outcome="agreed") == 1
+
+
+def test_new_table_serves_the_next_request(world):
+    """Requests in flight keep their table, later ones use the new one."""
+    request, release, thread = hang_v2(world)
+    world.router.use(in_use(Route((V1,), "v1", Salts("a", "b"))))
+
+    assert world.ask(TO_V2).outcome == "invalid request: unknown x-variant 'v2', known are: v1"
+    release.set()
+    thread.join()
+    assert request.outcome == ("v2", "12", "variant")
+
+
+def test_breaker_outlives_a_change_of_weights(world):
+    """A failing variant stays out while the route around it changes."""
+    break_v2(world)
+
+    world.router.use(
+        in_use(msgspec.structs.replace(ROUTE, variants=(V1, msgspec.structs.replace(V2, weight=5))))
+    )
+
+    assert world.ask(KEY_V2).outcome[2] == "breaker"
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        msgspec.structs.replace(ROUTE, variants=(V1, msgspec.structs.replace(V2, version=2))),
+        msgspec.structs.replace(ROUTE, breaker=msgspec.structs.replace(ROUTE.breaker, min_requests=7)),
+    ],
+    ids=["another version", "other breaker"],
+)
+def test_another_version_starts_with_a_closed_breaker(world, route):
+    """What failed was the version before; its gauge goes back to 0."""
+    break_v2(world)
+
+    world.router.use(in_use(route))
+
+    assert world.count("breaker_state", variant="v2") == 0
+    world.models["m2"] = lambda: CAT
+    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+
+
+def test_series_are_bounded(world):
+    """A thousand variants over a server's life share the series `other` from some point on."""
+    for number in range(1000):
+        variant = Variant(f"v{number}", "m1", 1, 1)
+        world.router.use(in_use(Route((variant,), variant.name, Salts("a", "b"))))
+        assert world.ask().outcome[0] == variant.name
+
+    labels = {dict(found)["variant"] for family, found in world.counts if family == "requests_total"}
+    assert "other" in labels
+    assert len(labels) <= 65
+
+
+@pytest.mark.slow
+def test_routing_leaks_nothing():
+    """Requests of all kinds, from four threads, with changes of the route: memory does not grow."""
+    total = 50 * int(os.environ.get("SLOW_REQUESTS", "2000"))
+    world = World(WITH_SHADOW)
+    world.fail("m3", Unavailable("gone"))
+    kinds = [{}, KEY_V1, KEY_V2, TO_V1, TO_V2, {"x-variant": "v9"}, {"x-route-key": "€" * 50}]
+
+    def work(count: int) -> None:
+        for number in range(count):
+            world.called.clear()
+            world.now += 0.001
+            world.ask(kinds[number % len(kinds)])
+            if number % 500 == 0:
+                world.router.use(in_use(WITH_SHADOW))
+                world.fail("m2", InferenceFailed("no")) if number % 1000 else world.models.update(
+                    m2=lambda: CAT
+                )
+                world.router.expire()
+
+    tracemalloc.start()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, [5000] * 4))
+            before, _ = tracemalloc.get_traced_memory()
+            list(pool.map(work, [total // 4] * 4))
+            after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert world.count("request_duration_seconds") >= total / 2
+    # A breaker's window holds more or fewer requests by the moment; one byte a request would be seen.
+    assert after - before < total + 200_000
