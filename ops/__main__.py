@@ -2,26 +2,23 @@
 
 import os
 import re
-import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from ops.cli import FAILED, WRONG_USAGE, Repository, fail
 from ops.embedded import DEFAULT_PROFILE, REPOSITORY, Ports, ServerError, ServerOptions
+from ops.route import commands as route_commands
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Image recognition on a real NVIDIA Triton Inference Server.",
 )
-FAILED, WRONG_USAGE = 1, 2
-
-Repository = Annotated[
-    Path, typer.Option(help="Model repository.", envvar="NEREID_REPOSITORY", show_default="this checkout's")
-]
+app.add_typer(route_commands.app, name="route")
 
 Protocol = Literal["grpc", "http"]
 ControlMode = Literal["explicit", "poll", "none"]
@@ -55,11 +52,11 @@ def serve(
     try:
         server.check_options(options)
     except ValueError as error:
-        _fail(str(error), WRONG_USAGE)
+        fail(str(error), WRONG_USAGE)
     try:
         server.serve(options, os.environ)
     except ServerError as error:
-        _fail(str(error), FAILED)
+        fail(str(error), FAILED)
 
 
 @app.command()
@@ -80,16 +77,16 @@ def classify(
     try:
         paths = client.collect(images)
     except ValueError as error:
-        _fail(str(error), WRONG_USAGE)
+        fail(str(error), WRONG_USAGE)
     if url and not re.fullmatch(r"[^/:]+:\d+", url):
-        _fail(f"--url must be HOST:PORT without a scheme, got '{url}'", WRONG_USAGE)
+        fail(f"--url must be HOST:PORT without a scheme, got '{url}'", WRONG_USAGE)
     if not url:
         running = run_dir.find(run_dir.root(os.environ), repository)
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
     with Classifier(url, protocol, model) as classifier:
         failed = client.classify(classifier, paths, top, as_json)
     if failed:
-        _fail(f"{failed} of {len(paths)} images could not be classified", FAILED)
+        fail(f"{failed} of {len(paths)} images could not be classified", FAILED)
 
 
 @app.command()
@@ -104,17 +101,18 @@ def doctor() -> None:
     Console().print(table)
     failed = [finding.what for finding in findings if finding.verdict == "fail"]
     if failed:
-        _fail(f"not ready to serve: {', '.join(failed)}", FAILED)
+        fail(f"not ready to serve: {', '.join(failed)}", FAILED)
+
+
+@route_commands.app.callback()
+def route(context: typer.Context) -> None:
+    """Look at a route and change it: what a change breaks is refused, and one command goes back."""
+    context.obj = os.environ
 
 
 def main() -> None:
     """Run the command line."""
     app(prog_name="nereid")
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    print(message, file=sys.stderr)
-    raise typer.Exit(status)
 
 
 if __name__ == "__main__":

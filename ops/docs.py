@@ -1,11 +1,17 @@
-"""`make docs`: write docs/operations.md from the command line's own help, so that the two cannot disagree."""
+"""`make docs`: write docs/operations.md from the command line's own help, so that the two cannot disagree.
 
+The JSON Schema of route files is written beside it, from the classes that read them.
+"""
+
+import json
 from pathlib import Path
+from typing import Any
 
 import typer.main
 from typer.testing import CliRunner
 
 from ops.__main__ import app
+from python_backend.routing import json_schema
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 HEAD = """# Operations
@@ -18,14 +24,23 @@ Exit codes of every command: 0 done, 1 the thing asked for failed (the reason is
 
 
 def render() -> str:
-    """Return the page: a section per command."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return HEAD + "".join(_section(name) for name in commands)
+    """Return the page: a section per command, those of groups included."""
+    return HEAD + "".join(_section(name) for name in commands(typer.main.get_command(app)))
+
+
+def commands(group: Any, before: str = "") -> dict[str, Any]:
+    """Return the commands below a group by their names, such as `route` and `route set`."""
+    found = {}
+    for name, command in group.commands.items():
+        found[before + name] = command
+        if hasattr(command, "commands"):
+            found |= commands(command, f"{before}{name} ")
+    return found
 
 
 def _section(command: str) -> str:
     plain = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    text = CliRunner().invoke(app, [command, "--help"], prog_name="nereid", env=plain).stdout
+    text = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="nereid", env=plain).stdout
     lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
     return f"\n## nereid {command}\n\n```\n{lines}\n```\n"
 
@@ -33,3 +48,4 @@ def _section(command: str) -> str:
 if __name__ == "__main__":
     TARGET.parent.mkdir(exist_ok=True)
     TARGET.write_text(render())
+    (TARGET.parent / "route.schema.json").write_text(json.dumps(json_schema(), indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""`nereid route`: look at a route, change it, and go back."""

@@ -1,0 +1,111 @@
+"""`nereid route` with the real server: a change is seen to be served, or refused with its reason."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from clients.classifier import Classifier
+from clients.samples import COFFEE
+from ops import run_dir
+from ops.__main__ import app
+from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerOptions, free_ports
+from ops.run_dir import ServerRecord
+from tests.e2e.conftest import url
+
+WATCHDOG_S = 60
+KEYS = [f"caller-{number}" for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A running server of a copy of the repository, that `nereid` finds: the server, the environment."""
+    base = tmp_path_factory.mktemp("route")
+    repository = shutil.copytree(
+        REPOSITORY, base / "repository", ignore=shutil.ignore_patterns("*.history.jsonl")
+    )
+    path = repository / "classify.route.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"generation": 0}))
+    environment = {"XDG_RUNTIME_DIR": str(base), "NEREID_REPOSITORY": str(repository)}
+    options = ServerOptions(repository, "cpu", ports=Ports(*free_ports(3)))
+    with (
+        run_dir.occupy(run_dir.root(environment), repository) as folder,
+        EmbeddedServer(options, folder, os.environ) as server,
+    ):
+        record = ServerRecord(server.pid, options.host, options.ports, str(repository), "cpu", "")
+        run_dir.write(folder, record)
+        yield server, environment
+
+
+@pytest.fixture
+def nereid(served):
+    """Run `nereid route WORDS` beside the server: `nereid("set", "v1=1")`."""
+
+    def run(*words: str, stdin: str = ""):
+        return CliRunner().invoke(app, ["route", *words], env=served[1], input=stdin)
+
+    return run
+
+
+def test_change_is_served_explained_and_reverted(served, nereid):
+    """What `set` and `revert` call served is what answers, and `explain` knows who that is."""
+    told = nereid("set", "v1=61", "v2=39")
+    assert told.stdout.startswith("classify: generation 1, v1 61 %, v2 39 %, served after "), told.stderr
+
+    explained = [json.loads(nereid("explain", "--key", key, "--json").stdout)["variant"] for key in KEYS]
+    assert {*explained} == {"v1", "v2"}
+    with Classifier(url(served[0], "grpc")) as classifier:
+        assert [classifier.classify(COFFEE, route_key=key).variant for key in KEYS] == explained
+        nereid("set", "v1=0")
+        assert {classifier.classify(COFFEE, route_key=key).variant for key in KEYS} == {"v2"}
+
+        told = nereid("revert")
+        assert told.stdout.startswith("classify: generation 3, v1 61 %, v2 39 %, served after "), told.stderr
+        assert [classifier.classify(COFFEE, route_key=key).variant for key in KEYS] == explained
+
+
+def test_show_tells_what_the_server_does(served, nereid):
+    """The file is served, and every variant that was asked has a closed breaker."""
+    with Classifier(url(served[0], "grpc")) as classifier:
+        for variant in ("v1", "v2"):
+            classifier.classify(COFFEE, variant=variant)
+    deadline = time.monotonic() + WATCHDOG_S
+    # The server hands its metrics on from time to time.
+    while len((shown := json.loads(nereid("show", "--json").stdout))["breakers"]) < 2:
+        assert time.monotonic() < deadline, shown
+
+    assert (shown["status"], shown["served_sha256"]) == ("served", shown["sha256"])
+    assert shown["breakers"] == {"v1": "closed", "v2": "closed"}
+
+
+@pytest.mark.parametrize(
+    ("role", "extra"), [("variants", {"weight": 1}), ("shadows", {"percent": 50})], ids=["variant", "shadow"]
+)
+def test_model_that_is_not_ready_is_refused(served, nereid, role, extra):
+    """In this profile the bare network is in the repository and not loaded: a route to it is not written."""
+    path = served[0].options.repository / "classify.route.json"
+    before = path.read_bytes()
+    route = json.loads(before)
+    new = {"name": "bare", "model": "efficientnet_lite0", "version": 1, **extra}
+
+    done = nereid("set", "--file", "-", stdin=json.dumps(route | {role: [*route.get(role, []), new]}))
+
+    assert (done.exit_code, path.read_bytes()) == (1, before)
+    assert done.stderr == "'bare' names version 1 of 'efficientnet_lite0': not ready\n"
+
+
+def test_edited_file_that_is_not_served_is_told(served, nereid):
+    """A file that the server refuses is neither called served nor lost; one command mends it."""
+    path = served[0].options.repository / "classify.route.json"
+    sha256 = json.loads(nereid("show", "--json").stdout)["sha256"]
+    edited = path.read_text().replace("classify_v2", "efficientnet_lite0")
+    path.write_text(edited)
+
+    told = nereid("show")
+    assert told.stdout.splitlines()[-1] == f"not served yet: the server has SHA-256 {sha256[:12]}"
+
+    assert "served after" in nereid("revert").stdout
+    assert json.loads(nereid("history", "--json").stdout)[1]["route"] == json.loads(edited)

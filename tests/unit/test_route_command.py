@@ -1,0 +1,813 @@
+"""`nereid route` without a server: what it writes, refuses and tells, and that nothing is lost."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import log
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from ops.__main__ import app
+from ops.cli import CommandFailed
+from ops.embedded import Ports
+from ops.route import history, view
+from ops.route.change import change, reweighted
+from ops.route.diff import describe_moves
+from ops.route.server import RunningServer, Served, read_metrics
+from ops.route.target import find_route, look, percent
+from ops.run_dir import ServerRecord
+from python_backend.errors import InvalidConfig
+
+CONFIG = """backend: "ab_router"
+output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] }
+parameters { key: "route" value { string_value: "classify.route.json" } }
+"""
+V1 = {"name": "v1", "model": "first", "version": 1, "weight": 90}
+V2 = {"name": "v2", "model": "second", "version": 3, "weight": 10}
+ROUTE = {"variants": [V1, V2], "default": "v1", "salts": {"variants": "salt", "shadows": "pepper"}}
+WATCHDOG_S = 60
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository with one route between two networks; its folder is all that commands may touch."""
+    folder = tmp_path / "repository"
+    for version in ("classify/1", "first/1", "second/3"):
+        (folder / version).mkdir(parents=True)
+    (folder / "classify" / "config.pbtxt").write_text(CONFIG)
+    (folder / "classify.route.json").write_text(json.dumps(ROUTE))
+    return folder
+
+
+@pytest.fixture
+def nereid(repository, tmp_path):
+    """Run `nereid route WORDS` on the repository, where no server runs: `nereid("set", "v1=1")`."""
+    environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(tmp_path)}
+
+    def run(*words: str, stdin: str | bytes = ""):
+        result = CliRunner().invoke(app, ["route", *words], env=environment, input=stdin)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result
+
+    return run
+
+
+def document(repository: Path) -> dict:
+    """Return the route file's content."""
+    return json.loads((repository / "classify.route.json").read_text())
+
+
+def weights(repository: Path) -> list:
+    """Return the variants' weights in the route file."""
+    return [variant["weight"] for variant in document(repository)["variants"]]
+
+
+def notes(nereid) -> list[tuple]:
+    """Return generation and note of every entry of the history, newest first."""
+    return [(entry["generation"], entry["note"]) for entry in json.loads(nereid("history", "--json").stdout)]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_show_tells_all_of_a_route(nereid, repository):
+    """As JSON there is the document and what follows from it; the tables have variants, shadows and rules."""
+    rules = {"x-route-tenant": ["acme", "[red]zoo"]}
+    shadow = {"name": "dark", "model": "second", "version": 3, "percent": 2.5}
+    text = json.dumps(
+        ROUTE | {"variants": [V1, V2 | {"headers": rules}], "shadows": [shadow], "generation": 7}
+    )
+    path = repository / "classify.route.json"
+    path.write_text(text)
+
+    told = json.loads(nereid("show", "--json").stdout)
+    shown = nereid("show").stdout
+
+    summed = sha256(path.read_bytes()).hexdigest()
+    assert told == {
+        "route": "classify",
+        "file": str(path),
+        "sha256": summed,
+        "generation": 7,
+        "status": "no server runs",
+        "served_sha256": None,
+        "shares": {"v1": 0.9, "v2": 0.1},
+        "network_versions": {"v1": "1", "v2": "3", "dark": "3"},
+        "breakers": {},
+        "document": json.loads(text),
+    }
+    words = [
+        "v1",
+        "90 %",
+        "second",
+        "x-route-tenant: acme, [red]zoo",
+        "dark",
+        "2.5 %",
+        "30,000 ms",
+        "default v1",
+    ]
+    assert [word for word in [*words, summed, "no server runs"] if word not in shown] == []
+
+
+def test_weights_are_set_and_recorded(nereid, repository):
+    """The other fields stay, the generation is the next, and the history begins with what was there."""
+    done = nereid("set", "v2=30", "v1=69.5", "--offline")
+
+    assert done.stdout == (
+        "classify: generation 1, v1 69.849 %, v2 30.151 %, written without asking a server\n"
+    )
+    expected = ROUTE | {"variants": [V1 | {"weight": 69.5}, V2 | {"weight": 30}], "generation": 1}
+    assert (done.exit_code, document(repository)) == (0, expected)
+    recorded = json.loads(nereid("history", "--json").stdout)
+    assert [entry["route"] for entry in recorded] == [expected, ROUTE]
+    assert notes(nereid) == [(1, "set"), (0, "first seen")]
+
+
+@pytest.mark.parametrize("source", ["file", "stdin"])
+def test_whole_route_is_set_whatever_its_generation(nereid, repository, tmp_path, source):
+    """A route from a file or stdin replaces all but the generation, which is the next number."""
+    new = ROUTE | {"variants": [V2], "default": "v2", "generation": 99}
+    (tmp_path / "new.json").write_text(json.dumps(new))
+
+    name = "-" if source == "stdin" else str(tmp_path / "new.json")
+    done = nereid("set", "--file", name, "--offline", stdin=json.dumps(new))
+
+    assert (done.exit_code, document(repository)) == (0, new | {"generation": 1})
+    assert notes(nereid)[0] == (1, "set from file")
+
+
+@pytest.mark.parametrize(
+    "words", [["set", "v1=90"], ["set", "v1=90.0", "v2=1e1"], ["set", "--file", "-"]], ids=str
+)
+def test_no_change_writes_nothing(nereid, repository, words):
+    """What is set already is said to be, also without a server; no file is made or touched."""
+    before = files(repository)
+
+    done = nereid(*words, stdin=json.dumps(ROUTE | {"generation": 5}))
+
+    assert done.stdout == "classify: nothing to change, generation 0, v1 90 %, v2 10 %\n"
+    assert (done.exit_code, files(repository)) == (0, before)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["set"], "nothing to set; give NAME=WEIGHT…, or a whole route with --file"),
+        (["set", "v1=1", "--file", "-"], "give either NAME=WEIGHT… or a whole route with --file, not both"),
+        (["diff", "v1=1", "--file", "-"], "give either NAME=WEIGHT… or a whole route with --file, not both"),
+        (["set", "v3=1"], "unknown variant 'v3', known are: v1, v2"),
+        (["diff", "v3=1"], "unknown variant 'v3', known are: v1, v2"),
+        (["set", "v1"], "expected NAME=WEIGHT, such as v2=10, got 'v1'"),
+        (["set", "=1"], "expected NAME=WEIGHT, such as v2=10, got '=1'"),
+        (["set", "v1="], "expected NAME=WEIGHT, such as v2=10, got 'v1='"),
+        (["set", "v1=many"], "expected NAME=WEIGHT, such as v2=10, got 'v1=many'"),
+        (["set", "v1=nan"], "expected NAME=WEIGHT, such as v2=10, got 'v1=nan'"),
+        (["set", "v1=1e999"], "expected NAME=WEIGHT, such as v2=10, got 'v1=1e999'"),
+        (["set", "v1=1_0"], "expected NAME=WEIGHT, such as v2=10, got 'v1=1_0'"),
+        (["set", "v1=1", "v1=2"], "'v1' has two weights"),
+        (["set", "--file", "/nonexistent"], "cannot read '/nonexistent': No such file or directory"),
+        (["set", "--file", "/"], "cannot read '/': Is a directory"),
+        (["explain", "--header", "x-variant"], "expected --header NAME=VALUE, got 'x-variant'"),
+        (["show", "--route", "other"], "{repository} has no route 'other', it has: classify"),
+        (["show", "--route", "../x"], "{repository} has no route '../x', it has: classify"),
+        (["show", "--repository", "/no"], "/no is no model repository: there is no such folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
+    """What cannot be meant is refused in one line that names what is possible; nothing is written."""
+    before = files(repository)
+
+    done = nereid(*words, *(["--offline"] if words[0] == "set" else []), stdin=json.dumps(ROUTE))
+
+    assert (done.exit_code, done.stderr) == (2, message.format(repository=repository) + "\n")
+    assert files(repository) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "message"),
+    [
+        (["set", "v1=0", "v2=0", "--offline"], "", "one weight must be positive, got 0 for all"),
+        (["set", "v1=-5", "--offline"], "", "Expected `int` >= 0 - at `$.variants[0].weight`, got -5"),
+        (["set", "v1=1e10", "--offline"], "", "Expected `float` <= 1000000000.0"),
+        (["set", f"v1={10**200}", "--offline"], "", "Expected `int` <= 1000000000 - at"),
+        (["set", "--file", "-", "--offline"], "", "stdin: Input data was truncated"),
+        (["set", "--file", "-", "--offline"], "nonsense", "stdin: JSON is malformed"),
+        (["set", "--file", "-", "--offline"], b'{"default": "\xff"}', "stdin: JSON must be UTF-8"),
+        (["set", "--file", "-", "--offline"], '{"generation": -1, bad', "stdin: Expected `int` >= 0"),
+        (["set", "--file", "-", "--offline"], "[" * 100_000, "stdin: Expected `object`, got `array`"),
+        (
+            ["set", "--file", "-", "--offline"],
+            json.dumps(ROUTE).replace('"second"', '"third"'),
+            "model 'classify' names version 3 of 'third', which is not there",
+        ),
+        (
+            ["diff", "--file", "-"],
+            json.dumps(ROUTE).replace('"version": 3', '"version": 4'),
+            "model 'classify' names version 4 of 'second', which is not there",
+        ),
+        (
+            ["set", "v1=1"],
+            "",
+            "no server of {repository} runs; mend: start one, or write without asking with --offline",
+        ),
+        (["revert", "4"], "", "the history has no generation 4, known are: 0"),
+        (["revert"], "", "'{repository}/classify.route.json' has been nothing else"),
+        (["explain", "--variant", "v9"], "", "invalid request: unknown x-variant 'v9', known are: v1, v2"),
+        (["explain", "--version", "9"], "", "invalid request: unknown x-model-version '9', known are: 1, 3"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_failure_is_exit_code_1_and_leaves_the_file(nereid, repository, words, stdin, message):
+    """What is asked for and cannot be done says why in its first line, and the repository stays as it was."""
+    before = files(repository)
+
+    done = nereid(*words, stdin=stdin)
+
+    assert done.exit_code == 1
+    assert done.stderr.startswith(message.format(repository=repository)), done.stderr
+    assert (done.stdout, files(repository)) == ("", before)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("classify.route.json", ["show"]),
+        ("classify.route.json", ["set", "v1=1", "--offline"]),
+        ("classify.route.json", ["revert", "--offline"]),
+        ("classify.route.history.jsonl", ["set", "v1=1", "--offline"]),
+        ("classify.route.history.jsonl", ["history"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_unreadable_file_is_named(nereid, repository, name, words):
+    """A file that cannot be opened, here because a folder is in its place, is an error in one line."""
+    (repository / name).unlink(missing_ok=True)
+    (repository / name).mkdir()
+
+    done = nereid(*words)
+
+    assert (done.exit_code, done.stderr) == (1, f"'{repository / name}': Is a directory\n")
+
+
+def test_place_that_cannot_be_written_is_named(nereid, repository):
+    """Where no file can be made, here in /proc, a change is an error in one line."""
+    (repository / "classify.route.json").unlink()
+    (repository / "classify.route.json").symlink_to("/proc/classify.route.json")
+
+    done = nereid("set", "--file", "-", "--offline", stdin=json.dumps(ROUTE))
+
+    message = "'/proc/classify.route.history.jsonl': No such file or directory\n"
+    assert (done.exit_code, done.stderr) == (1, message)
+
+
+def test_missing_route_file_can_be_set(nereid, repository):
+    """Without a file, weights have nothing to change, and a whole route makes one."""
+    (repository / "classify.route.json").unlink()
+
+    refused = nereid("set", "v1=1", "--offline")
+    done = nereid("set", "--file", "-", "--offline", stdin=json.dumps(ROUTE))
+
+    assert (refused.exit_code, "classify.route.json' is not there; mend: " in refused.stderr) == (1, True)
+    assert (done.exit_code, document(repository)) == (0, ROUTE | {"generation": 1})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"{", b"\xff\xfe", b"", b'{"variants": []}', b"[" * 100_000],
+    ids=["{", "bytes", "empty", "other", "deep"],
+)
+def test_broken_file_is_mended_by_revert_and_kept(nereid, repository, broken):
+    """After a bad edit by hand one command goes back to what was last written; what was typed is kept."""
+    nereid("set", "v1=50", "--offline")
+    path = repository / "classify.route.json"
+    path.write_bytes(broken)
+
+    refused = nereid("set", "v1=1", "--offline")
+    done = nereid("revert", "--offline")
+
+    assert (refused.exit_code, "mend: correct it, or nereid route revert" in refused.stderr) == (1, True)
+    assert (done.exit_code, weights(repository)) == (0, [50, 10])
+    assert notes(nereid) == [(2, "revert to 1"), (1, "edited by hand"), (1, "set"), (0, "first seen")]
+    kept = json.loads(nereid("history", "--json").stdout)[1]["route"]
+    assert kept in (broken.decode(errors="replace"), {"variants": []})
+    assert "no valid route" in nereid("history").stdout
+
+
+def test_link_is_followed(nereid, repository, tmp_path):
+    """Where the route file is a link, what it leads to is changed, and the history lies beside that."""
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / "elsewhere" / "route.json"
+    (repository / "classify.route.json").rename(target)
+    (repository / "classify.route.json").symlink_to(target)
+
+    nereid("set", "v1=1", "--offline")
+
+    assert (repository / "classify.route.json").is_symlink()
+    assert json.loads(target.read_text())["generation"] == 1
+    assert sorted(path.name for path in target.parent.iterdir()) == ["route.history.jsonl", "route.json"]
+
+
+REVERTS = {
+    "to before": (["v1=1"], [[]], [90], "revert to 0"),
+    "twice goes there and back": (["v1=1", "v1=2"], [[], []], [2], "revert to 2"),
+    "to a generation": (["v1=1", "v1=2", "v1=3"], [["1"]], [1], "revert to 1"),
+    "to a generation, then before": (["v1=1", "v1=2", "v1=3"], [["1"], []], [3], "revert to 3"),
+    "past equal ones": (["v1=1", "v1=2", "v1=1"], [[]], [2], "revert to 2"),
+}
+
+
+@pytest.mark.parametrize(("sets", "reverts", "expected", "note"), REVERTS.values(), ids=REVERTS)
+def test_revert_goes_to_the_newest_that_is_different(nereid, repository, sets, reverts, expected, note):
+    """Without a number, the newest entry whose route differs from the file's is what comes back."""
+    for word in sets:
+        nereid("set", word, "--offline")
+
+    done = [nereid("revert", *words, "--offline") for words in reverts][-1]
+
+    generation = len(sets) + len(reverts)
+    assert (done.exit_code, weights(repository)[:1], notes(nereid)[0]) == (0, expected, (generation, note))
+    assert document(repository)["generation"] == generation
+
+
+def test_revert_to_what_is_there_changes_nothing(nereid, repository):
+    """Going to the present generation is done already."""
+    nereid("set", "v1=1", "--offline")
+    before = files(repository)
+
+    done = nereid("revert", "1", "--offline")
+
+    assert (done.exit_code, "nothing to change" in done.stdout, files(repository)) == (0, True, before)
+
+
+def test_file_edited_by_hand_is_recorded_and_undone(nereid, repository):
+    """An edit that keeps the generation does not hide what had it before; neither is lost."""
+    nereid("set", "v1=1", "--offline")
+    path = repository / "classify.route.json"
+    path.write_text(
+        path.read_text().replace('"weight": 1,', '"weight": 7,').replace('"weight": 1\n', '"weight": 7\n')
+    )
+    assert weights(repository) == [7, 10]
+    assert notes(nereid) == [(1, "edited by hand"), (1, "set"), (0, "first seen")]
+
+    nereid("revert", "1", "--offline")
+
+    assert weights(repository) == [1, 10]
+    assert notes(nereid) == [(2, "revert to 1"), (1, "edited by hand"), (1, "set"), (0, "first seen")]
+
+
+def test_generation_never_falls(nereid, repository):
+    """A file put back by hand has an old number; the next change still gets one that nothing else has."""
+    for word in ("v1=1", "v1=2"):
+        nereid("set", word, "--offline")
+    (repository / "classify.route.json").write_text(json.dumps(ROUTE))
+
+    nereid("set", "v1=3", "--offline")
+
+    assert [generation for generation, _ in notes(nereid)] == [3, 0, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b'{"time":"2026-', b"\xff\x00", b"{}\n", b"\n\n", b'{"route":' + b"[" * 100_000],
+    ids=["torn", "bytes", "other", "empty", "deep"],
+)
+def test_damaged_line_of_the_history_is_skipped(nereid, repository, damage):
+    """A line that a writer was killed in takes none of its neighbours along."""
+    nereid("set", "v1=1", "--offline")
+    with (repository / "classify.route.history.jsonl").open("ab") as history:
+        history.write(damage)
+
+    assert notes(nereid) == [(1, "set"), (0, "first seen")]
+    nereid("set", "v1=2", "--offline")
+
+    assert notes(nereid) == [(2, "set"), (1, "set"), (0, "first seen")]
+
+
+def test_route_is_the_only_one_or_named(repository, tmp_path):
+    """Of several routes one must be named; a model whose config is broken is no hindrance."""
+    (repository / "broken").mkdir()
+    (repository / "broken" / "config.pbtxt").write_text("nonsense")
+    assert find_route(repository).name == "classify"
+
+    shutil.copytree(repository / "classify", repository / "another")
+    with pytest.raises(CommandFailed, match=r"several routes, say which with --route: another, classify$"):
+        find_route(repository)
+    assert find_route(repository, "another").name == "another"
+
+    for name in ("another", "classify"):
+        shutil.rmtree(repository / name)
+    with pytest.raises(
+        CommandFailed, match=r"has no route: no model with backend ab_router; .*nonsense"
+    ) as error:
+        find_route(repository)
+    assert error.value.status == 2
+
+
+def test_diff_tells_fields_and_moved_keys(nereid, repository):
+    """Every field of the route has its row; by a tenth of the weight more, a tenth of the keys moves."""
+    new = ROUTE | {
+        "variants": [V2 | {"weight": 20}, V1 | {"weight": 80, "deadline_ms": 5}],
+        "max_in_flight": 3,
+    }
+
+    shown = nereid("diff", "--file", "-", stdin=json.dumps(new)).stdout
+
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    assert rows == [
+        ["variants", "v1, v2", "v2, v1"],
+        ["variants[v1].weight", "90", "80"],
+        ["variants[v1].deadline_ms", "30000", "5"],
+        ["variants[v2].weight", "10", "20"],
+        ["max_in_flight", "128", "3"],
+    ]
+    share, _, rest = shown.splitlines()[-1].partition(" ")
+    assert rest == "% of sticky keys move: v1 → v2"
+    # Of 10,000 keys a tenth moves, give or take four standard deviations of 0.3 %.
+    assert float(share) == pytest.approx(10, abs=1.2)
+
+
+def test_diff_without_arguments_looks_back(nereid):
+    """It is the difference to the newest other route of the history, if there is any."""
+    assert nereid("diff").stdout == "the history has no other route\n"
+    nereid("set", "v2=15", "--offline")
+
+    shown = nereid("diff").stdout
+
+    assert "│ variants[v2].weight │ 10  │ 15  │" in shown
+    assert nereid("diff", "v2=15").stdout == "nothing differs\n"
+
+
+@pytest.mark.parametrize(
+    ("moved", "expected"),
+    [
+        ({}, "no sticky key moves"),
+        ({("v1", "v2"): 0.041}, "4.1 % of sticky keys move: v1 → v2"),
+        (
+            {("v1", "v2"): 0.041, ("v3", "v2"): 0.02},
+            "6.1 % of sticky keys move: 4.1 % v1 → v2, 2.0 % v3 → v2",
+        ),
+    ],
+    ids=["none", "one", "two"],
+)
+def test_moves_are_said_in_a_line(moved, expected):
+    """The sum stands in front, and parts only if there are several."""
+    assert describe_moves(moved) == expected
+
+
+RULED = ROUTE | {
+    "variants": [V1, V2 | {"headers": {"x-route-tenant": ["acme", "zoo"]}}],
+    "shadows": [
+        {"name": "all", "model": "first", "version": 1, "percent": 100},
+        {"name": "some", "model": "second", "version": 3, "percent": 40},
+    ],
+}
+EXPLANATIONS = {
+    "variant": (["--variant", "v2"], "v2", "v2 serves because the request asks for variant 'v2'."),
+    "version": (
+        ["--version", "3", "--key", "k"],
+        "v2",
+        "v2 serves because it is the first variant whose network has version 3.",
+    ),
+    "header": (
+        ["--header", "X-Route-Tenant=zoo"],
+        "v2",
+        "v2 serves because its header rule is met: x-route-tenant is one of acme, zoo.",
+    ),
+    "header of a key": (
+        ["--header", "x-route-key=alice"],
+        "v1",
+        "v1 serves because it has the highest score",
+    ),
+    "key": (
+        ["--key", "alice"],
+        "v1",
+        "v1 serves because it has the highest score of all variants for key 'alice'.",
+    ),
+    "chance": ([], "", "Chance decides, by weight: v1 90 %, v2 10 %."),
+    "other header": (["--header", "cookie=v2"], "", "Chance decides, by weight: v1 90 %, v2 10 %."),
+}
+
+
+@pytest.mark.parametrize(("words", "variant", "why"), EXPLANATIONS.values(), ids=EXPLANATIONS)
+def test_choice_is_explained(nereid, repository, words, variant, why):
+    """Every reason to choose a variant has its sentence; the table and the JSON say the same."""
+    (repository / "classify.route.json").write_text(json.dumps(RULED))
+
+    told = json.loads(nereid("explain", *words, "--json").stdout)
+    shown = nereid("explain", *words).stdout
+
+    assert (told["variant"], told["why"].startswith(why)) == (variant, True)
+    assert shown.startswith(told["why"])
+    assert told["ignored"] == (["cookie"] if "cookie=v2" in words else [])
+    assert told["shares"] == ({} if variant else {"v1": 0.9, "v2": 0.1})
+
+
+def test_key_is_explained_by_every_variants_score(nereid, repository):
+    """Hash value, weight and score of all variants, the highest first: -w / ln(u)."""
+    route = ROUTE | {"variants": [V1, V2 | {"weight": 90}]}
+    (repository / "classify.route.json").write_text(json.dumps(route))
+    keys = [f"caller-{number}" for number in range(8)]
+    all_told = [json.loads(nereid("explain", "--key", key, "--json").stdout) for key in keys]
+
+    assert {told["variant"] for told in all_told} == {"v1", "v2"}
+    for told in all_told:
+        first, second = told["candidates"]
+        assert (first["variant"], first["score"] > second["score"]) == (told["variant"], True)
+        # The same formula in the same float64: only the last digit may be rounded otherwise.
+        assert first["score"] == pytest.approx(-first["weight"] / log(first["unit"]), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"all": 1.0, "some": 0.4}),
+        (["--variant", "v1"], {"all": 0.0, "some": 0.4}),
+        (["--variant", "v2"], {"all": 1.0, "some": 0.0}),
+    ],
+    ids=["chance", "what answers is first", "what answers is second"],
+)
+def test_shadows_are_explained(nereid, repository, words, expected):
+    """A request is never mirrored to what answers it, and without a key as often as the shadow says."""
+    (repository / "classify.route.json").write_text(json.dumps(RULED))
+
+    assert json.loads(nereid("explain", *words, "--json").stdout)["mirrored"] == expected
+
+
+def test_key_is_mirrored_always_or_never(nereid, repository):
+    """For the same key the answer is certain; both answers occur."""
+    (repository / "classify.route.json").write_text(json.dumps(RULED))
+    keys = [f"caller-{number}" for number in range(12)]
+
+    told = [json.loads(nereid("explain", "--key", key, "--json").stdout) for key in keys]
+
+    found = {each["mirrored"]["some"] for each in told if each["variant"] == "v1"}
+    assert found == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0, "0 %"), (1, "100 %"), (0.9, "90 %"), (1 / 3, "33.333 %"), (0.1, "10 %"), (0.00001, "0.001 %")],
+    ids=str,
+)
+def test_percent_has_no_idle_digits(share, expected):
+    """Three decimals at most, and none that says nothing."""
+    assert percent(share) == expected
+
+
+def test_second_writer_waits_its_turn_and_not_forever(tmp_path):
+    """While one holds the history another waits, and then says who keeps it; freed, it gets it."""
+    path = tmp_path / "history"
+    with (
+        history.locked(path),
+        pytest.raises(CommandFailed, match=r"another `nereid route` holds .*history'"),
+        history.locked(path, wait_s=0.05),
+    ):
+        pass
+
+    holder = history.locked(path)
+    holder.__enter__()
+    release = threading.Timer(0.1, holder.__exit__, (None, None, None))
+    release.start()
+    with history.locked(path, WATCHDOG_S):
+        release.join()
+
+
+def test_writers_at_once_lose_nothing(nereid, repository):
+    """Of many changes at the same time each gets a number of its own, and the last one is the file's."""
+    target = find_route(repository)
+    threads = [
+        threading.Thread(target=change, args=(target, reweighted({"v1": number}), None, True))
+        for number in range(1, 9)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    recorded = json.loads(nereid("history", "--json").stdout)
+    assert [entry["generation"] for entry in recorded] == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert recorded[0]["route"] == document(repository)
+    assert {entry["route"]["variants"][0]["weight"] for entry in recorded} == {*range(1, 9), 90}
+
+
+KILLED = """
+import os, signal, sys
+from ops.__main__ import main
+module, name, number = sys.argv[1:4]
+del sys.argv[1:4]
+seen = 0
+def kill(frame, event, called):
+    global seen
+    if event == "c_call" and (called.__module__, called.__name__) == (module, name):
+        seen += 1
+        if seen == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.setprofile(kill)
+main()
+"""
+KILLS = {
+    "before the lock": ("fcntl", "flock", 1, 90),
+    "before the old route is recorded": ("posix", "fsync", 1, 90),
+    "before the new file is on disk": ("posix", "fsync", 2, 90),
+    "before the new file is in place": ("posix", "replace", 1, 90),
+    "before the new route is recorded": ("posix", "pread", 1, 5),
+    "before that is on disk": ("posix", "fsync", 3, 5),
+}
+
+
+@pytest.mark.parametrize(("module", "name", "number", "weight"), KILLS.values(), ids=KILLS)
+def test_killed_writer_leaves_a_whole_file(nereid, repository, module, name, number, weight):
+    """Wherever a change is killed, the file is the old or the new one, and the next change loses neither."""
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, module, name, str(number), "route", "set", "v1=5", "--offline"],
+        env=os.environ | {"NEREID_REPOSITORY": str(repository)},
+        timeout=WATCHDOG_S,
+        check=False,
+    )
+    assert (killed.returncode, weights(repository)) == (-signal.SIGKILL, [weight, 10])
+
+    done = nereid("set", "v1=6", "--offline")
+
+    recorded = json.loads(nereid("history", "--json").stdout)
+    assert (done.exit_code, weights(repository)) == (0, [6, 10])
+    kept = [entry["route"]["variants"][0]["weight"] for entry in recorded]
+    assert kept == ([6, 90] if weight == 90 else [6, 5, 90])
+
+
+@dataclass
+class FakeServer:
+    """A server that is ready but for some models, and serves what the file has been for `polls` looks."""
+
+    file: Path
+    not_ready: frozenset = frozenset()
+    polls: float = 0
+    dies: bool = False
+    says: Served | None = None
+    asked: list = field(default_factory=list)
+
+    def is_ready(self, model: str, version: int) -> bool:
+        """Tell whether a version of a model can be called."""
+        self.asked.append((model, version))
+        return model not in self.not_ready
+
+    def served(self, route: str) -> Served:
+        """Tell the file's SHA-256, once it has been looked at often enough."""
+        if self.dies:
+            raise CommandFailed("the server at nowhere does not answer: refused")
+        if self.says:
+            return self.says
+        self.polls -= 1
+        return Served(sha256(self.file.read_bytes()).hexdigest() if self.polls < 0 else "0ff" * 20, {})
+
+
+def test_change_is_done_when_the_server_serves_it(repository):
+    """Everything that the route names is asked for first; then the new file is waited for."""
+    server = FakeServer(repository / "classify.route.json", polls=2)
+
+    told = change(find_route(repository), reweighted({"v1": 30}), server, wait_s=WATCHDOG_S)
+
+    assert told.startswith("classify: generation 1, v1 75 %, v2 25 %, served after ")
+    assert (server.asked, weights(repository)) == ([("first", 1), ("second", 3)], [30, 10])
+
+
+def test_change_needs_what_it_names_ready(repository):
+    """A route to a model that cannot be called is not written."""
+    before = files(repository)
+    server = FakeServer(repository / "classify.route.json", not_ready=frozenset({"second"}))
+
+    with pytest.raises(InvalidConfig, match=r"^'v2' names version 3 of 'second': not ready$"):
+        change(find_route(repository), reweighted({"v1": 30}), server)
+
+    history = repository / "classify.route.history.jsonl"
+    assert files(repository) == before | {str(history): b""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"polls": float("inf")}, "it is not served yet: the server has SHA-256 0ff0ff0ff0ff; mend: see"),
+        (
+            {"dies": True},
+            "it is not known to be served: the server at nowhere does not answer: refused; mend",
+        ),
+    ],
+    ids=["not taken", "died"],
+)
+def test_change_that_is_not_served_is_a_failure(repository, changes, reason):
+    """The file is written and recorded, and the message says both that and what the server does instead."""
+    server = FakeServer(repository / "classify.route.json", **changes)
+    target = find_route(repository)
+
+    with pytest.raises(CommandFailed) as error:
+        change(target, reweighted({"v1": 30}), server, wait_s=0.1)
+
+    assert reason in str(error.value)
+    assert "is written, generation 1, but after 0.1 s" in str(error.value)
+    assert (weights(repository), len(history.read(target.history))) == ([30, 10], 2)
+
+
+def test_nothing_to_change_tells_what_is_served(repository):
+    """Setting again what the server has not taken does not pretend that it has."""
+    server = FakeServer(repository / "classify.route.json", polls=1)
+    words = [change(find_route(repository), reweighted({"v1": 90}), server) for _ in range(2)]
+
+    assert [word.partition("v2 10 %, ")[2] for word in words] == [
+        "not served yet: the server has SHA-256 0ff0ff0ff0ff",
+        "served",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("listens", "http", "grpc"),
+    [(True, "timed out", "Deadline Exceeded"), (False, ".*refused", "failed to connect")],
+    ids=["stalled", "dead"],
+)
+def test_server_that_does_not_answer_is_an_error(listens, http, grpc):
+    """A server that takes connections and says nothing, or none at all, is a reason and no traceback."""
+    with socket.socket() as stalled:
+        stalled.bind(("127.0.0.1", 0))
+        if listens:
+            stalled.listen()
+        port = stalled.getsockname()[1]
+        record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), "", "", "")
+        server = RunningServer(record, timeout_s=0.2)
+
+        with pytest.raises(CommandFailed, match=f"^the server at .*:{port} does not answer: {http}"):
+            server.served("classify")
+        with pytest.raises(CommandFailed, match=f"^the server at .*:{port} does not answer: {grpc}"):
+            server.is_ready("first", 1)
+
+
+def test_breaker_is_shown_of_the_version_that_is_routed_to(repository, capsys):
+    """Another version of the network under the same variant's name is not mixed in."""
+    target = find_route(repository)
+    served = Served("0ff" * 20, {("v2", "3"): "open", ("v2", "4"): "closed"})
+    server = FakeServer(target.path, says=served)
+
+    view.show(target, look(target), server, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    view.show(target, look(target), server, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+
+    assert told["breakers"] == {"v2": "open"}
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
+    assert [(row[0], row[-1]) for row in cells] == [("v1", "—"), ("v2", "open")]
+    assert lines[-1] == "not served yet: the server has SHA-256 0ff0ff0ff0ff"
+
+
+PAGE = """# HELP nereid_route_info SHA-256
+# TYPE nereid_route_info gauge
+nereid_route_info{route="classify",sha256="old"} 0.000000
+nereid_route_info{route="classify",sha256="new"} 1.000000
+nereid_route_info{route="classify",sha256="older"} 0
+nereid_route_info{route="other",sha256="theirs"} 1
+nereid_route_breaker_state{route="classify",variant="v1",version="1"} 0
+nereid_route_breaker_state{route="classify",variant="v2",version="3"} 2
+nereid_route_breaker_state{route="classify",variant="v2",version="4"} 1
+nereid_route_breaker_state{route="other",variant="v1",version="1"} 1
+nv_inference_count{model="first",version="1"} 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("route", "expected"),
+    [
+        (
+            "classify",
+            Served("new", {("v1", "1"): "closed", ("v2", "3"): "open", ("v2", "4"): "half-open"}),
+        ),
+        ("other", Served("theirs", {("v1", "1"): "half-open"})),
+        ("none", Served("", {})),
+    ],
+    ids=["classify", "other", "none"],
+)
+def test_metrics_page_is_read_for_one_route(route, expected):
+    """What was served before has the value 0, and other routes are not mixed in."""
+    assert read_metrics(PAGE, route) == expected
+
+
+def test_history_is_readable_json_lines(nereid, repository):
+    """Each line has the whole document, with the SHA-256 of the file that held it."""
+    nereid("set", "v1=1", "--offline")
+
+    lines = (repository / "classify.route.history.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+
+    summed = sha256((repository / "classify.route.json").read_bytes()).hexdigest()
+    assert list(last) == ["time", "user", "generation", "sha256", "note", "route"]
+    assert (last["sha256"], last["route"], last["time"][-1]) == (summed, document(repository), "Z")
+    assert last["user"] == history.user_name(os.getuid())
+    assert msgspec.json.decode(lines[0], type=history.Entry).note == "first seen"
