@@ -55,6 +55,7 @@ bench: .venv/.testing  ## what serving costs against the same work in process; r
 	$(BIN)/python -m loadtest.preprocess --record preprocess
 	$(BIN)/python -m loadtest.parity --wallpapers photos --record parity
 	$(BIN)/python -m loadtest.overhead --rounds 5 --seconds 5 --record overhead
+	$(BIN)/python -m loadtest.route --record route
 	$(BIN)/python -m loadtest.backend --record backend
 	$(BIN)/python -m loadtest.memory --record memory
 

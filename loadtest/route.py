@@ -10,13 +10,11 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import shutil
 import statistics
 import sys
 import tempfile
-import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest import photos, record, wrk
-from ops import embedded
+from ops import embedded, metrics_page
 
 PROFILES = ("ensemble", "cpu")
 # A JPEG of 200 kB.
@@ -81,11 +79,12 @@ def _measure_round(ports: dict[str, embedded.Ports], photo: Path, seconds: float
 
 def _shed_share(metrics_port: int) -> float:
     """Return the share of requests that were not mirrored because others waited."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics") as page:
-        text = page.read().decode()
-    counts = dict(re.findall(r'nereid_route_shadow_requests_total{outcome="(\w+)".*} (\d+)', text))
-    total = sum(map(int, counts.values()))
-    return int(counts.get("shed", 0)) / total
+    page = metrics_page.fetch("127.0.0.1", metrics_port, timeout_s=10)
+    counts: Counter[str] = Counter()
+    for sample in metrics_page.parse(page):
+        if sample.name == "nereid_route_shadow_requests_total":
+            counts[sample.labels["outcome"]] += int(sample.value)
+    return counts["shed"] / counts.total()
 
 
 def summarise(series: Series) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from clients.samples import COFFEE
 from ops import preflight, repository
 from ops.server_log import ServerLog
 from python_backend.errors import InvalidConfig
-from python_backend.routing import MOST_IN_FLIGHT, MOST_MIRRORED
+from python_backend.routing import MOST_CALLS
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 REPOSITORY = CHECKOUT / "model_repository"
@@ -150,8 +150,9 @@ def command(
         f"--metrics-port={options.ports.metrics}",
         f"--http-header-forward-pattern={ROUTE_HEADERS}",
         f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
-        # Each call of a variant holds one of these threads.
-        f"--backend-config=ab_router,thread-pool-size={MOST_IN_FLIGHT + MOST_MIRRORED}",
+        # Each call of a variant holds a thread. Triton takes one number for all Python backends and starts
+        # that many for every instance, which is why a route may not have more calls.
+        f"--backend-config=python,thread-pool-size={MOST_CALLS}",
     ]
     if options.model_control_mode == "explicit":
         args += [f"--load-model={name}" for name in models]

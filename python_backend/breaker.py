@@ -19,7 +19,8 @@ class Breaker:
     """Whether a variant gets requests, from how its last ones went.
 
     It opens when, of the requests of the last `window_s` seconds or of the last `min_requests`, whichever are
-    more, at least `error_ratio` failed. After `open_s` one request may try, and its outcome decides.
+    more, at least `error_ratio` failed, and at once when it is tripped. After `open_s` one request tries, and
+    its outcome decides.
     Not thread-safe: its caller holds a lock.
 
     Args:
@@ -59,6 +60,11 @@ class Breaker:
             self._forget(now)
             if self._must_open():
                 self._turn(State.OPEN, now)
+
+    def trip(self, now: float) -> None:
+        """Open at once, or stay open: the variant cannot be reached."""
+        if self.state is not State.OPEN:
+            self._turn(State.OPEN, now)
 
     def _must_open(self) -> bool:
         count = len(self._outcomes)

@@ -8,6 +8,7 @@
     ├── Overloaded          UNAVAILABLE   too much at once: later, or elsewhere
     ├── DeadlineExceeded    UNAVAILABLE   the answer took longer than it may
     ├── Unavailable         UNAVAILABLE   a model cannot be reached: it has not seen the request
+    │   └── Died            UNAVAILABLE   its process is dead, perhaps of this very request
     ├── Cancelled           CANCELLED     nobody waits for the answer any more
     └── InvalidConfig       INVALID_ARG   raised at load: the model's config.pbtxt
 
@@ -74,10 +75,14 @@ class DeadlineExceeded(ServingError):
 
 
 class Unavailable(ServingError):
-    """The model that would answer is not there, or its process is dead: it has not run the request."""
+    """The model that would answer is not there: it has not seen the request."""
 
     code = "UNAVAILABLE"
     prefix = "unavailable: "
+
+
+class Died(Unavailable):
+    """The process of the model that would answer is dead: since before, or because of this request."""
 
 
 class Cancelled(ServingError):
@@ -133,6 +138,6 @@ _RESTORABLE: tuple[type[ServingError], ...] = (
 _TRITON_TEXTS: tuple[tuple[str, type[ServingError]], ...] = (
     ("Exceeds maximum queue size", Overloaded),
     ("Request timeout expired", DeadlineExceeded),
-    ("is not healthy", Unavailable),
+    ("is not healthy", Died),
     ("is not ready", Unavailable),
 )

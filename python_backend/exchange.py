@@ -7,6 +7,10 @@ import numpy as np
 
 from python_backend.errors import ServingError
 
+# A model with so many calls that are past their deadline and have not come back gets no further ones: each
+# holds a thread, of the server too.
+MOST_LATE = 8
+
 
 class Exchange(Protocol):
     """One request; `timeout_s` is how long its caller waits, 0 for no limit."""
@@ -37,6 +41,9 @@ class Counts(Protocol):
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Count, or observe in a histogram."""
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """Give a gauge a value."""
 
 
 class BoundedLabels:

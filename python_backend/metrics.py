@@ -51,6 +51,8 @@ ROUTE_METRICS: Mapping[str, MetricKind] = {
         "HISTOGRAM", "How long the variant took for the same requests", (*DURATIONS_S, 4, 8)
     ),
     "generation": MetricKind("GAUGE", "Generation of the route that is served"),
-    "info": MetricKind("GAUGE", "SHA-256 of the route file that is served"),
+    "served_since_seconds": MetricKind(
+        "GAUGE", "Unix time since when the route file with this SHA-256 is served"
+    ),
     "reloads_total": MetricKind("COUNTER", "Changes of the route file: accepted or refused"),
 }

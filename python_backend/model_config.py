@@ -135,12 +135,14 @@ class ModelConfig:
         An ensemble pins the network that gives it `output`; any other model is a network.
 
         Raises:
-            InvalidConfig: the name leaves the repository, there is no such version, or an ensemble does not
-                pin the network.
+            InvalidConfig: the name leaves the repository, there is no such version, it is a model of this
+                one's backend, which would be asked in circles, or an ensemble does not pin the network.
         """
         path = self._sibling_folder(model) / "config.pbtxt"
         self._check_version(model, version)
         document = read_pbtxt(path) if path.exists() else {}
+        if document.get("backend") == self.document.get("backend", ""):
+            raise InvalidConfig(f"model '{self.name}' names '{model}', which is a route itself")
         if "ensemble_scheduling" not in document:
             return str(version)
         for step in document["ensemble_scheduling"].get("step", ()):

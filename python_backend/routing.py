@@ -29,9 +29,11 @@ Salt = Annotated[
     str,
     Meta(pattern=r"^[ -~]{1,64}(?!\n)$", description="Printable ASCII, the hash's key; another shuffles."),
 ]
-DEADLINE_MS = 30_000
-# What a route can be set to at most; the server has threads for their sum.
-MOST_IN_FLIGHT, MOST_MIRRORED = 256, 64
+DEADLINE_MS = 10_000
+# What one instance of a route can be set to at most.
+MOST_IN_FLIGHT, MOST_MIRRORED = 64, 16
+# Each holds a thread: as many calls again may be late, whose clients have been told.
+MOST_CALLS = 2 * MOST_IN_FLIGHT + MOST_MIRRORED
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -89,17 +91,19 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     variants: Annotated[tuple[Variant, ...], Meta(min_length=1, max_length=16)]
     default: Annotated[str, Meta(description="The variant that serves for one that is failing.")]
     salts: Salts
-    shadows: Annotated[tuple[Shadow, ...], Meta(max_length=8)] = ()
+    shadows: tuple[Shadow, ...] = ()
     max_in_flight: Annotated[
         int,
         Meta(ge=1, le=MOST_IN_FLIGHT, description="Requests at once; the next one is refused as overload."),
-    ] = 128
+    ] = MOST_IN_FLIGHT
     shadow_max_in_flight: Annotated[
         int,
         Meta(ge=0, le=MOST_MIRRORED, description="Nothing is mirrored while so many requests are in flight."),
     ] = 1
     breaker: BreakerSettings = BreakerSettings()
-    generation: Annotated[int, Meta(ge=0, description="Counts changes; `nereid route` writes it.")] = 0
+    generation: Annotated[
+        int, Meta(ge=0, le=2**53, description="Counts changes; `nereid route` writes it.")
+    ] = 0
     schema: Annotated[str, Meta(description="For editors.")] = msgspec.field(name="$schema", default="")
 
     def __post_init__(self) -> None:
@@ -244,10 +248,10 @@ def is_mirrored(shadow: Shadow, salt: str, key: str, unit: float) -> bool:
 
 
 def unit_of(salt: str, name: str, key: str) -> float:
-    """Hash name and key to 53 bits in the open interval (0, 1): keyed BLAKE2b of `NAME 0x00 KEY`."""
+    """Hash name and key to 52 bits in the open interval (0, 1): keyed BLAKE2b of `NAME 0x00 KEY`."""
     message = f"{name}\0{key}".encode(errors="surrogatepass")
     digest = blake2b(message, key=salt.encode(), digest_size=8).digest()
-    return ((int.from_bytes(digest) >> 11) + 0.5) / 2**53
+    return ((int.from_bytes(digest) >> 12) + 0.5) / 2**52
 
 
 def shares(route: Route) -> dict[str, float]:

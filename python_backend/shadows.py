@@ -1,5 +1,6 @@
 """Shadows of a route: models that are asked the same after a variant has answered, and compared with it."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
@@ -8,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from python_backend.errors import InferenceFailed
-from python_backend.exchange import BoundedLabels, Counts, Exchange
+from python_backend.exchange import MOST_LATE, BoundedLabels, Counts, Exchange
 from python_backend.routing import Route, Shadow, Variant, is_mirrored
+
+REPORT_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,12 @@ class Shadows:
         self._counts, self._log, self._clock, self._draw = counts, log, clock, draw
         self._lock = Lock()
         self._label = BoundedLabels()
-        self._mirroring = 0
-        self._reported: set[str] = set()
+        self._mirrors: set[_Mirror] = set()
+        self._late: Counter[str] = Counter()
+        self._reported_at: dict[str, float] = {}
 
     def mirror(self, answered: Answered, in_flight: Callable[[], int]) -> None:
-        """Ask the shadows that the request is meant for, unless the route is busy.
+        """Ask the shadows that the request is meant for, one after the other, unless the route is busy.
 
         Args:
             answered: the request, and its answer.
@@ -59,52 +63,94 @@ class Shadows:
             is_itself = (shadow.model, shadow.version) == (variant.model, variant.version)
             if is_itself or not is_mirrored(shadow, route.salts.shadows, answered.key, self._draw()):
                 continue
-            outcome = "shed"
-            if self._begin(in_flight(), route.shadow_max_in_flight):
-                try:
-                    outcome = self._compare(answered, shadow)
-                finally:
-                    self._end()
-            (label,) = self._label(shadow.name)
-            self._counts.add("shadow_requests_total", shadow=label, outcome=outcome)
+            if mirror := self._begin(answered, shadow, in_flight()):
+                self._compare(mirror)
+            else:
+                self._count(shadow, "shed")
 
-    def _begin(self, in_flight: int, limit: int) -> bool:
+    def expire(self) -> None:
+        """Give up what is past its deadline: it counts as failed and keeps no other from being mirrored."""
+        now = self._clock()
         with self._lock:
-            if in_flight + self._mirroring >= limit:
-                return False
-            self._mirroring += 1
-            return True
+            late = [mirror for mirror in self._mirrors if now >= mirror.deadline]
+            for mirror in late:
+                self._mirrors.remove(mirror)
+                self._late[mirror.shadow.name] += 1
+        for mirror in late:
+            self._fail(mirror.shadow, f"no answer in {mirror.shadow.deadline_ms} ms")
 
-    def _end(self) -> None:
+    def _begin(self, answered: Answered, shadow: Shadow, in_flight: int) -> "_Mirror | None":
         with self._lock:
-            self._mirroring -= 1
+            is_busy = in_flight + len(self._mirrors) >= answered.route.shadow_max_in_flight
+            if is_busy or self._late[shadow.name] >= MOST_LATE:
+                return None
+            mirror = _Mirror(answered, shadow, self._clock())
+            self._mirrors.add(mirror)
+            return mirror
 
-    def _compare(self, answered: Answered, shadow: Shadow) -> str:
-        """Ask the shadow; returns the outcome."""
-        exchange, begin = answered.exchange, self._clock()
+    def _end(self, mirror: "_Mirror") -> bool:
+        """Take note of a mirrored request that has come back; returns False if it was given up before."""
+        with self._lock:
+            if mirror in self._mirrors:
+                self._mirrors.remove(mirror)
+                return True
+            self._late[mirror.shadow.name] -= 1
+            return False
+
+    def _compare(self, mirror: "_Mirror") -> None:
+        """Ask the shadow, and compare its answer with the variant's."""
+        answered, shadow = mirror.answered, mirror.shadow
+        exchange, response, error = answered.exchange, None, None
         try:
             response = exchange.call(shadow.model, shadow.version, shadow.deadline_ms / 1e3)
-            seconds = self._clock() - begin
+        except Exception as raised:
+            error = raised
+        seconds = self._clock() - mirror.begin
+        if not self._end(mirror):
+            return
+        try:
+            if error:
+                raise error
             ours, theirs = exchange.scores(answered.response), exchange.scores(response)
             distance = _distance(ours, theirs)
-        except Exception as error:
-            self._report(f"shadow '{shadow.name}' failed: {error}")
-            return "failed"
+        except Exception as raised:
+            self._fail(shadow, raised)
+            return
         (label,) = self._label(shadow.name)
         self._counts.add("shadow_score_distance", distance, shadow=label)
         self._counts.add("shadow_duration_seconds", seconds, shadow=label)
         self._counts.add("shadowed_duration_seconds", answered.seconds, shadow=label)
-        return "agreed" if np.array_equal(ours.argmax(-1), theirs.argmax(-1)) else "disagreed"
+        is_equal = np.array_equal(ours.argmax(-1), theirs.argmax(-1))
+        self._count(shadow, "agreed" if is_equal else "disagreed")
 
-    def _report(self, line: str) -> None:
-        """Log a line, but each only once, and not for ever."""
-        if line not in self._reported and len(self._reported) < BoundedLabels.MOST:
-            self._reported.add(line)
-            self._log(line)
+    def _count(self, shadow: Shadow, outcome: str) -> None:
+        (label,) = self._label(shadow.name)
+        self._counts.add("shadow_requests_total", shadow=label, outcome=outcome)
+
+    def _fail(self, shadow: Shadow, reason: object) -> None:
+        """Count a failure, and log it unless another one of this shadow was a moment ago."""
+        self._count(shadow, "failed")
+        (label,), now = self._label(shadow.name), self._clock()
+        with self._lock:
+            is_news = now - self._reported_at.get(label, -REPORT_EVERY_S) >= REPORT_EVERY_S
+            if is_news:
+                self._reported_at[label] = now
+        if is_news:
+            self._log(f"shadow '{shadow.name}' failed: {reason}")
+
+
+class _Mirror:
+    """A request that is being mirrored to one shadow."""
+
+    def __init__(self, answered: Answered, shadow: Shadow, begin: float) -> None:
+        self.answered, self.shadow, self.begin = answered, shadow, begin
+        self.deadline = begin + shadow.deadline_ms / 1e3
 
 
 def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     """Return the largest difference of one score; raises InferenceFailed where there is none."""
-    if ours.shape != theirs.shape or not np.isfinite(theirs).all():
-        raise InferenceFailed(f"expected {list(ours.shape)} finite scores, got {list(theirs.shape)}")
+    if ours.shape != theirs.shape:
+        raise InferenceFailed(f"expected scores {list(ours.shape)}, got {list(theirs.shape)}")
+    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+        raise InferenceFailed("scores that are no numbers cannot be compared")
     return float(np.abs(ours.astype(np.float64) - theirs).max(initial=0.0))

@@ -90,7 +90,9 @@ class Metrics:
         self._lock = threading.Lock()
         self._sums: dict[_Key, float] = {}
         self._observed: list[tuple[_Key, float]] = []
-        self._told: dict[str, dict[str, str]] = {}
+        self._values: dict[_Key, float] = {}
+        self._only: dict[str, tuple[dict[str, str], float]] = {}
+        self._alone: set[str] = set()
         self._is_closing = threading.Event()
         self._flusher = threading.Thread(target=self._flush, daemon=True)
         self._flusher.start()
@@ -106,10 +108,15 @@ class Metrics:
             else:
                 self._sums[key] = self._sums.get(key, 0.0) + value
 
-    def tell(self, name: str, **labels: str) -> None:
-        """Show the gauge `name` as one series of value 1, in the place of the one told before."""
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """Give a gauge a value."""
         with self._lock:
-            self._told[name] = labels
+            self._values[name, tuple(labels.items())] = value
+
+    def set_only(self, name: str, value: float, /, **labels: str) -> None:
+        """Give a gauge a value, and let the series go that it had until now."""
+        with self._lock:
+            self._only[name] = labels, value
 
     def close(self) -> None:
         """Hand on the last changes; nothing is handed on after."""
@@ -123,16 +130,20 @@ class Metrics:
             with self._lock:
                 sums, self._sums = self._sums, {}
                 observed, self._observed = self._observed, []
-                told, self._told = self._told, {}
+                values, self._values = self._values, {}
+                only, self._only = self._only, {}
             for key, value in sums.items():
-                series = self._metric(key)  # shown from the start, also if it is 0
-                if value:
-                    series.increment(value)
+                self._metric(key).increment(value)
+            for key, value in values.items():
+                self._metric(key).set(value)
             for key, value in observed:
                 self._metric(key).observe(value)
-            for name, labels in told.items():
+            for name, (labels, value) in only.items():
                 self._forget(name)
-                self._metric((name, tuple(labels.items()))).set(1)
+                self._metric((name, tuple(labels.items()))).set(value)
+                self._alone.add(name)
+        for name in self._alone:
+            self._forget(name)
 
     def _forget(self, name: str) -> None:
         """Drop all series of a family: Triton drops one only with its family, and that last."""

@@ -168,10 +168,11 @@ def _proposal(words: list[str], file: str) -> "Propose | None":
 
 
 def _read(file: str) -> bytes:
-    if file == "-":
-        return sys.stdin.buffer.read()
+    from python_backend.route_file import read_all
+
     try:
-        return Path(file).read_bytes()
+        with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as opened:
+            return read_all(opened, file)
     except OSError as error:
         raise WrongUsage(f"cannot read '{file}': {error.strerror}") from None
 

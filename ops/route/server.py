@@ -1,7 +1,6 @@
 """What a running server tells about its routes: what is ready, which route file it serves, its breakers."""
 
 import http.client
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,6 +8,7 @@ from typing import Protocol
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from ops import metrics_page
 from ops.cli import CommandFailed
 from ops.run_dir import ServerRecord
 
@@ -21,12 +21,13 @@ BREAKER_STATES = {0: "closed", 1: "half-open", 2: "open"}
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the server serves a route by: the file's SHA-256, empty before it has told.
+    """What the server serves a route by: the files' SHA-256, one if all instances of the route agree.
 
-    `breakers` are those of the variants that have been asked, by variant and version of the network.
+    `breakers` are those of the variants that have been asked, by variant and version of the network; where
+    instances differ, the one that is open most.
     """
 
-    sha256: str
+    sha256s: frozenset[str]
     breakers: Mapping[tuple[str, str], str]
 
 
@@ -66,19 +67,10 @@ class RunningServer:
     def served(self, route: str) -> Served:
         """Tell what the server serves the route by."""
         url = self._record.url("metrics")
-        connection = http.client.HTTPConnection(
-            self._record.host, self._record.ports.metrics, timeout=self._timeout_s
-        )
         try:
-            connection.request("GET", "/metrics")
-            response = connection.getresponse()
-            page = response.read().decode(errors="replace")
+            page = metrics_page.fetch(self._record.host, self._record.ports.metrics, self._timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise _no_answer(url, error) from None
-        finally:
-            connection.close()
-        if response.status != http.HTTPStatus.OK:
-            raise _no_answer(url, f"{response.status} {page.strip()[:200]}")
         return read_metrics(page, route)
 
 
@@ -93,24 +85,30 @@ def ask_served(server: Server | None, route: str, sha256: str) -> tuple[str, Ser
         served = server.served(route)
     except CommandFailed as error:
         return f"not known to be served: {error}", None
-    if served.sha256 == sha256:
+    if served.sha256s == {sha256}:
         return SERVED, served
-    has = f"has SHA-256 {served.sha256[:12]}" if served.sha256 else f"tells of no route '{route}'"
+    others = ", ".join(sorted(other[:12] for other in served.sha256s - {sha256}))
+    has = f"has SHA-256 {others}" if others else f"tells of no route '{route}'"
     return f"not served yet: the server {has}", served
 
 
 def read_metrics(page: str, route: str) -> Served:
     """Read what a metrics page says about one route."""
-    sha256, breakers = "", {}
-    for name, text, value in re.findall(r"^(nereid_route_\w+)\{(.*)\} (\S+)$", page, re.MULTILINE):
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', text))
+    served: dict[str, tuple[float, str]] = {}
+    states: dict[tuple[str, str], int] = {}
+    for sample in metrics_page.parse(page):
+        labels, value = sample.labels, sample.value
         if labels.get("route") != route:
             continue
-        if name == "nereid_route_info" and float(value) == 1:
-            sha256 = labels["sha256"]
-        if name == "nereid_route_breaker_state":
-            breakers[labels["variant"], labels["version"]] = BREAKER_STATES.get(int(float(value)), value)
-    return Served(sha256, breakers)
+        if sample.name == "nereid_route_served_since_seconds":
+            # A process that was killed leaves its series behind: the youngest counts.
+            told, instance = (value, labels["sha256"]), labels["model_instance"]
+            served[instance] = max(told, served.get(instance, told))
+        if sample.name == "nereid_route_breaker_state":
+            variant = labels["variant"], labels["version"]
+            states[variant] = max(int(value), states.get(variant, 0))
+    breakers = {variant: BREAKER_STATES.get(state, str(state)) for variant, state in states.items()}
+    return Served(frozenset(sha256 for _, sha256 in served.values()), breakers)
 
 
 def _no_answer(url: str, reason: object) -> CommandFailed:

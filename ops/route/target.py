@@ -111,12 +111,12 @@ def look(target: Target) -> Present:
     """Read a route's file and history as they are.
 
     Raises:
+        InvalidConfig: there is something else than a file, or far too much.
         OSError: one cannot be read.
     """
     entries = history.read(target.history)
     try:
-        with target.path.open("rb") as file:
-            text, status = file.read(), os.fstat(file.fileno())
+        text, status = route_file.read(target.path)
     except FileNotFoundError:
         return Present(target.path, None, entries, None)
     return Present(target.path, text, entries, history.unrecorded(entries, text, status))

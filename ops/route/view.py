@@ -132,7 +132,7 @@ def _as_document(target: Target, table: Table, served: Served | None, told: str)
         "sha256": table.sha256,
         "generation": table.route.generation,
         "status": told,
-        "served_sha256": served.sha256 if served else None,
+        "served_sha256": sorted(served.sha256s) if served else None,
         "shares": shares(table.route),
         "network_versions": dict(table.network_versions),
         "breakers": _breakers(table, served) if served else {},

@@ -1,6 +1,8 @@
 """Triton adapter of the `ab_router` backend: each request in a thread, which answers when the variant has."""
 
+import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -10,12 +12,11 @@ import triton_python_backend_utils as pb_utils
 from python_backend import errors
 from python_backend.metrics import ROUTE_METRICS, ROUTE_PREFIX
 from python_backend.model_config import ModelConfig
-from python_backend.route_file import RouteWatch
+from python_backend.route_file import TOLD, RouteWatch
 from python_backend.router import Router
-from python_backend.routing import MOST_IN_FLIGHT, MOST_MIRRORED
+from python_backend.routing import MOST_CALLS
 from python_backend.triton_io import Metrics, fail, log_info, log_warn, read_parameters
 
-TOLD = ("variant", "version", "route_reason")
 EXPIRE_S, POLL_EVERY = 0.02, 12
 
 
@@ -25,14 +26,15 @@ class TritonPythonModel:
     def initialize(self, args):
         """Read the route; a wrong one fails the load."""
         self.config = ModelConfig.from_args(args)
+        self.outputs = [output.name for output in self.config.outputs if output.name not in TOLD]
         self.watch = RouteWatch(
             self.config, lambda model, version: pb_utils.is_model_ready(model, str(version))
         )
-        self.metrics = Metrics(ROUTE_PREFIX, ROUTE_METRICS, route=self.config.name)
+        instance = args["model_instance_name"]
+        self.metrics = Metrics(ROUTE_PREFIX, ROUTE_METRICS, route=self.config.name, model_instance=instance)
         self.router = Router(self.watch.table, self.metrics, self.warn)
-        self.generation = 0
         self.show(self.watch.table)
-        self.pool = ThreadPoolExecutor(MOST_IN_FLIGHT + MOST_MIRRORED)
+        self.pool = ThreadPoolExecutor(MOST_CALLS)
         self.is_closing = threading.Event()
         self.keeper = threading.Thread(target=self.keep, daemon=True)
         self.keeper.start()
@@ -40,7 +42,7 @@ class TritonPythonModel:
     def execute(self, requests):
         """Start every request and return at once: they overlap, and each answers through its own sender."""
         for request in requests:
-            if ticket := self.router.admit(Exchange(request, self.config)):
+            if ticket := self.router.admit(Exchange(request, self.outputs, self.config.max_batch_size > 0)):
                 self.pool.submit(self.handle, ticket)
 
     def handle(self, ticket):
@@ -52,11 +54,14 @@ class TritonPythonModel:
 
     def keep(self):
         """Refuse what is late, and take a new route when its file changes."""
-        ticks = 0
-        while not self.is_closing.wait(EXPIRE_S):
-            self.router.expire()
-            ticks += 1
-            if ticks % POLL_EVERY == 0:
+        for tick in itertools.count():
+            if self.is_closing.wait(EXPIRE_S):
+                return
+            try:
+                self.router.expire()
+            except Exception as error:
+                self.warn(f"the answer of a late request was lost: {error!r}")
+            if tick % POLL_EVERY == 0:
                 self.poll()
 
     def poll(self):
@@ -74,8 +79,8 @@ class TritonPythonModel:
 
     def show(self, table):
         """Tell which route is in use."""
-        self.metrics.add("generation", table.route.generation - self.generation)
-        self.metrics.tell("info", sha256=table.sha256)
+        self.metrics.set("generation", table.route.generation)
+        self.metrics.set_only("served_since_seconds", time.time(), sha256=table.sha256)
         self.generation = table.route.generation
         weights = ", ".join(f"{variant.name} {variant.weight:g}" for variant in table.route.variants)
         log_info(f"route {self.config.name}: generation {self.generation}, weights {weights}")
@@ -95,11 +100,9 @@ class TritonPythonModel:
 class Exchange:
     """One request of Triton's, as the router sees it: see `python_backend.exchange`."""
 
-    def __init__(self, request, config):
-        self.request = request
+    def __init__(self, request, outputs, is_batched):
+        self.request, self.outputs, self.is_batched = request, outputs, is_batched
         self.timeout_s = request.timeout() / 1e6
-        self.outputs = [output.name for output in config.outputs if output.name not in TOLD]
-        self.is_batched = config.max_batch_size > 0
 
     def parameters(self):
         """Return the request's parameters; forwarded headers are among them."""
@@ -111,18 +114,20 @@ class Exchange:
 
     def call(self, model, version, timeout_s):
         """Pass on the request's own input tensors: no byte is copied in Python."""
+        # Without the request's trace: handing that on ends Triton 24.10 with a SIGSEGV when tracing is on.
+        request_id = self.request.request_id()
         response = pb_utils.InferenceRequest(
             model_name=model,
             model_version=version,
-            request_id=self.request.request_id(),
+            request_id=request_id,
             inputs=self.request.inputs(),
             requested_output_names=self.outputs,
             timeout=int(timeout_s * 1e6),
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
-            trace=self.request.trace(),
         ).exec()
         if response.has_error():
-            raise errors.from_message(response.error().message())
+            # The client has chosen its id, which must not be taken for the error's class.
+            raise errors.from_message(response.error().message().replace(f"[request id: {request_id}] ", ""))
         return response
 
     def scores(self, response):

@@ -8,12 +8,14 @@ from dataclasses import fields
 import pytest
 import typer.main
 
-from loadtest import backend, memory, parity, preprocess
+from loadtest import backend, memory, parity, preprocess, route
 from loadtest.overhead import markdown
 from ops import docs
 from ops.__main__ import app
 from python_backend.decode import Limits
+from python_backend.metrics import ROUTE_METRICS
 from python_backend.preprocess_settings import PRESETS, Resources, Shorthand
+from python_backend.routing import json_schema, parse_route
 from python_backend.transform import Transform
 
 COMMANDS = docs.commands(typer.main.get_command(app))
@@ -44,7 +46,8 @@ def unknown_words(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/contract.md", "model_repository/efficientnet_lite0/README.md"]
+    "page",
+    ["README.md", "docs/contract.md", "docs/routing.md", "model_repository/efficientnet_lite0/README.md"],
 )
 def test_shell_lines_name_what_exists(root, page):
     """Every `nereid`, `make` and `python -m` in a page is a real command, target or module."""
@@ -86,8 +89,9 @@ def test_readme_has_the_recorded_numbers(root):
         (memory, "onnxruntime_backend.md"),
         (preprocess, "preprocess.md"),
         (parity, "preprocess.md"),
+        (route, "routing.md"),
     ],
-    ids=["backend", "memory", "preprocess", "parity"],
+    ids=["backend", "memory", "preprocess", "parity", "route"],
 )
 def test_page_has_the_recorded_numbers(root, module, page):
     """What a backend costs and how exact it is is what the last recorded run says, with machine and date."""
@@ -99,6 +103,27 @@ def test_page_has_the_recorded_numbers(root, module, page):
     machine = recorded["machine"]
     assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
     assert recorded["command"] in (root / "Makefile").read_text()
+
+
+def test_every_field_of_a_route_is_documented(root):
+    """Each field that a route file may have is named on its page, and its example is a route."""
+    text = (root / "docs" / "routing.md").read_text()
+
+    for definition in json_schema()["$defs"].values():
+        for field in definition["properties"]:
+            assert f"`{field}`" in text, field
+    example = re.search(r"^```json\n(.*?)^```", text, re.M | re.S)
+    assert example
+    assert parse_route(example[1].encode()).shadows[0].percent == 20
+
+
+def test_every_metric_of_a_route_is_documented(root):
+    """The page's table of metrics has exactly those that the router counts, and their kinds."""
+    text = (root / "docs" / "routing.md").read_text().split("## Metrics")[1]
+    table = re.findall(r"^\| (`[a-z_`, ]+`) \|.*\| (counter|gauge|histogram)", text, re.M)
+    named = {name: kind.upper() for cell, kind in table for name in re.findall(r"`(\w+)`", cell)}
+
+    assert named == {name: about.kind for name, about in ROUTE_METRICS.items()}
 
 
 def test_every_preprocessing_parameter_is_documented(root):

@@ -10,6 +10,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from clients.samples import COFFEE
 from python_backend.model_config import ModelConfig as LibraryConfig
+from python_backend.route_file import path_of, read_table
 from tests.conftest import ROOT
 
 REPOSITORY = ROOT / "model_repository"
@@ -133,3 +134,26 @@ def test_library_reads_every_config():
 def test_sample_photo_is_small():
     """The sample is meant to be looked at, not to fill the repository."""
     assert COFFEE.stat().st_size < 200_000
+
+
+@pytest.mark.parametrize("model", [m for m in MODELS if read(f"{m}/config.pbtxt").backend == "ab_router"])
+def test_route_names_what_is_there(model):
+    """The committed route is one that the server takes, and its variants are told apart by their networks."""
+    config = LibraryConfig.from_file(REPOSITORY / model, 1)
+
+    table = read_table(config, path_of(config).read_bytes())
+
+    assert len(set(table.network_versions.values())) == len(table.route.variants)
+
+
+@pytest.mark.parametrize("relative", CONFIGS)
+def test_time_left_is_honoured_where_it_may_be(relative):
+    """A fused model drops what is late from its queue; a step of an ensemble must not (it would hang)."""
+    config = read(relative)
+    policy = config.dynamic_batching.default_queue_policy
+
+    if config.backend == "fused":
+        assert policy.allow_timeout_override
+        assert policy.default_timeout_microseconds > 60_000_000
+    else:
+        assert policy.ByteSize() == 0

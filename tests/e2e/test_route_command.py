@@ -77,7 +77,7 @@ def test_show_tells_what_the_server_does(served, nereid):
     while len((shown := json.loads(nereid("show", "--json").stdout))["breakers"]) < 2:
         assert time.monotonic() < deadline, shown
 
-    assert (shown["status"], shown["served_sha256"]) == ("served", shown["sha256"])
+    assert (shown["status"], shown["served_sha256"]) == ("served", [shown["sha256"]])
     assert shown["breakers"] == {"v1": "closed", "v2": "closed"}
 
 

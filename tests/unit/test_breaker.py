@@ -126,6 +126,18 @@ def test_closed_again_starts_afresh():
     assert breaker.state is State.CLOSED
 
 
+def test_trip_opens_at_once():
+    """A variant that cannot be reached needs no statistics, nor does a trial that finds it so."""
+    breaker = Breaker(SETTINGS)
+    feed(breaker, [GOOD] * 100)
+
+    breaker.trip(2.0)
+    assert [breaker.allows(at) for at in (2.1, 6.9, 7.0)] == [False, False, True]
+    breaker.trip(7.1)
+
+    assert [breaker.allows(at) for at in (12.0, 12.2)] == [False, True]
+
+
 def test_every_turn_is_told():
     """Whoever shows the state hears of each change, in order."""
     told: list[State] = []

@@ -35,7 +35,7 @@ def test_command_listens_on_loopback_with_everything_loaded():
         "metrics-port": "3",
         "http-header-forward-pattern": "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$",
         "grpc-header-forward-pattern": "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$",
-        "backend-config": "ab_router,thread-pool-size=320",
+        "backend-config": "python,thread-pool-size=144",
     }
 
 

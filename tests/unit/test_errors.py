@@ -27,7 +27,7 @@ def test_error_survives_as_text(error, words):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Stub process 'classify_v1_0_1' is not healthy.", errors.Unavailable),
+        ("Stub process 'classify_v1_0_1' is not healthy.", errors.Died),
         ("Failed for execute the inference request. Model 'nope' is not ready.", errors.Unavailable),
         ("Request timeout expired", errors.DeadlineExceeded),
         ("[request id: 1] Exceeds maximum queue size", errors.Overloaded),

@@ -115,7 +115,7 @@ def test_show_tells_all_of_a_route(nereid, repository):
         "x-route-tenant: acme, [red]zoo",
         "dark",
         "2.5 %",
-        "30,000 ms",
+        "10,000 ms",
         "default v1",
     ]
     assert [word for word in [*words, summed, "no server runs"] if word not in shown] == []
@@ -260,6 +260,25 @@ def test_unreadable_file_is_named(nereid, repository, name, words):
     done = nereid(*words)
 
     assert (done.exit_code, done.stderr) == (1, f"'{repository / name}': Is a directory\n")
+
+
+@pytest.mark.parametrize("words", [["show"], ["set", "v1=1", "--offline"]], ids=" ".join)
+def test_pipe_in_the_files_place_is_refused(nereid, repository, words):
+    """A route that is no file would keep the command waiting."""
+    path = repository / "classify.route.json"
+    path.unlink()
+    os.mkfifo(path)
+
+    done = nereid(*words)
+
+    assert (done.exit_code, done.stderr) == (1, f"'{path}' is no file\n")
+
+
+def test_endless_file_is_refused(nereid):
+    """What is no route by its size is not read to its end."""
+    done = nereid("set", "--file", "/dev/zero", "--offline")
+
+    assert (done.exit_code, done.stderr) == (1, "'/dev/zero' has more than 1,000,000 bytes\n")
 
 
 def test_place_that_cannot_be_written_is_named(nereid, repository):
@@ -429,9 +448,9 @@ def test_diff_tells_fields_and_moved_keys(nereid, repository):
     assert rows == [
         ["variants", "v1, v2", "v2, v1"],
         ["variants[v1].weight", "90", "80"],
-        ["variants[v1].deadline_ms", "30000", "5"],
+        ["variants[v1].deadline_ms", "10000", "5"],
         ["variants[v2].weight", "10", "20"],
-        ["max_in_flight", "128", "3"],
+        ["max_in_flight", "64", "3"],
     ]
     share, _, rest = shown.splitlines()[-1].partition(" ")
     assert rest == "% of sticky keys move: v1 → v2"
@@ -670,7 +689,8 @@ class FakeServer:
         if self.says:
             return self.says
         self.polls -= 1
-        return Served(sha256(self.file.read_bytes()).hexdigest() if self.polls < 0 else "0ff" * 20, {})
+        served = sha256(self.file.read_bytes()).hexdigest() if self.polls < 0 else "0ff" * 20
+        return Served(frozenset({served}), {})
 
 
 def test_change_is_done_when_the_server_serves_it(repository):
@@ -754,7 +774,7 @@ def test_server_that_does_not_answer_is_an_error(listens, http, grpc):
 def test_breaker_is_shown_of_the_version_that_is_routed_to(repository, capsys):
     """Another version of the network under the same variant's name is not mixed in."""
     target = find_route(repository)
-    served = Served("0ff" * 20, {("v2", "3"): "open", ("v2", "4"): "closed"})
+    served = Served(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
     server = FakeServer(target.path, says=served)
 
     view.show(target, look(target), server, as_json=True)
@@ -768,16 +788,18 @@ def test_breaker_is_shown_of_the_version_that_is_routed_to(repository, capsys):
     assert lines[-1] == "not served yet: the server has SHA-256 0ff0ff0ff0ff"
 
 
-PAGE = """# HELP nereid_route_info SHA-256
-# TYPE nereid_route_info gauge
-nereid_route_info{route="classify",sha256="old"} 0.000000
-nereid_route_info{route="classify",sha256="new"} 1.000000
-nereid_route_info{route="classify",sha256="older"} 0
-nereid_route_info{route="other",sha256="theirs"} 1
-nereid_route_breaker_state{route="classify",variant="v1",version="1"} 0
-nereid_route_breaker_state{route="classify",variant="v2",version="3"} 2
-nereid_route_breaker_state{route="classify",variant="v2",version="4"} 1
-nereid_route_breaker_state{route="other",variant="v1",version="1"} 1
+PAGE = """# HELP nereid_route_served_since_seconds SHA-256
+# TYPE nereid_route_served_since_seconds gauge
+nereid_route_served_since_seconds{model_instance="classify_0_0",route="classify",sha256="old"} 1700000000.5
+nereid_route_served_since_seconds{model_instance="classify_0_0",route="classify",sha256="new"} 1.7000000009e9
+nereid_route_served_since_seconds{model_instance="classify_0_0",route="classify",sha256="older"} 1600000000
+nereid_route_served_since_seconds{model_instance="classify_0_1",route="classify",sha256="late"} 1500000000
+nereid_route_served_since_seconds{model_instance="other_0_0",route="other",sha256="theirs"} 1800000000
+nereid_route_breaker_state{model_instance="classify_0_0",route="classify",variant="v1",version="1"} 0
+nereid_route_breaker_state{model_instance="classify_0_0",route="classify",variant="v2",version="3"} 2
+nereid_route_breaker_state{model_instance="classify_0_1",route="classify",variant="v2",version="3"} 1
+nereid_route_breaker_state{model_instance="classify_0_0",route="classify",variant="v2",version="4"} 1
+nereid_route_breaker_state{model_instance="other_0_0",route="other",variant="v1",version="1"} 1
 nv_inference_count{model="first",version="1"} 5
 """
 
@@ -787,15 +809,18 @@ nv_inference_count{model="first",version="1"} 5
     [
         (
             "classify",
-            Served("new", {("v1", "1"): "closed", ("v2", "3"): "open", ("v2", "4"): "half-open"}),
+            Served(
+                frozenset({"new", "late"}),
+                {("v1", "1"): "closed", ("v2", "3"): "open", ("v2", "4"): "half-open"},
+            ),
         ),
-        ("other", Served("theirs", {("v1", "1"): "half-open"})),
-        ("none", Served("", {})),
+        ("other", Served(frozenset({"theirs"}), {("v1", "1"): "half-open"})),
+        ("none", Served(frozenset(), {})),
     ],
     ids=["classify", "other", "none"],
 )
 def test_metrics_page_is_read_for_one_route(route, expected):
-    """What was served before has the value 0, and other routes are not mixed in."""
+    """Of each instance the youngest file counts, and the breaker open most; other routes are not mixed in."""
     assert read_metrics(PAGE, route) == expected
 
 

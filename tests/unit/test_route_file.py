@@ -1,5 +1,6 @@
 """The route file: read against its repository, replaced atomically, watched while it changes."""
 
+import contextlib
 import json
 import os
 import threading
@@ -70,8 +71,9 @@ def test_table_knows_the_networks_behind_the_variants(config):
         ({"version": 7}, "names version 7 of 'net', which is not there"),
         ({"model": "../net"}, "names '../net', which is not a folder beside it"),
         ({"model": "x" * 300}, "cannot read what the route names: .*too long"),
+        ({"model": "r"}, "names 'r', which is a route itself"),
     ],
-    ids=["model", "version", "outside", "name"],
+    ids=["model", "version", "outside", "name", "circle"],
 )
 def test_what_a_route_names_must_be_there(config, change, message):
     """A model or version that is not in the repository is refused by name."""
@@ -79,6 +81,37 @@ def test_what_a_route_names_must_be_there(config, change, message):
 
     with pytest.raises(InvalidConfig, match=message):
         read_table(config, write(route))
+
+
+X = 'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }'
+NET = X + ' output { name: "scores" data_type: TYPE_FP32 dims: [ %s ] }'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NET % 3, None),
+        (NET % -1, None),
+        ("", None),
+        (NET % 5, "names 'net' for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[5\\]"),
+        (NET % "3, 1", "for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[3, 1\\]"),
+        (NET.replace("FP32", "FP16") % 3, "for 'x': expected TYPE_FP32 \\[4\\], got TYPE_FP16 \\[4\\]"),
+        (NET.replace('"scores"', '"y"') % 3, "for 'scores': expected TYPE_FP32 \\[3\\], got none"),
+    ],
+    ids=["equal", "any size", "completed by Triton", "size", "rank", "datatype", "name"],
+)
+def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
+    """A model that would not take the request, or not answer it, is refused by tensor."""
+    for folder in ("r/1", "net/1"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "net" / "config.pbtxt").write_text(text)
+    told = 'output { name: "variant" data_type: TYPE_STRING dims: [ 1 ] }'
+    (tmp_path / "r" / "config.pbtxt").write_text(f'backend: "ab_router" {NET % 3} {told}')
+    config = ModelConfig.from_file(tmp_path / "r", 1)
+    route = write(ROUTE | {"variants": ROUTE["variants"][:1]})
+
+    with pytest.raises(InvalidConfig, match=message) if message else contextlib.nullcontext():
+        read_table(config, route)
 
 
 def test_shadows_are_checked_too(config):
@@ -147,6 +180,28 @@ def test_wrong_file_changes_nothing_and_is_told_once(watch, text, message):
 
     watch.path.write_bytes(write(ROUTE | {"generation": 5}))
     assert watch.poll().route.generation == 5
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "huge", "circle"])
+def test_what_is_no_small_file_is_refused(watch, kind):
+    """Nothing that lies in the route's place can keep the server waiting or fill its memory."""
+    watch.path.unlink()
+    make = {
+        "folder": watch.path.mkdir,
+        "pipe": lambda: os.mkfifo(watch.path),
+        "huge": lambda: watch.path.write_bytes(b" " * 1_000_001),
+        "circle": lambda: watch.path.symlink_to(watch.path),
+    }
+    make[kind]()
+    said = {
+        "folder": "Is a directory",
+        "pipe": "is no file",
+        "huge": "has more than 1,000,000 bytes",
+        "circle": "Too many levels of symbolic links",
+    }
+
+    with pytest.raises(InvalidConfig, match=said[kind]):
+        watch.poll()
 
 
 def test_each_fault_is_told_again(watch):

@@ -14,6 +14,7 @@ import pytest
 from python_backend.errors import (
     Cancelled,
     DeadlineExceeded,
+    Died,
     InferenceFailed,
     InvalidImage,
     InvalidRequest,
@@ -52,8 +53,14 @@ class World:
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Count, as the metrics page would; a name that it does not know fails the test."""
-        is_sum = ROUTE_METRICS[name].kind != "HISTOGRAM"
-        self.counts[name, tuple(sorted(labels.items()))] += value if is_sum else 1
+        kind = ROUTE_METRICS[name].kind
+        assert kind != "GAUGE"
+        self.counts[name, tuple(sorted(labels.items()))] += value if kind == "COUNTER" else 1
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """Show a gauge's value, as the metrics page would."""
+        assert ROUTE_METRICS[name].kind == "GAUGE"
+        self.counts[name, tuple(sorted(labels.items()))] = value
 
     def count(self, name: str, **labels: str) -> float:
         """Return what was counted, summed over all other labels."""
@@ -253,6 +260,33 @@ def test_late_variant_is_not_waited_for(world, asked_s, is_own):
     assert world.count("requests_total") == 1
 
 
+def test_hung_variant_does_not_fill_the_route():
+    """What is late gives its place back, and a variant with eight late calls gets no more of them."""
+    route = msgspec.structs.replace(
+        ROUTE, max_in_flight=2, breaker=msgspec.structs.replace(ROUTE.breaker, min_requests=3, open_s=2.0)
+    )
+    world = World(route)
+    hung = []
+    for _ in range(8):
+        hung.append(hang_v2(world))
+        world.now += 1.0
+        world.router.expire()
+        world.now += 2.0
+
+    assert {request.outcome[:17] for request, _, _ in hung} == {"deadline exceeded"}
+    assert world.ask(TO_V2).outcome == "unavailable: variant 'v2' failing, tried again every 2 s"
+    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
+    assert world.count("in_flight", variant="v2") == 8
+
+    for _, release, thread in hung:
+        release.set()
+        thread.join()
+    world.now += 2.0
+    world.models["m2"] = lambda: CAT
+    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+    assert (world.count("in_flight", variant="v2"), world.count("late_total", variant="v2")) == (0, 8)
+
+
 @pytest.mark.parametrize(("asked_s", "state"), [(0.0, 2), (0.001, 0)], ids=["variant's", "caller's"])
 def test_only_the_variants_own_deadline_is_its_fault(world, asked_s, state):
     """A caller in a hurry says nothing about the variant."""
@@ -354,13 +388,14 @@ def test_bad_images_never_open_a_breaker(world):
 
 
 def test_unreachable_variant_is_retried_on_the_default(world):
-    """A request that its variant cannot have seen is sent once more, and says so."""
+    """A request that its variant cannot have seen is sent once more, and says so; the next do not try it."""
     world.fail("m2", Unavailable("x"))
 
     assert world.ask(KEY_V2).outcome == ("v1", "11", "retry")
     assert world.called == ["m2", "m1"]
     assert world.count("requests_total", variant="v2", outcome="unavailable") == 1
     assert world.count("requests_total", variant="v1", outcome="ok", reason="retry") == 1
+    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
 
 
 @pytest.mark.parametrize(
@@ -382,14 +417,52 @@ def test_nothing_else_is_retried(world, parameters, error):
     assert world.called == ["m2"]
 
 
+def test_what_may_have_killed_its_variant_is_not_retried(world):
+    """The first request that finds a process dead may be the cause; one sent when that was known is not."""
+    world.fail("m2", Died("x"))
+
+    assert world.ask(KEY_V2).outcome == "unavailable: x"
+    world.now += 5.0
+    assert world.ask(KEY_V2).outcome == ("v1", "11", "retry")
+    assert world.called == ["m2", "m2", "m1"]
+
+    world.models["m2"] = lambda: CAT
+    world.now += 5.0
+    world.ask(KEY_V2)
+    world.fail("m2", Died("x"))
+    assert world.ask(KEY_V2).outcome == "unavailable: x"
+
+
+def test_others_do_not_wait_long_for_a_dead_variant(world):
+    """What a dead process has queued is told in a second, and none tries behind it until it has come back."""
+    request, release, thread = hang_v2(world)
+    world.fail("m2", Died("x"))
+    world.ask(TO_V2)
+
+    world.now += 0.9
+    world.router.expire()
+    assert request.errors == []
+    world.now += 0.1
+    world.router.expire()
+
+    assert request.outcome.startswith("deadline exceeded")
+    world.now += 60.0
+    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
+    release.set()
+    thread.join()
+    world.models["m2"] = lambda: CAT
+    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+
+
 def test_retries_have_a_budget():
-    """Four in a row, then failures are answered as such: retries never double the load."""
-    world = World(
-        msgspec.structs.replace(ROUTE, breaker=msgspec.structs.replace(ROUTE.breaker, min_requests=99))
-    )
+    """Every trial of a variant that stays away costs a token; the last ones are answered as what they are."""
+    world = World()
     world.fail("m2", Unavailable("x"))
 
-    outcomes = [world.ask(KEY_V2).outcome for _ in range(30)]
+    outcomes = []
+    for _ in range(30):
+        outcomes.append(world.ask(KEY_V2).outcome)
+        world.now += 5.0
 
     # Of ten tokens five may go, and every answer of the default gives a tenth of one back.
     retried = [outcome == ("v1", "11", "retry") for outcome in outcomes]
@@ -418,6 +491,20 @@ def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, calle
     world.router.handle(ticket)
 
     assert world.called == called
+
+
+@pytest.mark.parametrize(("took_s", "cancelled"), [(0.1, 0), (0.3, 1)], ids=["short", "long"])
+def test_client_that_left_a_long_call_is_counted(world, took_s, cancelled):
+    """A call cannot be called back: it runs out, and whether anybody waited is looked at if it took long."""
+
+    def take_long() -> np.ndarray:
+        world.now += took_s
+        return CAT
+
+    world.models["m2"] = take_long
+
+    assert world.ask(TO_V2, is_gone=True).outcome == ("v2", "12", "variant")
+    assert world.count("cancelled_total") == cancelled
 
 
 def test_shadow_is_asked_after_the_answer():
@@ -532,6 +619,80 @@ def test_shadows_count_towards_their_own_limit():
 
     assert world.count("shadow_requests_total", outcome="shed") == 3
     assert world.count("shadow_requests_total", outcome="agreed") == 1
+
+
+def test_hung_shadow_is_given_up():
+    """At its deadline a shadow has failed and keeps no other away; with eight late ones it is not asked."""
+    world = World(msgspec.structs.replace(ROUTE, shadows=(DARK,), shadow_max_in_flight=1))
+    release, reached = threading.Event(), threading.Semaphore(0)
+    world.models["m3"] = lambda: reached.release() or (release.wait(60) and CAT)
+    with ThreadPoolExecutor(9) as pool:
+        waiting = []
+        for _ in range(8):
+            waiting.append(pool.submit(world.ask, KEY_V1))
+            assert reached.acquire(timeout=60)
+            world.now += 10.0
+            world.router.expire()
+        assert world.count("shadow_requests_total", outcome="failed") == 8
+        assert world.ask(KEY_V1).outcome == ("v1", "11", "route-key")
+        assert world.count("shadow_requests_total", outcome="shed") == 1
+        release.set()
+        for each in waiting:
+            each.result()
+
+    world.ask(KEY_V1)
+    assert world.count("shadow_requests_total", outcome="agreed") == 1
+    assert world.log[0] == "shadow 'dark' failed: no answer in 10000 ms"
+
+
+def test_answer_that_is_no_number_is_not_compared():
+    """The distance from it would spoil the histogram for ever."""
+    world = World(WITH_SHADOW)
+    world.models["m1"] = lambda: CAT * np.nan
+
+    world.ask(KEY_V1)
+
+    assert world.count("shadow_requests_total", outcome="failed") == 1
+    assert world.count("shadow_score_distance") == 0
+
+
+def test_answer_that_cannot_be_built_is_an_error(world):
+    """A client is never left without an answer."""
+    request = Request(world, {})
+    request.answer = lambda *told: 1 / 0
+
+    world.router.handle(world.router.admit(request))
+
+    assert request.outcome == "inference failed: ZeroDivisionError: division by zero"
+
+
+def test_breaker_settings_are_those_of_the_requests_table(world):
+    """A request that was let in before a change does not bring the old settings back."""
+    ticket = world.router.admit(Request(world, TO_V2))
+    breaker = msgspec.structs.replace(ROUTE.breaker, min_requests=2)
+    world.router.use(in_use(msgspec.structs.replace(ROUTE, breaker=breaker)))
+    world.router.handle(ticket)
+    world.fail("m2", InferenceFailed("no"))
+
+    for _ in range(2):
+        world.ask(TO_V2)
+
+    assert world.count("breaker_state", variant="v2") == 2
+
+
+def test_variant_that_changed_is_shown_with_the_one_before(world):
+    """Calls in flight of both count, as their labels are the same."""
+    _, release, thread = hang_v2(world)
+    world.router.use(
+        in_use(msgspec.structs.replace(ROUTE, variants=(V1, msgspec.structs.replace(V2, model="m1"))))
+    )
+
+    world.ask(TO_V2)
+
+    assert world.count("in_flight", variant="v2") == 1
+    release.set()
+    thread.join()
+    assert world.count("in_flight", variant="v2") == 0
 
 
 def test_new_table_serves_the_next_request(world):

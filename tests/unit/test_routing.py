@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -41,6 +41,8 @@ SHADOW = Shadow("dark", "classify_v2", 1, 30)
 ONE = {"name": "v1", "model": "classify_v1", "version": 1, "weight": 1}
 ROUTE = {"variants": [ONE], "default": "v1", "salts": {"variants": "a", "shadows": "b"}}
 weights = st.floats(0.01, 1000)
+# Thousands of keys an example: a watchdog for each would only measure the machine.
+unhurried = settings(deadline=None, max_examples=30)
 
 
 def route(*variants: Variant, **fields) -> Route:
@@ -151,6 +153,7 @@ def test_weight_zero_is_never_chosen():
     assert chosen == assigned == {"v2"}
 
 
+@unhurried
 @given(drawn=st.lists(weights, min_size=2, max_size=5))
 def test_keys_share_by_weight(drawn):
     """Keys spread as the weights say, over 2 to 5 variants; 0.04: five standard deviations of 4,000 keys."""
@@ -162,6 +165,7 @@ def test_keys_share_by_weight(drawn):
         assert counts[name] / len(CALLERS) == pytest.approx(share, abs=0.04)
 
 
+@unhurried
 @given(drawn=st.lists(weights, min_size=2, max_size=5), index=st.integers(0, 4), factor=st.floats(1.1, 50))
 def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
     """No caller is moved between variants that the change did not touch, with 2 to 5 variants."""
@@ -175,6 +179,7 @@ def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
     assert {new for old, new in changes if old != new} <= {touched.name}
 
 
+@unhurried
 @given(drawn=st.lists(weights, min_size=3, max_size=5), key=st.text(max_size=30))
 def test_removing_a_variant_moves_only_its_callers(drawn, key):
     """Who was not on the variant that leaves stays where he was."""
@@ -283,7 +288,7 @@ SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
         (changed(salts={"variants": "s" * 65, "shadows": "b"}), "Expected `str` matching regex"),
         (changed(salts={"variants": "a"}), "Object missing required field `shadows` - at `$.salts`"),
         (changed(max_in_flight=0), "Expected `int` >= 1 - at `$.max_in_flight`, got 0"),
-        (changed(max_in_flight=257), "Expected `int` <= 256 - at `$.max_in_flight`, got 257"),
+        (changed(max_in_flight=65), "Expected `int` <= 64 - at `$.max_in_flight`, got 65"),
         (changed(shadow_max_in_flight=-1), "Expected `int` >= 0 - at `$.shadow_max_in_flight`, got -1"),
         (changed(generation=-1), "Expected `int` >= 0 - at `$.generation`, got -1"),
         (changed(breaker={"error_ratio": 0}), "Expected `float` > 0.0 - at `$.breaker.error_ratio`, got 0"),
@@ -300,7 +305,7 @@ SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
             changed(shadows=[SHADOWS[0] | {"percent": 101}]),
             "Expected `int` <= 100 - at `$.shadows[0].percent`, got 101",
         ),
-        (changed(shadows=SHADOWS * 9), "Expected `array` of length <= 8 - at `$.shadows`"),
+        (changed(generation=10**30), "Expected `int` <= 9007199254740992 - at `$.generation`, got 1000"),
         (variant(weight=0), "one weight must be positive, got 0 for all"),
         (variant(weight=-1), "Expected `int` >= 0 - at `$.variants[0].weight`, got -1"),
         (variant(weight=-0.5), "Expected `float` >= 0.0 - at `$.variants[0].weight`, got -0.5"),
@@ -353,7 +358,7 @@ def test_published_schema_is_the_one_in_use(root):
         (variant(weight=-1), False),
         (variant(name="v 1"), False),
         (variant(headers={"x-api-key": ["a"]}), False),
-        (changed(max_in_flight=257), False),
+        (changed(max_in_flight=65), False),
         (changed(breaker={"error_ratio": 0}), False),
     ],
     ids=lambda value: repr(value)[:60],

@@ -1,0 +1,645 @@
+"""A route on the real server: who answers and why, its file, its limits, its deadlines and its shadows."""
+
+import hashlib
+import json
+import os
+import time
+from itertools import count
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from python_backend.routing import MOST_MIRRORED, assign, is_mirrored, parse_route
+from tests.routes import (
+    CLASSES,
+    NETWORK,
+    TOLD,
+    document,
+    order,
+    replace,
+    serve_routes,
+    store_adding,
+    store_ensemble,
+    store_puppet,
+    store_router,
+    together,
+    variant,
+    wait_until,
+    waiting,
+    wanted,
+)
+
+PROTOCOLS = ["http", "grpc"]
+# What the issue promises.
+VISIBLE_S = 1.0
+# How often the file is looked at.
+POLL_S = 0.25
+UNAVAILABLE = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}
+INVALID = {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}
+INTERNAL = {"http": "500", "grpc": "StatusCode.INTERNAL"}
+# `plain` and `pinned` share the traffic, `ruled` is for a header or for being asked for.
+RULES = {"x-route-group": ["beta", "staff"], "x-route-region": ["eu"]}
+BASE = document(
+    variant("plain", "one", 50, version=1),
+    variant("pinned", "ensemble", 50),
+    variant("ruled", "ten", 0, version=3, headers=RULES),
+)
+ROUTE = parse_route(json.dumps(BASE).encode())
+ADDED = {"plain": 1, "pinned": 2, "ruled": 30}
+NETWORK_VERSION = {"plain": "1", "pinned": "2", "ruled": "3"}
+KEYS = {
+    name: next(f"key-{n}" for n in count() if assign(ROUTE, f"key-{n}").name == name)
+    for name in ("plain", "pinned")
+}
+RULED = {"x-route-group": "beta", "x-route-region": "eu"}
+# In the order of precedence: what is asked for, who answers, why.
+PRECEDENCE = {
+    "variant": ({"x-variant": "plain"}, "plain"),
+    "version": ({"x-model-version": "2"}, "pinned"),
+    "header": (RULED, "ruled"),
+    "route-key": ({"x-route-key": KEYS["plain"]}, "plain"),
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A running server with the routes `route` and `linked`, networks, an ensemble and puppets."""
+    base = tmp_path_factory.mktemp("route")
+    repository = base / "repository"
+    store_adding(
+        repository, "one", 1, 2, 3, config=NETWORK + "version_policy { specific { versions: [1, 2] } }\n"
+    )
+    store_adding(repository, "ten", 10, 20, 30)
+    store_ensemble(repository, "ensemble", "one", 2)
+    for name in ("puppet", "shadow"):
+        store_puppet(repository, name)
+    store_router(repository, "route")
+    replace(repository / "route.route.json", json.dumps(BASE).encode())
+    # As Kubernetes mounts a ConfigMap: a link to a file in a folder that is a link.
+    store_router(repository, "linked", "../config/route.json")
+    publish_config(base / "config", document(variant("plain", "one", 1)))
+    with serve_routes(repository, base) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def last():
+    """The route file that `base` wrote last."""
+    return {}
+
+
+@pytest.fixture
+def base(served, last):
+    """The server whose `route` is BASE."""
+    path = served.path("route")
+    if not path.exists() or path.read_bytes() != last.get("file"):
+        served.use("route", BASE)
+        last["file"] = path.read_bytes()
+    return served
+
+
+@pytest.fixture
+def puppets(served):
+    """The server whose puppets do nothing but return x after the test."""
+    for name in ("puppet", "shadow"):
+        order(served.repository, name)
+    yield served
+    for name in ("puppet", "shadow"):
+        order(served.repository, name)
+
+
+@pytest.fixture
+def unique(request):
+    """A name no other test has, for a variant whose metrics start at nothing."""
+    return "t" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+
+
+def publish_config(folder, content):
+    """Replace a ConfigMap's content as the kubelet does: the link `..data` is swapped."""
+    data = folder / f"..{time.monotonic_ns()}"
+    data.mkdir(parents=True)
+    (data / "route.json").write_text(json.dumps(content))
+    (folder / "..new").symlink_to(data.name)
+    (folder / "..new").replace(folder / "..data")
+    if not (folder / "route.json").is_symlink():
+        (folder / "route.json").symlink_to("..data/route.json")
+
+
+def options(way: str, asked: dict[str, str]) -> dict:
+    """Return the client's options that send route parameters as headers (gRPC's metadata) or parameters."""
+    return {way: asked}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("way", ["headers", "parameters"])
+@pytest.mark.parametrize("reason", PRECEDENCE)
+def test_each_rule_beats_all_below_it(base, protocol, way, reason):
+    """Forced variant > forced version > header rule > sticky key, however sent; the answer says so."""
+    reasons = list(PRECEDENCE)
+    below = reasons[reasons.index(reason) :]
+    asked = {name: text for each in reversed(below) for name, text in PRECEDENCE[each][0].items()}
+
+    answer = base.ask("route", protocol, **options(way, asked))
+
+    name = PRECEDENCE[reason][1]
+    assert (answer.told, answer.added) == ((name, NETWORK_VERSION[name], reason), ADDED[name])
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_chance_decides_when_nothing_else_does(base, protocol):
+    """Without route parameters both variants with a weight answer, and the one without never does."""
+    answers = [base.ask("route", protocol) for _ in range(40)]
+
+    # 40 fair draws are all on one side with p < 1e-11.
+    assert {answer.told for answer in answers} == {("plain", "1", "weight"), ("pinned", "2", "weight")}
+    assert all(answer.added == ADDED[answer.variant] for answer in answers)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_names_of_route_parameters_have_no_case(base, protocol):
+    """`X-Variant` is `x-variant`."""
+    way = "headers" if protocol == "http" else "parameters"
+
+    assert base.ask("route", protocol, **options(way, {"X-Variant": "ruled"})).told == (
+        "ruled",
+        "3",
+        "variant",
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"x-route-group": "staff", "x-route-region": "eu"}, "header"),
+        ({"x-route-group": "beta"}, "weight"),
+        ({"x-route-group": "gamma", "x-route-region": "eu"}, "weight"),
+        ({"x-route-other": "beta"}, "weight"),
+    ],
+    ids=["another-value", "one-missing", "wrong-value", "unknown-header"],
+)
+def test_header_rule_needs_all_its_headers(base, asked, reason):
+    """A variant's rule holds when each of its headers has one of its values, and else changes nothing."""
+    assert base.ask("route", headers=asked).reason == reason
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_sticky_key_gets_its_computed_variant(base, protocol, key):
+    """A key gets the variant that `routing.assign` computes, each time."""
+    told = {base.ask("route", protocol, headers={"x-route-key": key}).told for _ in range(5)}
+
+    name = assign(ROUTE, key).name
+    assert told == {(name, NETWORK_VERSION[name], "route-key")}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("asked", "known"),
+    [({"x-variant": "nobody"}, "pinned, plain, ruled"), ({"x-model-version": "9"}, "1, 2, 3")],
+    ids=["variant", "version"],
+)
+def test_unknown_wish_is_refused_with_the_known_ones(base, protocol, asked, known):
+    """Who asks for what there is not is told what there is; it is the caller's fault."""
+    status, message = base.refusal("route", protocol, headers=asked)
+
+    (name, wish), *_ = asked.items()
+    assert status == INVALID[protocol]
+    assert f"invalid request: unknown {name} '{wish}', known are: {known}" in message
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("names", [("scores",), ("version",), ("route_reason", "scores"), ()], ids="+".join)
+def test_only_requested_outputs_are_returned(base, protocol, names):
+    """What a caller asks for is what it gets; who asks for nothing gets all."""
+    response = base.infer("route", protocol, wanted(protocol, *names)).get_response()
+
+    outputs = response["outputs"] if protocol == "http" else response.outputs
+    got = {output["name"] if protocol == "http" else output.name for output in outputs}
+    assert got == {*names} or ({"scores", *TOLD} if not names else set())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_every_image_of_a_batch_is_told_who_answered(base, protocol, rows):
+    """A request of N images has one answer, whose variant, version and reason are of shape [N, 1]."""
+    x = np.arange(rows * CLASSES, dtype=np.float32).reshape(rows, CLASSES)
+
+    result = base.infer("route", protocol, x=x, headers={"x-variant": "ruled"})
+
+    np.testing.assert_array_equal(result.as_numpy("scores"), x + 30)
+    told = {name: result.as_numpy(name).tolist() for name in TOLD}
+    words = {"variant": b"ruled", "version": b"3", "route_reason": b"variant"}
+    assert told == {name: [[word]] * rows for name, word in words.items()}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_classification_works_through_the_route(base, protocol):
+    """Triton's `class_count` on the route gives the best classes with the route's labels."""
+    outputs = [*wanted(protocol, "scores", class_count=2), *wanted(protocol, "variant")]
+
+    result = base.infer("route", protocol, outputs, headers={"x-variant": "plain"})
+
+    best = [entry.decode().split(":") for entry in result.as_numpy("scores").ravel()]
+    assert [(float(score), index, label) for score, index, label in best] == [
+        (6, "1", "middle"),
+        (2, "2", "right"),
+    ]
+    assert result.as_numpy("variant").tolist() == [[b"plain"]]
+
+
+# The route file
+
+
+def test_change_is_visible_within_a_second_without_a_reload(base):
+    """New weights answer within 1 s; the route's process is the same, and nothing was loaded."""
+    pids, logged = base.stubs("route"), len(base.log)
+    late = []
+    for name in ("pinned", "plain", "ruled"):
+        weights = [each | {"weight": int(each["name"] == name)} for each in BASE["variants"]]
+        begin = time.monotonic()
+        replace(base.path("route"), json.dumps(BASE | {"variants": weights}).encode())
+        wait_until(lambda name=name: base.ask("route").told == (name, NETWORK_VERSION[name], "weight"))
+        late.append(time.monotonic() - begin)
+
+    assert max(late) <= VISIBLE_S, late
+    assert base.stubs("route") == pids
+    assert base.logged("loading", logged) == []
+
+
+def changed(**fields) -> bytes:
+    """Return BASE as a file, with its first variant changed."""
+    first, *rest = BASE["variants"]
+    return json.dumps(BASE | {"variants": [first | fields, *rest]}).encode()
+
+
+WRONG = {
+    "unknown-model": (changed(model="nobody"), "nobody"),
+    "model-outside": (changed(model="../repository/one"), "../repository/one"),
+    "version-not-there": (changed(version=7), "7"),
+    "version-not-ready": (changed(version=3), "'plain' names version 3 of 'one': not ready"),
+    "negative-weight": (changed(weight=-1), "weight"),
+    "all-zero": (
+        json.dumps(BASE | {"variants": [each | {"weight": 0} for each in BASE["variants"]]}).encode(),
+        "one weight must be positive, got 0 for all",
+    ),
+    "weight-not-finite": (changed(weight=50).replace(b'"weight": 50', b'"weight": NaN', 1), "JSON"),
+    "duplicate-names": (changed(name="pinned"), "names of variants and shadows must differ"),
+    "unknown-field": (changed(wait=3), "unknown field `wait`"),
+    "unknown-default": (json.dumps(BASE | {"default": "nobody"}).encode(), "nobody"),
+    "shadow-not-there": (
+        json.dumps(
+            BASE | {"shadows": [{"name": "s", "model": "nobody", "version": 1, "percent": 1}]}
+        ).encode(),
+        "nobody",
+    ),
+    "too-many-percent": (
+        json.dumps(
+            BASE | {"shadows": [{"name": "s", "model": "one", "version": 1, "percent": 101}]}
+        ).encode(),
+        "percent",
+    ),
+    "no-json": (b"weights: none", "JSON"),
+    "empty": (b"", "truncated"),
+    "not-utf-8": (b'{"default": "\xff"}', "JSON"),
+    "removed": (None, "No such file"),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), WRONG.values(), ids=WRONG)
+def test_wrong_file_changes_nothing_and_says_why(base, content, reason):
+    """A file that cannot be served is logged with its reason, and the old route stays."""
+    logged, path = len(base.log), base.path("route")
+
+    if content is None:
+        path.unlink()
+    else:
+        replace(path, content)
+
+    (line,) = wait_until(lambda: base.logged("is refused", logged))
+    assert reason in line
+    for name, key in KEYS.items():
+        assert base.ask("route", headers={"x-route-key": key}).variant == name
+
+
+def test_wrong_file_is_told_once_however_long_it_stays(base):
+    """A reason is logged and counted once though the file is looked at again; the old hash is shown."""
+    digest = hashlib.sha256(base.path("route").read_bytes()).hexdigest()
+    logged = len(base.log)
+
+    replace(base.path("route"), b"{")
+    wait_until(lambda: base.logged("is refused", logged))
+    time.sleep(5 * POLL_S)  # that nothing more comes can only be waited for
+    assert len(base.logged("is refused", logged)) == 1
+
+    replace(base.path("route"), changed(model="nobody"))
+    wait_until(lambda: len(base.logged("is refused", logged)) == 2)
+    base.wait_metric(len(base.logged("is refused")), "reloads_total", route="route", outcome="refused")
+    assert hashes(base) == [digest]
+
+
+def hashes(served) -> list[str]:
+    """Return the SHA-256 that the metrics page shows of `route`."""
+    shown = served.series("served_since_seconds")
+    return [told["sha256"] for told, _ in shown if told["route"] == "route"]
+
+
+def test_half_written_file_is_taken_when_it_is_complete(base):
+    """A file written in place, slowly, is refused while it is half there and then taken."""
+    weights = [each | {"weight": int(each["name"] == "ruled")} for each in BASE["variants"]]
+    content = json.dumps(BASE | {"variants": weights}).encode()
+    logged = len(base.log)
+
+    with base.path("route").open("wb") as file:
+        file.write(content[: len(content) // 2])
+        file.flush()
+        wait_until(lambda: base.logged("is refused", logged))
+        assert base.ask("route").reason == "weight"
+        file.write(content[len(content) // 2 :])
+
+    wait_until(lambda: base.ask("route").variant == "ruled", timeout_s=10 * VISIBLE_S)
+
+
+def test_version_that_becomes_ready_is_taken_without_touching_the_file(base, unique):
+    """A route whose model is not loaded yet is refused, and taken when that model is ready."""
+    store_adding(base.repository, unique, 7)
+    logged, path = len(base.log), base.path("route")
+    replace(path, json.dumps(document(variant(unique, unique, 1))).encode())
+    wait_until(lambda: base.logged("not ready", logged))
+    before = path.stat().st_mtime_ns
+    assert base.ask("route", headers={"x-variant": "plain"}).added == 1
+
+    base.grpc.load_model(unique)
+
+    wait_until(lambda: base.ask("route").told == (unique, "1", "weight"), timeout_s=10 * VISIBLE_S)
+    assert path.stat().st_mtime_ns == before
+
+
+def test_metrics_show_the_route_that_is_served(base):
+    """The page tells generation and SHA-256 of the file in use, as one series each, and counts the change."""
+    before = hashlib.sha256(base.path("route").read_bytes()).hexdigest()
+    wait_until(lambda: hashes(base) == [before])
+    accepted = base.metric("reloads_total", route="route", outcome="accepted")
+
+    content = base.use("route", BASE | {"max_in_flight": 33})
+
+    base.wait_metric(content["generation"], "generation", route="route")
+    digest = hashlib.sha256(base.path("route").read_bytes()).hexdigest()
+    wait_until(lambda: hashes(base) == [digest])
+    base.wait_metric(accepted + 1, "reloads_total", route="route", outcome="accepted")
+
+
+def test_swapped_link_is_taken(served):
+    """A file behind links, as Kubernetes mounts a ConfigMap, is taken when the link leads elsewhere."""
+    assert served.ask("linked").told == ("plain", "1", "weight")
+
+    publish_config(served.repository.parent / "config", document(variant("other", "ten", 1)))
+
+    wait_until(lambda: served.ask("linked").told == ("other", "1", "weight"), timeout_s=10 * VISIBLE_S)
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "reason"),
+    [
+        ("", None, "cannot read"),
+        ("", b"weights", "JSON"),
+        ("", changed(model="nobody"), "nobody"),
+        ("{name}/1/route.json", json.dumps(BASE).encode(), "the route must lie outside model folders"),
+    ],
+    ids=["missing", "no-json", "unknown-model", "in-its-folder"],
+)
+def test_load_without_a_valid_route_fails_with_the_reason(served, unique, path, content, reason):
+    """A route that cannot be served at load fails that load, and the message says why."""
+    path = (path or "{name}.route.json").format(name=unique)
+    store_router(served.repository, unique, path)
+    if content is not None:
+        replace((served.repository / os.path.normpath(path)), content)
+
+    with pytest.raises(InferenceServerException, match=f"load failed for model '{unique}'") as failed:
+        served.grpc.load_model(unique)
+
+    assert reason in failed.value.message()
+    assert not served.grpc.is_model_ready(unique)
+
+
+# Limits and deadlines
+
+
+def test_one_instance_holds_64_requests_and_refuses_the_next(puppets, unique):
+    """64 requests overlap, the 65th is refused at once over both protocols; nothing is left behind after."""
+    puppets.use("route", document(variant(unique, "puppet", 1), max_in_flight=64))
+    labels = {"route": "route", "variant": unique}
+    for _ in range(2):
+        order(puppets.repository, "puppet", hold=True)
+        asking = together(64, lambda number: puppets.ask("route", PROTOCOLS[number % 2]))
+        wait_until(lambda: waiting(puppets.repository, "puppet") == 64, "64 requests at the variant", 20)
+        puppets.wait_metric(64, "in_flight", **labels)
+
+        begin = time.monotonic()
+        refusals = {protocol: puppets.refusal("route", protocol) for protocol in PROTOCOLS}
+        waited = time.monotonic() - begin
+        order(puppets.repository, "puppet")
+
+        assert {protocol: status for protocol, (status, _) in refusals.items()} == UNAVAILABLE
+        assert all("overloaded: 64 in flight, limit 64" in message for _, message in refusals.values())
+        assert waited < 5
+        assert {future.result().told for future in asking} == {(unique, "1", "weight")}
+        puppets.wait_metric(0, "in_flight", **labels)
+        assert waiting(puppets.repository, "puppet") == 0
+    puppets.wait_metric(4, "shed_total", route="route")
+    puppets.wait_metric(128, "requests_total", outcome="ok", **labels)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("whose", ["variant", "request"])
+def test_late_answer_is_an_error_in_time(puppets, unique, protocol, whose):
+    """A variant that takes longer than its own deadline, or than the request allows, is not waited for."""
+    more = {"deadline_ms": 300} if whose == "variant" else {}
+    asked = {"timeout": 300_000} if whose == "request" else {}
+    puppets.use("route", document(variant(unique, "puppet", 1, **more)))
+    order(puppets.repository, "puppet", hold=True)
+
+    begin = time.monotonic()
+    status, message = puppets.refusal("route", protocol, **asked)
+    waited = time.monotonic() - begin
+
+    assert status == UNAVAILABLE[protocol]
+    assert "deadline exceeded: " in message
+    assert 0.3 <= waited < 10
+    assert puppets.metric("late_total", variant=unique) == 0
+    order(puppets.repository, "puppet")
+    puppets.wait_metric(1, "late_total", variant=unique)
+    puppets.wait_metric(0, "in_flight", variant=unique)
+    assert puppets.ask("route", protocol).told == (unique, "1", "weight")
+
+
+def test_variant_is_told_the_remaining_time(puppets, unique):
+    """The call of a variant carries what is left of the shorter of its deadline and the request's timeout."""
+    puppets.use("route", document(variant(unique, "puppet", 1, deadline_ms=40_000)))
+    order(puppets.repository, "puppet", tell_timeout=True)
+
+    told = [puppets.ask("route", timeout=timeout).scores[0, 0] for timeout in (None, 20_000_000, 60_000_000)]
+
+    # Half of it is far more than a request takes here.
+    assert [limit / 2 < left <= limit for left, limit in zip(told, (40, 20, 40), strict=True)] == [
+        True
+    ] * 3, told
+
+
+def test_impatient_callers_trip_no_breaker(puppets, unique):
+    """Timeouts that callers ask for are no fault of the variant: it stays in service."""
+    puppets.use("route", document(variant("one", "one", 0), variant(unique, "puppet", 1)))
+    order(puppets.repository, "puppet", hold=True)
+    asking = together(20, lambda number: puppets.refusal("route", PROTOCOLS[number % 2], timeout=50_000))
+
+    assert all("deadline exceeded: " in future.result()[1] for future in asking)
+    order(puppets.repository, "puppet")
+    puppets.wait_metric(20, "late_total", variant=unique)
+
+    assert puppets.ask("route").told == (unique, "1", "weight")
+    assert puppets.metric("breaker_state", variant=unique) == 0
+
+
+# Shadows
+
+
+def mirroring(name: str, percent: float, **more) -> dict:
+    """Return a route of the network `one` whose every variant and shadow bears a name of the test's own."""
+    shadow = {"name": f"{name}s", "model": "shadow", "version": 1, "percent": percent}
+    settings = {"shadow_max_in_flight": MOST_MIRRORED} | more
+    shadow |= {key: settings.pop(key) for key in ("model", "version", "deadline_ms") if key in settings}
+    return document(variant(name, "one", 1), shadows=[shadow], **settings)
+
+
+def mirrored(served, name: str, outcome: str = "") -> float:
+    """Return how many requests the shadow of `mirroring(name)` was meant to have, by outcome."""
+    return served.metric(
+        "shadow_requests_total", shadow=f"{name}s", **({"outcome": outcome} if outcome else {})
+    )
+
+
+@pytest.mark.parametrize(
+    ("orders", "outcome"),
+    [({"add": 1.05}, "agreed"), ({"factor": -1}, "disagreed")],
+    ids=["agreed", "disagreed"],
+)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_shadow_is_compared_with_the_answer(puppets, unique, protocol, orders, outcome):
+    """Every mirrored request is counted by whether the best class is the same, with the scores' distance."""
+    order(puppets.repository, "shadow", **orders)
+    puppets.use("route", mirroring(unique, 100))
+
+    answers = [puppets.ask("route", protocol) for _ in range(10)]
+
+    assert {(answer.told, answer.added) for answer in answers} == {((unique, "1", "weight"), 1)}
+    puppets.wait_metric(10, "shadow_requests_total", shadow=f"{unique}s", outcome=outcome)
+    assert mirrored(puppets, unique) == 10
+    puppets.wait_metric(10, "shadow_score_distance_count", shadow=f"{unique}s")
+    # x is [0, 5, 1], the answer x + 1: 0.05 away from x + 1.05, and 11 from -x.
+    distance = puppets.metric("shadow_score_distance_sum", shadow=f"{unique}s") / 10
+    assert distance == pytest.approx(0.05 if outcome == "agreed" else 11, abs=1e-5)
+    for kind in ("shadow", "shadowed"):
+        puppets.wait_metric(10, f"{kind}_duration_seconds_count", shadow=f"{unique}s")
+
+
+@pytest.mark.parametrize("percent", [0, 50, 100])
+def test_share_of_mirrored_requests_is_the_given_one(puppets, unique, percent):
+    """None, all, or half of the requests are mirrored."""
+    puppets.use("route", mirroring(unique, percent))
+    for number in range(200):
+        puppets.ask("route", PROTOCOLS[number % 2])
+
+    puppets.wait_metric(200, "requests_total", variant=unique)
+    # 5 standard deviations of 200 fair draws: 36.
+    spread = 36 if percent == 50 else 0
+    wait_until(lambda: abs(mirrored(puppets, unique) - 2 * percent) <= spread)
+
+
+def test_same_keys_are_mirrored_always(puppets, unique):
+    """With a sticky key, the key decides whether a request is mirrored: as computed, each time."""
+    content = puppets.use("route", mirroring(unique, 30))
+    route = parse_route(json.dumps(content).encode())
+    keys = [f"caller-{number}" for number in range(60)]
+    expected = sum(is_mirrored(route.shadows[0], route.salts.shadows, key, 0) for key in keys)
+    assert 0 < expected < 60
+
+    for key in keys * 2:
+        puppets.ask("route", headers={"x-route-key": key})
+
+    puppets.wait_metric(2 * expected, "shadow_requests_total", shadow=f"{unique}s")
+
+
+def answers_of(served, name: str) -> set:
+    """Ask 20 times, 4 at a time; returns the different answers."""
+    asking = together(4, lambda number: [served.ask("route", PROTOCOLS[number % 2]) for _ in range(5)])
+    answers = {(answer.told, answer.added) for future in asking for answer in future.result()}
+    served.wait_metric(20, "requests_total", variant=name, outcome="ok")
+    return answers
+
+
+@pytest.mark.parametrize("orders", [{"error": "boom"}, {"classes": 2}], ids=["failing", "wrong-shape"])
+def test_broken_shadow_never_harms_the_answer(puppets, unique, orders):
+    """A shadow that fails, or answers in another shape, is counted as failed; every answer is right."""
+    order(puppets.repository, "shadow", **orders)
+    puppets.use("route", mirroring(unique, 100))
+
+    assert answers_of(puppets, unique) == {((unique, "1", "weight"), 1)}
+    puppets.wait_metric(20, "shadow_requests_total", shadow=f"{unique}s", outcome="failed")
+    assert puppets.ask("route").told == (unique, "1", "weight")
+
+
+def test_hanging_shadow_never_delays_the_answer(puppets, unique):
+    """While a shadow hangs, every answer comes and is right; as many are mirrored as may be."""
+    order(puppets.repository, "shadow", hold=True)
+    puppets.use("route", mirroring(unique, 100))
+
+    assert answers_of(puppets, unique) == {((unique, "1", "weight"), 1)}
+    wait_until(lambda: waiting(puppets.repository, "shadow") == MOST_MIRRORED)
+    order(puppets.repository, "shadow")
+    puppets.wait_metric(MOST_MIRRORED, "shadow_requests_total", shadow=f"{unique}s", outcome="agreed")
+    assert mirrored(puppets, unique, "shed") == 20 - MOST_MIRRORED
+
+
+def test_shadow_that_misses_its_deadline_has_failed(puppets, unique):
+    """A mirrored request that is not answered within the shadow's deadline is counted as failed."""
+    order(puppets.repository, "shadow", hold=True)
+    puppets.use("route", mirroring(unique, 100, deadline_ms=200))
+
+    for _ in range(3):
+        puppets.ask("route")
+    wait_until(lambda: waiting(puppets.repository, "shadow") == 3)
+    time.sleep(0.2)  # so that the shadow's deadline is past
+    order(puppets.repository, "shadow")
+
+    puppets.wait_metric(3, "shadow_requests_total", shadow=f"{unique}s")
+    assert mirrored(puppets, unique, "failed") == 3
+
+
+def test_slow_shadow_answers_after_the_caller_has_its_answer(puppets, unique):
+    """While the shadow is held, the caller has its answer already; the shadow is compared afterwards."""
+    order(puppets.repository, "shadow", hold=True)
+    puppets.use("route", mirroring(unique, 100))
+
+    assert puppets.ask("route").told == (unique, "1", "weight")
+    puppets.wait_metric(1, "requests_total", variant=unique)
+    assert mirrored(puppets, unique) == 0
+    order(puppets.repository, "shadow")
+
+    puppets.wait_metric(1, "shadow_requests_total", shadow=f"{unique}s", outcome="agreed")
+
+
+def test_shadow_is_shed_while_requests_are_in_flight(puppets, unique):
+    """Nothing is mirrored while as many requests are in flight as the route allows a shadow."""
+    content = mirroring(unique, 100, shadow_max_in_flight=1)
+    content["variants"].append(variant(f"{unique}held", "puppet"))
+    puppets.use("route", content)
+    order(puppets.repository, "puppet", hold=True)
+    (held,) = together(1, lambda _: puppets.ask("route", headers={"x-variant": f"{unique}held"}))
+    puppets.wait_metric(1, "in_flight", variant=f"{unique}held")
+
+    for _ in range(5):
+        puppets.ask("route", headers={"x-variant": unique})
+
+    puppets.wait_metric(5, "shadow_requests_total", shadow=f"{unique}s", outcome="shed")
+    order(puppets.repository, "puppet")
+    assert held.result().variant == f"{unique}held"

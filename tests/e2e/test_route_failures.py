@@ -1,0 +1,440 @@
+"""A route whose variants fail: breakers, retries, repair and cancellation, on the real server."""
+
+import json
+import time
+from collections import Counter
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from clients.classifier import Classifier, RequestRefused
+from clients.samples import COFFEE
+from tests.e2e.conftest import ESPRESSO, url
+from tests.routes import (
+    Load,
+    X,
+    answered_by,
+    document,
+    given,
+    order,
+    replace,
+    serve_routes,
+    store_adding,
+    store_puppet,
+    store_router,
+    together,
+    variant,
+    wait_until,
+    waiting,
+)
+
+PROTOCOLS = ["http", "grpc"]
+UNAVAILABLE = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}
+INVALID = {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}
+INTERNAL = {"http": "500", "grpc": "StatusCode.INTERNAL"}
+CLOSED, OPEN = 0, 2
+CALLERS = 16
+# What the issue promises.
+MOVED_S = 2.0
+# Long enough that a breaker stays open for a test, and short enough to see it close.
+LONG, SHORT = {"open_s": 600}, {"open_s": 1.5}
+pytestmark = pytest.mark.slow
+# gRPC's retry throttling, which the budget follows: 5 tokens, and one for each ten successes.
+TOKENS, PER_SUCCESS = 5, 0.1
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A running server with a route, two networks that may be killed, one that may not, and a puppet."""
+    base = tmp_path_factory.mktemp("failures")
+    repository = base / "repository"
+    for name, number in {"steady": 1, "victim": 2, "absent": 3}.items():
+        store_adding(repository, name, number)
+    store_puppet(repository, "puppet", add=4)
+    store_router(repository, "route")
+    replace(repository / "route.route.json", json.dumps(document(variant("steady", "steady", 1))).encode())
+    with serve_routes(repository, base) as running:
+        yield running
+
+
+@pytest.fixture
+def puppet(served):
+    """Order the puppet: `puppet(error="boom")`; it answers x + 4 before and after the test."""
+
+    def tell(**orders):
+        order(served.repository, "puppet", **{"add": 4} | orders)
+
+    tell()
+    yield tell
+    tell()
+
+
+def pair(name: str, model: str, weight: float = 1, other: float = 0, **more) -> dict:
+    """Return a route of the variants NAME of `model` and `NAMEd`, the default, of the steady network."""
+    settings = {"breaker": LONG} | more
+    return document(
+        variant(name, model, weight), variant(f"{name}d", "steady", other), default=f"{name}d", **settings
+    )
+
+
+def trip(served, name: str, puppet) -> None:
+    """Let the puppet fail until its breaker is open."""
+    puppet(error="boom")
+    wait_until(lambda: served_by_breaker(served, name))
+
+
+def served_by_breaker(served, name: str) -> bool:
+    """Ask once, and tell whether the default answered for an open breaker."""
+    try:
+        answer = served.ask("route")
+    except InferenceServerException:
+        return False
+    return (answer.told, answer.added) == ((f"{name}d", "1", "breaker"), 1)
+
+
+# What an error is
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("text", "statuses"),
+    [
+        ("invalid image: no picture", INVALID),
+        ("invalid request: no sense", INVALID),
+        ("in ensemble 'e', invalid image: no picture", INVALID),
+        ("overloaded: 9 in flight", UNAVAILABLE),
+        ("deadline exceeded: 9 ms", UNAVAILABLE),
+        ("boom", INTERNAL),
+    ],
+    ids=["image", "request", "behind-an-ensemble", "overloaded", "deadline", "other"],
+)
+def test_error_of_a_variant_keeps_its_class(served, puppet, request, protocol, text, statuses):
+    """What a variant says is what the caller gets, under the code that its prefix stands for."""
+    served.use("route", pair(f"says-{request.node.callspec.id}", "puppet"))
+    puppet(error=text)
+
+    status, message = served.refusal("route", protocol)
+
+    assert status == statuses[protocol]
+    assert text.rpartition("', ")[2] in message
+
+
+# Breakers
+
+
+def test_failing_variant_is_replaced_by_the_default_and_comes_back(served, puppet):
+    """After a few errors the default answers and says why; the variant is back by itself when it is well."""
+    served.use("route", pair("sick", "puppet", breaker=SHORT))
+    assert served.ask("route").told == ("sick", "1", "weight")
+
+    trip(served, "sick", puppet)
+    served.wait_metric(OPEN, "breaker_state", variant="sick")
+    puppet()
+
+    wait_until(lambda: served.ask("route").told == ("sick", "1", "weight"))
+    served.wait_metric(CLOSED, "breaker_state", variant="sick")
+    assert {served.ask("route").told for _ in range(10)} == {("sick", "1", "weight")}
+
+
+def test_breaker_needs_a_minimum_of_requests(served, puppet):
+    """Fewer failures than the minimum open nothing; the one that reaches it does."""
+    served.use("route", pair("few", "puppet", breaker=LONG | {"min_requests": 8, "window_s": 600}))
+    puppet(error="boom")
+
+    refusals = [served.refusal("route") for _ in range(8)]
+
+    assert all("boom" in message for _, message in refusals)
+    assert served.ask("route").told == ("fewd", "1", "breaker")
+
+
+def test_breaker_needs_a_share_of_failures(served, puppet):
+    """A variant that fails less often than the ratio says stays in service."""
+    served.use("route", pair("mostly", "puppet", breaker=LONG | {"error_ratio": 0.6, "window_s": 600}))
+    for number in range(40):
+        puppet(**({"error": "boom"} if number % 2 else {}))
+        if number % 2:
+            served.refusal("route")
+        else:
+            assert served.ask("route").variant == "mostly"
+
+    puppet()
+    assert served.ask("route").variant == "mostly"
+
+
+@pytest.mark.parametrize(
+    "text", ["invalid image: no picture", "overloaded: 9 in flight"], ids=["client", "load"]
+)
+def test_errors_that_are_no_fault_trip_no_breaker(served, puppet, request, text):
+    """What a client has sent, or how much at once, says nothing against the variant."""
+    name = request.node.callspec.id
+    served.use("route", pair(name, "puppet"))
+    puppet(error=text)
+
+    messages = {served.refusal("route", PROTOCOLS[number % 2])[1] for number in range(30)}
+
+    assert messages == {text}
+    puppet()
+    assert served.ask("route").told == (name, "1", "weight")
+    served.wait_metric(CLOSED, "breaker_state", variant=name)
+
+
+def test_variant_that_is_always_late_is_replaced(served, puppet):
+    """To miss its own deadline is a variant's fault: its breaker opens."""
+    content = pair("late", "puppet")
+    content["variants"][0]["deadline_ms"] = 50
+    served.use("route", content)
+    puppet(hold=True)
+
+    wait_until(lambda: served_by_breaker(served, "late"))
+
+    served.wait_metric(OPEN, "breaker_state", variant="late")
+
+
+def test_one_request_tries_whether_the_variant_is_well(served, puppet):
+    """While a breaker is half open one request goes to the variant, and the default answers all others."""
+    served.use("route", pair("half", "puppet", breaker=SHORT))
+    trip(served, "half", puppet)
+    puppet(hold=True)
+    (trying,) = together(1, lambda _: wait_until_held(served, "half"))
+    wait_until(lambda: waiting(served.repository, "puppet") == 1)
+
+    others = [served.ask("route", PROTOCOLS[number % 2]).told for number in range(20)]
+
+    assert set(others) == {("halfd", "1", "breaker")}
+    assert waiting(served.repository, "puppet") == 1
+    served.wait_metric(1, "breaker_state", variant="half")
+    puppet()
+    assert trying.result() == ("half", "1", "weight")
+    assert served.ask("route").told == ("half", "1", "weight")
+
+
+def wait_until_held(served, name: str) -> tuple:
+    """Ask until the variant itself answers; returns who answered, and why."""
+    return wait_until(lambda: (told := served.ask("route").told)[0] == name and told)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_forced_variant_is_refused_rather_than_replaced(served, puppet, protocol):
+    """Who asks for a variant that is failing is told so at once, by name; nobody else answers for it."""
+    name = f"forced-{protocol}"
+    served.use("route", pair(name, "puppet"))
+    trip(served, name, puppet)
+
+    begin = time.monotonic()
+    refusals = [served.refusal("route", protocol, headers={"x-variant": name}) for _ in range(20)]
+    waited = time.monotonic() - begin
+
+    assert {status for status, _ in refusals} == {UNAVAILABLE[protocol]}
+    assert all("unavailable: " in message and f"'{name}'" in message for _, message in refusals)
+    # 20 calls of a dead process would take 20 s.
+    assert waited < 5
+
+
+def test_failing_default_fails_fast(served, puppet):
+    """When the default itself is failing, its requests are refused at once, and other variants answer."""
+    served.use(
+        "route",
+        document(variant("main", "puppet", 1), variant("other", "steady", 0), breaker=LONG, default="main"),
+    )
+    puppet(error="boom")
+    wait_until(lambda: "unavailable: " in served.refusal("route")[1])
+    puppet(hold=True)
+
+    for protocol in PROTOCOLS:
+        status, message = served.refusal("route", protocol)
+        assert (status, "unavailable: " in message) == (UNAVAILABLE[protocol], True)
+    assert waiting(served.repository, "puppet") == 0
+    assert served.ask("route", headers={"x-variant": "other"}).told == ("other", "1", "variant")
+
+
+def test_bad_images_trip_no_breaker(server):
+    """However many callers send what is no image, the real variants stay in service."""
+    with Classifier(url(server, "grpc"), concurrency=16) as classifier:
+        outcomes = list(classifier.classify_many([b"no image"] * 60, variant="v1"))
+        assert {type(outcome) for outcome in outcomes} == {RequestRefused}
+        assert all("invalid image: " in str(outcome) for outcome in outcomes)
+
+        answer = classifier.classify(COFFEE, variant="v1")
+
+    assert (answer.variant, answer.labels[0].index) == ("v1", ESPRESSO)
+
+
+# Dead models
+
+
+def test_killed_variant_is_replaced_within_two_seconds_and_comes_back(served):
+    """Under load a variant's processes are killed: traffic moves to the default, and back after a repair.
+
+    What was sent to the variant until its breaker opened may fail, but it is answered soon, too: 24.10 takes
+    a second to see that a process is dead, for each request anew and one after the other.
+    """
+    served.use("route", pair("dies", "victim", 50, 50, breaker={"open_s": 1}))
+    with Load(served, "route", CALLERS) as load:
+        load.wait_for(answered_by("dies"), 50)
+        killed = time.monotonic()
+        served.kill("victim")
+        load.wait_for(lambda outcome: outcome.begin > killed + 2 * MOVED_S, 100)
+        served.repair("victim")
+        mended = time.monotonic()
+        load.wait_for(answered_by("dies"), 50, mended)
+        back = time.monotonic()
+        load.wait_for(lambda outcome: True, 100, back)
+
+    replaced = [outcome for outcome in load.outcomes if not outcome.is_failed]
+    replaced = [outcome for outcome in replaced if outcome.answer.told == ("diesd", "1", "breaker")]
+    moved_s = min(outcome.begin for outcome in replaced) - killed
+    slowest_s = max(outcome.end - outcome.begin for outcome in load.begun_after(killed - 1, mended))
+    # Each try of the breaker costs the one request that tries.
+    later = [outcome.is_failed for outcome in load.begun_after(killed + 2 * MOVED_S)]
+    assert (moved_s <= MOVED_S, slowest_s <= 2 * MOVED_S) == (True, True), (moved_s, slowest_s)
+    assert sum(outcome.is_failed for outcome in load.outcomes) <= 2 * CALLERS
+    assert sum(later) <= 1 + (mended - killed) / 1
+    assert not any(outcome.is_failed for outcome in load.begun_after(back))
+    assert not any(outcome.is_failed for outcome in load.outcomes if outcome.end < killed)
+    served.wait_metric(CLOSED, "breaker_state", variant="dies")
+    served.wait_metric(0, "in_flight", variant="dies")
+
+
+def test_unloaded_variant_is_replaced_and_comes_back(served):
+    """A variant whose model is unloaded under load is replaced within 2 s, and is back after a load."""
+    open_s = 0.5
+    served.use("route", pair("leaves", "victim", 50, 50, breaker={"open_s": open_s}))
+    with Load(served, "route", CALLERS) as load:
+        load.wait_for(answered_by("leaves"), 50)
+        unloaded = time.monotonic()
+        served.grpc.unload_model("victim")
+        load.wait_for(lambda outcome: outcome.begin > unloaded + 2 * MOVED_S, 100)
+        mended = time.monotonic()
+        served.grpc.load_model("victim")
+        load.wait_for(
+            lambda outcome: not outcome.is_failed and outcome.answer.variant == "leaves", 50, mended
+        )
+
+    moved = load.begun_after(unloaded + MOVED_S, mended)
+    assert {outcome.answer.variant for outcome in moved if not outcome.is_failed} == {"leavesd"}
+    # Each try of the breaker costs the one request that tries.
+    assert sum(outcome.is_failed for outcome in moved) <= 1 + (mended - unloaded) / open_s
+    assert not any(outcome.is_failed for outcome in load.outcomes if outcome.end < unloaded)
+    served.wait_metric(CLOSED, "breaker_state", variant="leaves")
+
+
+# A variant that cannot be reached is out at once: so that each request tries it again.
+AT_ONCE = {"open_s": 0.001}
+
+
+def test_retries_keep_to_their_budget(served):
+    """Requests that cannot reach their variant go to the default, but only as many as the budget has."""
+    served.use("route", pair("gone", "absent", breaker=AT_ONCE))
+    served.grpc.unload_model("absent")
+    wait_until(lambda: not served.grpc.is_model_ready("absent"))
+    outcomes = Counter()
+
+    for number in range(200):
+        try:
+            outcomes[served.ask("route", PROTOCOLS[number % 2]).told] += 1
+        except InferenceServerException as error:
+            outcomes[error.message().partition(": ")[0]] += 1
+
+    assert set(outcomes) - {("goned", "1", "breaker")} == {("goned", "1", "retry"), "unavailable"}
+    # Each retry takes a token and gives back a tenth of one.
+    assert 1 <= outcomes["goned", "1", "retry"] <= TOKENS / (1 - PER_SUCCESS) + 1
+    tried = 200 - outcomes["goned", "1", "breaker"]
+    served.wait_metric(tried, "requests_total", variant="gone", outcome="unavailable")
+
+
+@pytest.fixture
+def doomed(served):
+    """The name of a puppet that holds its requests, behind a route whose budget of retries is full."""
+    name = f"doomed{len(served.log)}"
+    store_puppet(served.repository, name, hold=True, blocks=True)
+    served.grpc.load_model(name)
+    served.use("route", pair(name, name, breaker=AT_ONCE))
+    for _ in range(int(TOKENS / PER_SUCCESS) * 2):
+        served.ask("route", headers={"x-variant": f"{name}d"})
+    served.wait_metric(100, "requests_total", variant=f"{name}d")
+    return name
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_request_that_dies_with_its_variant_fails_alone(served, doomed, protocol):
+    """What was at the variant may have killed it and is not sent again; what comes later has not, and is."""
+    (asking,) = together(1, lambda _: served.refusal("route", protocol))
+    wait_until(lambda: waiting(served.repository, doomed) == 1)
+
+    served.kill(doomed)
+
+    status, message = asking.result()
+    assert (status, "unavailable: " in message) == (UNAVAILABLE[protocol], True)
+    assert served.metric("requests_total", variant=f"{doomed}d") == 100
+    assert served.ask("route", protocol).told == (f"{doomed}d", "1", "retry")
+
+
+def test_request_whose_client_has_left_is_not_sent_again(served, doomed):
+    """A caller that cancels while its variant turns out to be dead is counted, and not sent on."""
+    (asking,) = together(1, lambda _: served.refusal("route"))
+    wait_until(lambda: waiting(served.repository, doomed) == 1)
+    served.kill(doomed)
+    asking.result()
+    cancelled = served.metric("cancelled_total")
+
+    leaving = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
+    time.sleep(0.3)  # 24.10 takes a second to see that a process is dead
+    leaving.cancel()
+
+    served.wait_metric(cancelled + 1, "cancelled_total")
+    served.wait_metric(0, "in_flight", variant=doomed)
+    assert served.metric("requests_total", variant=f"{doomed}d") == 100
+
+
+def test_cancelled_request_at_its_variant_runs_out_and_is_counted(served, puppet):
+    """A caller that cancels while its variant works is counted when that is done; nothing else happens."""
+    served.use("route", pair("works", "puppet"))
+    puppet(hold=True)
+    asking = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
+    wait_until(lambda: waiting(served.repository, "puppet") == 1)
+    cancelled = served.metric("cancelled_total")
+
+    time.sleep(0.3)  # the router only looks after calls that took longer than most
+    asking.cancel()
+    puppet()
+
+    served.wait_metric(cancelled + 1, "cancelled_total")
+    served.wait_metric(0, "in_flight", variant="works")
+    assert served.ask("route").told == ("works", "1", "weight")
+
+
+def test_tracing_does_not_end_the_server(tmp_path):
+    """Triton 24.10 ends with a SIGSEGV when a request is handed on with its trace; the route does not."""
+    repository = tmp_path / "repository"
+    store_adding(repository, "steady", 1)
+    store_adding(repository, "other", 2)
+    store_router(repository, "route")
+    shadow = {"name": "dark", "model": "other", "version": 1, "percent": 100}
+    route = document(variant("steady", "steady", 1), shadows=[shadow])
+    replace(repository / "route.route.json", json.dumps(route).encode())
+    tracing = ["mode=triton", "rate=1", "level=TIMESTAMPS", f"triton,file={tmp_path / 'trace.json'}"]
+    with serve_routes(repository, tmp_path, *(f"--trace-config={each}" for each in tracing)) as running:
+        for number in range(20):
+            assert running.ask("route", PROTOCOLS[number % 2]).told == ("steady", "1", "weight")
+        running.wait_metric(20, "shadow_requests_total")
+
+
+def test_instances_of_a_route_are_told_apart(tmp_path):
+    """Two instances serve the same file, each shows so, and their calls add up."""
+    repository = tmp_path / "repository"
+    store_adding(repository, "steady", 1)
+    store_router(repository, "route")
+    config = repository / "route" / "config.pbtxt"
+    config.write_text(config.read_text().replace("count: 1", "count: 2"))
+    replace(
+        repository / "route.route.json",
+        json.dumps(document(variant("steady", "steady", 1), generation=7)).encode(),
+    )
+    with serve_routes(repository, tmp_path) as running:
+        for number in range(20):
+            running.ask("route", PROTOCOLS[number % 2])
+
+        running.wait_metric(20, "requests_total", outcome="ok")
+        shown = [(labels["model_instance"], value) for labels, value in running.series("generation")]
+        assert sorted(shown) == [("route_0_0", 7), ("route_0_1", 7)]
+        assert len({labels["sha256"] for labels, _ in running.series("served_since_seconds")}) == 1

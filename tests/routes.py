@@ -1,0 +1,444 @@
+"""Routes for tests: tiny models behind `ab_router`, asked over both protocols, and their metrics."""
+
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from tritonclient.utils import InferenceServerException
+
+from ops import metrics_page
+from ops.embedded import EmbeddedServer
+from python_backend.metrics import ROUTE_PREFIX
+from tests.e2e.conftest import group_members
+from tests.networks import CLIENTS, ONE_INSTANCE, connect, constant, network, serve, store, tensor, value
+
+# Far longer than anything waited for takes.
+WATCHDOG_S = 60
+# Metrics are handed on every half second.
+METRIC_S = 10
+CLASSES = 3
+X = np.float32([[0, 5, 1]])
+TENSORS = (
+    "max_batch_size: 8\n"
+    + tensor("input", "x", "FP32", [CLASSES])
+    + tensor("output", "scores", "FP32", [CLASSES], 'label_filename: "labels.txt"')
+)
+LABELS = "left\nmiddle\nright\n"
+TOLD = ("variant", "version", "route_reason")
+NETWORK = ONE_INSTANCE + TENSORS
+ALL_VERSIONS = "version_policy { all {} }\n"
+# What a model does whose file `NAME.orders.json`, beside its folder, says so: each request is one thread's.
+PUPPET = """
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = Path(args["model_repository"])
+        self.orders = folder.parent / f"{folder.name}.orders.json"
+        self.waiting = folder.parent / f"{folder.name}.waiting"
+        self.lock = threading.Lock()
+        self.count = 0
+
+    def execute(self, requests):
+        for request in requests:
+            thread = threading.Thread(target=self.answer, args=[request])
+            thread.start()
+            if self.read().get("blocks"):
+                thread.join()
+
+    def answer(self, request):
+        orders = self.read()
+        time.sleep(orders.get("sleep_s", 0))
+        if orders.get("hold"):
+            self.wait()
+        if orders.get("error"):
+            response = pb_utils.InferenceResponse(error=pb_utils.TritonError(orders["error"]))
+        else:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            scores = np.float32(orders.get("factor", 1)) * x + np.float32(orders.get("add", 0))
+            if orders.get("tell_timeout"):
+                scores = np.full_like(x, request.timeout() / 1e6)
+            scores = scores[:, : orders.get("classes", x.shape[1])]
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)])
+        request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def wait(self):
+        self.add(1)
+        while self.read().get("hold"):
+            time.sleep(0.02)
+        self.add(-1)
+
+    def add(self, number):
+        with self.lock:
+            self.count += number
+            self.waiting.write_text(str(self.count))
+
+    def read(self):
+        return json.loads(self.orders.read_text()) if self.orders.exists() else {}
+"""
+
+
+def adding(number: float) -> onnx.ModelProto:
+    """Build scores = x + number, so that an answer tells which file gave it."""
+    return network(
+        [helper.make_node("Add", ["x", "number"], ["scores"])],
+        [value("x", "FP32", ["batch", CLASSES])],
+        [value("scores", "FP32", ["batch", CLASSES])],
+        [constant("number", np.float32(number))],
+    )
+
+
+def store_adding(repository: Path, name: str, *numbers: float, config: str = NETWORK + ALL_VERSIONS) -> None:
+    """Store a model whose version N adds the N-th number."""
+    for version, number in enumerate(numbers, start=1):
+        store(repository, name, adding(number), config, version)
+    (repository / name / "labels.txt").write_text(LABELS)
+
+
+def store_puppet(repository: Path, name: str, **orders: Any) -> None:
+    """Store a model that does what it is ordered to; see `order`."""
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(PUPPET)
+    (folder.parent / "labels.txt").write_text(LABELS)
+    (folder.parent / "config.pbtxt").write_text(f'backend: "python"\n{NETWORK}')
+    order(repository, name, **orders)
+
+
+def order(repository: Path, name: str, **orders: Any) -> None:
+    """Tell a puppet what to do from now on.
+
+    Args:
+        repository: where it is.
+        name: of the puppet.
+        orders: `factor` and `add` make scores of x; `tell_timeout` instead the request's timeout in seconds;
+            `classes`, how many scores to return; `sleep_s`, how long to take; `hold`, true to answer nobody
+            until it is no more; `blocks`, true to take one request after the other; `error`, a text to fail
+            with.
+    """
+    replace(repository / f"{name}.orders.json", json.dumps(orders).encode())
+
+
+def waiting(repository: Path, name: str) -> int:
+    """Return how many requests a puppet holds."""
+    path = repository / f"{name}.waiting"
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
+def store_ensemble(repository: Path, name: str, model: str, version: int) -> None:
+    """Store an ensemble that pins one version of one model."""
+    step = (
+        f'ensemble_scheduling {{ step {{ model_name: "{model}" model_version: {version} '
+        'input_map { key: "x" value: "x" } output_map { key: "scores" value: "scores" } } }\n'
+    )
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "labels.txt").write_text(LABELS)
+    (folder / "config.pbtxt").write_text(f'platform: "ensemble"\n{TENSORS}{step}')
+
+
+def store_router(repository: Path, name: str, path: str = "") -> None:
+    """Store a route's model; its route file is `NAME.route.json` in the repository, or what `path` says."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "labels.txt").write_text(LABELS)
+    told = "".join(tensor("output", each, "STRING", [1]) for each in TOLD)
+    route = f'parameters {{ key: "route" value {{ string_value: "{path or f"{name}.route.json"}" }} }}\n'
+    (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{NETWORK}{told}{route}')
+
+
+def variant(name: str, model: str, weight: float = 0, version: int = 1, **more: Any) -> dict[str, Any]:
+    """Return one variant as a route file has it."""
+    return {"name": name, "model": model, "version": version, "weight": weight, **more}
+
+
+def document(*variants: Mapping[str, Any], default: str = "", **more: Any) -> dict[str, Any]:
+    """Return a route file's content; the default is the first variant if none is named."""
+    salts = {"variants": "tests", "shadows": "tests' shadows"}
+    return {
+        "variants": list(variants),
+        "default": default or variants[0]["name"],
+        "salts": salts,
+        **more,
+    }
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees all of the old or all of the new."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+def wait_until(is_true: Callable[[], Any], what: str = "condition", timeout_s: float = WATCHDOG_S) -> Any:
+    """Wait for a condition and return what made it true; fails after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (outcome := is_true()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.02)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a route answered; `told` is the variant, the version and the reason."""
+
+    scores: np.ndarray
+    told: tuple[str, ...]
+
+    @property
+    def variant(self) -> str:
+        """The variant that answered."""
+        return self.told[0]
+
+    @property
+    def reason(self) -> str:
+        """Why that one did."""
+        return self.told[2]
+
+    @property
+    def added(self) -> float:
+        """What the network added to X."""
+        return float(self.scores[0, 0] - X[0, 0])
+
+
+class RouteServer:
+    """A running server with routes, connections to it that stay open, and what it has logged."""
+
+    def __init__(self, server: EmbeddedServer, log: list[str]) -> None:
+        self.server, self.log = server, log
+        self.repository = server.options.repository
+        self.grpc = connect(server)
+        self._local = threading.local()
+        self._opened = [self.grpc]
+        self._generations = itertools.count(1)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for client in self._opened:
+            client.close()
+
+    def client(self, protocol: str) -> Any:
+        """Return the client to use in this thread: one of HTTP belongs to the thread that made it."""
+        if protocol == "grpc":
+            return self.grpc
+        if not hasattr(self._local, "http"):
+            self._local.http = connect(self.server, "http")
+            self._opened.append(self._local.http)
+        return self._local.http
+
+    def infer(self, model: str, protocol: str = "grpc", outputs: Sequence[Any] = (), **options: Any) -> Any:
+        """Ask with X, or with `x`; returns the client's own result."""
+        # The HTTP client adds its own to the headers it is given.
+        options["headers"] = dict(options.get("headers", {}))
+        tensors = [given(protocol, options.pop("x", X))]
+        return self.client(protocol).infer(model, tensors, outputs=outputs or None, **options)
+
+    def ask(self, model: str, protocol: str = "grpc", **options: Any) -> Answer:
+        """Ask with X, or with `x`; `options` are those of the client's `infer`."""
+        result = self.infer(model, protocol, **options)
+        told = tuple(result.as_numpy(name).ravel()[0].decode() for name in TOLD)
+        return Answer(result.as_numpy("scores"), told)
+
+    def refusal(self, model: str, protocol: str = "grpc", **options: Any) -> tuple[str, str]:
+        """Ask and be refused; returns the status as the protocol spells it, and the message."""
+        with pytest.raises(InferenceServerException) as caught:
+            self.ask(model, protocol, **options)
+        return str(caught.value.status()), caught.value.message()
+
+    def use(self, model: str, content: dict[str, Any], timeout_s: float = WATCHDOG_S) -> dict[str, Any]:
+        """Make `content` the route of `model` under the next generation, and wait until it is in use."""
+        content = content | {"generation": next(self._generations)}
+        replace(self.path(model), json.dumps(content).encode())
+        line = f"route {model}: generation {content['generation']}, "
+        wait_until(lambda: self.logged(line), f"'{line}' in the log", timeout_s)
+        return content
+
+    def path(self, model: str) -> Path:
+        """Return where the route file of `model` lies."""
+        return self.repository / f"{model}.route.json"
+
+    def logged(self, text: str, since: int = 0) -> list[str]:
+        """Return the lines of the log that hold `text`, of those after the first `since`."""
+        return [line for line in self.log[since:] if text in line]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of a route metric's series that have these labels."""
+        return sum(number for told, number in self.series(name) if labels.items() <= told.items())
+
+    def series(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Return the series of a route metric: labels and value."""
+        page = metrics_page.fetch("127.0.0.1", self.server.options.ports.metrics, WATCHDOG_S)
+        samples = metrics_page.parse(page)
+        return [(dict(each.labels), each.value) for each in samples if each.name == ROUTE_PREFIX + name]
+
+    def wait_metric(self, expected: float, name: str, **labels: str) -> None:
+        """Wait until a metric has a value; it is handed on some time after the answer."""
+        seen = []
+
+        def is_there() -> bool:
+            seen.append(self.metric(name, **labels))
+            return seen[-1] == expected
+
+        try:
+            wait_until(is_there, timeout_s=METRIC_S)
+        except AssertionError:
+            pytest.fail(f"{name} {labels}: expected {expected}, got {seen[-1]} after {METRIC_S} s")
+
+    def stubs(self, model: str) -> list[int]:
+        """Return the processes of a model."""
+        folder = f"{self.repository}/{model}/"
+        return [pid for pid in group_members(self.server.pid) if _argument(pid, 1).startswith(folder)]
+
+    def kill(self, model: str) -> None:
+        """Kill all processes of a model."""
+        killed = self.stubs(model)
+        assert killed, f"no process of '{model}'"
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+    def repair(self, model: str) -> None:
+        """Load a model anew, as one whose process is dead must be."""
+        later = time.time_ns() + 5 * 10**9
+        for version in (self.repository / model).glob("[0-9]*"):
+            for path in (version, *version.iterdir()):
+                os.utime(path, ns=(later, later))
+        self.grpc.load_model(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request of a `Load`: when it was sent and answered (monotonic seconds), and with what."""
+
+    begin: float
+    end: float
+    answer: Answer | Exception
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it got an error."""
+        return isinstance(self.answer, Exception)
+
+
+class Load:
+    """Asks a route over both protocols for as long as the context lasts, each caller one after the other.
+
+    Args:
+        served: where the route is.
+        model: the route.
+        callers: how many ask at the same time.
+        options: returns the options of a request.
+    """
+
+    def __init__(
+        self,
+        served: RouteServer,
+        model: str,
+        callers: int,
+        options: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self._served, self._model, self._options = served, model, options
+        self._is_over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._ask, args=[("http", "grpc")[number % 2]])
+            for number in range(callers)
+        ]
+        self.outcomes: list[Outcome] = []
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        self.wait_for(lambda outcome: True, len(self._threads))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(WATCHDOG_S)
+
+    def begun_after(self, moment: float, until: float = float("inf")) -> list[Outcome]:
+        """Return the requests that were sent after `moment`, and before `until`."""
+        return [outcome for outcome in list(self.outcomes) if moment <= outcome.begin < until]
+
+    def wait_for(self, is_wanted: Callable[[Outcome], bool], count: int = 1, since: float = 0) -> None:
+        """Wait until some requests sent after `since` have had a certain outcome."""
+        wait_until(
+            lambda: sum(map(is_wanted, self.begun_after(since))) >= count,
+            f"{count} wanted outcomes",
+        )
+
+    def _ask(self, protocol: str) -> None:
+        while not self._is_over.is_set():
+            begin = time.monotonic()
+            try:
+                answer: Answer | Exception = self._served.ask(self._model, protocol, **self._options())
+            except Exception as error:
+                answer = error
+            self.outcomes.append(Outcome(begin, time.monotonic(), answer))
+
+
+def answered_by(name: str) -> Callable[[Outcome], bool]:
+    """Tell of an outcome whether the variant `name` has answered."""
+    return lambda outcome: isinstance(outcome.answer, Answer) and outcome.answer.variant == name
+
+
+@contextmanager
+def serve_routes(repository: Path, run_dir: Path, *flags: str) -> Iterator[RouteServer]:
+    """Run a server of `repository` whose log is kept; `flags` are Triton's."""
+    log: list[str] = []
+    # After a failed load this core waits for one more model than there is.
+    with serve(repository, run_dir, "--exit-timeout-secs=3", *flags, log=log.append) as running:
+        served = RouteServer(running, log)
+        try:
+            yield served
+        finally:
+            served.close()
+
+
+def together(count: int, ask: Callable[[int], Any]) -> "list[Future[Any]]":
+    """Start `ask(0)` to `ask(count - 1)`, each in a thread of its own."""
+    pool = ThreadPoolExecutor(count)
+    futures = [pool.submit(ask, number) for number in range(count)]
+    pool.shutdown(wait=False)
+    return futures
+
+
+def given(protocol: str, x: np.ndarray) -> Any:
+    """Return the input of all these models as a client sends it."""
+    tensor = CLIENTS[protocol].InferInput("x", list(x.shape), "FP32")
+    tensor.set_data_from_numpy(x)
+    return tensor
+
+
+def wanted(protocol: str, *names: str, **options: Any) -> list[Any]:
+    """Return requested outputs."""
+    return [CLIENTS[protocol].InferRequestedOutput(name, **options) for name in names]
+
+
+def _argument(pid: int, index: int) -> str:
+    """Return a word of a process's command line, nothing if there is none."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return words[index].decode() if index < len(words) else ""
