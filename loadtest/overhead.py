@@ -23,9 +23,6 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from loadtest import photos, record, wrk
 from ops import embedded
 from python_backend.model_config import ModelConfig
@@ -155,14 +152,6 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return record.markdown(HEADINGS, map(cells, rows))
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table."""
-    table = Table(*HEADINGS, "min..max")
-    for row in rows:
-        table.add_row(*cells(row), f"{row['min']}..{row['max']}")
-    Console(width=110).print(table)
-
-
 def main() -> int:
     """Measure, print, record; exit status 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -188,7 +177,7 @@ def main() -> int:
             model = f"classify_v{args.network_version}"
             samples += _measure_round(pool, ports, Path(scratch), model, args.seconds)
     rows = summarise(samples)
-    show(rows)
+    record.show(HEADINGS, zip(map(cells, rows), rows, strict=True))
     if args.record:
         record.write(args.record, {"concurrency": CONCURRENCY, "rounds": args.rounds, "rows": rows})
     for miss in missed(rows):

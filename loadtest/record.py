@@ -7,9 +7,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 RESULTS = Path(__file__).with_name("results")
 PACKAGES = frozenset(
@@ -48,6 +51,14 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Render a table for README or docs; a test compares it with the record."""
     lines = [headings, ["---"] * len(headings), *([str(cell) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def show(headings: Sequence[str], rows: Iterable[tuple[Sequence[str], Mapping[str, Any]]]) -> None:
+    """Print rows of cells as a table, each with the range of its values."""
+    table = Table(*headings, "min..max")
+    for cells, row in rows:
+        table.add_row(*cells, f"{row['min']}..{row['max']}")
+    Console(width=110).print(table)
 
 
 def _module() -> list[str]:

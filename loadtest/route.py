@@ -19,9 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from loadtest import photos, record, wrk
 from ops import embedded, metrics_page
 
@@ -141,14 +138,6 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return record.markdown(HEADINGS, map(cells, rows))
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table."""
-    table = Table(*HEADINGS, "min..max")
-    for row in rows:
-        table.add_row(*cells(row), f"{row['min']}..{row['max']}")
-    Console(width=110).print(table)
-
-
 def main() -> int:
     """Measure, print, record; exit status 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -171,7 +160,7 @@ def main() -> int:
             shed = {profile: round(_shed_share(each.metrics), 3) for profile, each in ports.items()}
         size = photo.stat().st_size
     rows = summarise(series)
-    show(rows)
+    record.show(HEADINGS, zip(map(cells, rows), rows, strict=True))
     print(f"JPEG of {size:,} bytes; share of the shadow's requests that was shed: {shed}")
     if args.record:
         result = {"concurrency": CONCURRENCY, "rounds": args.rounds, "jpeg_bytes": size, "shed": shed}
