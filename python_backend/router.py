@@ -340,9 +340,9 @@ class _Flight:
 
     def blames_variant(self, error: ServingError | None) -> bool | None:
         """Tell whether the outcome is the variant's fault; None if it says nothing about the variant."""
-        if error is None or isinstance(error, InvalidRequest):
+        if error is None:
             return False
-        if isinstance(error, (Overloaded, Cancelled)):
+        if isinstance(error, (InvalidRequest, Overloaded, Cancelled)):
             return None
         if isinstance(error, DeadlineExceeded):
             return True if self._is_own_deadline else None

@@ -269,9 +269,10 @@ class RouteServer:
     def use(self, model: str, content: dict[str, Any], timeout_s: float = WATCHDOG_S) -> dict[str, Any]:
         """Make `content` the route of `model` under the next generation, and wait until it is in use."""
         content = content | {"generation": next(self._generations)}
+        line, seen = f"route {model}: generation {content['generation']}, ", len(self.log)
         replace(self.path(model), json.dumps(content).encode())
-        line = f"route {model}: generation {content['generation']}, "
-        wait_until(lambda: self.logged(line), f"'{line}' in the log", timeout_s)
+        wait_until(lambda: self.logged(line) or self.logged("is refused", seen), f"'{line}'", timeout_s)
+        assert self.logged(line), self.logged("is refused", seen)
         return content
 
     def path(self, model: str) -> Path:

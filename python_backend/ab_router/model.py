@@ -17,7 +17,7 @@ from python_backend.router import Router
 from python_backend.routing import MOST_CALLS
 from python_backend.triton_io import Metrics, fail, log_info, log_warn, read_parameters
 
-EXPIRE_S, POLL_EVERY = 0.02, 12
+EXPIRE_S, POLL_EVERY = 0.05, 5
 
 
 class TritonPythonModel:

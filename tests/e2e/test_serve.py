@@ -168,31 +168,40 @@ NETWORK_2 = "efficientnet_lite0/2/model.onnx"
             ("max_batch_size", "max_batchsize"),
             ["model 'classify_v1'", 'no field named "max_batchsize"', "4:14"],
         ),
-        (
+        pytest.param(
             "ensemble",
             "efficientnet_lite0/config.pbtxt",
             ("dims: [ 1000 ]", 'dims: [ "many" ]'),
             ["model 'efficientnet_lite0'", 'Expected integer, got: "many"', "6:54"],
+            marks=pytest.mark.slow,
         ),
-        ("ensemble", NETWORK_2, None, ["model 'efficientnet_lite0'", "unable to find", NETWORK_2]),
+        pytest.param(
+            "ensemble",
+            NETWORK_2,
+            None,
+            ["model 'efficientnet_lite0'", "unable to find", NETWORK_2],
+            marks=pytest.mark.slow,
+        ),
         ("cpu", NETWORK_2, None, ["model 'classify_v2'", "unable to find", NETWORK_2]),
-        (
+        pytest.param(
             "cpu",
             "imagenet_preprocess/config.pbtxt",
             ('key: "preset"', 'key: "presets"'),
             ["model 'classify_v1'", "unknown parameter 'presets'", "preset, resize"],
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "cpu",
             "imagenet_preprocess/config.pbtxt",
             ("TYPE_FP32", "TYPE_FP16"),
             ["model 'classify_v1'", "needs TYPE_FP32 [3, 224, 224]", "gives TYPE_FP16 [3, 224, 224]"],
+            marks=pytest.mark.slow,
         ),
         (
             "cpu",
-            "classify/config.pbtxt",
+            "classify.route.json",
             ("classify_v2", "classify_v9"),
-            ["model 'classify'", "unable to find", "classify_v9"],
+            ["model 'classify'", "names version 1 of 'classify_v9', which is not there"],
         ),
     ],
     ids=[
