@@ -389,6 +389,7 @@ class Load:
         )
 
     def _ask(self, protocol: str) -> None:
+        """Ask one request after the other until the load is over."""
         while not self._is_over.is_set():
             begin = time.monotonic()
             try:
