@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from python_backend.errors import InferenceFailed
+from python_backend.errors import DeadlineExceeded, InferenceFailed
 from python_backend.exchange import MOST_LATE, BoundedLabels, Counts, Exchange
 from python_backend.routing import Route, Shadow, Variant, is_mirrored
 
@@ -77,7 +77,7 @@ class Shadows:
                 self._mirrors.remove(mirror)
                 self._late[mirror.shadow.name] += 1
         for mirror in late:
-            self._fail(mirror.shadow, f"no answer in {mirror.shadow.deadline_ms} ms")
+            self._fail(mirror.shadow, mirror.late_error())
 
     def _begin(self, answered: Answered, shadow: Shadow, in_flight: int) -> "_Mirror | None":
         with self._lock:
@@ -109,8 +109,8 @@ class Shadows:
         if not self._end(mirror):
             return
         try:
-            if error:
-                raise error
+            if error or self._clock() >= mirror.deadline:
+                raise error or mirror.late_error()
             ours, theirs = exchange.scores(answered.response), exchange.scores(response)
             distance = _distance(ours, theirs)
         except Exception as raised:
@@ -145,6 +145,10 @@ class _Mirror:
     def __init__(self, answered: Answered, shadow: Shadow, begin: float) -> None:
         self.answered, self.shadow, self.begin = answered, shadow, begin
         self.deadline = begin + shadow.deadline_ms / 1e3
+
+    def late_error(self) -> DeadlineExceeded:
+        """Return what has happened past the deadline."""
+        return DeadlineExceeded(f"no answer in {self.shadow.deadline_ms} ms")
 
 
 def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:

@@ -642,7 +642,23 @@ def test_hung_shadow_is_given_up():
 
     world.ask(KEY_V1)
     assert world.count("shadow_requests_total", outcome="agreed") == 1
-    assert world.log[0] == "shadow 'dark' failed: no answer in 10000 ms"
+    assert world.log[0] == "shadow 'dark' failed: deadline exceeded: no answer in 10000 ms"
+
+
+def test_shadow_that_answers_late_has_failed():
+    """What comes back past the deadline is not compared, seen by then or not."""
+    world = World(WITH_SHADOW)
+
+    def late() -> np.ndarray:
+        world.now += 10.0
+        return CAT
+
+    world.models["m3"] = late
+
+    world.ask(KEY_V1)
+
+    assert world.count("shadow_requests_total", outcome="failed") == 1
+    assert world.count("shadow_requests_total") == 1
 
 
 def test_answer_that_is_no_number_is_not_compared():
