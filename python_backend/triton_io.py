@@ -72,7 +72,7 @@ def log_warn(message: str) -> None:
 
 
 class Metrics:
-    """What a model counts, on Triton's metrics page; all its instances share the series.
+    """What a model counts, on Triton's metrics page; instances with the same labels share the series.
 
     Every change is a round trip to the server, which has to wake up for it on a request's path, but hardly
     for many in a row: so changes are summed up, and handed on every `FLUSH_S` seconds.
