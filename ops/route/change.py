@@ -12,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
+from ops import json_lines
 from ops.cli import CommandFailed, WrongUsage
 from ops.route import history as route_history
 from ops.route.history import Entry
@@ -205,13 +206,13 @@ def _nothing_to_change(target: Target, present: Present, server: Server | None) 
 
 def _write(target: Target, planned: Plan, history: BinaryIO) -> None:
     if planned.present.unrecorded:
-        route_history.append(history, planned.present.unrecorded)
+        json_lines.append(history, planned.present.unrecorded)
     text = format_route(planned.route)
     route_file.replace(target.path, text)
     now, user_id = datetime.now(UTC), os.getuid()
     entry = route_history.make_entry(text, planned.note, planned.route.generation, now, user_id)
     try:
-        route_history.append(history, entry)
+        json_lines.append(history, entry)
     except OSError as error:
         raise CommandFailed(f"'{target.path}' is written, its history is not: {error.strerror}") from None
 

@@ -1,28 +1,23 @@
 """The history of a route file: every content it had, one JSON line each, in a file beside it.
 
-The history is also the lock of all that write the route file. The kernel lets go of it however a writer
-ends; a line that one was killed in is skipped.
+The history is also the lock of all that write the route file.
 """
 
-import contextlib
-import fcntl
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from pwd import getpwuid
 from typing import Annotated, BinaryIO
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from ops.cli import CommandFailed
+from ops import json_lines
 from python_backend.errors import InvalidConfig
 from python_backend.routing import Route, parse_route
 
-LOCK_S = 5.0
 FIRST_SEEN, BY_HAND = "first seen", "edited by hand"
 
 
@@ -54,42 +49,24 @@ def path_beside(route_file: Path) -> Path:
 
 def read(path: Path) -> tuple[Entry, ...]:
     """Return the entries, oldest first; lines that are damaged are left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return ()
-    return tuple(entry for line in lines if (entry := _entry(line)))
+    return json_lines.read(path, Entry)
 
 
-@contextlib.contextmanager
-def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[BinaryIO]:
-    """Open the history for `append`; inside, nobody else is.
+def locked(path: Path, wait_s: float = json_lines.LOCK_S) -> AbstractContextManager[BinaryIO]:
+    """Open the history for `json_lines.append`; inside, nobody else writes it or the route file.
 
     Raises:
         CommandFailed: another one has been writing for `wait_s`.
         OSError: the history cannot be written.
     """
-    with path.open("a+b") as file:
-        deadline = time.monotonic() + wait_s
-        while not _lock(file):
-            if time.monotonic() > deadline:
-                raise CommandFailed(f"another `nereid route` holds '{path}'; mend: try again when it is done")
-            time.sleep(0.02)
-        yield file
-
-
-def append(file: BinaryIO, entry: Entry) -> None:
-    """Write one line, so that it outlives the machine's next moment; a line cut off before it is ended."""
-    size = file.seek(0, os.SEEK_END)
-    is_cut_off = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-    file.write(b"\n" * is_cut_off + msgspec.json.encode(entry) + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
+    return json_lines.locked(path, "nereid route", wait_s)
 
 
 def make_entry(text: bytes, note: str, generation: int, when: datetime, user_id: int) -> Entry:
     """Describe the content `text` of a route file."""
-    return Entry(when, user_name(user_id), generation, sha256(text).hexdigest(), note, _document(text))
+    return Entry(
+        when, json_lines.user_name(user_id), generation, sha256(text).hexdigest(), note, _document(text)
+    )
 
 
 def unrecorded(entries: Sequence[Entry], text: bytes, status: os.stat_result) -> Entry | None:
@@ -108,29 +85,6 @@ def unrecorded(entries: Sequence[Entry], text: bytes, status: os.stat_result) ->
         generation = entries[-1].generation if entries else 0
     note = BY_HAND if entries else FIRST_SEEN
     return make_entry(text, note, generation, datetime.fromtimestamp(status.st_mtime, UTC), status.st_uid)
-
-
-def user_name(user_id: int) -> str:
-    """Return a user's name, or the number of one that has none, as in a container."""
-    try:
-        return getpwuid(user_id).pw_name
-    except KeyError:
-        return str(user_id)
-
-
-def _entry(line: bytes) -> Entry | None:
-    try:
-        return msgspec.json.decode(line, type=Entry)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _document(text: bytes) -> Raw:

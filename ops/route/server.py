@@ -5,16 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
-
 from ops import metrics_page
 from ops.cli import CommandFailed
+from ops.control import ASK_S, Control, NotReached
 from ops.run_dir import ServerRecord
 
-TIMEOUT_S = 5.0
-# What gRPC says when nobody answers; anything else is the server's own word about the model.
-UNREACHED = ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "StatusCode.CANCELLED")
 SERVED, NO_SERVER = "served", "no server runs"
 BREAKER_STATES = {0: "closed", 1: "half-open", 2: "open"}
 
@@ -47,22 +42,14 @@ class RunningServer:
     All methods raise `CommandFailed` when it does not answer within `timeout_s`.
     """
 
-    def __init__(self, record: ServerRecord, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, record: ServerRecord, timeout_s: float = ASK_S) -> None:
         self._record = record
         self._timeout_s = timeout_s
+        self._control = Control(record, timeout_s)
 
     def is_ready(self, model: str, version: int) -> bool:
         """Tell whether a version of a model can be called."""
-        url = self._record.url("grpc")
-        # Never through a proxy: the server is on this machine.
-        direct = [("grpc.enable_http_proxy", 0)]
-        with tritonclient.grpc.InferenceServerClient(url, channel_args=direct) as client:
-            try:
-                return bool(client.is_model_ready(model, str(version), client_timeout=self._timeout_s))
-            except InferenceServerException as error:
-                if error.status() in UNREACHED:
-                    raise _no_answer(url, error.message()) from None
-                return False
+        return self._control.is_ready(model, version)
 
     def served(self, route: str) -> Served:
         """Tell what the server serves the route by."""
@@ -70,7 +57,7 @@ class RunningServer:
         try:
             page = metrics_page.fetch(self._record.host, self._record.ports.metrics, self._timeout_s)
         except (OSError, http.client.HTTPException) as error:
-            raise _no_answer(url, error) from None
+            raise NotReached(f"the server at {url} does not answer: {error}") from None
         return read_metrics(page, route)
 
 
@@ -109,7 +96,3 @@ def read_metrics(page: str, route: str) -> Served:
             states[variant] = max(int(value), states.get(variant, 0))
     breakers = {variant: BREAKER_STATES.get(state, str(state)) for variant, state in states.items()}
     return Served(frozenset(sha256 for _, sha256 in served.values()), breakers)
-
-
-def _no_answer(url: str, reason: object) -> CommandFailed:
-    return CommandFailed(f"the server at {url} does not answer: {reason}")

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from ops import json_lines
 from ops.__main__ import app
 from ops.cli import CommandFailed
 from ops.embedded import Ports
@@ -834,5 +835,5 @@ def test_history_is_readable_json_lines(nereid, repository):
     summed = sha256((repository / "classify.route.json").read_bytes()).hexdigest()
     assert list(last) == ["time", "user", "generation", "sha256", "note", "route"]
     assert (last["sha256"], last["route"], last["time"][-1]) == (summed, document(repository), "Z")
-    assert last["user"] == history.user_name(os.getuid())
+    assert last["user"] == json_lines.user_name(os.getuid())
     assert msgspec.json.decode(lines[0], type=history.Entry).note == "first seen"

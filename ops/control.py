@@ -1,0 +1,88 @@
+"""The administrative side of a running server: what is loaded, load it, unload it.
+
+Over gRPC only: Triton's HTTP handler of loads holds up other clients' inference for as long as one takes.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from ops.cli import CommandFailed
+from ops.embedded import TOKEN_HEADER
+from ops.run_dir import ServerRecord
+
+ASK_S, LOAD_S = 5.0, 300.0
+# What gRPC says when nobody answers; anything else is the server's own word about the model.
+UNREACHED = ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "StatusCode.CANCELLED")
+# Never through a proxy: the server is on this machine.
+DIRECT = [("grpc.enable_http_proxy", 0)]
+
+
+class NotReached(CommandFailed):
+    """Nobody answers at the server's address."""
+
+
+class Refused(CommandFailed):
+    """The server answers, and will not do it; the message is its own."""
+
+
+class Control:
+    """Loads and unloads models of a running server.
+
+    All methods raise `NotReached` when it does not answer in time, and `Refused` with its own reason.
+
+    Args:
+        record: of the server.
+        ask_s, load_s: how long an answer may take, and how long loading or unloading a model may.
+    """
+
+    def __init__(self, record: ServerRecord, ask_s: float = ASK_S, load_s: float = LOAD_S) -> None:
+        self._url = record.url("grpc")
+        self._headers = {f"triton-grpc-protocol-{TOKEN_HEADER}": record.token} if record.token else {}
+        self._ask_s, self._load_s = ask_s, load_s
+
+    def is_ready(self, model: str, version: int) -> bool:
+        """Tell whether a version of a model can be called."""
+        try:
+            return bool(self._call("is_model_ready", self._ask_s, model, str(version), with_token=False))
+        except Refused:
+            return False
+
+    def ready_versions(self) -> dict[str, set[int]]:
+        """Return which versions of which models can be called, as the server's index has it."""
+        index = self._call("get_model_repository_index", self._ask_s)
+        found: dict[str, set[int]] = {}
+        for entry in index.models:
+            if entry.state == "READY":
+                found.setdefault(entry.name, set()).add(int(entry.version))
+        return found
+
+    def load(self, model: str) -> None:
+        """Load a model as its folder has it now; versions that have not changed stay as they are."""
+        self._call("load_model", self._load_s, model)
+
+    def unload(self, model: str) -> None:
+        """Unload all versions of a model once their requests are answered."""
+        self._call("unload_model", self._load_s, model)
+
+    def _call(self, name: str, timeout_s: float, *args: Any, with_token: bool = True) -> Any:
+        headers = self._headers if with_token else {}
+        with self._connected() as client:
+            call: Callable[..., Any] = getattr(client, name)
+            try:
+                return call(*args, headers=headers, client_timeout=timeout_s)
+            except InferenceServerException as error:
+                if error.status() in UNREACHED and "is restricted" not in (error.message() or ""):
+                    raise NotReached(
+                        f"the server at {self._url} does not answer: {error.message()}"
+                    ) from None
+                raise Refused(error.message() or str(error)) from None
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        # A connection for each call: after a restart of the server an old one waits before it tries again.
+        with tritonclient.grpc.InferenceServerClient(self._url, channel_args=DIRECT) as client:
+            yield client
