@@ -11,14 +11,22 @@ from rich.table import Table
 
 from ops.cli import FAILED, WRONG_USAGE, Repository, fail
 from ops.embedded import DEFAULT_PROFILE, REPOSITORY, Ports, ServerError, ServerOptions
+from ops.publish import commands as publish_commands
 from ops.route import commands as route_commands
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Image recognition on a real NVIDIA Triton Inference Server.",
 )
 app.add_typer(route_commands.app, name="route")
+for command in (
+    publish_commands.add,
+    publish_commands.publish,
+    publish_commands.rollback,
+    publish_commands.retire,
+    publish_commands.versions,
+):
+    app.command()(command)
 
 Protocol = Literal["grpc", "http"]
 ControlMode = Literal["explicit", "poll", "none"]
@@ -104,10 +112,15 @@ def doctor() -> None:
         fail(f"not ready to serve: {', '.join(failed)}", FAILED)
 
 
-@route_commands.app.callback()
-def route(context: typer.Context) -> None:
-    """Look at a route and change it: what a change breaks is refused, and one command goes back."""
+@app.callback()
+def hand_on_environment(context: typer.Context) -> None:
+    """Image recognition on a real NVIDIA Triton Inference Server."""
     context.obj = os.environ
+
+
+@route_commands.app.callback()
+def route() -> None:
+    """Look at a route and change it: what a change breaks is refused, and one command goes back."""
 
 
 def main() -> None:

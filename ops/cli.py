@@ -1,10 +1,17 @@
 """What all commands share: their exit codes, how a failure is told, and the repository they are about."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
 
 import typer
+
+from python_backend.errors import ServingError
+
+if TYPE_CHECKING:
+    from ops.run_dir import ServerRecord
 
 FAILED, WRONG_USAGE = 1, 2
 
@@ -29,3 +36,26 @@ def fail(message: str, status: int) -> NoReturn:
     """End the command: the reason goes to stderr, the exit code is `status`."""
     print(message, file=sys.stderr)
     raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def reporting() -> Iterator[None]:
+    """Turn what a command may raise into its reason on stderr and its exit code."""
+    try:
+        yield
+    except CommandFailed as error:
+        fail(str(error), error.status)
+    except ServingError as error:
+        fail(str(error), FAILED)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        named = f"'{error.filename}': " if error.filename else ""
+        fail(f"{named}{error.strerror or error}", FAILED)
+
+
+def find_server(context: typer.Context, repository: Path) -> "ServerRecord | None":
+    """Return the running server of a repository, if there is one; `context` brings the environment."""
+    from ops import run_dir
+
+    return run_dir.find(run_dir.root(context.obj), repository)

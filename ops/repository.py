@@ -48,6 +48,66 @@ def hidden_models(repository: Path, profile: str) -> set[str]:
     return _used_by({n: plain[n] for n in replaced}) - _used_by(served)
 
 
+def served_versions(folder: Path, document: Mapping[str, Any]) -> list[int]:
+    """Return the versions that a model's config asks to be served, ascending; those named need not exist."""
+    policy = document.get("version_policy", {})
+    if "specific" in policy:
+        return sorted(map(int, policy["specific"].get("versions", ())))
+    there = versions_there(folder)
+    return there if "all" in policy else there[-int(policy.get("latest", {}).get("num_versions", 1)) :]
+
+
+def versions_there(folder: Path) -> list[int]:
+    """Return the versions that have a folder, ascending."""
+    return sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+
+
+def config_files(folder: Path) -> list[Path]:
+    """Return the config files of a model: the plain one, then those of the profiles."""
+    plain = folder / "config.pbtxt"
+    return [plain] * plain.exists() + sorted((folder / "configs").glob("*.pbtxt"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What a pinned model stands for: one version of a network, and of the preprocessing in front of it."""
+
+    model: str
+    network: str
+    network_version: int
+    preprocess: str
+    preprocess_version: int
+
+
+def pins(repository: Path) -> list[Pin]:
+    """Return the pinned models: ensembles of a preprocessing model and a network, fused or not.
+
+    Raises:
+        InvalidConfig: a file is no ModelConfig.
+    """
+    documents = configs(repository)
+    return [pin for name, document in documents.items() if (pin := _pin(repository / name, document))]
+
+
+def _pin(folder: Path, document: Mapping[str, Any]) -> Pin | None:
+    if document.get("backend") == "fused":
+        config = ModelConfig.from_document(document, folder, 1).settings(FusedSettings)
+        return Pin(
+            folder.name,
+            config.network,
+            config.network_version,
+            config.preprocess,
+            config.preprocess_version,
+        )
+    found = document.get("ensemble_scheduling", {}).get("step", ())
+    if len(found) != 2:
+        return None
+    (preprocess, its), (network, version) = (
+        (step["model_name"], int(step.get("model_version", -1))) for step in found
+    )
+    return Pin(folder.name, network, version, preprocess, its)
+
+
 def thread_budget(repository: Path, profile: str) -> list[Threads]:
     """Return the threads of every model of `profile` that runs a network on the CPU.
 
@@ -65,7 +125,7 @@ def thread_budget(repository: Path, profile: str) -> list[Threads]:
         if backend == "fused":
             names = config.settings(FusedSettings)
             network = config.sibling(names.network, names.network_version)
-        if instances := config.cpu_instances * _versions(repository / name, document):
+        if instances := config.cpu_instances * len(served_versions(repository / name, document)):
             counts = thread_counts(network.parameters, config.cpu_instances)
             found.append(Threads(name, instances, counts.intra_op))
     return found
@@ -79,15 +139,6 @@ def describe_threads(budget: list[Threads]) -> tuple[str, bool]:
     if total <= cores:
         return text, True
     return f"{text}: models that are busy at the same time slow each other down", False
-
-
-def _versions(folder: Path, document: Mapping[str, Any]) -> int:
-    """Return how many versions are served at once: each has instances of its own."""
-    policy = document.get("version_policy", {})
-    there = sum(path.is_dir() and path.name.isdigit() for path in folder.iterdir())
-    if "specific" in policy:
-        return len(policy["specific"].get("versions", ()))
-    return there if "all" in policy else min(there, int(policy.get("latest", {}).get("num_versions", 1)))
 
 
 def _steps(document: Mapping[str, Any]) -> list[str]:

@@ -108,10 +108,14 @@ def read_all(file: BinaryIO, name: str) -> bytes:
     return text
 
 
-def replace(path: Path, text: bytes) -> None:
-    """Put `text` in the place of the file at once: a reader sees all of the old or all of the new."""
+def replace(path: Path, text: bytes, staging: Path | None = None) -> None:
+    """Put `text` in the place of the file at once: a reader sees all of the old or all of the new.
+
+    Args:
+        staging: a folder of the same filesystem to write it in first; by default the file's own.
+    """
     target = path.resolve()  # a link stays, and what it leads to is replaced
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    handle, name = tempfile.mkstemp(dir=staging or target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as new:
             new.write(text)

@@ -4,3 +4,4 @@ from pathlib import Path
 
 COFFEE = Path(__file__).with_name("coffee.jpg")
 CHELSEA = Path(__file__).with_name("chelsea.jpg")
+SAMPLES = (COFFEE, CHELSEA)

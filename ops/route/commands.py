@@ -2,15 +2,13 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ops.cli import FAILED, CommandFailed, Repository, WrongUsage, fail
+from ops.cli import Repository, WrongUsage, find_server, reporting
 from ops.embedded import REPOSITORY
-from python_backend.errors import ServingError
 
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
     from ops.route.change import Propose
@@ -38,7 +36,7 @@ def show(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Show a route as its file has it, and whether the running server serves that."""
-    with _reporting():
+    with reporting():
         from ops.route import target as routes
         from ops.route import view
 
@@ -59,7 +57,7 @@ def set_route(
 
     What it names must be ready on the running server. Its generation becomes the next number.
     """
-    with _reporting():
+    with reporting():
         propose = _proposal(weights or [], file)
         if propose is None:
             raise WrongUsage("nothing to set; give NAME=WEIGHT…, or a whole route with --file")
@@ -77,7 +75,7 @@ def diff(
 
     Without arguments: the difference to the newest entry of the history that is another route.
     """
-    with _reporting():
+    with reporting():
         from ops.route import change, diff, view
         from ops.route import target as routes
 
@@ -104,7 +102,7 @@ def explain(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Tell which variant a request gets, and why, while every variant is healthy."""
-    with _reporting():
+    with reporting():
         from ops.route import explain, view
         from ops.route import target as routes
         from python_backend.routing import FORCE_VARIANT, FORCE_VERSION, ROUTE_KEY
@@ -121,7 +119,7 @@ def explain(
 @app.command()
 def history(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """List what the route has been, newest first."""
-    with _reporting():
+    with reporting():
         from ops.route import target as routes
         from ops.route import view
 
@@ -141,7 +139,7 @@ def revert(
     Without GENERATION that is the newest entry of the history that is another route; done twice, it goes
     there and back. Of several entries with that GENERATION, it is the newest that is another route.
     """
-    with _reporting():
+    with reporting():
         from ops.route import change
 
         _change(context, change.reverted(generation), offline, route, repository)
@@ -186,24 +184,7 @@ def _headers(words: list[str]) -> dict[str, str]:
 
 
 def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
-    from ops import run_dir
     from ops.route.server import RunningServer
 
-    record = run_dir.find(run_dir.root(context.obj), repository)
+    record = find_server(context, repository)
     return RunningServer(record) if record else None
-
-
-@contextlib.contextmanager
-def _reporting() -> Iterator[None]:
-    """Turn what a command may raise into its reason on stderr and its exit code."""
-    try:
-        yield
-    except CommandFailed as error:
-        fail(str(error), error.status)
-    except ServingError as error:
-        fail(str(error), FAILED)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        named = f"'{error.filename}': " if error.filename else ""
-        fail(f"{named}{error.strerror or error}", FAILED)

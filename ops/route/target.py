@@ -88,13 +88,7 @@ def find_route(repository: Path, name: str = "") -> Target:
     """
     if not repository.is_dir():
         raise WrongUsage(f"{repository} is no model repository: there is no such folder")
-    found, broken = [], []
-    for path in sorted(repository.glob("*/config.pbtxt")):
-        try:
-            if read_pbtxt(path).get("backend") == BACKEND:
-                found.append(path.parent.name)
-        except (InvalidConfig, OSError) as error:  # another model's config must not hinder a change
-            broken.append(str(error))
+    found, broken = _route_names(repository)
     known = ", ".join(found)
     if not found:
         reasons = "".join(f"; {reason}" for reason in broken)
@@ -103,8 +97,33 @@ def find_route(repository: Path, name: str = "") -> Target:
         raise WrongUsage(f"{repository} has no route '{name}', it has: {known}")
     if not name and len(found) > 1:
         raise WrongUsage(f"{repository} has several routes, say which with --route: {known}")
-    config = ModelConfig.from_file(repository / (name or found[0]), 1)
+    return _target(repository / (name or found[0]))
+
+
+def find_routes(repository: Path) -> list[Target]:
+    """Return all routes of a repository.
+
+    Raises:
+        InvalidConfig: the config of one does not say where its file lies.
+    """
+    return [_target(repository / name) for name in _route_names(repository)[0]]
+
+
+def _target(folder: Path) -> Target:
+    config = ModelConfig.from_file(folder, 1)
     return Target(config, Path(os.path.realpath(route_file.path_of(config))))
+
+
+def _route_names(repository: Path) -> tuple[list[str], list[str]]:
+    """Return the models that are routes, and why others cannot be read."""
+    found, broken = [], []
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        try:
+            if read_pbtxt(path).get("backend") == BACKEND:
+                found.append(path.parent.name)
+        except (InvalidConfig, OSError) as error:  # another model's config must not hinder a change
+            broken.append(str(error))
+    return found, broken
 
 
 def look(target: Target) -> Present:

@@ -52,7 +52,7 @@ def print_diff(found: list[Difference], moved: str) -> None:
     if not found:
         print("nothing differs")
         return
-    _print("field", "old", "new", rows=[(each.path, each.old, each.new) for each in found])
+    print_table("field", "old", "new", rows=[(each.path, each.old, each.new) for each in found])
     print(moved)
 
 
@@ -66,7 +66,7 @@ def print_explanation(explanation: Explanation, as_json: bool) -> None:
         rows = [
             (c.variant, f"{c.unit:.6f}", f"{c.weight:g}", f"{c.score:.6g}") for c in explanation.candidates
         ]
-        _print("variant", "hash value", "weight", "score", rows=rows)
+        print_table("variant", "hash value", "weight", "score", rows=rows)
     for shadow, likely in explanation.mirrored.items():
         print(f"{_how_likely(likely)} mirrored to shadow {shadow}")
     for name in explanation.ignored:
@@ -89,7 +89,7 @@ def print_history(entries: tuple[Entry, ...], as_json: bool) -> None:
         )
         for entry in reversed(entries)
     ]
-    _print("generation", "when", "who", "weights", "note", "SHA-256", rows=rows)
+    print_table("generation", "when", "who", "weights", "note", "SHA-256", rows=rows)
 
 
 def _print_variants(table: Table, served: Served | None) -> None:
@@ -116,13 +116,13 @@ def _print_variants(table: Table, served: Served | None) -> None:
         columns.append("headers")
         for row, variant in zip(rows, variants, strict=True):
             row.append(_headers(variant))
-    _print(*columns, rows=rows)
+    print_table(*columns, rows=rows)
 
 
 def _print_shadows(route: Route) -> None:
     rows = [(s.name, s.model, str(s.version), f"{s.percent:g} %", _ms(s.deadline_ms)) for s in route.shadows]
     if rows:
-        _print("shadow", "model", "version", "mirrored", "deadline", rows=rows)
+        print_table("shadow", "model", "version", "mirrored", "deadline", rows=rows)
 
 
 def _as_document(target: Target, table: Table, served: Served | None, told: str) -> dict[str, Any]:
@@ -146,7 +146,8 @@ def _breakers(table: Table, served: Served) -> dict[str, str]:
     return {pair[0]: served.breakers[pair] for pair in versions if pair in served.breakers}
 
 
-def _print(*columns: str, rows: Any) -> None:
+def print_table(*columns: str, rows: Any) -> None:
+    """Print rows of text under their columns."""
     grid = Grid(*(Column(name, overflow="fold") for name in columns))
     for row in rows:
         # Text: a value may look like markup.

@@ -30,8 +30,13 @@ class TritonPythonModel:
                 f"model '{config.name}': '{names.network}' needs {wanted.datatype} {list(wanted.dims)}, "
                 f"'{names.preprocess}' gives {made.datatype} {list(made.dims)}"
             )
-        if [tensor.name for tensor in config.outputs] != [self.output]:
-            raise InvalidConfig(f"model '{config.name}' must have the output of its network, '{self.output}'")
+        told = [(tensor.datatype, tensor.dims) for tensor in config.outputs]
+        if told != [(network.outputs[0].datatype, network.outputs[0].dims)]:
+            raise InvalidConfig(
+                f"model '{config.name}' must have one output like its network's '{self.output}', "
+                f"{network.outputs[0].datatype} {list(network.outputs[0].dims)}"
+            )
+        self.answered = config.outputs[0].name
 
     def execute(self, requests):
         """Decode, transform and run the network once for all good images of the batch."""
@@ -46,7 +51,7 @@ class TritonPythonModel:
         except InferenceFailed as error:
             failed = [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
             return answer_batch(Batch(batch.tensor, failed))
-        return answer_batch(batch, **{self.output: scores})
+        return answer_batch(batch, **{self.answered: scores})
 
     def finalize(self):
         """Leave the count of instances."""

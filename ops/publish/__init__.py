@@ -1,0 +1,1 @@
+"""What changes the set of models that are served: add, publish, roll back, retire, and list the versions."""

@@ -1,0 +1,83 @@
+"""A new version of a network, staged: the file or folder that was given, copied whole and summed up."""
+
+import hashlib
+import os
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ops import onnx_file
+from ops.cli import CommandFailed, WrongUsage
+
+SUMS = "SHA256SUMS"
+LABELS = "labels.txt"
+
+
+def stage(source: Path, version_folder: Path, filename: str) -> None:
+    """Copy a network into a new version folder, as its own files only; external data comes along.
+
+    Args:
+        source: an ONNX file, or a folder that holds one and its external data.
+        version_folder: is made.
+        filename: what the network is to be called.
+
+    Raises:
+        WrongUsage: there is no such file or folder, or not one network in it.
+        CommandFailed: it is not ONNX, or its external data is not beside it.
+        OSError: something cannot be read or written.
+    """
+    network = _network(source, filename)
+    file = onnx_file.read(network)
+    onnx_file.check_external_data(file)
+    parts = {each.location for each in file.external}
+    version_folder.mkdir(parents=True)
+    for origin, name in [(network, filename), *((network.parent / part, part) for part in parts)]:
+        target = version_folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin, target)
+        with target.open("rb") as copied:
+            os.fsync(copied.fileno())
+
+
+def check_labels(source: Path, folder: Path) -> None:
+    """Refuse a folder whose labels are not those of the model it is to be a version of.
+
+    Raises:
+        CommandFailed: naming the first difference.
+    """
+    theirs, ours = source / LABELS, folder / LABELS
+    if not theirs.is_file() or not ours.is_file():
+        return
+    new, old = (path.read_text(errors="replace").splitlines() for path in (theirs, ours))
+    otherwise = "all versions of a model have the same labels; mend: nereid add it under another name"
+    if len(new) != len(old):
+        raise CommandFailed(f"{theirs} has {len(new)} labels, expected {len(old)}: {otherwise}")
+    for number, (label, known) in enumerate(zip(new, old, strict=True), start=1):
+        if label != known:
+            raise CommandFailed(f"{theirs}, line {number}: expected '{known}', got '{label}': {otherwise}")
+
+
+def summarise(version_folder: Path, source: Path, user: str) -> None:
+    """Write the SHA-256 of every file of a version folder, as `sha256sum` has it, and who published it."""
+    files = sorted(path for path in version_folder.rglob("*") if path.is_file())
+    lines = [f"# published {datetime.now(UTC).isoformat(timespec='seconds')} by {user} from {source.name}"]
+    lines += [f"{digest(path)}  {path.relative_to(version_folder)}" for path in files]
+    (version_folder / SUMS).write_text("\n".join(lines) + "\n")
+
+
+def digest(path: Path) -> str:
+    """Return a file's SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _network(source: Path, filename: str) -> Path:
+    if not source.exists():
+        raise WrongUsage(f"{source} does not exist")
+    if not source.is_dir():
+        return source
+    found = [source / filename] if (source / filename).exists() else sorted(source.glob("*.onnx"))
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise WrongUsage(f"{source} must hold one ONNX file, it has: {names}")
+    return found[0]

@@ -1,0 +1,146 @@
+"""The commands that change the set of models; the command table hands them the environment."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ops.cli import Repository, WrongUsage, find_server, reporting
+from ops.embedded import REPOSITORY
+
+if TYPE_CHECKING:
+    from ops.run_dir import ServerRecord
+
+Model = Annotated[str, typer.Argument(help="A network, or a route or pinned model in front of it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+
+
+def add(
+    context: typer.Context,
+    source: Annotated[
+        Path, typer.Argument(help="An ONNX file, or a folder with it and its data.", metavar="MODEL.onnx|DIR")
+    ],
+    name: Annotated[str, typer.Option(help="Its public name.")],
+    preset: Annotated[str, typer.Option(help="How images are prepared for it, see docs/preprocess.md.")],
+    labels: Annotated[Path | None, typer.Option(help="A file with one class a line.")] = None,
+    softmax: Annotated[bool, typer.Option("--softmax", help="Append one: the network gives logits.")] = False,
+    size: Annotated[int, typer.Option(help="Side of the input, if the network takes any.", min=0)] = 0,
+    output: Annotated[str, typer.Option(help="The output with the scores, if there are several.")] = "",
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(help="Hardware to write configs for, `cpu` or `gpu`.", show_default="both"),
+    ] = None,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Give an ONNX file a public name: write its models, check them, and load them if a server runs."""
+    with reporting():
+        from ops.publish import add as adding
+
+        profiles = tuple(profile or adding.PROFILES)
+        wish = adding.Wish(source, name, preset, labels, softmax, size, output, profiles)
+        record = find_server(context, repository)
+        done = adding.add(repository, wish, record, _tell)
+        print(f"{name}: {_served(record)}, {done.report.latency_ms:.1f} ms per image, {done.seconds:.1f} s")
+
+
+def publish(
+    context: typer.Context,
+    model: Model,
+    source: Annotated[
+        Path, typer.Argument(help="An ONNX file, or a folder with it and its data.", metavar="NEW.onnx|DIR")
+    ],
+    weight: Annotated[
+        float, typer.Option(help="What its variant gets at once; 0: only who asks for it.", min=0)
+    ] = 0,
+    accept_change: Annotated[
+        bool, typer.Option("--accept-change", help="Other answers than the current version's are meant.")
+    ] = False,
+    tolerance: Annotated[
+        float, typer.Option(help="How far answers may differ, as a share of the largest.", min=0)
+    ] = 0.05,
+    max_slowdown: Annotated[
+        float, typer.Option(help="How many times the current version's time it may take.", min=0)
+    ] = 1.5,
+    max_memory: Annotated[float, typer.Option(help="How many times its memory it may take.", min=0)] = 1.5,
+    against: Annotated[
+        int, typer.Option(help="The current version.", show_default="that of the default variant", min=0)
+    ] = 0,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="Images, or folders, to compare it by.", show_default="the two sample photos"),
+    ] = None,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Publish a new version of a model while the server goes on answering.
+
+    It is examined in a process of its own first: what is rejected never reaches the server.
+    """
+    with reporting():
+        from ops.classify import collect
+        from ops.publish import publisher
+
+        gates = publisher.Gates(
+            tolerance=tolerance,
+            is_change_accepted=accept_change,
+            most_slowdown=max_slowdown,
+            most_memory=max_memory,
+            against=against,
+        )
+        if images:
+            try:
+                gates = replace(gates, images=tuple(collect(images)))
+            except ValueError as error:
+                raise WrongUsage(str(error)) from None
+        record = find_server(context, repository)
+        done = publisher.publish(repository, model, source, record, gates, weight, _tell)
+        behind = f" as {', '.join(done.pinned)}" if done.pinned else ""
+        print(f"{done.model} {done.version}: {_served(record)}{behind}, after {done.seconds:.1f} s")
+
+
+def rollback(context: typer.Context, model: Model, repository: Repository = REPOSITORY) -> None:
+    """Take all traffic from a model's newest version, at once; it stays loaded."""
+    with reporting():
+        from ops.publish import publisher
+
+        for line in publisher.rollback(repository, model, find_server(context, repository)):
+            print(line)
+
+
+def retire(
+    context: typer.Context,
+    model: Model,
+    version: Annotated[int, typer.Argument(help="The version.", min=1)],
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Take a version away that gets no traffic: unload it once it is idle, and delete it."""
+    with reporting():
+        from ops.publish import publisher
+
+        publisher.retire(repository, model, version, find_server(context, repository), _tell)
+        print(f"{model} {version}: retired")
+
+
+def versions(
+    context: typer.Context, model: Model, as_json: AsJson = False, repository: Repository = REPOSITORY
+) -> None:
+    """List a model's versions: state, size, SHA-256, when they were published, their share of the traffic."""
+    with reporting():
+        from ops.publish import view
+        from ops.publish.versions import versions as listed
+
+        name, found = listed(repository, model, find_server(context, repository))
+        if as_json:
+            print(json.dumps({"model": name, "versions": [asdict(each) for each in found]}))
+        else:
+            view.print_versions(found)
+
+
+def _served(record: "ServerRecord | None") -> str:
+    return "served" if record else "in the repository, no server runs"
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,207 @@
+"""The config files that `nereid add` writes: a network, its preprocessing, a pinned model and a route."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CPU_BATCH, GPU_BATCH = 8, 64
+CPU_INSTANCES = 2
+IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
+VERSION = "version_policy { specific { versions: [ 1 ] } }"
+ON_CPU = f"instance_group {{ kind: KIND_CPU count: {CPU_INSTANCES} }}"
+ON_GPU = "instance_group { kind: KIND_GPU count: 1 }"
+TOLD = "\n".join(
+    f'output {{ name: "{name}" data_type: TYPE_STRING dims: [ 1 ] }}'
+    for name in ("variant", "version", "route_reason")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of the network: name, Triton's datatype, dims without the batch."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+
+    def declare(self, side: str, more: str = "", name: str = "") -> str:
+        """Write it as an `input` or `output`, perhaps under another name."""
+        return (
+            f'{side} {{ name: "{name or self.name}" data_type: {self.datatype} '
+            f"dims: [ {', '.join(map(str, self.dims))} ]{more} }}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the models of one public name are called."""
+
+    route: str
+
+    @property
+    def network(self) -> str:
+        """The network."""
+        return f"{self.route}_network"
+
+    @property
+    def preprocess(self) -> str:
+        """Its preprocessing."""
+        return f"{self.route}_preprocess"
+
+    @property
+    def pinned(self) -> str:
+        """Both, in their first version."""
+        return f"{self.route}_v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A network that gets a public name: what it takes and gives, and how images are made into that.
+
+    `parameters` are those of the preprocessing; `has_labels` tells whether there is a label file.
+    """
+
+    names: Names
+    taken: Tensor
+    given: Tensor
+    parameters: tuple[tuple[str, str], ...]
+    has_labels: bool
+
+    @property
+    def _labels(self) -> str:
+        return ' label_filename: "labels.txt"' if self.has_labels else ""
+
+    @property
+    def _scores(self) -> str:
+        return self.given.declare("output", self._labels, "scores")
+
+    def network(self) -> str:
+        """The network, in instances on the CPU."""
+        return self._network("Images in, scores out.", CPU_BATCH, ON_CPU)
+
+    def network_on_gpu(self) -> str:
+        """The network on a GPU."""
+        return (
+            self._network("On a GPU: the input is bound where the preprocessing left it.", GPU_BATCH, ON_GPU)
+            + "# Without it Triton copies every input of a Python-based backend to the host first.\n"
+            + _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
+            + "# The default tries all algorithms at the first run of every batch size.\n"
+            + 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" '
+            + 'parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" } } } }\n'
+        )
+
+    def preprocess(self) -> str:
+        """The preprocessing on the CPU."""
+        return self._preprocess("Encoded images to the network's input.", CPU_BATCH, ON_CPU)
+
+    def preprocess_on_gpu(self) -> str:
+        """The preprocessing on a GPU."""
+        return self._preprocess("On a GPU: JPEGs are decoded there.", GPU_BATCH, ON_GPU)
+
+    def pinned(self) -> str:
+        """Preprocessing and network as an ensemble."""
+        names = self.names
+        return _lines(
+            "# Preprocessing, then version 1 of the network. Profile `cpu` runs both in one process instead.",
+            f'name: "{names.pinned}"',
+            'platform: "ensemble"',
+            f"max_batch_size: {CPU_BATCH}",
+            IMAGE,
+            self._scores,
+            VERSION,
+            "ensemble_scheduling {",
+            _step(names.preprocess, ("image", "image"), (self.taken.name, "input")),
+            _step(names.network, (self.taken.name, "input"), (self.given.name, "scores")),
+            "}",
+        )
+
+    def pinned_on_cpu(self) -> str:
+        """Preprocessing and network in one process."""
+        names = self.names
+        return _lines(
+            "# On a CPU: the models that config.pbtxt names as steps, in one process.",
+            f'name: "{names.pinned}"',
+            'backend: "fused"',
+            f"max_batch_size: {CPU_BATCH}",
+            IMAGE,
+            self._scores,
+            VERSION,
+            ON_CPU,
+            "# Without a default, Triton ignores the time that a request says it has left.",
+            "dynamic_batching {",
+            "  default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 600000000 "
+            "allow_timeout_override: true }",
+            "}",
+        ) + "".join(
+            _parameter(key, value)
+            for key, value in [
+                ("preprocess", names.preprocess),
+                ("preprocess_version", "1"),
+                ("network", names.network),
+                ("network_version", "1"),
+            ]
+        )
+
+    def route(self) -> str:
+        """The public name."""
+        return _lines(
+            "# The public name: an A/B route between the pinned models.",
+            f'name: "{self.names.route}"',
+            'backend: "ab_router"',
+            f"max_batch_size: {CPU_BATCH}",
+            IMAGE,
+            self._scores,
+            TOLD,
+            VERSION,
+            "instance_group { kind: KIND_CPU count: 1 }",
+        ) + _parameter("route", f"{self.names.route}.route.json")
+
+    def _network(self, what: str, batch: int, instances: str) -> str:
+        return _lines(
+            f"# {what}",
+            f'name: "{self.names.network}"',
+            'backend: "onnxruntime"',
+            f"max_batch_size: {batch}",
+            self.taken.declare("input"),
+            self.given.declare("output", self._labels),
+            VERSION,
+            instances,
+            "dynamic_batching {}",
+            "# Every batch size is a new shape, and the first run of one is slow.",
+            *(self._warm_up(size) for size in range(1, batch + 1)),
+        )
+
+    def _warm_up(self, size: int) -> str:
+        dims = ", ".join(map(str, self.taken.dims))
+        return (
+            f'model_warmup {{ name: "{size}" batch_size: {size} inputs {{ key: "{self.taken.name}" value {{ '
+            f"data_type: {self.taken.datatype} dims: [ {dims} ] zero_data: true }} }} }}"
+        )
+
+    def _preprocess(self, what: str, batch: int, instances: str) -> str:
+        return _lines(
+            f"# {what}",
+            f'name: "{self.names.preprocess}"',
+            'backend: "preprocess"',
+            f"max_batch_size: {batch}",
+            IMAGE,
+            self.taken.declare("output"),
+            VERSION,
+            instances,
+            "dynamic_batching {}",
+        ) + "".join(_parameter(key, value) for key, value in self.parameters)
+
+
+def _step(model: str, taken: Sequence[str], given: Sequence[str]) -> str:
+    maps = "".join(
+        f'    {side} {{ key: "{key}" value: "{value}" }}\n'
+        for side, (key, value) in (("input_map", taken), ("output_map", given))
+    )
+    return f'  step {{\n    model_name: "{model}"\n    model_version: 1\n{maps}  }}'
+
+
+def _parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
+def _lines(*lines: str) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,359 @@
+"""Versions of a network: published, rolled back and retired, while a server goes on answering.
+
+A version is staged beside the repository, examined in a process of its own, and only then moved in, loaded,
+asked in every batch size, and given to the routes. What is done is in the journal before it is done.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from clients.samples import SAMPLES
+from ops.cli import CommandFailed, WrongUsage
+from ops.examine import Question, Report, examine
+from ops.publish import candidate, pinned
+from ops.publish.actions import Action, Install, Policy, Serve, Site, Vary, Warm, backward
+from ops.publish.engine import begin, carry_out, working
+from ops.publish.journal import Journal, Operation
+from ops.publish.variants import rolled_back
+from ops.repository import Pin, configs, pins, served_versions, versions_there
+from ops.route.change import change
+from ops.route.server import RunningServer
+from ops.route.target import find_routes, look
+from ops.run_dir import ServerRecord
+from python_backend.model_config import ModelConfig, read_pbtxt
+
+MOST_VARIANTS = 16
+ROLLBACK_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """What a new version must keep to, against the current one.
+
+    Args:
+        images: what both are shown.
+        tolerance: how far outputs may differ, relative to the largest one of the current version.
+        is_change_accepted: whether they may differ as they like.
+        most_slowdown, most_memory: how many times its time per image, and its memory, it may take.
+        against: the version to compare with; 0 for the one behind a route's default variant.
+    """
+
+    images: tuple[Path, ...] = SAMPLES
+    tolerance: float = 0.05
+    is_change_accepted: bool = False
+    most_slowdown: float = 1.5
+    most_memory: float = 1.5
+    against: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that is served now: of which network, behind which pinned models, and what was measured."""
+
+    model: str
+    version: int
+    pinned: tuple[str, ...]
+    report: Report
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network of a repository, the pinned models that run it, and the routes' variants that call those."""
+
+    folder: Path
+    pins: list[Pin]
+    branches: list[pinned.Branch]
+
+    @property
+    def name(self) -> str:
+        """The network's name, as a model."""
+        return self.folder.name
+
+    def config(self, version: int) -> ModelConfig:
+        """Return the plain config, for one version."""
+        return ModelConfig.from_file(self.folder, version)
+
+    def served(self) -> list[int]:
+        """Return the versions that are to be served, ascending."""
+        return served_versions(self.folder, read_pbtxt(self.folder / "config.pbtxt"))
+
+    def of(self, version: int) -> "Network":
+        """Return the same with only the pinned models and variants of one version."""
+        pins_of = [pin for pin in self.pins if pin.network_version == version]
+        branches_of = [each for each in self.branches if each.pin.network_version == version]
+        return Network(self.folder, pins_of, branches_of)
+
+
+def find_network(repository: Path, name: str) -> Network:
+    """Return the network that a name stands for: its own, that of a pinned model, or that of a route.
+
+    Raises:
+        WrongUsage: nothing has that name, or several networks are behind it.
+        CommandFailed, InvalidConfig: a route or a config cannot be read.
+    """
+    if not repository.is_dir():
+        raise WrongUsage(f"{repository} is no model repository: there is no such folder")
+    routes, all_pins, known = find_routes(repository), pins(repository), configs(repository)
+    by_model = {pin.model: pin.network for pin in all_pins}
+    route = next((target for target in routes if target.name == name), None)
+    if route:
+        behind = {by_model.get(v.model, v.model) for v in look(route).route().variants}
+        if len(behind) != 1:
+            raise WrongUsage(f"'{name}' has several networks, say which: {', '.join(sorted(behind))}")
+        (name,) = behind
+    name = by_model.get(name, name)
+    networks = sorted({*by_model.values()} | {n for n in known if _is_network(repository / n, known[n])})
+    if name not in networks:
+        raise WrongUsage(f"{repository} has no network '{name}', it has: {', '.join(networks) or 'none'}")
+    of_network = [pin for pin in all_pins if pin.network == name]
+    return Network(repository / name, of_network, pinned.branches(routes, of_network, name))
+
+
+def publish(
+    repository: Path,
+    name: str,
+    source: Path,
+    record: ServerRecord | None,
+    gates: Gates | None = None,
+    weight: float = 0,
+    report: Callable[[str], None] = lambda line: None,
+) -> Published:
+    """Make a network's next version of an ONNX file: examined, loaded, and behind a variant of its routes.
+
+    Killed at any point, the next command that changes the repository finishes it, or undoes it.
+
+    Args:
+        repository: where the model is.
+        name: of the network, or of a route or pinned model that has only this one.
+        source: the ONNX file, or a folder with it and its external data.
+        record: of the running server, if there is one.
+        gates: what it is held to.
+        weight: what its variant gets at once; 0 is for callers that ask for it by name.
+        report: gets a line for everything that was done.
+
+    Raises:
+        WrongUsage: there is no such model or file.
+        CommandFailed: it is rejected, or the server refuses it: nothing has changed. `NotReached`: the server
+            is gone, and the next command goes on.
+        OSError: a file cannot be read or written.
+    """
+    start = time.monotonic()
+    with working(repository, record, report) as (log, at):
+        network, gates = find_network(repository, name), gates or Gates()
+        current = _current(network, gates.against)
+        operation, site = begin(log, at, "publish", network.name, _next_version(log, network))
+        try:
+            measured, actions = _prepare(operation, network, current, source, gates, weight, site)
+        except BaseException as error:
+            log.write("undone", operation, str(error))
+            raise
+        carry_out(log, replace(operation, actions=actions), site)
+        models = tuple(each.model for each in actions if isinstance(each, Install) and each.model)
+        return Published(network.name, operation.version, models, measured, time.monotonic() - start)
+
+
+def retire(
+    repository: Path,
+    name: str,
+    version: int,
+    record: ServerRecord | None,
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Take a version away: out of the routes, then out of the server once it is idle, then from the disk.
+
+    Raises:
+        WrongUsage: there is no such version, or requests still go to it.
+        CommandFailed: the server does not do it; the next command goes on.
+        OSError: a file cannot be read or written.
+    """
+    with working(repository, record, report) as (log, at):
+        network = find_network(repository, name)
+        _check_retirable(repository, network, version)
+        gone = network.of(version)
+        actions: tuple[Action, ...] = (
+            Install(f"{network.name}/{version}"),
+            Policy(network.name, version),
+            *(Install(pin.model, pin.model) for pin in gone.pins),
+            *(Vary(b.route, b.variant.name, b.variant.model, b.variant.weight) for b in gone.branches),
+        )
+        operation, site = begin(log, at, "retire", network.name, version)
+        operation = replace(operation, actions=actions)
+        log.write("undo", operation)
+        backward(actions, site)
+        log.write(operation.taken_back, operation)
+
+
+def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:
+    """Take all traffic from the newest version that has any, and give it to those that had it before.
+
+    It waits for nobody who is publishing, and the version stays loaded. Returns what was done, by route.
+
+    Raises:
+        WrongUsage: no route has the network, or no earlier version of it.
+        CommandFailed, InvalidConfig: a route cannot be changed.
+    """
+    network = find_network(repository, name)
+    done = []
+    for target in find_routes(repository):
+        branches = [each for each in network.branches if each.route == target.name]
+        versions = sorted({b.pin.network_version for b in branches if b.variant.weight})
+        if not versions:
+            continue
+        current = [
+            b.variant.name for b in branches if b.pin.network_version == versions[-1] and b.variant.weight
+        ]
+        earlier = sorted(
+            (b for b in branches if b.pin.network_version < versions[-1]),
+            key=lambda b: -b.pin.network_version,
+        )
+        if not earlier:
+            raise WrongUsage(
+                f"route '{target.name}' has no version of '{network.name}' before {versions[-1]}"
+            )
+        server = RunningServer(record) if record else None
+        propose = rolled_back(current[0], tuple(each.variant.name for each in earlier))
+        done.append(change(target, propose, server, is_offline=True, wait_s=ROLLBACK_S))
+    if not done:
+        raise WrongUsage(f"no route sends anything to '{network.name}': its callers name versions themselves")
+    return done
+
+
+def _prepare(
+    operation: Operation,
+    network: Network,
+    current: int,
+    source: Path,
+    gates: Gates,
+    weight: float,
+    site: Site,
+) -> tuple[Report, tuple[Action, ...]]:
+    """Stage and examine a version; returns what was measured, and what is to be done with it."""
+    config, version = network.config(operation.version), operation.version
+    models, variants = _successors(network, current, version, weight, site)
+    staged = site.staging / "new" / network.name / str(version)
+    candidate.check_labels(source, network.folder)
+    candidate.stage(source, staged, config.document.get("default_model_filename") or "model.onnx")
+    site.report(f"{source.name}: staged as version {version} of {network.name}")
+    measured = examine(_question(network, current, staged, gates, site), progress=site.report)
+    candidate.summarise(staged, source, operation.user)
+    for template, model in models.items():
+        pin = next(pin for pin in network.pins if pin.model == template)
+        pinned.write_like(site.repository / template, pin, version, site.staging / "new" / model)
+    ready = [action for model in models.values() for action in (Serve(model, 1), Warm(model, 1))]
+    return measured, (
+        Install(f"{network.name}/{version}"),
+        Policy(network.name, version),
+        Serve(network.name, version),
+        *([] if models else [Warm(network.name, version)]),
+        *(Install(model, model) for model in models.values()),
+        *ready,
+        *variants,
+    )
+
+
+def _successors(
+    network: Network, current: int, version: int, weight: float, site: Site
+) -> tuple[dict[str, str], list[Vary]]:
+    """Return what the pinned models of a new version are called, by their templates, and its variants."""
+    now = network.of(current)
+    # One variant of each route, and its default rather than another.
+    chosen = {b.route: b for b in sorted(now.branches, key=lambda b: b.is_default)}
+    templates = [b.pin.model for b in chosen.values()] or [pin.model for pin in now.pins[:1]]
+    models = {name: pinned.successor(name, current, version) for name in templates}
+    for model in models.values():
+        if (site.repository / model).exists():
+            raise CommandFailed(f"model '{model}' is there already, which is to be that of version {version}")
+    variants = []
+    for branch in chosen.values():
+        name = pinned.successor(branch.variant.name, current, version)
+        names = [b.variant.name for b in network.branches if b.route == branch.route]
+        if name in names or len(names) >= MOST_VARIANTS:
+            raise CommandFailed(
+                f"route '{branch.route}' cannot have a variant '{name}' besides {', '.join(names)}; "
+                "mend: nereid retire one of them"
+            )
+        variants.append(Vary(branch.route, name, models[branch.pin.model], weight))
+    return models, variants
+
+
+def _question(network: Network, current: int, staged: Path, gates: Gates, site: Site) -> Question:
+    pin = next(iter(network.of(current).pins), None)
+    config = network.config(current)
+    labels = [output.get("label_filename") for output in config.document.get("output", ())]
+    return Question(
+        model=network.name,
+        candidate=staged,
+        document=config.document,
+        current=network.folder / str(current),
+        preprocess=site.repository / pin.preprocess if pin else None,
+        preprocess_version=pin.preprocess_version if pin else 1,
+        images=gates.images,
+        tolerance=gates.tolerance,
+        accept_change=gates.is_change_accepted,
+        most_slowdown=gates.most_slowdown,
+        most_memory=gates.most_memory,
+        labels=next((network.folder / name for name in labels if name), None),
+    )
+
+
+def _current(network: Network, against: int) -> int:
+    """Return the version that a new one is compared with.
+
+    Raises:
+        WrongUsage: it is not served.
+    """
+    served = network.served()
+    default = [b.pin.network_version for b in network.branches if b.is_default]
+    current = against or next(iter(default), served[-1] if served else 0)
+    if current not in served:
+        known = ", ".join(map(str, served)) or "none"
+        raise WrongUsage(f"version {current} of '{network.name}' is not served, these are: {known}")
+    return current
+
+
+def _next_version(log: Journal, network: Network) -> int:
+    """Return the number of the next version: never one that was used before."""
+    used = [
+        line.operation.version
+        for line in log.lines()
+        if line.operation.model == network.name and line.event in ("commit", "undo")
+    ]
+    return max([*used, *versions_there(network.folder)], default=0) + 1
+
+
+def _check_retirable(repository: Path, network: Network, version: int) -> None:
+    served = network.served()
+    if version not in versions_there(network.folder):
+        known = ", ".join(map(str, versions_there(network.folder)))
+        raise WrongUsage(f"'{network.name}' has no version {version}, it has: {known}")
+    if served == [version]:
+        raise WrongUsage(f"version {version} is the only one of '{network.name}' that is served")
+    gone = network.of(version)
+    for branch in gone.branches:
+        name, route = branch.variant.name, branch.route
+        if branch.variant.weight:
+            raise WrongUsage(
+                f"variant '{name}' of route '{route}' has weight {branch.variant.weight:g}; "
+                f"mend: nereid route set {name}=0, or nereid rollback {network.name}"
+            )
+        if branch.is_default:
+            raise WrongUsage(f"variant '{name}' is the default of route '{route}'; mend: make it another one")
+        if branch.variant.headers:
+            raise WrongUsage(
+                f"header rules of route '{route}' lead to variant '{name}'; mend: take them away"
+            )
+    models = {pin.model for pin in gone.pins}
+    for target in find_routes(repository):
+        for shadow in look(target).route().shadows:
+            if shadow.model in models:
+                raise WrongUsage(f"shadow '{shadow.name}' of route '{target.name}' is '{shadow.model}'")
+
+
+def _is_network(folder: Path, document: dict[str, object]) -> bool:
+    is_plain = document.get("backend") == "onnxruntime" or document.get("platform") == "onnxruntime_onnx"
+    return is_plain or any(folder.glob("[0-9]*/*.onnx"))

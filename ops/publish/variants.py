@@ -1,0 +1,77 @@
+"""What publishing does to a route: a variant more, a variant less, or back to what was before one."""
+
+import msgspec
+from msgspec.structs import replace
+
+from ops.cli import CommandFailed
+from ops.route.change import Proposal, Propose
+from ops.route.target import Present
+from python_backend.errors import InvalidConfig
+from python_backend.routing import Route, Variant, parse_route
+
+__all__ = ["Propose", "added", "removed", "rolled_back"]
+
+
+def added(name: str, model: str, weight: float) -> Propose:
+    """Propose the present route with a variant more, version 1 of the pinned `model`."""
+
+    def propose(present: Present) -> Proposal:
+        route = present.route()
+        if any(variant.model == model for variant in route.variants):
+            return Proposal(route, "")
+        number = int(weight) if weight == int(weight) else weight
+        variant = Variant(name=name, model=model, version=1, weight=number)
+        return Proposal(_checked(replace(route, variants=(*route.variants, variant))), f"publish {model}")
+
+    return propose
+
+
+def removed(name: str, model: str) -> Propose:
+    """Propose the present route without a variant."""
+
+    def propose(present: Present) -> Proposal:
+        route = present.route()
+        rest = tuple(v for v in route.variants if (v.name, v.model) != (name, model))
+        return Proposal(_checked(replace(route, variants=rest)), f"retire {model}")
+
+    return propose
+
+
+def rolled_back(current: str, earlier: tuple[str, ...]) -> Propose:
+    """Propose that a variant gets no traffic, and the others what they had before it had any.
+
+    Args:
+        current: name of the variant.
+        earlier: names of the variants with earlier versions, the latest first: the first one stands in if
+            the history does not know.
+    """
+
+    def propose(present: Present) -> Proposal:
+        route = present.route()
+        weights = _weights_before(present, current, earlier) or _weights(route, earlier) or {earlier[0]: 1}
+        variants = tuple(replace(v, weight=weights.get(v.name, 0)) for v in route.variants)
+        default = route.default if route.default != current else max(weights, key=lambda n: weights[n])
+        return Proposal(_checked(replace(route, variants=variants, default=default)), f"roll back {current}")
+
+    return propose
+
+
+def _weights_before(present: Present, current: str, earlier: tuple[str, ...]) -> dict[str, float]:
+    """Return the newest weights that earlier variants had while the current one had none."""
+    for entry in reversed(present.all_entries):
+        route = entry.parsed()
+        if route and not _weights(route, (current,)) and (weights := _weights(route, earlier)):
+            return weights
+    return {}
+
+
+def _weights(route: Route, names: tuple[str, ...]) -> dict[str, float]:
+    return {v.name: v.weight for v in route.variants if v.name in names and v.weight}
+
+
+def _checked(route: Route) -> Route:
+    """Return the route if a file may hold it: msgspec's `replace` does not look."""
+    try:
+        return parse_route(msgspec.json.encode(route))
+    except InvalidConfig as error:
+        raise CommandFailed(str(error)) from None
