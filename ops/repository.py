@@ -8,6 +8,8 @@ from typing import Any
 from python_backend.model_config import FusedSettings, ModelConfig, read_pbtxt
 from python_backend.threads import available_cores, thread_counts
 
+CONFIGS = "configs"
+
 Documents = Mapping[str, Mapping[str, Any]]
 
 
@@ -31,7 +33,7 @@ def configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
     """
     found = {}
     for folder in sorted(path for path in repository.iterdir() if path.is_dir()):
-        named, plain = folder / "configs" / f"{profile}.pbtxt", folder / "config.pbtxt"
+        named, plain = folder / CONFIGS / f"{profile}.pbtxt", folder / "config.pbtxt"
         path = named if named.exists() else plain
         found[folder.name] = read_pbtxt(path) if path.exists() else {}
     return found
@@ -48,12 +50,16 @@ def hidden_models(repository: Path, profile: str) -> set[str]:
     return _used_by({n: plain[n] for n in replaced}) - _used_by(served)
 
 
-def served_versions(folder: Path, document: Mapping[str, Any]) -> list[int]:
-    """Return the versions that a model's config asks to be served, ascending; those named need not exist."""
+def served_versions(folder: Path, document: Mapping[str, Any], without: int = 0) -> list[int]:
+    """Return the versions that a model's config asks to be served, ascending; those named need not exist.
+
+    Args:
+        without: a version that is taken for one that is not there.
+    """
     policy = document.get("version_policy", {})
     if "specific" in policy:
-        return sorted(map(int, policy["specific"].get("versions", ())))
-    there = versions_there(folder)
+        return sorted({*map(int, policy["specific"].get("versions", ()))} - {without})
+    there = [version for version in versions_there(folder) if version != without]
     return there if "all" in policy else there[-int(policy.get("latest", {}).get("num_versions", 1)) :]
 
 
@@ -65,12 +71,15 @@ def versions_there(folder: Path) -> list[int]:
 def config_files(folder: Path) -> list[Path]:
     """Return the config files of a model: the plain one, then those of the profiles."""
     plain = folder / "config.pbtxt"
-    return [plain] * plain.exists() + sorted((folder / "configs").glob("*.pbtxt"))
+    return [plain] * plain.exists() + sorted((folder / CONFIGS).glob("*.pbtxt"))
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What a pinned model stands for: one version of a network, and of the preprocessing in front of it."""
+    """What a pinned model stands for: one version of a network, and of the preprocessing in front of it.
+
+    Without preprocessing, that is empty.
+    """
 
     model: str
     network: str
@@ -80,7 +89,7 @@ class Pin:
 
 
 def pins(repository: Path) -> list[Pin]:
-    """Return the pinned models: ensembles of a preprocessing model and a network, fused or not.
+    """Return the pinned models: ensembles of a network, or of preprocessing and a network, fused or not.
 
     Raises:
         InvalidConfig: a file is no ModelConfig.
@@ -99,13 +108,11 @@ def _pin(folder: Path, document: Mapping[str, Any]) -> Pin | None:
             config.preprocess,
             config.preprocess_version,
         )
-    found = document.get("ensemble_scheduling", {}).get("step", ())
-    if len(found) != 2:
+    steps = document.get("ensemble_scheduling", {}).get("step", ())
+    found = [(step["model_name"], int(step.get("model_version", -1))) for step in steps]
+    if len(found) not in (1, 2):
         return None
-    (preprocess, its), (network, version) = (
-        (step["model_name"], int(step.get("model_version", -1))) for step in found
-    )
-    return Pin(folder.name, network, version, preprocess, its)
+    return Pin(folder.name, *found[-1], *(found[0] if len(found) == 2 else ("", 0)))
 
 
 def thread_budget(repository: Path, profile: str) -> list[Threads]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from ops.cli import CommandFailed
 from ops.control import Control, Refused
 from ops.publish import policy, variants, warm
-from ops.repository import config_files, hidden_models, served_versions
+from ops.repository import CONFIGS, config_files, hidden_models, served_versions
 from ops.route.change import change
 from ops.route.server import RunningServer
 from ops.route.target import find_route
@@ -55,10 +55,11 @@ class Site:
 
 
 class Install(Struct, frozen=True, tag=True):
-    """A file or folder that comes into the repository; `model` is its name if it is a whole model."""
+    """A file or folder that comes into the repository: a `model`, a `version` of one, or neither."""
 
     path: str
     model: str = ""
+    version: int = 0
 
     def forward(self, site: Site) -> None:
         """Move it in, at once."""
@@ -77,49 +78,59 @@ class Install(Struct, frozen=True, tag=True):
         if source.exists():
             shutil.rmtree(target, ignore_errors=True)
             _rename(source, target)
-        if self.model and site.control:
+        if self.version:
+            _let_go(site, self.model, self.version)
+        elif self.model and site.control:
             site.control.unload(self.model)
         site.report(f"{self.path}: out of the repository")
 
 
 class Policy(Struct, frozen=True, tag=True):
-    """A version that is served: in config.pbtxt and in those of all profiles."""
+    """A version that is served: in config.pbtxt and in those of all profiles.
+
+    Files that say `all` stay as they are: Triton 24.10 loads every version anew, in the background, when a
+    config changes that is not the one in use.
+    """
 
     model: str
     version: int
 
     def forward(self, site: Site) -> None:
         """Add it; each file is replaced at once."""
-        for path in config_files(site.repository / self.model):
+        for path in self._files(site):
             before = self._before(site, path)
             if not before.exists():
                 before.parent.mkdir(parents=True, exist_ok=True)
                 route_file.replace(before, path.read_bytes())
-            versions = {*served_versions(path.parent, read_pbtxt(path)), self.version}
-            self._replace(site, path, policy.with_versions(path.read_text(), sorted(versions)))
+            self._write(site, path, {*self._others(path), self.version})
         site.report(f"{self.model}: version {self.version} is to be served")
 
     def backward(self, site: Site) -> None:
         """Take it out, or restore the files as they were, and let a server that has it let go of it."""
-        for path in config_files(site.repository / self.model):
+        files = self._files(site)
+        for path in files:
             before = self._before(site, path)
             if before.exists():
-                text = before.read_text()
+                self._replace(site, path, before.read_text())
             else:
-                versions = {*served_versions(path.parent, read_pbtxt(path))} - {self.version}
-                text = policy.with_versions(path.read_text(), sorted(versions))
-            self._replace(site, path, text)
-        control = site.control
-        if control and self.version in control.ready_versions().get(self.model, ()):
-            control.load(self.model)
-            _wait(lambda: not control.is_ready(self.model, self.version), f"{self} is still loaded")
-        site.report(f"{self.model}: version {self.version} is not served any more")
+                self._write(site, path, self._others(path))
+        if files:
+            _let_go(site, self.model, self.version)
+        site.report(f"{self.model}: version {self.version} is not to be served any more")
 
-    def __str__(self) -> str:
-        return f"version {self.version} of '{self.model}'"
+    def _files(self, site: Site) -> list[Path]:
+        files = config_files(site.repository / self.model)
+        return [path for path in files if "all" not in read_pbtxt(path).get("version_policy", {})]
 
     def _before(self, site: Site, path: Path) -> Path:
         return site.staging / "before" / path.relative_to(site.repository)
+
+    def _others(self, path: Path) -> set[int]:
+        folder = path.parent.parent if path.parent.name == CONFIGS else path.parent
+        return {*served_versions(folder, read_pbtxt(path), without=self.version)}
+
+    def _write(self, site: Site, path: Path, versions: set[int]) -> None:
+        self._replace(site, path, policy.with_versions(path.read_text(), sorted(versions)))
 
     def _replace(self, site: Site, path: Path, text: str) -> None:
         if text != path.read_text():
@@ -207,6 +218,14 @@ def backward(actions: Iterable[Action], site: Site) -> None:
     """Take all actions back, the last one first."""
     for action in reversed([*actions]):
         action.backward(site)
+
+
+def _let_go(site: Site, model: str, version: int) -> None:
+    """Load a model as its folder is now, if the server still has a version that is gone from there."""
+    control = site.control
+    if control and version in control.ready_versions().get(model, ()):
+        control.load(model)
+        _wait(lambda: not control.is_ready(model, version), f"version {version} of '{model}' is still loaded")
 
 
 def _rename(source: Path, target: Path) -> None:

@@ -7,6 +7,8 @@ CPU_BATCH, GPU_BATCH = 8, 64
 CPU_INSTANCES = 2
 IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
 VERSION = "version_policy { specific { versions: [ 1 ] } }"
+# So that a new version is only a new folder: a changed config may make Triton load the others anew.
+ALL_VERSIONS = "version_policy { all {} }"
 ON_CPU = f"instance_group {{ kind: KIND_CPU count: {CPU_INSTANCES} }}"
 ON_GPU = "instance_group { kind: KIND_GPU count: 1 }"
 TOLD = "\n".join(
@@ -163,7 +165,7 @@ class Addition:
             f"max_batch_size: {batch}",
             self.taken.declare("input"),
             self.given.declare("output", self._labels),
-            VERSION,
+            ALL_VERSIONS,
             instances,
             "dynamic_batching {}",
             "# Every batch size is a new shape, and the first run of one is slow.",

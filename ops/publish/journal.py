@@ -81,7 +81,7 @@ class Journal:
 
 
 @contextlib.contextmanager
-def opened(repository: Path) -> Iterator[Journal]:
+def opened(repository: Path, wait_s: float = json_lines.LOCK_S) -> Iterator[Journal]:
     """Open a repository's journal; inside, nobody else changes its set of models.
 
     Raises:
@@ -96,7 +96,7 @@ def opened(repository: Path) -> Iterator[Journal]:
             "mend: keep the repository in a folder of that mount"
         )
     folder.mkdir(exist_ok=True)
-    with json_lines.locked(folder / "journal.jsonl", "nereid publish") as file:
+    with json_lines.locked(folder / "journal.jsonl", "nereid publish", wait_s) as file:
         yield Journal(folder, file)
 
 

@@ -153,7 +153,7 @@ def publish(
             log.write("undone", operation, str(error))
             raise
         carry_out(log, replace(operation, actions=actions), site)
-        models = tuple(each.model for each in actions if isinstance(each, Install) and each.model)
+        models = tuple(each.model for each in actions if isinstance(each, Install) and not each.version)
         return Published(network.name, operation.version, models, measured, time.monotonic() - start)
 
 
@@ -176,7 +176,7 @@ def retire(
         _check_retirable(repository, network, version)
         gone = network.of(version)
         actions: tuple[Action, ...] = (
-            Install(f"{network.name}/{version}"),
+            Install(f"{network.name}/{version}", network.name, version),
             Policy(network.name, version),
             *(Install(pin.model, pin.model) for pin in gone.pins),
             *(Vary(b.route, b.variant.name, b.variant.model, b.variant.weight) for b in gone.branches),
@@ -246,7 +246,7 @@ def _prepare(
         pinned.write_like(site.repository / template, pin, version, site.staging / "new" / model)
     ready = [action for model in models.values() for action in (Serve(model, 1), Warm(model, 1))]
     return measured, (
-        Install(f"{network.name}/{version}"),
+        Install(f"{network.name}/{version}", network.name, version),
         Policy(network.name, version),
         Serve(network.name, version),
         *([] if models else [Warm(network.name, version)]),
@@ -290,8 +290,8 @@ def _question(network: Network, current: int, staged: Path, gates: Gates, site: 
         candidate=staged,
         document=config.document,
         current=network.folder / str(current),
-        preprocess=site.repository / pin.preprocess if pin else None,
-        preprocess_version=pin.preprocess_version if pin else 1,
+        preprocess=site.repository / pin.preprocess if pin and pin.preprocess else None,
+        preprocess_version=pin.preprocess_version if pin else 0,
         images=gates.images,
         tolerance=gates.tolerance,
         accept_change=gates.is_change_accepted,

@@ -1,0 +1,103 @@
+"""Publishing for tests: a repository whose versions answer with their own numbers."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+
+from ops.embedded import EmbeddedServer
+from ops.publish.publisher import Gates, Published, publish
+from ops.run_dir import ServerRecord
+from tests.routes import (
+    ALL_VERSIONS,
+    NETWORK,
+    adding,
+    document,
+    replace,
+    store_adding,
+    store_ensemble,
+    store_router,
+    variant,
+)
+
+NET, ROUTE = "net", "r"
+ONLY_FIRST = "version_policy { specific { versions: [ 1 ] } }  # grows\n"
+# Each version adds its own number, so its answers are never those of another.
+OTHER_ANSWERS = Gates(is_change_accepted=True, most_slowdown=100)
+
+
+def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
+    """Store network `net`, its pinned ensemble `net_v1`, and route `r`, which sends all to variant `v1`.
+
+    Args:
+        repository: where they go.
+        policy: the network's `version_policy`, in two profiles.
+    """
+    store_adding(repository, NET, 1, config=NETWORK + policy)
+    (repository / NET / "configs").mkdir()
+    (repository / NET / "configs" / "other.pbtxt").write_text(NETWORK + policy)
+    store_ensemble(repository, f"{NET}_v1", NET, 1)
+    store_router(repository, ROUTE)
+    write_route(repository, variant("v1", f"{NET}_v1", 100))
+
+
+def write_route(repository: Path, *variants) -> None:
+    """Write the file of route `r`."""
+    import json
+
+    replace(repository / f"{ROUTE}.route.json", json.dumps(document(*variants)).encode())
+
+
+def record_of(server: EmbeddedServer) -> ServerRecord:
+    """Return what the commands know of a running server."""
+    options = server.options
+    return ServerRecord(
+        server.pid, options.host, options.ports, str(options.repository), options.profile, options.token
+    )
+
+
+def candidate(folder: Path, number: float) -> Path:
+    """Write a network that adds a number, and return its path."""
+    path = folder / f"adds-{number:g}.onnx"
+    onnx.save(adding(number), path)
+    return path
+
+
+def publish_number(
+    repository: Path, folder: Path, record: ServerRecord | None, number: float, **options
+) -> Published:
+    """Publish a version of `net` that adds a number; `options` are those of `publish`."""
+    return publish(repository, NET, candidate(folder, number), record, OTHER_ANSWERS, **options)
+
+
+def contents(repository: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder, by its path; folders count, too."""
+    return {
+        str(path.relative_to(repository)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else ""
+        for path in sorted(repository.rglob("*"))
+    }
+
+
+def run_killed(call: str, lines: int) -> int:
+    """Run Python code that has `report` to hand on, and kill it when that gets its N-th line.
+
+    Returns the exit status, -9 if it was killed.
+    """
+    code = f"""
+import itertools, os, signal
+count = itertools.count(1)
+def report(line):
+    print(line, flush=True)
+    if next(count) == {lines}:
+        os.kill(os.getpid(), signal.SIGKILL)
+{call}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, env=os.environ, timeout=120
+    )
+    return done.returncode
