@@ -107,7 +107,7 @@ def test_unknown_network_is_refused(repository):
 
 @pytest.mark.parametrize("policy", [ALL_VERSIONS, ONLY_FIRST], ids=["all", "specific"])
 def test_versions_come_and_go_without_a_server(tmp_path, policy):
-    """Published, it is in policy, pinned model and route; retired, all is as before, and its number is used up."""
+    """Published, it is in policy, pinned model and route; retired, only its number is used up."""
     repository = tmp_path / "models"
     store_published(repository, policy)
     before = contents(repository / NET)
