@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from ops.cli import FAILED, WRONG_USAGE, Repository, fail
+from ops.cli import FAILED, WRONG_USAGE, Repository, fail, reporting
 from ops.embedded import DEFAULT_PROFILE, REPOSITORY, Ports, ServerError, ServerOptions
 from ops.publish import commands as publish_commands
 from ops.route import commands as route_commands
@@ -110,6 +111,43 @@ def doctor() -> None:
     failed = [finding.what for finding in findings if finding.verdict == "fail"]
     if failed:
         fail(f"not ready to serve: {', '.join(failed)}", FAILED)
+
+
+@app.command()
+def check(
+    repository: Annotated[
+        Path,
+        typer.Argument(help="Model repository.", envvar="NEREID_REPOSITORY", show_default="this checkout's"),
+    ] = REPOSITORY,
+    as_json: Annotated[bool, typer.Option("--json", help="All that was looked at, as JSON.")] = False,
+) -> None:
+    """Check a model repository without a server: configs, networks, ensembles, labels, routes, checksums.
+
+    Shown are failures, which a server would refuse or answer wrong, and notes; every profile is looked at.
+    """
+    import json
+    from dataclasses import asdict
+
+    from ops import check as examination
+
+    if not repository.is_dir():
+        fail(f"'{repository}' is no folder", WRONG_USAGE)
+    with reporting():
+        findings = examination.check(repository)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        table = Table("", "model", "what", "found", "mend with")
+        for each in findings:
+            if each.verdict != "ok":
+                table.add_row(*map(escape, (each.verdict, each.model, each.what, each.found, each.mend)))
+        if table.rows:
+            Console().print(table)
+        print(examination.count(repository, findings))
+    failures = [finding for finding in findings if finding.verdict == "fail"]
+    if failures:
+        first = f"{failures[0].model}, {failures[0].what}: {failures[0].found}"
+        fail(f"{len(failures)} failure{'s' if failures[1:] else ''}, the first: {first}", FAILED)
 
 
 @app.callback()

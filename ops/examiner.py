@@ -25,6 +25,7 @@ import numpy as np
 from ops import onnx_file
 from ops.cli import CommandFailed
 from ops.examine import Question, Rejected, Report
+from ops.labels import InvalidLabels, check_count
 from ops.onnx_file import InvalidOnnx, OnnxFile, describe
 from python_backend.errors import InvalidConfig, ServingError
 from python_backend.model_config import ModelConfig, TensorSpec
@@ -32,8 +33,6 @@ from python_backend.signature import (
     DATATYPES,
     NetworkTensor,
     Signature,
-    complete,
-    needs_completion,
     sequence_controls,
 )
 
@@ -45,7 +44,6 @@ Arrays = Mapping[str, Any]
 
 PR_SET_PDEATHSIG = 1
 NICENESS = 19
-DEFAULT_MAX_BATCH_SIZE = 4  # of `--backend-config=onnxruntime,default-max-batch-size`
 RANDOM_INPUTS, SEED = 4, 20260826
 # A dim that may have any size gets this one in random inputs: networks halve images five times.
 FREE_DIM = 64
@@ -245,9 +243,7 @@ def served_config(question: Question, signature: Signature) -> ModelConfig:
         InvalidConfig: it asks for batches, which the network cannot do.
     """
     document = dict(deepcopy(question.document)) | {"backend": "onnxruntime", "name": question.model}
-    document.setdefault("max_batch_size", 0)
-    if needs_completion(document):
-        complete(document, signature, DEFAULT_MAX_BATCH_SIZE, lambda warning: None)
+    onnx_file.complete_document(document, lambda: signature)
     config = ModelConfig.from_document(document, question.candidate.parent, 1)
     ours = {"intra_op_thread_count": "1", "inter_op_thread_count": "1"}
     # Shared weights are written beside the network, where nothing may be added yet.
@@ -282,28 +278,14 @@ def check_labels(labels: Path | None, config: ModelConfig) -> None:
     """Count the lines of the label file against the classes of the output that it is for.
 
     Raises:
-        Rejected: they are not as many, or the file cannot be read.
+        InvalidLabels: they are not as many, or the file cannot be read.
     """
     outputs = [tensor for tensor in config.outputs if -1 not in tensor.dims]
     if labels is None or not outputs:
         return
     labelled = {entry["name"] for entry in config.document.get("output", ()) if entry.get("label_filename")}
     output = next((tensor for tensor in outputs if tensor.name in labelled), outputs[0])
-    check_label_count(labels, output)
-
-
-def check_label_count(labels: Path, output: TensorSpec) -> None:
-    """Count the lines of a label file against the elements of an output.
-
-    Raises:
-        Rejected: they are not as many, or the file cannot be read.
-    """
-    try:
-        count = len(labels.read_text().removesuffix("\n").split("\n"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise Rejected(f"cannot read the labels '{labels}': {error}") from None
-    if count != (classes := prod(output.dims)):
-        raise Rejected(f"{labels.name} has {count} labels, output '{output.name}' has {classes} classes")
+    check_count(labels, output)
 
 
 def golden_samples(question: Question, config: ModelConfig) -> list[Sample]:
@@ -568,7 +550,7 @@ def main(parent: int) -> None:
         question = Question.from_json(sys.stdin.read())
         try:
             say("report", asdict(examine(question, lambda line: say("progress", line))))
-        except (Rejected, InvalidOnnx, InvalidConfig) as error:
+        except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
             say("rejected", " ".join(str(error).split()))
         except CommandFailed as error:
             say("failed", str(error))

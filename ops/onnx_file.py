@@ -1,13 +1,14 @@
 """What an ONNX file says of itself, read without running it, and which of the two homes can run that."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ops.cli import CommandFailed
-from python_backend.signature import NetworkTensor, Signature
+from python_backend.session_options import BackendSettings
+from python_backend.signature import NetworkTensor, Signature, complete, needs_completion
 
 INSTALL = "pip install -e '.[publish]'"
 # The newest operator set and IR version that each minor release of ONNX Runtime 1.x opens.
@@ -19,6 +20,7 @@ CAPABILITIES = {24: (25, 13), **dict.fromkeys(range(25, 32), (26, 13))}
 CONTAINER, CONTAINER_MINOR = "the container 26.08", 28
 # Source: ONNX Runtime, docs/Versioning.md: opset 7 is the oldest that is supported.
 OLDEST_OPSET = 7
+DEFAULT_MAX_BATCH_SIZE = BackendSettings().default_max_batch_size
 # Domains whose operators every ONNX Runtime brings along.
 BUILT_IN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
 
@@ -117,6 +119,20 @@ def read(path: Path) -> OnnxFile:
         custom_domains=_custom_domains(model),
         model=model,
     )
+
+
+def complete_document(document: dict[str, Any], signature: Callable[[], Signature]) -> None:
+    """Fill in what a config leaves to be read from the network, as the server does; `name` must be there.
+
+    Args:
+        signature: asked only if something is missing.
+
+    Raises:
+        InvalidConfig: it asks for batches, which the network cannot do.
+    """
+    document.setdefault("max_batch_size", 0)
+    if needs_completion(document):
+        complete(document, signature(), DEFAULT_MAX_BATCH_SIZE, lambda warning: None)
 
 
 def check_external_data(file: OnnxFile) -> int:

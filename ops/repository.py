@@ -124,7 +124,7 @@ def thread_budget(repository: Path, profile: str) -> list[Threads]:
     hidden = hidden_models(repository, profile)
     found = []
     for name, document in configs(repository, profile).items():
-        backend = _backend(repository / name, document)
+        backend = backend_of(repository / name, document)
         if name in hidden or backend not in ("onnxruntime", "fused"):
             continue
         config = ModelConfig.from_document({**document, "backend": backend}, repository / name, 1)
@@ -148,16 +148,17 @@ def describe_threads(budget: list[Threads]) -> tuple[str, bool]:
     return f"{text}: models that are busy at the same time slow each other down", False
 
 
+def backend_of(folder: Path, document: Mapping[str, Any]) -> str:
+    """Return the backend that runs the model: Triton finds ONNX Runtime's by the name of the file."""
+    if document.get("backend"):
+        return str(document["backend"])
+    is_onnx = document.get("platform") == "onnxruntime_onnx" or any(folder.glob("*/model.onnx"))
+    return "onnxruntime" if is_onnx and not _steps(document) else ""
+
+
 def _steps(document: Mapping[str, Any]) -> list[str]:
     return [step["model_name"] for step in document.get("ensemble_scheduling", {}).get("step", ())]
 
 
 def _used_by(documents: Documents) -> set[str]:
     return {name for document in documents.values() for name in _steps(document)}
-
-
-def _backend(folder: Path, document: Mapping[str, Any]) -> str:
-    if document.get("backend"):
-        return str(document["backend"])
-    is_onnx = document.get("platform") == "onnxruntime_onnx" or any(folder.glob("*/model.onnx"))
-    return "onnxruntime" if is_onnx and not _steps(document) else ""

@@ -1,0 +1,177 @@
+"""Whether the models that stand for several others, ensembles and fused ones, fit what they are made of."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from python_backend.errors import InvalidConfig
+from python_backend.model_config import FusedSettings, ModelConfig, TensorSpec, read_pbtxt
+
+
+class Models(Protocol):
+    """The models of a repository as one profile serves them."""
+
+    @property
+    def root(self) -> Path:
+        """Its folder."""
+
+    @property
+    def documents(self) -> Mapping[str, Mapping[str, Any]]:
+        """The configs that could be read, by model."""
+
+    def versions(self, model: str) -> list[int]:
+        """Return the versions that are served."""
+
+    def config(self, model: str, version: int) -> ModelConfig:
+        """Return the config of a version, with all inputs and outputs."""
+
+    def network(self, model: str, version: int) -> object:
+        """Open the network of a version; raises InvalidConfig if it cannot be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What passes between steps: Triton's datatype, and dims with the batch's first, if there is one."""
+
+    datatype: str
+    dims: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: TensorSpec, max_batch_size: int) -> "Tensor":
+        """Return what a model with this `max_batch_size` takes or gives."""
+        return cls(tensor.datatype, (-1, *tensor.dims) if max_batch_size else tensor.dims)
+
+    def fits(self, other: "Tensor") -> bool:
+        """Tell whether one can be the other; a dim of -1 is any."""
+        return (
+            self.datatype == other.datatype
+            and len(self.dims) == len(other.dims)
+            and all(-1 in pair or pair[0] == pair[1] for pair in zip(self.dims, other.dims, strict=True))
+        )
+
+    def __str__(self) -> str:
+        return f"{self.datatype.removeprefix('TYPE_')} [{','.join(map(str, self.dims))}]"
+
+
+def problems(models: Models, name: str) -> Iterator[str]:
+    """Say what of the ensemble `name` a server would refuse, or answer wrong."""
+    document = models.documents[name]
+    ensemble = models.config(name, 1)
+    steps = document["ensemble_scheduling"].get("step", ())
+    if not steps:
+        yield "has no steps"
+    given = {each.name: Tensor.of(each, ensemble.max_batch_size) for each in ensemble.inputs}
+    taken: list[tuple[str, str, Tensor]] = []
+    for step in steps:
+        who = f"step '{step['model_name']}'"
+        refused = list(_unservable(models, name, step))
+        yield from refused
+        if refused or step["model_name"] not in models.documents:
+            continue
+        try:
+            config = models.config(step["model_name"], int(step["model_version"]))
+        except InvalidConfig:  # told where the model itself is checked
+            continue
+        yield from _unmapped(who, step, config)
+        if config.max_batch_size < ensemble.max_batch_size:
+            yield f"{who} takes batches of {config.max_batch_size}, the ensemble of {ensemble.max_batch_size}"
+        outputs = _mapped(step.get("output_map", {}), config.outputs, config.max_batch_size)
+        for tensor in outputs.keys() & given.keys():
+            yield f"'{tensor}' is given twice, once by {who}"
+        given |= outputs
+        inputs = _mapped(step.get("input_map", {}), config.inputs, config.max_batch_size)
+        taken += [(who, tensor, wanted) for tensor, wanted in inputs.items()]
+    taken += [
+        ("the ensemble's output", each.name, Tensor.of(each, ensemble.max_batch_size))
+        for each in ensemble.outputs
+    ]
+    yield from _mismatches(taken, given)
+
+
+def _unservable(models: Models, name: str, step: Mapping[str, Any]) -> Iterator[str]:
+    model, version = step["model_name"], int(step.get("model_version", -1))
+    if model == name or not (models.root / model).is_dir():
+        yield f"step '{model}' is {'the ensemble itself' if model == name else 'not there'}"
+    elif version < 1:
+        yield f"step '{model}' must be pinned to a version, got {version}"
+    elif not (models.root / model / str(version)).is_dir():
+        yield f"step '{model}' is pinned to version {version}, which is not there"
+    elif model in models.documents and version not in models.versions(model):
+        yield f"step '{model}' is pinned to version {version}, which its version_policy does not serve"
+
+
+def _unmapped(who: str, step: Mapping[str, Any], config: ModelConfig) -> Iterator[str]:
+    for side, tensors in (("input", config.inputs), ("output", config.outputs)):
+        mapped, names = step.get(f"{side}_map", {}), {tensor.name for tensor in tensors}
+        for key in sorted(mapped.keys() - names):
+            yield f"{who} has no {side} '{key}', it has: {', '.join(sorted(names))}"
+    optional = {tensor.name for tensor in config.inputs if tensor.is_optional}
+    for key in sorted({each.name for each in config.inputs} - optional - step.get("input_map", {}).keys()):
+        yield f"{who} needs input '{key}', which its input_map does not give"
+
+
+def _mapped(
+    names: Mapping[str, str], tensors: tuple[TensorSpec, ...], max_batch_size: int
+) -> dict[str, Tensor]:
+    """Return a step's tensors by their names in the ensemble."""
+    return {names[each.name]: Tensor.of(each, max_batch_size) for each in tensors if each.name in names}
+
+
+def _mismatches(taken: list[tuple[str, str, Tensor]], given: Mapping[str, Tensor]) -> Iterator[str]:
+    for who, name, wanted in taken:
+        if name not in given:
+            yield f"{who} needs '{name}', which nothing gives"
+        elif not wanted.fits(given[name]):
+            yield f"{who} needs '{name}' {wanted}, what is given is {given[name]}"
+
+
+def fused_problems(models: Models, name: str) -> Iterator[str]:
+    """Say what of the fused model `name` would fail its load, or be another model than the ensemble.
+
+    Raises:
+        InvalidConfig: a parameter is wrong, or a part is missing.
+    """
+    config = models.config(name, 1)
+    parts = config.settings(FusedSettings)
+    for model, version in (
+        (parts.preprocess, parts.preprocess_version),
+        (parts.network, parts.network_version),
+    ):
+        config.sibling(model, version)
+        if model not in models.documents:  # told where the model itself is checked
+            return
+    preprocess = models.config(parts.preprocess, parts.preprocess_version)
+    network = models.config(parts.network, parts.network_version)
+    models.network(parts.network, parts.network_version)
+    for who, wanted, given in (
+        (f"network '{parts.network}' takes", network.inputs, preprocess.outputs),
+        ("it answers", config.outputs, network.outputs),
+        ("it takes", config.inputs, preprocess.inputs),
+    ):
+        yield from _differences(who, wanted, given)
+    yield from _not_the_ensemble(models.root / name / "config.pbtxt", parts)
+
+
+def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSpec, ...]) -> Iterator[str]:
+    """Compare one tensor with another; the name counts only where clients see it."""
+    if len(wanted) != 1 or not given:
+        yield f"{who} {len(wanted)} tensors, expected one"
+        return
+    ours, theirs = (
+        f"{each.datatype.removeprefix('TYPE_')} {list(each.dims)}" for each in (wanted[0], given[0])
+    )
+    if who.startswith("it "):
+        ours, theirs = f"'{wanted[0].name}' {ours}", f"'{given[0].name}' {theirs}"
+    if ours != theirs:
+        yield f"{who} {ours}, what is given is {theirs}"
+
+
+def _not_the_ensemble(plain: Path, parts: FusedSettings) -> Iterator[str]:
+    document = read_pbtxt(plain) if plain.exists() else {}
+    steps = document.get("ensemble_scheduling", {}).get("step", ())
+    expected = {(step["model_name"], int(step.get("model_version", -1))) for step in steps}
+    named = {(parts.preprocess, parts.preprocess_version), (parts.network, parts.network_version)}
+    for model, version in sorted(expected - named) if steps else ():
+        got = ", ".join(f"version {each} of '{other}'" for other, each in sorted(named - expected))
+        yield f"config.pbtxt has version {version} of '{model}' as a step, this names {got}"
