@@ -14,6 +14,7 @@ from python_backend import route_file
 from python_backend.errors import InvalidConfig
 from python_backend.model_config import ModelConfig, read_pbtxt
 from python_backend.preprocess_settings import PreprocessSettings
+from python_backend.signature import validate
 
 PLAIN = "config.pbtxt"
 SUMS = "SHA256SUMS"
@@ -207,8 +208,6 @@ def _versions(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
 
 
 def _networks(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
-    from python_backend.signature import validate
-
     for version in profile.versions(model):
         if not (profile.root / model / str(version)).is_dir():
             continue
@@ -217,11 +216,12 @@ def _networks(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
             validate(profile.config(model, version), file.signature)
         except InvalidConfig as error:
             yield "fail", f"version {version}: {_line(error)}"
-        else:
-            yield (
-                "ok",
-                f"version {version}: opset {file.opset}, IR version {file.ir_version}, fits its config",
-            )
+            continue
+        stamps = f"opset {file.opset}, IR version {file.ir_version}"
+        yield "ok", f"version {version}: {stamps}, fits its config"
+        if file.custom_domains:
+            domains = ", ".join(file.custom_domains)
+            yield "note", f"version {version} has operators of {domains}, which every server must be given"
 
 
 def _ensemble(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:

@@ -386,22 +386,22 @@ def check_answers(
     Raises:
         Rejected: an answer is not finite, or differs by more than the tolerance.
     """
-    greatest = 0.0
+    changes = []
     for sample in samples:
         answers = network.answer(sample)
         check_finite(answers, sample.name)
         notes += notes_of_answers(network.config, answers)
-        if current is None:
-            continue
-        for name, before in current.answer(sample).items():
-            found = difference(before, answers[name])
-            greatest = max(greatest, found)
-            if found > question.tolerance:
-                text = describe_change(sample.name, name, before, answers[name], question.tolerance)
-                if not question.accept_change:
-                    raise Rejected(f"{text}; --accept-change takes it as it is")
-                notes.append(f"accepted: {text}")
-    return greatest if current else None
+        for name, before in current.answer(sample).items() if current else ():
+            changes.append((difference(before, answers[name]), sample.name, name, before, answers[name]))
+    if not changes:
+        return None
+    greatest, where, name, before, after = max(changes, key=lambda each: each[0])
+    if greatest > question.tolerance:
+        text = describe_change(where, name, before, after, question.tolerance)
+        if not question.accept_change:
+            raise Rejected(f"{text}; --accept-change takes it as it is")
+        notes.append(f"accepted: {text}")
+    return greatest
 
 
 def check_finite(answers: Arrays, sample: str) -> None:
@@ -475,7 +475,7 @@ def check_latency(
         after, before = measure_latency(networks, sample)
     if is_slower(after, before, question.most_slowdown):
         raise Rejected(
-            f"takes {after:.3g} ms for one row, the current version {before:.3g} ms: "
+            f"the network takes {after:.3g} ms for one row, the current version {before:.3g} ms: "
             f"{after / before:.2f} times as long, allowed is {question.most_slowdown:g}"
         )
     return after, after / before
@@ -510,7 +510,7 @@ def check_memory(after: int, before: int, most_memory: float) -> float | None:
     """
     if after > before * most_memory + MEMORY_SLACK_BYTES:
         raise Rejected(
-            f"takes {after / 2**20:,.0f} MB, the current version {before / 2**20:,.0f} MB: "
+            f"the network takes {after / 2**20:,.0f} MB, the current version {before / 2**20:,.0f} MB: "
             f"allowed is {most_memory:g} times as much and {MEMORY_SLACK_BYTES / 2**20:.0f} MB"
         )
     return after / before if before else None
@@ -524,9 +524,10 @@ def check_headroom(memory_bytes: int, instances: int, available: int) -> None:
     """
     needed = HEADROOM * memory_bytes * instances
     if needed > available:
+        mb = 2**20
         raise Rejected(
-            f"needs {needed / 2**20:,.0f} MB ({instances} instances of {memory_bytes / 2**20:,.0f} MB, and "
-            f"{HEADROOM - 1:.0%} more), this machine has {available / 2**20:,.0f} MB available"
+            f"the network needs {needed / mb:,.0f} MB ({instances} instances of {memory_bytes / mb:,.0f} MB, "
+            f"and {HEADROOM - 1:.0%} more), this machine has {available / mb:,.0f} MB available"
         )
 
 

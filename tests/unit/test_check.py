@@ -1,0 +1,365 @@
+"""`nereid check` of one good, tiny repository, and of the same with one fault each."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from typer.testing import CliRunner
+
+from ops.__main__ import app
+from ops.check import check, count
+from ops.embedded import REPOSITORY
+from tests.networks import constant, network, store, value
+
+NET = """name: "net" backend: "onnxruntime" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
+output { name: "scores" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" }
+version_policy { specific { versions: [ 1, 2 ] } }
+"""
+PRE = """name: "pre" backend: "preprocess" max_batch_size: 8
+input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "x" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
+parameters { key: "preset" value { string_value: "efficientnet_lite" } }
+"""
+PUBLIC = """max_batch_size: 8
+input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "scores" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" }
+"""
+ENSEMBLE = f"""name: "whole" platform: "ensemble" {PUBLIC}
+ensemble_scheduling {{
+  step {{
+    model_name: "pre" model_version: 1
+    input_map {{ key: "image" value: "image" }} output_map {{ key: "x" value: "between" }}
+  }}
+  step {{
+    model_name: "net" model_version: 2
+    input_map {{ key: "x" value: "between" }} output_map {{ key: "scores" value: "scores" }}
+  }}
+}}
+"""
+FUSED = f"""name: "whole" backend: "fused" {PUBLIC}
+parameters {{ key: "preprocess" value {{ string_value: "pre" }} }}
+parameters {{ key: "preprocess_version" value {{ string_value: "1" }} }}
+parameters {{ key: "network" value {{ string_value: "net" }} }}
+parameters {{ key: "network_version" value {{ string_value: "2" }} }}
+"""
+ROUTE = f"""name: "route" backend: "ab_router" {PUBLIC}
+parameters {{ key: "route" value {{ string_value: "route.json" }} }}
+"""
+VARIANTS = {"variants": [{"name": "a", "model": "whole", "version": 1, "weight": 1}], "default": "a"}
+VARIANTS |= {"salts": {"variants": "salt", "shadows": "pepper"}}
+FOREIGN = 'name: "foreign" backend: "python" max_batch_size: 8'
+
+
+def classifier(size: int = 8) -> onnx.ModelProto:
+    """Build four scores of an image."""
+    return network(
+        [
+            helper.make_node("Flatten", ["x"], ["pixels"]),
+            helper.make_node("MatMul", ["pixels", "w"], ["logits"]),
+            helper.make_node("Softmax", ["logits"], ["scores"]),
+        ],
+        [value("x", "FP32", ["N", 3, size, size])],
+        [value("scores", "FP32", ["N", 4])],
+        [constant("w", np.zeros((3 * size * size, 4), np.float32))],
+    )
+
+
+def publish(folder: Path) -> None:
+    """Write the checksums of a version, with a comment as published versions have it."""
+    names = sorted(path.name for path in folder.iterdir())
+    sums = subprocess.run(
+        ["sha256sum", *names], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
+    (folder / "SHA256SUMS").write_text(f"# published by nereid\n{sums}")
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    """A repository of every kind of model, with nothing to say about it."""
+    for version in (1, 2):
+        publish(store(tmp_path, "net", classifier(), NET, version, weights="w.bin").parent)
+    for name, text in {"pre": PRE, "whole": ENSEMBLE, "route": ROUTE, "foreign": FOREIGN}.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / ".gitkeep").touch()
+        (tmp_path / name / "config.pbtxt").write_text(text)
+    (tmp_path / "whole" / "configs").mkdir()
+    (tmp_path / "whole" / "configs" / "cpu.pbtxt").write_text(FUSED)
+    for name in ("net", "whole", "route"):
+        (tmp_path / name / "labels.txt").write_text("a\nb\nc\nd\n")
+    (tmp_path / "route.json").write_text(json.dumps(VARIANTS))
+    return tmp_path
+
+
+def told(repository: Path, *verdicts: str) -> list[str]:
+    """Return what `check` says with these verdicts."""
+    wanted = verdicts or ("note", "fail")
+    findings = [each for each in check(repository) if each.verdict in wanted]
+    return [f"{each.model}, {each.what}: {each.found}" for each in findings]
+
+
+def edit(path: str, old: str, new: str) -> Callable[[Path], None]:
+    """Replace text in a file of the repository, which must be there."""
+
+    def change(repository: Path) -> None:
+        text = (repository / path).read_text()
+        assert old in text
+        (repository / path).write_text(text.replace(old, new))
+
+    return change
+
+
+def write(path: str, content: str | bytes) -> Callable[[Path], None]:
+    """Put a file into the repository."""
+    data = content.encode() if isinstance(content, str) else content
+    return lambda repository: (repository / path).write_bytes(data)
+
+
+def remove(path: str) -> Callable[[Path], None]:
+    """Take a file out of the repository."""
+    return lambda repository: (repository / path).unlink()
+
+
+def version(**stamps: int) -> Callable[[Path], None]:
+    """Replace version 2 of the network by one that says it needs more than there is, and publish it."""
+
+    def change(repository: Path) -> None:
+        model = classifier()
+        model.ir_version = stamps.get("ir_version", model.ir_version)
+        model.opset_import[0].version = stamps.get("opset", model.opset_import[0].version)
+        path = repository / "net" / "2"
+        (path / "model.onnx").write_bytes(model.SerializeToString())
+        (path / "w.bin").unlink()
+        (path / "SHA256SUMS").unlink()
+        publish(path)
+
+    return change
+
+
+def link_labels(repository: Path) -> None:
+    """Make a model's labels a link to another model's."""
+    (repository / "whole" / "labels.txt").unlink()
+    (repository / "whole" / "labels.txt").symlink_to("../net/labels.txt")
+
+
+def test_good_repository_has_nothing_to_tell(repository):
+    """Every kind of model passes; unknown backends are left alone."""
+    assert told(repository) == []
+    assert count(repository, check(repository)) == "5 models, 6 versions: 0 notes, 0 failures"
+    assert {each.model for each in check(repository)} == {"net", "pre", "whole", "route", "foreign"}
+
+
+def test_own_repository_has_no_failure():
+    """What is shipped is served everywhere."""
+    assert told(REPOSITORY, "fail") == []
+
+
+CPU = "whole/configs/cpu.pbtxt"
+FAULTS = {
+    "config-text": (edit("net/config.pbtxt", "dims:", "dim:"), 'net, config.pbtxt: .*no field named "dim"'),
+    "profile-text": (write(CPU, "{"), "whole, configs/cpu.pbtxt: "),
+    "name": (
+        edit("pre/config.pbtxt", '"pre"', '"other"'),
+        "pre, config.pbtxt: name is 'other', its folder is",
+    ),
+    "version-missing": (edit("net/config.pbtxt", "1, 2", "1, 3"), "version 3, which is not there"),
+    "nothing-served": (
+        edit("net/config.pbtxt", "[ 1, 2 ]", "[ ]"),
+        "net, config.pbtxt, versions: no version of it would be served",
+    ),
+    "network-missing": (remove("net/2/model.onnx"), "net, config.pbtxt, onnxruntime: version 2: cannot read"),
+    "network-text": (write("net/1/model.onnx", "oops"), "version 1: .* is no ONNX network"),
+    "external-missing": (remove("net/1/w.bin"), "version 1: tensor 'w' .* not there"),
+    "external-short": (write("net/2/w.bin", b"123"), "version 2: 'w.bin' must hold 3,072 bytes"),
+    "opset": (version(opset=27), "version 2: 'model.onnx' has opset 27, but the embedded server"),
+    "ir-version": (version(ir_version=14), "version 2: 'model.onnx' has IR version 14"),
+    "shape": (
+        edit("net/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
+        r"version 1: model 'net', tensor 'x': the model expects 4 dimensions \(shape \[-1,3,8,8\]\)",
+    ),
+    "datatype": (
+        edit("net/config.pbtxt", "TYPE_FP32 dims: [ 4 ]", "TYPE_FP16 dims: [ 4 ]"),
+        "expects datatype TYPE_FP16 for output 'scores', model provides TYPE_FP32",
+    ),
+    "step-model": (
+        edit("whole/config.pbtxt", '"pre"', '"gone"'),
+        "whole, .*ensemble: step 'gone' is not there",
+    ),
+    "step-self": (edit("whole/config.pbtxt", '"pre"', '"whole"'), "step 'whole' is the ensemble itself"),
+    "step-unpinned": (
+        edit("whole/config.pbtxt", "model_version: 2", "model_version: -1"),
+        "step 'net' must be pinned to a version, got -1",
+    ),
+    "step-version": (
+        edit("whole/config.pbtxt", "model_version: 2", "model_version: 3"),
+        "step 'net' is pinned to version 3, which is not there",
+    ),
+    "step-not-served": (
+        edit("net/config.pbtxt", "1, 2", "1"),
+        "step 'net' is pinned to version 2, which its version_policy does not serve",
+    ),
+    "map-key": (
+        edit("whole/config.pbtxt", 'input_map { key: "x"', 'input_map { key: "y"'),
+        "step 'net' has no input 'y', it has: x",
+    ),
+    "map-missing": (
+        edit("whole/config.pbtxt", 'input_map { key: "x" value: "between" }', ""),
+        "step 'net' needs input 'x', which its input_map does not give",
+    ),
+    "map-value": (
+        edit(
+            "whole/config.pbtxt",
+            'input_map { key: "x" value: "between" }',
+            'input_map { key: "x" value: "z" }',
+        ),
+        "step 'net' needs 'z', which nothing gives",
+    ),
+    "step-shape": (
+        edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
+        r"step 'net' needs 'between' FP32 \[-1,3,8,8\], what is given is FP32 \[-1,3,9,9\]",
+    ),
+    "ensemble-output": (
+        edit("whole/config.pbtxt", "dims: [ 4 ]", "dims: [ 5 ]"),
+        r"the ensemble's output needs 'scores' FP32 \[-1,5\], what is given is FP32 \[-1,4\]",
+    ),
+    "ensemble-batch": (
+        edit("whole/config.pbtxt", "max_batch_size: 8", "max_batch_size: 9"),
+        "step 'pre' takes batches of 8, the ensemble of 9",
+    ),
+    "given-twice": (
+        edit(
+            "whole/config.pbtxt",
+            'output_map { key: "x" value: "between" }',
+            'output_map { key: "x" value: "image" }',
+        ),
+        "'image' is given twice, once by step 'pre'",
+    ),
+    "fused-version": (edit(CPU, '"2"', '"3"'), "fused: model 'whole' names version 3 of 'net', which is not"),
+    "fused-parameter": (edit(CPU, '"network_version"', '"net_version"'), "unknown parameter 'net_version'"),
+    "fused-steps": (
+        edit(CPU, '"2"', '"1"'),
+        "config.pbtxt has version 2 of 'net' as a step, this names version 1 of 'net'",
+    ),
+    "fused-shape": (
+        edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
+        r"fused: network 'net' takes FP32 \[3, 8, 8\], what is given is FP32 \[3, 9, 9\]",
+    ),
+    "fused-output": (
+        edit(CPU, "dims: [ 4 ]", "dims: [ 5 ]"),
+        r"fused: it answers 'scores' FP32 \[5\], what is",
+    ),
+    "preprocess": (
+        edit("pre/config.pbtxt", "efficientnet_lite", "resnet"),
+        "pre, .*preprocess: .*preset must be",
+    ),
+    "route-file": (remove("route.json"), "route, config.pbtxt, ab_router: cannot read '.*route.json'"),
+    "route-text": (edit("route.json", '"default": "a"', '"default": "b"'), "route, .*ab_router: "),
+    "route-version": (edit("route.json", '"version": 1', '"version": 2'), "names version 2 of 'whole'"),
+    "route-not-served": (
+        edit(
+            "whole/config.pbtxt", "ensemble_scheduling", "version_policy { specific { } } ensemble_scheduling"
+        ),
+        "'a' names version 1 of 'whole': not served",
+    ),
+    "labels-count": (
+        write("whole/labels.txt", "a\nb\nc\n"),
+        "labels.txt has 3 labels, output 'scores' has 4",
+    ),
+    "labels-missing": (remove("route/labels.txt"), "route, config.pbtxt, labels: cannot read the labels"),
+    "labels-elsewhere": (
+        edit("whole/config.pbtxt", '"labels.txt"', '"../net/labels.txt"'),
+        "labels: '../net/labels.txt' leaves the model's folder",
+    ),
+    "labels-link": (link_labels, "labels: 'labels.txt' is a link"),
+    "changed": (write("net/1/w.bin", bytes(3072)[:-1] + b"\1"), "version 1: 'w.bin' has another SHA-256"),
+    "added": (write("net/1/notes.txt", "new"), "version 1: 'notes.txt' is not listed in SHA256SUMS"),
+    "listed-gone": (remove("net/1/w.bin"), "version 1: 'w.bin' is listed in SHA256SUMS, but not there"),
+    "listed-elsewhere": (
+        edit("net/1/SHA256SUMS", "w.bin", "../2/w.bin"),
+        "version 1: '../2/w.bin' is listed in SHA256SUMS, but not there",
+    ),
+    "sums-text": (write("net/1/SHA256SUMS", "oops"), "version 1: SHA256SUMS: 'oops' is no line of sha256sum"),
+}
+
+
+@pytest.mark.parametrize(("fault", "reason"), FAULTS.values(), ids=[*FAULTS])
+def test_fault_is_found(repository, fault, reason):
+    """Each fault fails, with a message that names the model, the file and what is wrong."""
+    fault(repository)
+
+    failures = told(repository, "fail")
+
+    assert any(re.search(reason, failure) for failure in failures), failures
+
+
+def test_what_git_loses_and_what_was_not_published_is_noted(repository):
+    """Neither stops a server, so neither fails."""
+    (repository / "pre" / "1" / ".gitkeep").unlink()
+    (repository / "net" / "1" / "SHA256SUMS").unlink()
+
+    assert told(repository) == [
+        "net, version 1: not published by nereid: no SHA256SUMS",
+        "pre, version 1: the folder is empty: git, and so every clone, would lose it",
+    ]
+
+
+def test_config_that_leaves_the_rest_to_triton_passes(repository):
+    """A config without tensors, or none at all, is completed from the network."""
+    (repository / "net" / "config.pbtxt").write_text('backend: "onnxruntime" max_batch_size: 8')
+    store(repository, "bare", classifier(), config=None)
+
+    assert [each for each in told(repository, "fail") if not each.startswith("whole")] == []
+
+
+def test_what_the_backend_writes_is_no_part_of_a_version(repository):
+    """Shared weights lie in the version's folder, and are not published."""
+    (repository / "net" / "1" / ".shared-weights-0" / "sub").mkdir(parents=True)
+    (repository / "net" / "1" / ".shared-weights-0" / "weights.bin").touch()
+
+    assert told(repository) == []
+
+
+def test_operators_of_others_are_noted(repository):
+    """A network with custom operators is served if the server gets their library: not for us to tell."""
+    model = classifier()
+    model.graph.node[2].domain = "com.example"
+    model.opset_import.add(domain="com.example", version=1)
+    store(repository, "custom", model, None)
+
+    assert told(repository)[0] == (
+        "custom, config.pbtxt, onnxruntime: version 1 has operators of com.example, "
+        "which every server must be given"
+    )
+
+
+def test_command_tells_counts_and_first_failure(repository):
+    """Exit code 1, the counts on stdout, the first reason on the first line of stderr."""
+    good = CliRunner().invoke(app, ["check", str(repository)])
+    (repository / "route.json").unlink()
+    bad = CliRunner().invoke(app, ["check"], env={"NEREID_REPOSITORY": str(repository), "COLUMNS": "200"})
+
+    assert (good.exit_code, good.stdout) == (0, "5 models, 6 versions: 0 notes, 0 failures\n")
+    assert (bad.exit_code, bad.stdout.splitlines()[-1]) == (1, "5 models, 6 versions: 0 notes, 1 failure")
+    assert bad.stderr.startswith("1 failure, the first: route, config.pbtxt, ab_router: cannot read")
+
+
+def test_command_gives_everything_as_json(repository):
+    """With --json what is right is told, too."""
+    result = CliRunner().invoke(app, ["check", str(repository), "--json"])
+
+    findings = json.loads(result.stdout)
+    assert {each["verdict"] for each in findings} == {"ok"}
+    assert {*findings[0]} == {"verdict", "model", "what", "found", "mend"}
+
+
+def test_repository_that_is_none_is_wrong_usage(tmp_path):
+    """A typing error is not an empty repository."""
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "nowhere")])
+
+    assert (result.exit_code, result.stderr) == (2, f"'{tmp_path / 'nowhere'}' is no folder\n")

@@ -1,0 +1,561 @@
+"""Which networks may not be served, and why; and that the process that tells may fall."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from clients.samples import CHELSEA, COFFEE
+from ops import examiner
+from ops.cli import CommandFailed
+from ops.examine import Question, Rejected, examine
+from ops.examiner import check_headroom, check_memory, difference, is_slower
+from ops.labels import InvalidLabels
+from ops.onnx_file import InvalidOnnx
+from python_backend.errors import InvalidConfig
+from tests.networks import DATATYPES, constant, network, value
+
+INPUT, SCORES = ("x", "FP32", ["N", 3, 8, 8]), ("scores", "FP32", ["N", 4])
+REFUSALS = (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig)
+PREPROCESS = """name: "pre" backend: "preprocess" max_batch_size: 8
+input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "x" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
+parameters { key: "preset" value { string_value: "efficientnet_lite" } }
+"""
+DEADLINE_S = 30
+
+Nodes = list[onnx.NodeProto]
+
+
+def weights(seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    """Draw what makes four scores of 192 pixels."""
+    return (np.random.default_rng(seed).standard_normal((192, 4)) * scale).astype(np.float32)
+
+
+def classifier(
+    matrix: np.ndarray | None = None,
+    more: Nodes = (),
+    inputs=(INPUT,),
+    outputs=(SCORES,),
+    initializers=(),
+    name: str = "scores",
+) -> onnx.ModelProto:
+    """Build four scores of an image; `more` are nodes that make `name` of `sound`, those scores."""
+    x = inputs[0][0]
+    nodes = [
+        helper.make_node("Flatten", [x], ["pixels"]),
+        helper.make_node("MatMul", ["pixels", "w"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["sound"]),
+        *(more or [helper.make_node("Identity", ["sound"], [name])]),
+    ]
+    matrix = weights() if matrix is None else matrix
+    return network(
+        nodes,
+        [value(*each) for each in inputs],
+        [value(*each) for each in outputs],
+        [constant("w", matrix), *initializers],
+    )
+
+
+def config(**changes) -> dict:
+    """Write the config of `classifier()`."""
+    return {
+        "name": "net",
+        "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["3", "8", "8"]}],
+        "output": [
+            {"name": "scores", "data_type": "TYPE_FP32", "dims": ["4"], "label_filename": "labels.txt"}
+        ],
+        **changes,
+    }
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Ask about a network in place of `classifier()`: `ask(candidate, **changes)` is the question.
+
+    Args:
+        candidate: a network, or bytes in the place of one.
+    """
+
+    def question(candidate: onnx.ModelProto | bytes, **changes) -> Question:
+        for folder, content in (("1", classifier()), ("incoming", candidate)):
+            (tmp_path / "net" / folder).mkdir(parents=True, exist_ok=True)
+            text = content if isinstance(content, bytes) else content.SerializeToString()
+            (tmp_path / "net" / folder / "model.onnx").write_bytes(text)
+        (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
+        asked = Question(
+            model="net",
+            candidate=tmp_path / "net" / "incoming",
+            document=config(),
+            current=tmp_path / "net" / "1",
+            preprocess=None,
+            preprocess_version=1,
+            images=(),
+            tolerance=0.01,
+            accept_change=False,
+            most_slowdown=1000.0,
+            most_memory=1.5,
+            labels=tmp_path / "labels.txt",
+        )
+        return replace(asked, **changes)
+
+    return question
+
+
+@pytest.fixture
+def preprocess(tmp_path) -> Path:
+    """The folder of a model that makes the network's input of images."""
+    (tmp_path / "pre" / "1").mkdir(parents=True)
+    (tmp_path / "pre" / "config.pbtxt").write_text(PREPROCESS)
+    return tmp_path / "pre"
+
+
+def stamped(opset: int = 17, ir_version: int = 8) -> onnx.ModelProto:
+    """Build a network that says it needs these versions."""
+    model = classifier()
+    model.opset_import[0].version, model.ir_version = opset, ir_version
+    return model
+
+
+def backwards() -> onnx.ModelProto:
+    """Build a network whose operators are not in the order in which they run."""
+    model = classifier()
+    nodes = list(reversed(model.graph.node))
+    model.graph.ClearField("node")
+    model.graph.node.extend(nodes)
+    return model
+
+
+def external(location: str) -> onnx.ModelProto:
+    """Build a network whose weights lie in another file."""
+    model = classifier()
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    return model
+
+
+def spoiled(matrix: np.ndarray, *places: tuple[int, int]) -> np.ndarray:
+    """Return weights with NaN in these places."""
+    matrix = matrix.copy()
+    for place in places:
+        matrix[place] = np.nan
+    return matrix
+
+
+def not_finite() -> onnx.ModelProto:
+    """Build a network whose scores are the logarithms of negative numbers."""
+    more = [
+        helper.make_node("Sub", ["sound", "two"], ["negative"]),
+        helper.make_node("Log", ["negative"], ["scores"]),
+    ]
+    return classifier(more=more, initializers=[constant("two", np.float32([2]))])
+
+
+def slow() -> onnx.ModelProto:
+    """Build a network that answers the same after twelve large products; one depends on the other."""
+    more = [helper.make_node("MatMul", ["sound", "wide"], ["h0"])]
+    more += [helper.make_node("MatMul", [f"h{i}", "square"], [f"h{i + 1}"]) for i in range(12)]
+    more += [helper.make_node("MatMul", ["h12", "tall"], ["nothing"])]
+    more += [helper.make_node("Add", ["sound", "nothing"], ["scores"])]
+    shapes = {"wide": (4, 1024), "square": (1024, 1024), "tall": (1024, 4)}
+    return classifier(
+        more=more, initializers=[constant(n, np.zeros(s, np.float32)) for n, s in shapes.items()]
+    )
+
+
+def large() -> onnx.ModelProto:
+    """Build a network that answers the same after filling 100 MB with one of its scores."""
+    more = [
+        helper.make_node("ReduceMax", ["sound"], ["top"], keepdims=1),
+        helper.make_node("Expand", ["top", "many"], ["filled"]),
+        helper.make_node("ReduceMin", ["filled"], ["least"], keepdims=0),
+        helper.make_node("Mul", ["least", "zero"], ["nothing"]),
+        helper.make_node("Add", ["sound", "nothing"], ["scores"]),
+    ]
+    initializers = [constant("many", np.int64([25, 2**20])), constant("zero", np.float32([0]))]
+    return classifier(more=more, initializers=initializers)
+
+
+def crop(size: int) -> onnx.ModelProto:
+    """Build a network of another image size, with weights as many as that needs."""
+    matrix = np.zeros((3 * size * size, 4), np.float32)
+    return classifier(matrix, inputs=[("x", "FP32", ["N", 3, size, size])])
+
+
+def half() -> onnx.ModelProto:
+    """Build a network that takes half precision."""
+    matrix = weights().astype(np.float16)
+    return classifier(matrix, inputs=[("x", "FP16", INPUT[2])], outputs=[("scores", "FP16", ["N", 4])])
+
+
+def masked() -> onnx.ModelProto:
+    """Build a network that needs a second input."""
+    more = [helper.make_node("Mul", ["sound", "mask"], ["scores"])]
+    return classifier(more=more, inputs=[INPUT, ("mask", "FP32", ["N", 4])])
+
+
+def two_answers() -> onnx.ModelProto:
+    """Build a network with a second output."""
+    more = [
+        helper.make_node("Identity", ["sound"], ["scores"]),
+        helper.make_node("Identity", ["logits"], ["raw"]),
+    ]
+    return classifier(more=more, outputs=[SCORES, ("raw", "FP32", ["N", 4])])
+
+
+BAD = {
+    "zero-bytes": (b"", {}, r"is empty \(0 bytes\)"),
+    "text-file": (b"<html>404 Not Found</html>", {}, "a text file"),
+    "truncated": (classifier().SerializeToString()[:-100], {}, "truncated"),
+    "external-parent": (external("../w.bin"), {}, "must lie beside the network"),
+    "external-absolute": (external("/etc/hosts"), {}, "must lie beside the network"),
+    "external-missing": (external("w.bin"), {}, "which is not there"),
+    "opset": (stamped(opset=27), {}, "has opset 27, but the embedded server .* the container 26.08 .*"),
+    "ir-version": (stamped(ir_version=14), {}, "has IR version 14, but the embedded server"),
+    "checker": (backwards(), {}, "ONNX's checker refuses 'model.onnx': .* topologically sorted"),
+    "no-labels": (classifier(), {"labels": Path("/none")}, "cannot read the labels '/none': .*No such file"),
+    "nan": (classifier(spoiled(weights(), (1, 1), (5, 0))), {}, "weight 'w' has NaN in 2 of 768 values"),
+    "input-shape": (crop(9), {}, r"input 'x': expected FP32 \[-1,3,8,8\], got FP32 \[-1,3,9,9\]$"),
+    "datatype": (half(), {}, r"input 'x': .* got FP16 \[-1,3,8,8\]; output 'scores': .* got FP16 \[-1,4\]$"),
+    "input-name": (
+        classifier(inputs=[("image", "FP32", INPUT[2])]),
+        {},
+        r"input 'x': expected FP32 \[-1,3,8,8\], got none; unexpected input 'image' FP32 \[-1,3,8,8\]$",
+    ),
+    "output-name": (
+        classifier(outputs=[("probabilities", "FP32", ["N", 4])], name="probabilities"),
+        {},
+        r"output 'scores': expected FP32 \[-1,4\], got none; unexpected output 'probabilities' FP32 ",
+    ),
+    "extra-input": (masked(), {}, r"^unexpected input 'mask' FP32 \[-1,4\]$"),
+    "extra-output": (two_answers(), {}, r"^unexpected output 'raw' FP32 \[-1,4\]$"),
+    "config": (
+        crop(9),
+        {"current": None},
+        r"the model expects 4 dimensions \(shape \[-1,3,9,9\]\) but the model configuration specifies",
+    ),
+    "config-of-batches": (
+        classifier(inputs=[("x", "FP32", [1, 3, 8, 8])]),
+        {"current": None, "document": {"name": "net", "max_batch_size": 8}},
+        "model does not support batching while non-zero max_batch_size is specified",
+    ),
+    "labels": (
+        classifier(),
+        {"document": config()},
+        "labels.txt has 3 labels, output 'scores' has 4 classes",
+    ),
+    "not-finite": (not_finite(), {}, "output 'scores' is not finite on random input 1: 4 of 4 values"),
+    "other-answers": (
+        classifier(weights(seed=1)),
+        {},
+        r"'scores' on random input 3 differs by .*, allowed is 0.01: top class \d before, \d now; --accept",
+    ),
+    "slower": (slow(), {"most_slowdown": 1.5}, "times as long, allowed is 1.5"),
+    "larger": (large(), {}, "MB, the current version .* MB: allowed is 1.5 times as much and 64 MB"),
+}
+
+
+@pytest.mark.parametrize(("candidate", "changes", "reason"), BAD.values(), ids=[*BAD])
+def test_bad_network_is_refused_with_its_reason(ask, request, candidate, changes, reason):
+    """Each kind of bad network fails at its own step, in words that say what to do about it."""
+    question = ask(candidate, **changes)
+    if request.node.callspec.id == "labels":
+        question.labels.write_text("a\nb\nc")
+
+    with pytest.raises(REFUSALS, match=reason):
+        examiner.examine(question, lambda line: None)
+
+
+def test_link_that_leads_out_is_refused(ask, tmp_path):
+    """External data that is a link to a file elsewhere is not read."""
+    question = ask(external("w.bin"))
+    (tmp_path / "secret").write_bytes(weights().tobytes())
+    (question.candidate / "w.bin").symlink_to(tmp_path / "secret")
+
+    with pytest.raises(InvalidOnnx, match="a link that leads out"):
+        examiner.examine(question, lambda line: None)
+
+
+@pytest.mark.parametrize("size", [768, 767], ids=["nan", "short"])
+def test_external_weights_are_looked_at(ask, size):
+    """NaN in another file is found; so is a file without the length that its dims need."""
+    question = ask(external("w.bin"))
+    values = spoiled(weights(), (191, 2)).ravel()[:size]
+    (question.candidate / "w.bin").write_bytes(values.tobytes())
+
+    with pytest.raises((Rejected, InvalidOnnx), match="'w' has NaN in 1 of 768" if size == 768 else "'w'"):
+        examiner.examine(question, lambda line: None)
+
+
+def test_nan_in_a_constant_is_found_infinity_is_not_refused(ask):
+    """Weights may be constants; a mask of -inf is none of NaN's business."""
+    infinite = helper.make_node("Constant", [], ["low"], value=constant("mask", np.float32([-np.inf])))
+    bad = helper.make_node("Constant", [], ["low"], value=constant("mask", np.float32([np.nan])))
+    last = helper.make_node("Max", ["sound", "low"], ["scores"])
+
+    assert examiner.examine(ask(classifier(more=[infinite, last])), lambda line: None).difference == 0
+    with pytest.raises(Rejected, match="weight 'mask' has NaN in 1 of 1 values"):
+        examiner.examine(ask(classifier(more=[bad, last])), lambda line: None)
+
+
+def test_what_is_wanted_is_taken(ask):
+    """Another network with `accept_change` passes, and the report says how far its answers are."""
+    question = ask(classifier(weights(seed=1)), accept_change=True)
+
+    report = examiner.examine(question, lambda line: None)
+
+    assert report.difference > 0.01
+    assert [note.split(":")[0] for note in report.notes] == ["accepted"]
+
+
+def test_first_version_is_compared_with_nothing(ask):
+    """Without a current version there are no ratios, but the network is opened, run and measured."""
+    report = examiner.examine(ask(classifier(), current=None), lambda line: None)
+
+    assert (report.slowdown, report.memory_ratio, report.difference) == (None, None, None)
+    assert report.latency_ms > 0
+    assert (report.opset, report.ir_version, report.notes) == (17, 8, ())
+
+
+def test_scores_that_are_no_probabilities_are_noted(ask):
+    """Logits are served as they are; the note names what makes them probabilities."""
+    more = [helper.make_node("Mul", ["sound", "three"], ["scores"])]
+    model = classifier(more=more, initializers=[constant("three", np.float32([3]))])
+
+    report = examiner.examine(ask(model, current=None), lambda line: None)
+
+    assert report.notes == ("output 'scores' holds no probabilities (sum 3): --softmax appends a softmax",)
+
+
+def test_instances_on_a_gpu_are_noted(ask):
+    """The examination runs on the CPU, and says so."""
+    question = ask(classifier(), document=config(instance_group=[{"kind": "KIND_GPU", "count": 1}]))
+
+    report = examiner.examine(question, lambda line: None)
+
+    assert report.notes == ("its instances run on a GPU; it was examined on the CPU",)
+
+
+def test_config_without_tensors_is_completed(ask):
+    """What the server reads from the network need not be in the config."""
+    report = examiner.examine(ask(classifier(), document={"name": "net"}, labels=None), lambda line: None)
+
+    assert report.difference == 0
+
+
+@pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"FP32"}))
+def test_every_datatype_gets_inputs(ask, datatype):
+    """Without images any network is run on random inputs, free dims included."""
+    model = network(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [value("x", datatype, ["N", 2, None])],
+        [value("y", datatype, ["N", 2, None])],
+    )
+    question = ask(model, current=None, document={"name": "net"}, labels=None)
+
+    assert examiner.examine(question, lambda line: None).latency_ms > 0
+
+
+def test_images_are_what_answers_are_compared_on(ask, preprocess):
+    """With a preprocess model, the message names the image on which answers differ most."""
+    question = ask(
+        classifier(weights(seed=1)), preprocess=preprocess, images=(CHELSEA, COFFEE), tolerance=0.001
+    )
+
+    with pytest.raises(Rejected, match=r"output 'scores' on coffee\.jpg differs by"):
+        examiner.examine(question, lambda line: None)
+
+
+def test_preprocess_of_other_tensors_is_refused(ask, preprocess):
+    """Images that the network cannot take are no golden inputs."""
+    file = preprocess / "config.pbtxt"
+    file.write_text(file.read_text().replace("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"))
+    question = ask(classifier(), preprocess=preprocess, images=(COFFEE,))
+
+    with pytest.raises(Rejected, match=r"'pre' gives FP32 \[3, 9, 9\], but the network takes 'x' FP32"):
+        examiner.examine(question, lambda line: None)
+
+
+def test_golden_image_that_is_none_is_named(ask, preprocess, tmp_path):
+    """A broken image says which, and that it is not the network's fault."""
+    (tmp_path / "broken.jpg").write_bytes(b"nothing")
+    question = ask(classifier(), preprocess=preprocess, images=(tmp_path / "broken.jpg",))
+
+    with pytest.raises(Rejected, match=r"golden image '.*broken.jpg'"):
+        examiner.examine(question, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([1.0, -4.0], [1.0, -4.0], 0.0),
+        ([1.0, -4.0], [2.0, -4.0], 0.25),
+        ([0.0], [0.0], 0.0),
+        ([0.0], [1e-9], np.inf),
+        ([1.0], [1.0, 1.0], np.inf),
+        ([], [], 0.0),
+        ([True, False], [True, True], 1.0),
+    ],
+    ids=["same", "quarter-of-the-largest", "zeros", "from-zero", "shape", "empty", "bool"],
+)
+def test_difference_is_relative_to_the_largest_value(before, after, expected):
+    """The measure of change is by definition; what was all zero has no small change."""
+    assert difference(np.array(before), np.array(after)) == expected
+
+
+def test_strings_differ_or_not():
+    """Texts have no distance."""
+    words = np.array([b"cat", b"dog"], object)
+
+    assert (difference(words, words.copy()), difference(words, words[::-1])) == (0.0, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "before_ms", "expected"),
+    [(3.1, 2.0, True), (2.9, 2.0, False), (0.3, 0.15, False), (0.36, 0.15, True)],
+    ids=["slower", "within", "within-noise", "beyond-noise"],
+)
+def test_slower_is_a_ratio_beyond_noise(after_ms, before_ms, expected):
+    """Microseconds are no reason to refuse a network."""
+    assert is_slower(after_ms, before_ms, 1.5) is expected
+
+
+def test_memory_is_a_ratio_and_64_mb():
+    """Small networks may double; a large one may not."""
+    assert check_memory(60 * 2**20, 2**20, 1.5) == 60
+    assert check_memory(2**20, 0, 1.5) is None
+    with pytest.raises(Rejected, match="takes 1,000 MB, the current version 500 MB"):
+        check_memory(1000 * 2**20, 500 * 2**20, 1.5)
+
+
+def test_room_is_needed_for_all_instances():
+    """A network that fits once, but not as often as its config says, is refused before the server swaps."""
+    check_headroom(100 * 2**20, 2, 240 * 2**20)
+    with pytest.raises(Rejected, match=r"needs 360 MB \(3 instances of 100 MB, and 20% more\).* has 240 MB"):
+        check_headroom(100 * 2**20, 3, 240 * 2**20)
+
+
+def test_question_survives_json(ask, preprocess):
+    """The process is asked exactly what was meant."""
+    question = ask(classifier(), preprocess=preprocess, images=(COFFEE,), labels=None)
+
+    assert Question.from_json(question.to_json()) == question
+
+
+def test_process_reports_and_tells_its_progress(ask):
+    """The real process gives the report; its steps are told in their order."""
+    lines: list[str] = []
+
+    report = examine(ask(classifier()), progress=lines.append)
+
+    assert (report.difference, report.notes, report.size_bytes > 3000) == (0, (), True)
+    assert (lines[0], lines[-1]) == ("reading the file", "measuring its latency")
+
+
+def test_rejection_comes_from_the_process(ask):
+    """The reason is the same as in this process, on one line."""
+    with pytest.raises(Rejected, match=r"^unexpected input 'mask' FP32 \[-1,4\]$"):
+        examine(ask(masked()))
+
+
+def children(parent: int) -> list[int]:
+    """Return the processes that `parent` started and that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        state, ppid = text.rpartition(")")[2].split()[:2]
+        if int(ppid) == parent and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there and not only waits to be counted as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL], ids=lambda number: number.name)
+def test_crash_of_the_process_is_told(ask, number):
+    """A network that ends the process that opens it is refused, with the signal and the step."""
+    before = set(children(os.getpid()))
+
+    def kill(line: str) -> None:
+        if line.startswith("opening"):
+            (child,) = set(children(os.getpid())) - before
+            os.kill(child, number)
+
+    hangs = ask(classifier(), labels=fifo(ask))
+
+    with pytest.raises(Rejected, match=f"'net' ended with {number.name}.*, while it was: opening it"):
+        examine(hangs, progress=kill)
+
+
+def fifo(ask: Callable[..., Question]) -> Path:
+    """Make a label file that nobody ever writes, so that an examination waits for it without end."""
+    path = ask(classifier()).candidate.parent / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+def test_examination_that_hangs_is_ended(ask):
+    """After its time the process is gone, and the message names the step."""
+    before = set(children(os.getpid()))
+
+    with pytest.raises(Rejected, match="'net' was ended after 2 s, while it was: "):
+        examine(ask(classifier(), labels=fifo(ask)), timeout_s=2)
+
+    assert set(children(os.getpid())) <= before
+
+
+def test_process_ends_with_who_asked(ask, tmp_path):
+    """An examination is not left behind when the command that asked is killed."""
+    question = ask(classifier(), labels=fifo(ask))
+    (tmp_path / "question").write_text(question.to_json())
+    program = (
+        "import sys; from ops.examine import *\n"
+        "examine(Question.from_json(open(sys.argv[1]).read()), progress=lambda line: print(line, flush=True))"
+    )
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path / "question"], stdout=subprocess.PIPE, text=True
+    ) as asking:
+        for line in asking.stdout:
+            if line.startswith("opening"):
+                break
+        (examining,) = children(asking.pid)
+        asking.kill()
+
+    deadline = time.monotonic() + DEADLINE_S
+    while is_running(examining) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(examining)
+
+
+def test_missing_package_names_what_installs_it(ask, tmp_path, monkeypatch):
+    """Without `onnx` nothing is rejected: the command fails, and says which extra it needs."""
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "__init__.py").write_text("raise ImportError('not here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    with pytest.raises(CommandFailed, match=r"pip install -e '\.\[publish\]'") as caught:
+        examine(ask(classifier()))
+
+    assert not isinstance(caught.value, Rejected)

@@ -1,0 +1,262 @@
+"""What is read of an ONNX file without running it, and what is refused with which words."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+from ops.onnx_file import (
+    CAPABILITIES,
+    Home,
+    InvalidOnnx,
+    check_external_data,
+    check_homes,
+    describe,
+    homes,
+    read,
+)
+from python_backend.signature import NetworkTensor, Signature
+from tests.networks import OPSET, constant, identity, network, value
+
+WEIGHTS = np.arange(12, dtype=np.float32)
+HOMES = (Home("here", 26, 13), Home("there", 21, 10))
+
+
+def save(folder: Path, model: onnx.ModelProto) -> Path:
+    """Write a network as the only file of a version."""
+    folder.mkdir(exist_ok=True)
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def weighted(**external: str | int) -> onnx.ModelProto:
+    """Build `y = x + w`; `external` says where the 48 bytes of `w` lie."""
+    model = network(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [value("x", "FP32", ["N", 12])],
+        [value("y", "FP32", ["N", 12])],
+        [constant("w", WEIGHTS)],
+    )
+    if external:
+        tensor = model.graph.initializer[0]
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, text in external.items():
+            tensor.external_data.add(key=key, value=str(text))
+    return model
+
+
+def test_signature_is_the_one_that_onnx_runtime_sees(tmp_path):
+    """Names, elements, shapes and what is a weight; a dim without a value is -1."""
+    model = network(
+        [
+            helper.make_node("Mul", ["x", "factor"], ["y"]),
+            helper.make_node("Identity", ["word"], ["said"]),
+            helper.make_node("Identity", ["one"], ["same"]),
+        ],
+        [
+            value("x", "FP16", ["N", 3, None]),
+            value("word", "STRING", [2]),
+            value("one", "INT64", []),
+            value("factor", "FP16", [1]),
+        ],
+        [value("y", "FP16", ["N", 3, None]), value("said", "STRING", [2]), value("same", "INT64", [])],
+        [constant("factor", np.ones(1, np.float16))],
+    )
+    path = save(tmp_path, model)
+
+    file = read(path)
+
+    assert file.signature == Signature.of(onnxruntime.InferenceSession(path))
+    assert file.signature.initializers == {"factor": NetworkTensor("float16", (1,))}
+    assert (file.opset, file.ir_version, file.custom_domains, file.external) == (OPSET, 8, (), ())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (NetworkTensor("float", (-1, 3, 224, 224)), "FP32 [-1,3,224,224]"),
+        (NetworkTensor("string", (1,)), "BYTES [1]"),
+        (NetworkTensor("int64", ()), "INT64 []"),
+    ],
+    ids=["image", "string", "scalar"],
+)
+def test_tensor_is_written_in_tritons_words(tensor, text):
+    """Messages name datatypes as the protocol does."""
+    assert describe(tensor) == text
+
+
+NO_NETWORKS = {
+    "empty": (b"", r"is empty \(0 bytes\)"),
+    "text": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "a text file"),
+    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "truncated, or no ONNX file"),
+    "truncated": (weighted().SerializeToString()[:-20], "truncated"),
+    "cut-at-a-field": (onnx.ModelProto(ir_version=8).SerializeToString(), "no IR version, opset or op"),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), NO_NETWORKS.values(), ids=[*NO_NETWORKS])
+def test_what_is_no_network_is_named(tmp_path, content, reason):
+    """Each kind of wrong file has a message that says what it is."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+
+    with pytest.raises(InvalidOnnx, match=reason):
+        read(path)
+
+
+def test_missing_file_is_told(tmp_path):
+    """A folder without a network is not a crash."""
+    with pytest.raises(InvalidOnnx, match="No such file"):
+        read(tmp_path / "model.onnx")
+
+
+def test_sequence_is_no_tensor(tmp_path):
+    """Triton serves tensors only."""
+    sequence = helper.make_tensor_sequence_value_info("y", onnx.TensorProto.FLOAT, None)
+    model = network(
+        [helper.make_node("SequenceConstruct", ["x"], ["y"])], [value("x", "FP32", [1])], [sequence]
+    )
+
+    with pytest.raises(InvalidOnnx, match="'y' of the network must be a tensor, got sequence"):
+        read(save(tmp_path, model))
+
+
+def lead_out(folder: Path) -> None:
+    """Put a link in the version folder that leads to a file elsewhere."""
+    (folder.parent / "elsewhere.bin").write_bytes(bytes(48))
+    (folder / "w.bin").symlink_to(folder.parent / "elsewhere.bin")
+
+
+def link_folder_out(folder: Path) -> None:
+    """Put a linked folder in the version folder, with the file in it."""
+    (folder.parent / "other").mkdir()
+    (folder.parent / "other" / "w.bin").write_bytes(bytes(48))
+    (folder / "sub").symlink_to(folder.parent / "other")
+
+
+def write(size: int):
+    """Write `w.bin` of so many bytes."""
+    return lambda folder: (folder / "w.bin").write_bytes(bytes(size))
+
+
+MISPLACED = {
+    "parent-folder": ({"location": "../w.bin"}, write(48), "must lie beside the network"),
+    "absolute": ({"location": "/etc/passwd"}, write(48), "must lie beside the network"),
+    "link-out": ({"location": "w.bin"}, lead_out, "a link that leads out"),
+    "linked-folder": ({"location": "sub/w.bin"}, link_folder_out, "a link that leads out"),
+    "missing": ({"location": "w.bin"}, lambda folder: None, "which is not there"),
+    "a-folder": ({"location": "w.bin"}, lambda folder: (folder / "w.bin").mkdir(), "which is not there"),
+    "short": ({"location": "w.bin", "length": 48}, write(47), "must hold 48 bytes for tensor 'w', it has 47"),
+    "short-of-offset": ({"location": "w.bin", "offset": 16, "length": 48}, write(48), "must hold 64 bytes"),
+}
+
+
+@pytest.mark.parametrize(("external", "prepare", "reason"), MISPLACED.values(), ids=[*MISPLACED])
+def test_external_data_is_beside_the_network_and_whole(tmp_path, external, prepare, reason):
+    """Nothing outside the version folder is ever read, and nothing is missing at load."""
+    path = save(tmp_path / "1", weighted(**external))
+    prepare(path.parent)
+
+    with pytest.raises(InvalidOnnx, match=reason):
+        check_external_data(read(path))
+
+
+@pytest.mark.parametrize(
+    "entries", [{"length": 48}, {"location": "w", "offset": "x"}, {"location": "w", "offset": -4}], ids=str
+)
+def test_place_of_external_data_is_told(tmp_path, entries):
+    """A tensor without a location, or with an offset that is none, is refused."""
+    with pytest.raises(InvalidOnnx, match="tensor 'w' does not say where its values lie"):
+        read(save(tmp_path, weighted(**entries)))
+
+
+def test_external_data_is_counted_once(tmp_path):
+    """A file may hold several tensors; a link within the folder, and a linked folder itself, are allowed."""
+    path = save(tmp_path / "real", weighted(location="w.bin", offset=16, length=48))
+    (path.parent / "values").write_bytes(bytes(64))
+    (path.parent / "w.bin").symlink_to("values")
+    (tmp_path / "1").symlink_to("real")
+
+    assert check_external_data(read(tmp_path / "1" / "model.onnx")) == 64
+
+
+@pytest.mark.parametrize(
+    ("opset", "ir_version", "reason"),
+    [
+        (22, 8, "has opset 22, but there takes 21 at most; export it with opset 21$"),
+        (27, 8, "has opset 27, but here takes 26 at most, there takes 21 at most"),
+        (21, 11, "has IR version 11, but there takes 10 at most; export it with IR version 10"),
+        (22, 11, "has opset 22, .*; has IR version 11, "),
+        (6, 8, "has opset 6: ONNX Runtime runs opset 7 and later"),
+    ],
+    ids=["opset-for-one", "opset-for-both", "ir", "both-too-new", "too-old"],
+)
+def test_home_that_cannot_run_it_is_named(tmp_path, opset, ir_version, reason):
+    """A network that one home runs and the other does not is refused before it is published."""
+    model = weighted()
+    model.opset_import[0].version, model.ir_version = opset, ir_version
+
+    with pytest.raises(InvalidOnnx, match=reason):
+        check_homes(read(save(tmp_path, model)), HOMES)
+
+
+def test_network_that_both_homes_run_passes(tmp_path):
+    """The limits themselves are allowed."""
+    model = weighted()
+    model.opset_import[0].version, model.ir_version = 21, 10
+
+    check_homes(read(save(tmp_path, model)), HOMES)
+
+
+def opens(opset: int, ir_version: int) -> bool:
+    """Tell whether the installed ONNX Runtime opens a network of this opset and IR version."""
+    model = helper.make_model(
+        identity("FP32", [1]).graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
+    )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options)
+    except Exception:
+        return False
+    return True
+
+
+def test_table_is_right_for_the_installed_runtime():
+    """ONNX Runtime opens the newest opset and IR version that the table has for it, and no newer ones."""
+    embedded, container = homes()
+
+    assert onnxruntime.__version__.split(".")[1] in embedded.name
+    assert [opens(embedded.opset, 8), opens(embedded.opset + 1, 8)] == [True, False]
+    assert [opens(OPSET, embedded.ir_version), opens(OPSET, embedded.ir_version + 1)] == [True, False]
+    assert (container.opset, container.ir_version) == CAPABILITIES[28]
+
+
+def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
+    """Operators of others are named; those of Microsoft, and of functions in the file itself, are not."""
+    node = [
+        helper.make_node("Wave", ["x"], ["a"], domain="com.example"),
+        helper.make_node("Gelu", ["a"], ["b"], domain="com.microsoft"),
+        helper.make_node("Own", ["b"], ["y"], domain="local"),
+    ]
+    body = [helper.make_node("Identity", ["i"], ["o"])]
+    opsets = [helper.make_opsetid(domain, 1) for domain in ("com.example", "com.microsoft", "local")]
+    own = helper.make_function("local", "Own", ["i"], ["o"], body, [helper.make_opsetid("", OPSET)])
+    graph = helper.make_graph(node, "g", [value("x", "FP32", [1])], [value("y", "FP32", [1])])
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET), *opsets], functions=[own], ir_version=8
+    )
+
+    assert read(save(tmp_path, model)).custom_domains == ("com.example",)
+
+
+def test_unreadable_file_is_told(tmp_path):
+    """A folder in the place of the network is named with the system's reason."""
+    (tmp_path / "model.onnx").mkdir()
+
+    with pytest.raises(InvalidOnnx, match="Is a directory"):
+        read(tmp_path / "model.onnx")
