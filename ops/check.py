@@ -185,6 +185,9 @@ def _look_at(profile: Profile, model: str) -> Iterator[Finding]:
                 yield Finding(verdict, model, what, found)
         except (InvalidConfig, InvalidLabels, OSError) as error:
             yield Finding("fail", model, what, _line(error))
+        except (LookupError, ValueError) as error:  # what protobuf lets pass: a tensor or step without a name
+            found = f"the config is incomplete: {type(error).__name__}: {error}"
+            yield Finding("fail", model, what, found)
 
 
 def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:

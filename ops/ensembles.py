@@ -54,39 +54,56 @@ class Tensor:
         return f"{self.datatype.removeprefix('TYPE_')} [{','.join(map(str, self.dims))}]"
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What the steps of an ensemble give, by name, and what they take: who, its name, and what it must be."""
+
+    given: dict[str, Tensor]
+    taken: list[tuple[str, str, Tensor]]
+
+    def mismatches(self) -> Iterator[str]:
+        """Say what is taken that nothing gives, or that is something else."""
+        for who, name, wanted in self.taken:
+            if name not in self.given:
+                yield f"{who} needs '{name}', which nothing gives"
+            elif not wanted.fits(self.given[name]):
+                yield f"{who} needs '{name}' {wanted}, what is given is {self.given[name]}"
+
+
 def problems(models: Models, name: str) -> Iterator[str]:
     """Say what of the ensemble `name` a server would refuse, or answer wrong."""
-    document = models.documents[name]
-    ensemble = models.config(name, 1)
-    steps = document["ensemble_scheduling"].get("step", ())
+    steps = models.documents[name]["ensemble_scheduling"].get("step", ())
     if not steps:
         yield "has no steps"
-    given = {each.name: Tensor.of(each, ensemble.max_batch_size) for each in ensemble.inputs}
-    taken: list[tuple[str, str, Tensor]] = []
+    ensemble = models.config(name, 1)
+    size = ensemble.max_batch_size
+    flow = Flow({each.name: Tensor.of(each, size) for each in ensemble.inputs}, [])
     for step in steps:
-        who = f"step '{step['model_name']}'"
         refused = list(_unservable(models, name, step))
         yield from refused
-        if refused or step["model_name"] not in models.documents:
-            continue
-        try:
-            config = models.config(step["model_name"], int(step["model_version"]))
-        except InvalidConfig:  # told where the model itself is checked
-            continue
-        yield from _unmapped(who, step, config)
-        if config.max_batch_size < ensemble.max_batch_size:
-            yield f"{who} takes batches of {config.max_batch_size}, the ensemble of {ensemble.max_batch_size}"
-        outputs = _mapped(step.get("output_map", {}), config.outputs, config.max_batch_size)
-        for tensor in outputs.keys() & given.keys():
-            yield f"'{tensor}' is given twice, once by {who}"
-        given |= outputs
-        inputs = _mapped(step.get("input_map", {}), config.inputs, config.max_batch_size)
-        taken += [(who, tensor, wanted) for tensor, wanted in inputs.items()]
-    taken += [
-        ("the ensemble's output", each.name, Tensor.of(each, ensemble.max_batch_size))
-        for each in ensemble.outputs
-    ]
-    yield from _mismatches(taken, given)
+        if not refused and step["model_name"] in models.documents:
+            yield from _step_problems(models, step, size, flow)
+    who = "the ensemble's output"
+    flow.taken.extend((who, each.name, Tensor.of(each, size)) for each in ensemble.outputs)
+    yield from flow.mismatches()
+
+
+def _step_problems(models: Models, step: Mapping[str, Any], size: int, flow: Flow) -> Iterator[str]:
+    """Say what of a step is wrong, and add what it gives and takes to `flow`."""
+    who = f"step '{step['model_name']}'"
+    try:
+        config = models.config(step["model_name"], int(step["model_version"]))
+    except InvalidConfig:  # told where the model itself is checked
+        return
+    yield from _unmapped(who, step, config)
+    if config.max_batch_size < size:
+        yield f"{who} takes batches of {config.max_batch_size}, the ensemble of {size}"
+    outputs = _mapped(step.get("output_map", {}), config.outputs, config.max_batch_size)
+    for tensor in outputs.keys() & flow.given.keys():
+        yield f"'{tensor}' is given twice, once by {who}"
+    flow.given.update(outputs)
+    inputs = _mapped(step.get("input_map", {}), config.inputs, config.max_batch_size)
+    flow.taken.extend((who, tensor, wanted) for tensor, wanted in inputs.items())
 
 
 def _unservable(models: Models, name: str, step: Mapping[str, Any]) -> Iterator[str]:
@@ -116,14 +133,6 @@ def _mapped(
 ) -> dict[str, Tensor]:
     """Return a step's tensors by their names in the ensemble."""
     return {names[each.name]: Tensor.of(each, max_batch_size) for each in tensors if each.name in names}
-
-
-def _mismatches(taken: list[tuple[str, str, Tensor]], given: Mapping[str, Tensor]) -> Iterator[str]:
-    for who, name, wanted in taken:
-        if name not in given:
-            yield f"{who} needs '{name}', which nothing gives"
-        elif not wanted.fits(given[name]):
-            yield f"{who} needs '{name}' {wanted}, what is given is {given[name]}"
 
 
 def fused_problems(models: Models, name: str) -> Iterator[str]:

@@ -162,6 +162,26 @@ def test_own_repository_has_no_failure():
 
 CPU = "whole/configs/cpu.pbtxt"
 FAULTS = {
+    "input-without-name": (
+        edit("net/config.pbtxt", 'name: "x" ', ""),
+        "net, .*the config is incomplete: Key",
+    ),
+    "step-without-name": (
+        edit("whole/config.pbtxt", 'model_name: "pre" ', ""),
+        "whole, .*config is incomplete",
+    ),
+    "route-without-output": (
+        write("route/config.pbtxt", 'backend: "ab_router" ' + ROUTE[ROUTE.index("parameters") :]),
+        "route, .*config is incomplete",
+    ),
+    "route-tensors": (
+        edit("route/config.pbtxt", "dims: [ 4 ]", "dims: [ 5 ]"),
+        r"ab_router: model 'route' names 'whole' for 'scores': expected TYPE_FP32 \[5\], got TYPE_FP32 \[4\]",
+    ),
+    "no-steps": (
+        edit("whole/config.pbtxt", ENSEMBLE.partition("ensemble_scheduling")[2], "{}"),
+        "whole, .*ensemble: has no steps",
+    ),
     "config-text": (edit("net/config.pbtxt", "dims:", "dim:"), 'net, config.pbtxt: .*no field named "dim"'),
     "profile-text": (write(CPU, "{"), "whole, configs/cpu.pbtxt: "),
     "name": (
@@ -284,6 +304,7 @@ FAULTS = {
         edit("net/1/SHA256SUMS", "w.bin", "../2/w.bin"),
         "version 1: '../2/w.bin' is listed in SHA256SUMS, but not there",
     ),
+    "sums-short": (write("net/1/SHA256SUMS", "abc  w.bin"), "'abc  w.bin' is no line of sha256sum"),
     "sums-text": (write("net/1/SHA256SUMS", "oops"), "version 1: SHA256SUMS: 'oops' is no line of sha256sum"),
 }
 

@@ -525,6 +525,20 @@ def test_examination_that_hangs_is_ended(ask):
     assert set(children(os.getpid())) <= before
 
 
+def test_process_is_not_waited_for_when_who_asked_gives_up(ask):
+    """Ctrl-C during an examination that hangs ends both."""
+    before = set(children(os.getpid()))
+
+    def interrupt(line: str) -> None:
+        if line.startswith("opening"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        examine(ask(classifier(), labels=fifo(ask)), timeout_s=DEADLINE_S, progress=interrupt)
+
+    assert set(children(os.getpid())) <= before
+
+
 def test_process_ends_with_who_asked(ask, tmp_path):
     """An examination is not left behind when the command that asked is killed."""
     question = ask(classifier(), labels=fifo(ask))
@@ -546,7 +560,22 @@ def test_process_ends_with_who_asked(ask, tmp_path):
     deadline = time.monotonic() + DEADLINE_S
     while is_running(examining) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not is_running(examining)
+    is_left = is_running(examining)
+    if is_left:
+        os.kill(examining, signal.SIGKILL)
+    assert not is_left
+
+
+def test_fault_of_the_examination_is_not_the_networks(ask):
+    """An exception that nobody expects is told with its last line, and rejects nothing."""
+    question = ask(classifier(), document=config(output=[{"data_type": "TYPE_FP32"}]))
+
+    with pytest.raises(
+        CommandFailed, match=r"failed \(status 1\), while it was: .*KeyError: 'name'"
+    ) as caught:
+        examine(question)
+
+    assert not isinstance(caught.value, Rejected)
 
 
 def test_missing_package_names_what_installs_it(ask, tmp_path, monkeypatch):
