@@ -163,14 +163,14 @@ def fused_problems(models: Models, name: str) -> Iterator[str]:
 
 
 def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSpec, ...]) -> Iterator[str]:
-    """Compare one tensor with another; the name counts only where clients see it."""
+    """Compare one tensor with another; only the name of what it takes counts."""
     if len(wanted) != 1 or not given:
         yield f"{who} {len(wanted)} tensors, expected one"
         return
     ours, theirs = (
         f"{each.datatype.removeprefix('TYPE_')} {list(each.dims)}" for each in (wanted[0], given[0])
     )
-    if who.startswith("it "):
+    if who == "it takes":
         ours, theirs = f"'{wanted[0].name}' {ours}", f"'{given[0].name}' {theirs}"
     if ours != theirs:
         yield f"{who} {ours}, what is given is {theirs}"

@@ -13,7 +13,8 @@ from msgspec.structs import replace as struct_replace
 
 from clients.samples import SAMPLES
 from ops import onnx_file
-from ops.cli import WrongUsage
+from ops.check import check
+from ops.cli import CommandFailed, WrongUsage
 from ops.examine import Question, Report, examine
 from ops.onnx_file import describe
 from ops.publish import candidate
@@ -21,9 +22,8 @@ from ops.publish.actions import Action, Install, Serve, Site, Warm
 from ops.publish.configs import Addition, Names, Tensor
 from ops.publish.engine import begin, carry_out, working
 from ops.run_dir import ServerRecord
-from python_backend.errors import InvalidConfig
-from python_backend.model_config import ModelConfig, read_pbtxt
-from python_backend.preprocess_settings import PRESETS, PreprocessSettings
+from python_backend.model_config import read_pbtxt
+from python_backend.preprocess_settings import PRESETS
 from python_backend.routing import Route, Salts, Variant, format_route
 from python_backend.signature import NetworkTensor
 
@@ -151,7 +151,7 @@ def _stage(wish: Wish, names: Names, user: str, site: Site) -> Report:
         append_softmax(version / "model.onnx", wish.output)
     addition = _describe(version / "model.onnx", wish, names)
     _write(new, addition, wish)
-    _check_preprocess(new / names.preprocess)
+    _check(new)
     site.report(f"{wish.source.name}: staged as '{names.network}', with its preprocessing and route")
     measured = examine(_question(new, names, wish), progress=site.report)
     for note in measured.notes:
@@ -278,11 +278,10 @@ def _write(new: Path, addition: Addition, wish: Wish) -> None:
     (new / f"{names.route}.route.json").write_bytes(format_route(route))
 
 
-def _check_preprocess(folder: Path) -> None:
-    try:
-        PreprocessSettings.from_config(ModelConfig.from_file(folder, 1))
-    except InvalidConfig as error:
-        raise WrongUsage(f"the preset does not fit the network: {error}") from None
+def _check(new: Path) -> None:
+    """Look at what is staged as `nereid check` does at a repository."""
+    if failures := [finding for finding in check(new) if finding.verdict == "fail"]:
+        raise CommandFailed("; ".join(f"{each.model}, {each.what}: {each.found}" for each in failures))
 
 
 def _question(new: Path, names: Names, wish: Wish) -> Question:

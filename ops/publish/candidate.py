@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ops import onnx_file
+from ops.check import SUMS
 from ops.cli import CommandFailed, WrongUsage
 
-SUMS = "SHA256SUMS"
 LABELS = "labels.txt"
 
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ops.check import SUMS
 from ops.control import Control
-from ops.publish.candidate import SUMS, digest
+from ops.publish.candidate import digest
 from ops.publish.publisher import Network, find_network
 from ops.repository import versions_there
 from ops.route.target import find_routes, look

@@ -272,7 +272,7 @@ FAULTS = {
     ),
     "fused-output": (
         edit(CPU, "dims: [ 4 ]", "dims: [ 5 ]"),
-        r"fused: it answers 'scores' FP32 \[5\], what is",
+        r"fused: it answers FP32 \[5\], what is",
     ),
     "preprocess": (
         edit("pre/config.pbtxt", "efficientnet_lite", "resnet"),
