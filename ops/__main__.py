@@ -26,6 +26,7 @@ for command in (
     publish_commands.rollback,
     publish_commands.retire,
     publish_commands.versions,
+    publish_commands.watch,
 ):
     app.command()(command)
 

@@ -21,6 +21,10 @@ LOCK_S = 5.0
 Line = TypeVar("Line", bound=msgspec.Struct)
 
 
+class Held(CommandFailed):
+    """Another one holds the lock of a file."""
+
+
 def read(path: Path, kind: type[Line]) -> tuple[Line, ...]:
     """Return the lines, oldest first; those that are damaged are left out."""
     try:
@@ -38,14 +42,14 @@ def locked(path: Path, who: str, wait_s: float = LOCK_S) -> Iterator[BinaryIO]:
         who: what else may hold it, for the message.
 
     Raises:
-        CommandFailed: another one has been writing for `wait_s`.
+        Held: another one has been writing for `wait_s`.
         OSError: the file cannot be written.
     """
     with path.open("a+b") as file:
         deadline = time.monotonic() + wait_s
         while not _lock(file):
             if time.monotonic() > deadline:
-                raise CommandFailed(f"another `{who}` holds '{path}'; mend: try again when it is done")
+                raise Held(f"another `{who}` holds '{path}'; mend: try again when it is done")
             time.sleep(0.02)
         yield file
 

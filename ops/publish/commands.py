@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="A network, or a route or pinned model in front of it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+Weight = Annotated[float, typer.Option(help="What its variant gets at once; 0: only who asks for it.", min=0)]
+AcceptChange = Annotated[
+    bool, typer.Option("--accept-change", help="Other answers than the current version's are meant.")
+]
+Tolerance = Annotated[
+    float, typer.Option(help="How far answers may differ, as a share of the largest.", min=0)
+]
+MaxSlowdown = Annotated[
+    float, typer.Option(help="How many times the current version's time it may take.", min=0)
+]
+MaxMemory = Annotated[float, typer.Option(help="How many times its memory it may take.", min=0)]
 
 
 def add(
@@ -52,19 +63,11 @@ def publish(
     source: Annotated[
         Path, typer.Argument(help="An ONNX file, or a folder with it and its data.", metavar="NEW.onnx|DIR")
     ],
-    weight: Annotated[
-        float, typer.Option(help="What its variant gets at once; 0: only who asks for it.", min=0)
-    ] = 0,
-    accept_change: Annotated[
-        bool, typer.Option("--accept-change", help="Other answers than the current version's are meant.")
-    ] = False,
-    tolerance: Annotated[
-        float, typer.Option(help="How far answers may differ, as a share of the largest.", min=0)
-    ] = 0.05,
-    max_slowdown: Annotated[
-        float, typer.Option(help="How many times the current version's time it may take.", min=0)
-    ] = 1.5,
-    max_memory: Annotated[float, typer.Option(help="How many times its memory it may take.", min=0)] = 1.5,
+    weight: Weight = 0,
+    accept_change: AcceptChange = False,
+    tolerance: Tolerance = 0.05,
+    max_slowdown: MaxSlowdown = 1.5,
+    max_memory: MaxMemory = 1.5,
     against: Annotated[
         int, typer.Option(help="The current version.", show_default="that of the default variant", min=0)
     ] = 0,
@@ -136,6 +139,50 @@ def versions(
             print(json.dumps({"model": name, "versions": [asdict(each) for each in found]}))
         else:
             view.print_versions(found)
+
+
+def watch(
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(help="The folder; it must not be in the repository.", metavar="DIR")
+    ],
+    model: Annotated[
+        str, typer.Option(help="What all that appears is for.", show_default="what its name says")
+    ] = "",
+    settle_s: Annotated[
+        float, typer.Option(help="Seconds for which a file must not change, to be complete.", min=0.1)
+    ] = 2.0,
+    poll: Annotated[
+        bool, typer.Option("--poll", help="Ask the filesystem for changes rather than be told.")
+    ] = False,
+    weight: Weight = 0,
+    accept_change: AcceptChange = False,
+    tolerance: Tolerance = 0.05,
+    max_slowdown: MaxSlowdown = 1.5,
+    max_memory: MaxMemory = 1.5,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Publish every complete ONNX file, or folder with one, that appears in DIR, until Ctrl-C.
+
+    `classify.onnx`, or `classify@monday.onnx`, becomes the next version of `classify`. What was published
+    moves to DIR/published, what was rejected to DIR/rejected, with its reason; links stay.
+    """
+    with reporting():
+        from ops import watch as watching
+        from ops.publish.publisher import Gates
+
+        watching.check(folder, repository, model)
+        gates = Gates(
+            tolerance=tolerance,
+            is_change_accepted=accept_change,
+            most_slowdown=max_slowdown,
+            most_memory=max_memory,
+        )
+        publishing = watching.publication(
+            repository, lambda: find_server(context, repository), gates, weight, _tell
+        )
+        terms = f"{model} {tolerance} {accept_change} {max_slowdown} {max_memory}"
+        watching.watch(folder, publishing, settle_s=settle_s, model=model, terms=terms, is_polling=poll)
 
 
 def _served(record: "ServerRecord | None") -> str:
