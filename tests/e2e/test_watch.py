@@ -1,0 +1,158 @@
+"""`nereid watch` beside the real server: what is dropped is served, or lies aside with its reason."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ops import run_dir
+from ops.run_dir import ServerRecord
+from tests.networks import ask
+from tests.routes import (
+    NETWORK,
+    WATCHDOG_S,
+    X,
+    adding,
+    document,
+    serve_routes,
+    store_adding,
+    store_router,
+    variant,
+    wait_until,
+)
+
+pytestmark = pytest.mark.slow
+
+POLICY = "version_policy { specific { versions: [ 1 ] } }\n"
+SETTLE_S = 0.6
+
+
+class Watch:
+    """A running `nereid watch` of a folder: what it has said so far."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+        self.folder, self.process = folder, process
+        self.said: list[str] = []
+        self.told: list[str] = []
+        for stream, lines in ((process.stdout, self.said), (process.stderr, self.told)):
+            threading.Thread(target=lambda s=stream, t=lines: t.extend(s), daemon=True).start()
+
+    def wait(self, *starts: str) -> None:
+        """Wait until it has said lines that begin like this, and no more."""
+        wait_until(lambda: len(self.said) >= len(starts), f"{starts}: {self.said} {self.told}")
+        assert [said[: len(start)] for said, start in zip(self.said, starts, strict=True)] == [*starts]
+
+
+@contextmanager
+def watching(folder: Path, environment: dict[str, str], *words: str) -> Iterator[Watch]:
+    """Run `nereid watch` on a folder; it must end in order."""
+    command = [sys.executable, "-m", "ops", "watch", str(folder), "--settle-s", str(SETTLE_S), *words]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            watch = Watch(folder, process)
+            wait_until(lambda: any(line.startswith("watching ") for line in watch.told), "to be watched")
+            yield watch
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WATCHDOG_S) == 0
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A served repository with a network `net` and a route `route` to it, and an empty drop folder."""
+    repository, folder = tmp_path / "repository", tmp_path / "drop"
+    repository.mkdir()
+    folder.mkdir()
+    store_adding(repository, "net", 1, config=NETWORK + POLICY)
+    store_router(repository, "route")
+    route = document(variant("v1", "net", 1))
+    (repository / "route.route.json").write_text(json.dumps(route))
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "NEREID_REPOSITORY": str(repository)}
+    with (
+        run_dir.occupy(run_dir.root(environment), repository) as own,
+        serve_routes(repository, own) as served,
+    ):
+        options = served.server.options
+        record = ServerRecord(
+            served.server.pid, options.host, options.ports, str(repository), options.profile, options.token
+        )
+        run_dir.write(own, record)
+        yield served, folder, environment
+
+
+def added(served, version: int) -> float:
+    """Return what a version of the network adds to its input."""
+    return float(ask(served.server, "net", {"x": X}, model_version=str(version))["scores"][0, 0] - X[0, 0])
+
+
+def replaced(path: Path, content: bytes) -> None:
+    """Write a file under a name that is ignored, and give it its own at once."""
+    new = path.with_name(f".{path.name}")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
+    """Slow pieces become the next version; a bad file lies aside; a swapped link is yet another version."""
+    served, folder, environment = site
+    (tmp_path / "five").write_bytes(adding(5).SerializeToString())
+    (tmp_path / "six").write_bytes(adding(6).SerializeToString())
+    content = adding(4).SerializeToString()
+    pace = threading.Event()
+
+    with watching(folder, environment, "--accept-change", "--max-slowdown", "100") as watch:
+        with (folder / "route@monday.onnx").open("wb", buffering=0) as file:
+            for begin in range(0, len(content), len(content) // 8):
+                file.write(content[begin : begin + len(content) // 8])
+                pace.wait(SETTLE_S / 3)
+        first = "route@monday.onnx: published as version 2 of 'net'"
+        watch.wait(first)
+        assert added(served, 2) == 4
+
+        replaced(folder / "net.onnx", content[: len(content) // 2])
+        bad = "net.onnx: rejected: "
+        watch.wait(first, bad)
+
+        (folder / "net@link.onnx").symlink_to(tmp_path / "five")
+        second = "net@link.onnx: published as version 3 of 'net'"
+        watch.wait(first, bad, second)
+        (folder / ".new").symlink_to(tmp_path / "six")
+        (folder / ".new").replace(folder / "net@link.onnx")
+        third = "net@link.onnx: published as version 4 of 'net'"
+        watch.wait(first, bad, second, third)
+
+    assert [added(served, version) for version in (1, 2, 3, 4)] == [1, 4, 5, 6]
+    assert served.ask("route").added == 1
+    assert (folder / "published" / "route@monday-v2.onnx").read_bytes() == content
+    ((reason,), (rejected,)) = ([*folder.glob(f"rejected/net-{end}")] for end in ("*.txt", "*Z.onnx"))
+    assert watch.said[1] == f"net.onnx: rejected: {reason.read_text()}"
+    assert rejected.read_bytes() == content[: len(content) // 2]
+
+
+def test_killed_while_it_publishes_publishes_once(site):
+    """The next watcher makes the publication good, and finds that it is that of the file."""
+    served, folder, environment = site
+    (folder / "net.onnx").write_bytes(adding(4).SerializeToString())
+    options = ("--accept-change", "--max-slowdown", "100", "--poll")
+    command = [sys.executable, "-m", "ops", "watch", str(folder), "--settle-s", str(SETTLE_S), *options]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        # Its first action is done then, and more are to come.
+        assert any(line == "net/2: in the repository\n" for line in process.stderr)
+        process.kill()
+
+    with watching(folder, environment, *options) as watch:
+        watch.wait("net.onnx: published as version 2 of 'net'")
+
+    assert added(served, 2) == 4
+    assert [path.name for path in folder.glob("published/*")] == ["net-v2.onnx"]
+    assert not (served.repository / "net" / "3").exists()
