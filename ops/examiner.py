@@ -390,7 +390,7 @@ def check_answers(
     for sample in samples:
         answers = network.answer(sample)
         check_finite(answers, sample.name)
-        notes += notes_of_answers(network.config, answers)
+        notes += notes_of_answers(question, network.config, answers)
         for name, before in current.answer(sample).items() if current else ():
             changes.append((difference(before, answers[name]), sample.name, name, before, answers[name]))
     if not changes:
@@ -415,11 +415,12 @@ def check_finite(answers: Arrays, sample: str) -> None:
             raise Rejected(f"output '{name}' is not finite on {sample}: {bad:,} of {array.size:,} values")
 
 
-def notes_of_answers(config: ModelConfig, answers: Arrays) -> Iterator[str]:
-    """Say so if an output with labels does not hold probabilities."""
+def notes_of_answers(question: Question, config: ModelConfig, answers: Arrays) -> Iterator[str]:
+    """Say so if the scores, an output of images or one with labels, are no probabilities."""
     for entry in config.document.get("output", ()):
         scores = answers[entry["name"]]
-        if not entry.get("label_filename") or scores.dtype.kind != "f":
+        is_score = question.preprocess or entry.get("label_filename")
+        if not is_score or scores.dtype.kind != "f":
             continue
         total = float(scores.sum(dtype=np.float64)) / (len(scores) if config.max_batch_size else 1)
         if abs(total - 1) > PROBABILITY_SLACK or scores.min() < 0:

@@ -24,6 +24,7 @@ from typing import Annotated, BinaryIO
 from msgspec import Meta, Struct
 
 from ops import json_lines
+from ops.check import SUMS
 from ops.cli import CommandFailed, WrongUsage
 from ops.control import NotReached
 from ops.publish import candidate, publisher
@@ -504,7 +505,7 @@ def _digest(path: Path) -> str:
 
 def _digests_below(path: Path) -> set[str]:
     files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    return {candidate.digest(each) for each in files if each.name != candidate.SUMS}
+    return {candidate.digest(each) for each in files if each.name != SUMS}
 
 
 def _sum(digests: Mapping[str, str]) -> str:

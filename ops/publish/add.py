@@ -5,11 +5,11 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace as struct_replace
+from msgspec.structs import replace as with_fields
 
 from clients.samples import SAMPLES
 from ops import onnx_file
@@ -98,7 +98,7 @@ def add(
         except BaseException as error:
             log.write("undone", operation, str(error))
             raise
-        carry_out(log, struct_replace(operation, actions=_actions(names)), site)
+        carry_out(log, with_fields(operation, actions=_actions(names)), site)
         models = (names.network, names.preprocess, names.pinned, names.route)
         return Added(wish.name, models, measured, time.monotonic() - start)
 
@@ -148,7 +148,7 @@ def _stage(wish: Wish, names: Names, user: str, site: Site) -> Report:
     version = new / names.network / "1"
     candidate.stage(wish.source, version, "model.onnx")
     if wish.with_softmax:
-        append_softmax(version / "model.onnx", wish.output)
+        wish = replace(wish, output=append_softmax(version / "model.onnx", wish.output))
     addition = _describe(version / "model.onnx", wish, names)
     _write(new, addition, wish)
     _check(new)
@@ -225,8 +225,8 @@ def _check_batch(side: str, name: str, tensor: NetworkTensor) -> None:
         )
 
 
-def append_softmax(path: Path, output: str = "") -> None:
-    """Append a softmax over the last dim to an ONNX file's output, which gets a new name.
+def append_softmax(path: Path, output: str = "") -> str:
+    """Append a softmax over the last dim to an ONNX file's output; returns the output's new name.
 
     Raises:
         WrongUsage: the file has several outputs, and `output` names none of them.
@@ -246,6 +246,7 @@ def append_softmax(path: Path, output: str = "") -> None:
     model.graph.node.append(helper.make_node("Softmax", [logits.name], [name], axis=-1))
     logits.name = name
     onnx.save(model, path)
+    return name
 
 
 def _names(values: Sequence[Any]) -> str:

@@ -1,0 +1,237 @@
+"""What `nereid add` writes, and the files and wishes that it refuses, without a server."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from ops.check import check
+from ops.cli import CommandFailed, WrongUsage
+from ops.publish.add import Wish, add, append_softmax
+from ops.repository import Pin, configs, hidden_models, pins
+from python_backend.model_config import ModelConfig
+from python_backend.routing import parse_route
+from tests.networks import constant, network, run, value
+from tests.publishing import contents
+
+CLASSES, SIDE = 5, 32
+FLOATS = ("FP32", ["N", 3, SIDE, SIDE])
+
+
+def classifier(datatype="FP32", shape=FLOATS[1], outputs=("logits",), classes=CLASSES) -> onnx.ModelProto:
+    """Build a network that averages the pixels of each channel and draws class scores from them."""
+    is_last = shape[-1] == 3
+    axes = [1, 2] if is_last else [2, 3]
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["floats"], ["means"], axes=axes, keepdims=0),
+    ]
+    nodes += [helper.make_node("MatMul", ["means", "weights"], [name]) for name in outputs]
+    weights = np.linspace(-1, 1, 3 * classes, dtype=np.float32).reshape(3, classes)
+    return network(
+        nodes,
+        [value("images", datatype, shape)],
+        [value(name, "FP32", [shape[0], classes]) for name in outputs],
+        [constant("weights", weights)],
+    )
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A network of 32 x 32 pixels and five classes, as a file."""
+    path = tmp_path / "new.onnx"
+    onnx.save(classifier(), path)
+    return path
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """Where it is to be added; there is no such folder yet."""
+    return tmp_path / "models"
+
+
+def wish(file, **more) -> Wish:
+    """Wish for a model `small` with the preset of ImageNet."""
+    return Wish(file, **{"name": "small", "preset": "imagenet", **more})
+
+
+def test_added_model_has_all_its_parts(repository, file, tmp_path):
+    """Route, pinned model, preprocessing and network line up in every profile, and have their checksums."""
+    labels = tmp_path / "labels.txt"
+    labels.write_text("a\nb\nc\nd\ne\n")
+
+    done = add(repository, wish(file, labels=labels), None)
+
+    assert done.models == ("small_network", "small_preprocess", "small_v1", "small")
+    assert [each for each in check(repository) if each.verdict != "ok"] == []
+    assert pins(repository) == [Pin("small_v1", "small_network", 1, "small_preprocess", 1)]
+    assert hidden_models(repository, "cpu") == {"small_network", "small_preprocess"}
+    on_gpu = {
+        name: each.get("instance_group", [{}])[0].get("kind")
+        for name, each in configs(repository, "gpu").items()
+    }
+    assert on_gpu == {
+        "small": "KIND_CPU",
+        "small_network": "KIND_GPU",
+        "small_preprocess": "KIND_GPU",
+        "small_v1": None,
+    }
+    route = parse_route((repository / "small.route.json").read_bytes())
+    assert [(v.name, v.model, v.version, v.weight) for v in route.variants] == [("v1", "small_v1", 1, 100)]
+    config = ModelConfig.from_file(repository / "small_network", 1)
+    sizes = [int(each["batch_size"]) for each in config.document["model_warmup"]]
+    assert sizes == list(range(1, config.max_batch_size + 1))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "size", "dims", "layout"),
+    [
+        ("FP32", ["N", 3, SIDE, SIDE], 0, (3, SIDE, SIDE), "NCHW"),
+        ("UINT8", ["N", SIDE, SIDE, 3], 0, (SIDE, SIDE, 3), "NHWC"),
+        ("FP16", ["N", 3, "H", "W"], 48, (3, 48, 48), "NCHW"),
+        ("FP32", ["N", 3, 40, SIDE], 0, (3, 40, SIDE), "NCHW"),
+    ],
+    ids=["channels-first", "channels-last-uint8", "any-size-fp16", "oblong"],
+)
+def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, size, dims, layout):
+    """Datatype, layout and size of the preprocessing's output are those of the network's input."""
+    onnx.save(classifier(datatype, shape), tmp_path / "new.onnx")
+
+    add(repository, wish(tmp_path / "new.onnx", size_px=size), None)
+
+    config = ModelConfig.from_file(repository / "small_preprocess", 1)
+    (output,) = config.outputs
+    assert (output.name, output.datatype, output.dims) == ("images", f"TYPE_{datatype}", dims)
+    assert config.parameters.get("layout", "NCHW") == layout
+    # ImageNet's 256 for 224, in proportion.
+    assert config.parameters["resize_shorter_px"] == str(
+        round(256 * max(dims[:2] if layout == "NHWC" else dims[1:]) / 224)
+    )
+
+
+def test_softmax_makes_probabilities_of_logits(file, tmp_path):
+    """The appended operator gives exp(x) / sum(exp(x)) of what the file gave, under a new name."""
+    logits = run(file, {"images": np.full((2, 3, SIDE, SIDE), 2, np.float32)})["logits"]
+
+    append_softmax(file)
+
+    (outputs,) = run(file, {"images": np.full((2, 3, SIDE, SIDE), 2, np.float32)}).values()
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-6)
+
+
+def test_softmax_is_called_for(repository, file):
+    """Logits are told of, unless a softmax is appended."""
+    assert "--softmax appends" in add(repository, wish(file), None).report.notes[0]
+    assert add(repository, wish(file, name="other", with_softmax=True), None).report.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        (classifier(), {"name": "a b"}, r"a name has letters, digits, '\.', '_' and '-', got 'a b'"),
+        (classifier(), {"preset": "vgg"}, r"preset must be one of imagenet, .*, got 'vgg'"),
+        (classifier(), {"profiles": ("tpu",)}, r"profile must be one of cpu, gpu, got 'tpu'"),
+        (classifier(), {"size_px": 64}, r"input 'images': expected 32 x 32 pixels, got --size 64"),
+        (
+            classifier(shape=["N", 3, "H", "W"]),
+            {},
+            r"input 'images' is FP32 \[-1,3,-1,-1\]; mend: say with --size",
+        ),
+        (
+            classifier(shape=[1, 3, SIDE, SIDE]),
+            {},
+            r"input 'images' is FP32 \[1,3,32,32\]: expected -1 first, .*dynamic_axes",
+        ),
+        (
+            classifier(shape=["N", 4, SIDE, SIDE]),
+            {},
+            r"expected FP32, FP16 or UINT8 \[-1,3,height,width\] or .*, got FP32 \[-1,4,32,32\]",
+        ),
+        (classifier("INT64"), {}, r"expected FP32, FP16 or UINT8 .*, got INT64 \[-1,3,32,32\]"),
+        (classifier(outputs=("a", "b")), {}, r"say with --output which one gives the scores: a, b"),
+        (classifier(), {"output": "other"}, r"say with --output which one gives the scores: logits"),
+    ],
+    ids=[
+        "name",
+        "preset",
+        "profile",
+        "size",
+        "no-size",
+        "batch-of-one",
+        "channels",
+        "datatype",
+        "outputs",
+        "no-output",
+    ],
+)
+def test_wish_that_does_not_fit_is_refused(repository, tmp_path, model, more, message):
+    """The message says what was expected and what came, and there is no trace in the repository."""
+    onnx.save(model, tmp_path / "new.onnx")
+
+    with pytest.raises(WrongUsage, match=message):
+        add(repository, wish(tmp_path / "new.onnx", **more), None)
+
+    assert not repository.exists() or contents(repository) == {}
+
+
+def test_one_of_several_outputs_can_be_chosen(repository, tmp_path):
+    """The network keeps its other outputs to itself."""
+    onnx.save(classifier(outputs=("a", "b")), tmp_path / "new.onnx")
+
+    add(repository, wish(tmp_path / "new.onnx", output="b", with_softmax=True), None)
+
+    config = ModelConfig.from_file(repository / "small_network", 1)
+    assert [tensor.name for tensor in config.outputs] == ["probabilities"]
+
+
+def test_labels_of_another_number_are_refused(repository, file, tmp_path):
+    """Four labels for five classes is a mistake, and leaves nothing behind."""
+    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
+
+    with pytest.raises(CommandFailed, match=r"labels.txt has 4 labels, output 'logits' has 5 classes"):
+        add(repository, wish(file, labels=tmp_path / "labels.txt"), None)
+
+    assert contents(repository) == {}
+
+
+def test_name_that_is_taken_is_refused(repository, file):
+    """What is there stays, and the message names both ways on."""
+    add(repository, wish(file), None)
+    before = contents(repository)
+
+    with pytest.raises(
+        WrongUsage, match=r"has a model 'small' already; mend: nereid publish small .* or another --name"
+    ):
+        add(repository, wish(file), None)
+
+    assert contents(repository) == before
+
+
+def test_only_the_wanted_hardware_gets_configs(repository, file):
+    """`--profile cpu` writes nothing for a GPU, and the other way round."""
+    add(repository, wish(file, profiles=("cpu",)), None)
+    add(repository, wish(file, name="other", profiles=("gpu",)), None)
+
+    written = {str(path.relative_to(repository)) for path in repository.glob("*/configs/*")}
+    assert written == {
+        "small_v1/configs/cpu.pbtxt",
+        "other_network/configs/gpu.pbtxt",
+        "other_preprocess/configs/gpu.pbtxt",
+    }
+
+
+def test_external_data_comes_along(repository, tmp_path):
+    """Weights in a file of their own are copied, and listed in the checksums."""
+    model = classifier()
+    (weights,) = model.graph.initializer
+    weights.CopyFrom(numpy_helper.from_array(np.ones((3, CLASSES), np.float32), "weights"))
+    folder = tmp_path / "new"
+    folder.mkdir()
+    onnx.save(model, folder / "net.onnx", save_as_external_data=True, location="net.data", size_threshold=0)
+
+    add(repository, wish(folder), None)
+
+    version = repository / "small_network" / "1"
+    assert {path.name for path in version.iterdir()} == {"model.onnx", "net.data", "SHA256SUMS"}
+    assert "  net.data\n" in (version / "SHA256SUMS").read_text()
