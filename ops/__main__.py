@@ -48,10 +48,24 @@ def serve(
         int, typer.Option(help="Metrics port; 0 for any free one.", min=0, max=65535)
     ] = 8002,
     model_control_mode: Annotated[ControlMode, typer.Option(help="Who loads models, and when.")] = "explicit",
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port for /livez, /readyz and the supervisor's /metrics; 0 for any free one.",
+            min=0,
+            max=65535,
+            show_default="none",
+        ),
+    ] = None,
+    drain_s: Annotated[
+        float,
+        typer.Option(help="Seconds to serve on after SIGTERM, while /readyz already says no.", min=0),
+    ] = 0.0,
 ) -> None:
     """Serve a model repository until Ctrl-C.
 
     When every model answers, the ports are printed as one JSON line on stdout; the log goes to stderr.
+    Stub processes that die or hang are replaced, and so is the server.
     """
     from ops import serve as server
 
@@ -64,7 +78,7 @@ def serve(
     except ValueError as error:
         fail(str(error), WRONG_USAGE)
     try:
-        server.serve(options, os.environ)
+        server.serve(options, os.environ, health_port, drain_s)
     except ServerError as error:
         fail(str(error), FAILED)
 

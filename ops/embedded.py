@@ -42,7 +42,7 @@ ADMIN_APIS = ("model-repository", "shared-memory", "trace", "logging")
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
 INSTALL = "pip install -e '.[embedded,cpu]'"
 TOKEN_HEADER = "nereid-token"
-STOP_TIMEOUT_S = 40.0
+STOP_TIMEOUT_S, STOP_LOOK_S = 40.0, 0.25
 # A tensor of one image is 0.6 MB. By default glibc hands such a buffer back to the kernel after every
 # request and pays page faults for the next: about 0.3 ms of CPU per image in the ensemble (by hand, /proc).
 KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
@@ -197,6 +197,7 @@ class EmbeddedServer:
         run_dir: a folder of this server's own; the backend directory is assembled in it.
         inherited: the environment to start from.
         log: called with every line of the server's log that is worth showing.
+        models: what is loaded at start in the explicit mode; None for all that the profile serves.
     """
 
     def __init__(
@@ -205,11 +206,13 @@ class EmbeddedServer:
         run_dir: Path,
         inherited: Mapping[str, str],
         log: Callable[[str], None] = lambda line: None,
+        models: Sequence[str] | None = None,
     ) -> None:
         self.options = options
         self.log = ServerLog(log)
         self._run_dir = run_dir
         self._inherited = inherited
+        self._models = models
         # By its name the server is told from another one that took the same port in between.
         self._id = f"nereid-{secrets.token_hex(8)}"
         self._process: subprocess.Popen[str] | None = None
@@ -245,7 +248,7 @@ class EmbeddedServer:
         _check_ports(self.options)
         backends = assemble_backends(wheel, self._run_dir / "backends")
         self._process = subprocess.Popen(
-            command(self.options, wheel, backends, self._id, _models_to_load(self.options)),
+            command(self.options, wheel, backends, self._id, self._wanted()),
             env=environment(wheel, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
@@ -269,7 +272,7 @@ class EmbeddedServer:
         for path, body, expected in [
             ("/v2", None, f'"name":"{self._id}"'),
             ("/v2/health/ready", None, ""),
-            *_probes(self.options),
+            *((infer_path(name), COFFEE.read_bytes(), "") for name in self._image_models()),
         ]:
             while (refusal := self._ask(path, body, expected)) is not None:
                 self._raise_if_ended()
@@ -288,15 +291,29 @@ class EmbeddedServer:
         assert self._process is not None, "the server was not started"
         return self._process.wait()
 
-    def stop(self) -> None:
-        """End the process group: Triton gets `STOP_TIMEOUT_S` to finish its requests, then all are killed."""
+    def probe(self, model: str, timeout_s: float) -> str | None:
+        """Ask a model to classify an image; returns None if it does, else what came instead."""
+        return self._ask(infer_path(model), COFFEE.read_bytes(), "", timeout_s)
+
+    def probe_server(self, timeout_s: float) -> str | None:
+        """Ask the server whether it is ready; returns None if it is, else what came instead."""
+        return self._ask("/v2/health/ready", None, "", timeout_s)
+
+    def stop(self, is_done: Callable[[], bool] = lambda: False) -> None:
+        """End the process group: Triton gets `STOP_TIMEOUT_S` to finish its requests, then all are killed.
+
+        Args:
+            is_done: asked from time to time; true ends the waiting.
+        """
         if self._process is None:
             return
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         try:
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGTERM)
+            while self._process.poll() is None and time.monotonic() < deadline and not is_done():
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(STOP_TIMEOUT_S)
+                    self._process.wait(STOP_LOOK_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -308,9 +325,16 @@ class EmbeddedServer:
             self._drain_log()
             raise ServerError(self.log.reason())
 
-    def _ask(self, path: str, body: bytes | None, expected: str) -> str | None:
+    def _wanted(self) -> Sequence[str]:
+        return _models_to_load(self.options) if self._models is None else self._models
+
+    def _image_models(self) -> list[str]:
+        wanted = self._wanted()
+        return [name for name in image_models(self.options) if "*" in wanted or name in wanted]
+
+    def _ask(self, path: str, body: bytes | None, expected: str, timeout_s: float = 30.0) -> str | None:
         """Return None if the server answers 200 with `expected` in it, else what it said instead."""
-        connection = http.client.HTTPConnection(self.options.host, self.options.ports.http, timeout=30)
+        connection = http.client.HTTPConnection(self.options.host, self.options.ports.http, timeout=timeout_s)
         try:
             headers = {"Inference-Header-Content-Length": "0"} if body else {}
             connection.request("POST" if body else "GET", path, body, headers)
@@ -369,17 +393,20 @@ def _models_to_load(options: ServerOptions) -> list[str]:
         return ["*"]
 
 
-def _probes(options: ServerOptions) -> Sequence[tuple[str, bytes, str]]:
-    """Return one inference per model whose only input is an encoded `image`: path, body, expected words."""
-    body = COFFEE.read_bytes()
-    wanted = _models_to_load(options)
-    probes = []
-    with contextlib.suppress(InvalidConfig):  # Triton says it better, and ends
+def image_models(options: ServerOptions) -> list[str]:
+    """Return the models on disk whose only input is an encoded `image`."""
+    found = []
+    with contextlib.suppress(InvalidConfig, OSError):  # Triton says it better, and ends
         for name, config in repository.configs(options.repository, options.profile).items():
             tensors = [(each["name"], each["data_type"]) for each in config.get("input", ())]
-            if tensors == [("image", "TYPE_STRING")] and (wanted == ["*"] or name in wanted):
-                probes.append((f"/v2/models/{name}/infer", body, ""))
-    return probes
+            if tensors == [("image", "TYPE_STRING")]:
+                found.append(name)
+    return found
+
+
+def infer_path(model: str) -> str:
+    """Return where a model is asked over HTTP."""
+    return f"/v2/models/{model}/infer"
 
 
 def _end_with_parent(parent: int) -> None:

@@ -23,7 +23,10 @@ SERVER_FILE = "server.json"
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """A running server: where it listens, what it serves, and the token of its administrative APIs."""
+    """A running server: where it listens, what it serves, and the token of its administrative APIs.
+
+    `health_port` is that of its supervisor, 0 if it has none.
+    """
 
     pid: int
     host: str
@@ -31,6 +34,7 @@ class ServerRecord:
     repository: str
     profile: str
     token: str
+    health_port: int = 0
 
     def url(self, protocol: str) -> str:
         """Return HOST:PORT for `http` or `grpc`."""

@@ -1,16 +1,20 @@
-"""`nereid serve`: the embedded server in the foreground, until a signal or its own end."""
+"""`nereid serve`: the embedded server in the foreground, supervised, until a signal."""
 
 import contextlib
 import json
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ops import health as health_page
 from ops import run_dir
+from ops.back_off import BackOff
 from ops.embedded import (
     DEFAULT_PROFILE,
     PLAIN_PROFILE,
@@ -19,40 +23,141 @@ from ops.embedded import (
     ServerError,
     ServerOptions,
     free_ports,
+    why_unusable,
 )
+from ops.health import Health
 from ops.repository import describe_threads, thread_budget
+from ops.supervisor import Supervisor
 from python_backend.errors import InvalidConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+RESTART_DELAYS_S, CALM_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
+# A killed server's ports are free at once, one that was asked to end keeps them for about 3 s.
+PORTS_FREE_S = 10.0
 
 
 class _Stopped(BaseException):
     """A signal asked the server to stop."""
 
 
-def serve(options: ServerOptions, environment: Mapping[str, str]) -> None:
+class _Signals:
+    """Turns the first two signals into `_Stopped`, wherever the main thread is, and counts them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for each in SIGNALS:
+            signal.signal(each, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.count += 1
+        if self.count > 1:
+            for each in SIGNALS:
+                signal.signal(each, signal.SIG_IGN)
+        raise _Stopped
+
+
+def serve(
+    options: ServerOptions,
+    environment: Mapping[str, str],
+    health_port: int | None = None,
+    drain_s: float = 0.0,
+) -> None:
     """Serve until SIGINT or SIGTERM; prints the ports as one JSON line on stdout once ready.
 
-    A second signal ends the server at once instead of waiting for its requests.
+    A stub that dies is replaced, and so is the server. A second signal ends it at once instead of waiting
+    for its requests.
+
+    Args:
+        options: what to serve, and where.
+        environment: of this process.
+        health_port: where the supervisor tells what it knows; 0 for any free port, None for nowhere.
+        drain_s: how long to serve on after the first signal, while `/readyz` already says no.
 
     Raises:
-        ServerError: the server cannot start, a model failed to load, or it ended by itself.
+        ServerError: the server cannot start, or a model failed to load.
     """
-    options = replace(options, ports=_with_free_ports(options), token=secrets.token_urlsafe(24))
-    for each in SIGNALS:
-        signal.signal(each, _stop)
+    signals, health = _Signals(), Health()
+    options = replace(options, token=secrets.token_urlsafe(24))
     try:
-        with (
-            run_dir.occupy(run_dir.root(environment), options.repository) as folder,
-            EmbeddedServer(options, folder, environment, _log) as server,
-        ):
-            _log_threads(options)
-            run_dir.write(folder, _record(server))
-            print(json.dumps(asdict(options.ports)), flush=True)
-            status = server.wait()
-        raise ServerError(f"tritonserver ended by itself with status {status}\n{server.log.reason()}")
+        with contextlib.ExitStack() as stack:
+            port = 0
+            if health_port is not None:
+                port = stack.enter_context(health_page.serve(health, options.host, health_port))
+            options = replace(options, ports=_with_free_ports(options))
+            folder = stack.enter_context(run_dir.occupy(run_dir.root(environment), options.repository))
+            _Service(options, folder, environment, health, port, drain_s, signals).run()
     except _Stopped:
         _log("stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """One supervised server after the other, on the same ports."""
+
+    options: ServerOptions
+    folder: Path
+    environment: Mapping[str, str]
+    health: Health
+    health_port: int
+    drain_s: float
+    signals: _Signals
+
+    def run(self) -> NoReturn:
+        began_s, ready = time.monotonic(), None
+        with EmbeddedServer(self.options, self.folder, self.environment, _log) as server:
+            _log_threads(self.options)
+            ready, reason = self._watch(server, is_first=True)
+        back_off = BackOff(RESTART_DELAYS_S, CALM_S)
+        while True:
+            pause_s = back_off.next_s(time.monotonic() - began_s)
+            _log(f"supervisor: {reason}; tritonserver is started again in {pause_s:g} s")
+            self.health.enter(health_page.RESTARTING, reason.splitlines()[0])
+            time.sleep(pause_s)
+            _wait_for_ports(self.options)
+            began_s = time.monotonic()
+            server = EmbeddedServer(self.options, self.folder, self.environment, _log, ready)
+            try:
+                with server:
+                    self.health.restarted()
+                    _log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
+                    ready, reason = self._watch(server, is_first=False)
+            except ServerError as error:
+                reason = f"tritonserver cannot be started: {error}"
+
+    def _watch(self, server: EmbeddedServer, is_first: bool) -> tuple[list[str] | None, str]:
+        """Look after a server until it has ended; returns what was ready last, and why it ended."""
+        options, port = self.options, self.health_port
+        record = run_dir.ServerRecord(
+            server.pid,
+            options.host,
+            options.ports,
+            str(options.repository),
+            options.profile,
+            options.token,
+            port,
+        )
+        supervisor = Supervisor(server, record, self.health, _log)
+        try:
+            with supervisor:
+                self.health.enter(health_page.RUNNING)
+                run_dir.write(self.folder, record)
+                if is_first:
+                    print(json.dumps(asdict(options.ports) | ({"health": port} if port else {})), flush=True)
+                self._wait(supervisor)
+        except _Stopped:
+            server.stop(lambda: self.signals.count > 1 or supervisor.is_emptied())
+            raise
+        reason = supervisor.restart_reason or f"tritonserver ended by itself with status {server.poll()}"
+        server.stop(supervisor.is_emptied)
+        return None if supervisor.ready is None else sorted(supervisor.ready), reason
+
+    def _wait(self, supervisor: Supervisor) -> None:
+        try:
+            supervisor.wait()
+        except _Stopped:
+            self.health.enter(health_page.STOPPING)
+            time.sleep(self.drain_s)
+            raise
 
 
 def check_options(options: ServerOptions) -> None:
@@ -75,11 +180,13 @@ def _with_free_ports(options: ServerOptions) -> Ports:
     return Ports(**{name: port or next(free) for name, port in asked.items()})
 
 
-def _record(server: EmbeddedServer) -> run_dir.ServerRecord:
-    options = server.options
-    return run_dir.ServerRecord(
-        server.pid, options.host, options.ports, str(options.repository), options.profile, options.token
-    )
+def _wait_for_ports(options: ServerOptions) -> None:
+    """Wait until the ports of the server before are free; whoever starts the next says if they are not."""
+    deadline = time.monotonic() + PORTS_FREE_S
+    while time.monotonic() < deadline:
+        if not any(why_unusable(options.host, port) for port in asdict(options.ports).values()):
+            return
+        time.sleep(0.1)
 
 
 def _log_threads(options: ServerOptions) -> None:
@@ -92,15 +199,3 @@ def _log(line: str) -> None:
     # A reader that went away must not stop the server: Triton blocks when nobody takes its log.
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    for each in SIGNALS:
-        signal.signal(each, _stop_now)
-    raise _Stopped
-
-
-def _stop_now(number: int, frame: FrameType | None) -> NoReturn:
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
-    raise _Stopped

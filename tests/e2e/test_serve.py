@@ -133,15 +133,6 @@ def test_killed_nereid_takes_the_server_along(serving):
     wait_until(lambda: group_members(leader) == [])
 
 
-def test_dead_server_is_an_error(serving):
-    """A server that ends by itself makes `nereid serve` end with 1 and say so; no stub outlives it."""
-    leader = run_dir.find(run_dir.root(serving.environment), REPOSITORY).pid
-    os.kill(leader, signal.SIGKILL)
-
-    assert (serving.process.wait(STOP_S), group_members(leader)) == (1, [])
-    assert "tritonserver ended by itself with status -9" in serving.log.read_text()
-
-
 def test_one_bad_image_does_not_stop_the_others(serving, tmp_path):
     """Each bad file is reported on stderr with its reason; the rest is answered; the exit code is 1."""
     (tmp_path / "photos").mkdir()

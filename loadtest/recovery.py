@@ -1,0 +1,231 @@
+"""How long a service is away when a process of it is killed under load, while `nereid serve` looks after it.
+
+In every round a fresh `nereid serve` loses one stub of each model, one after the other, then `tritonserver`.
+Callers ask the model in question over HTTP and gRPC all the time. A request that was in the killed process
+may never be answered (Triton 24.10), so what counts is from when on all new requests succeed.
+
+    python -m loadtest.recovery [--rounds 3]
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clients.classifier import Classifier, ClassifierError, Protocol
+from clients.samples import COFFEE
+from loadtest import record
+from ops import embedded, run_dir, stubs
+
+CONCURRENCY = 4
+PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
+PUBLIC_NAME, SERVER = "classify", "tritonserver"
+# A caller's patience with one request, and its pause after a failure.
+TIMEOUT_S, PAUSE_S = 5.0, 0.05
+# All is well after so long without a failed request.
+CALM_S, WATCHDOG_S = 4.0, 120.0
+BEFORE_S = 1.0
+GOALS_S = {"stub": 3.0, SERVER: 15.0}
+HEADINGS = (
+    "killed",
+    "back after (median)",
+    "worst",
+    "failed requests (median)",
+    "of them unanswered",
+    "goal",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """When a request was sent and ended (monotonic seconds), and whether and how it failed."""
+
+    begin_s: float
+    end_s: float
+    failure: str
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether nothing came until the caller gave up."""
+        return bool(self.failure) and self.end_s - self.begin_s >= TIMEOUT_S * 0.9
+
+
+class Load:
+    """Callers of one model, each with its own connection, for as long as the context lasts."""
+
+    def __init__(self, server: run_dir.ServerRecord, model: str) -> None:
+        self.requests: list[Request] = []
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._call, args=[server, PROTOCOLS[number % 2], model])
+            for number in range(CONCURRENCY)
+        ]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def is_calm(self, since_s: float) -> bool:
+        """Tell whether nothing failed of late, and something succeeded."""
+        now = time.monotonic()
+        recent = [each for each in list(self.requests) if each.end_s > now - CALM_S]
+        return now - since_s > CALM_S and bool(recent) and not any(each.failure for each in recent)
+
+    def _call(self, server: run_dir.ServerRecord, protocol: Protocol, model: str) -> None:
+        photo = COFFEE.read_bytes()
+        failure = ""
+        while not self._over.is_set():
+            # A new connection after each failure: an old one of gRPC waits for seconds before it tries again.
+            with Classifier(server.url(protocol), protocol, model, TIMEOUT_S) as classifier:
+                while not self._over.is_set() and not failure:
+                    begin_s = time.monotonic()
+                    try:
+                        classifier.classify(photo)
+                    except ClassifierError as error:
+                        failure = str(error) or type(error).__name__
+                    self.requests.append(Request(begin_s, time.monotonic(), failure))
+            failure = ""
+            self._over.wait(PAUSE_S)
+
+
+@contextlib.contextmanager
+def _served(repository: Path, folder: Path) -> Iterator[tuple[run_dir.ServerRecord, dict[str, str]]]:
+    """Run `nereid serve`; gives its record, and the environment in which it is found."""
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    ports = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
+    words = [sys.executable, "-m", "ops", "serve", "--repository", str(repository), *ports]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise SystemExit((folder / "log").read_text()[-2000:])
+        yield _find(environment, repository), environment
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _find(environment: Mapping[str, str], repository: Path) -> run_dir.ServerRecord:
+    found = run_dir.find(run_dir.root(environment), repository)
+    assert found is not None, "nereid serve is running"
+    return found
+
+
+def _is_ready(server: run_dir.ServerRecord) -> bool:
+    with contextlib.suppress(OSError):
+        url = f"http://{server.host}:{server.health_port}/readyz"
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            return bool(answer.status == 200)
+    return False
+
+
+def _lose(server: run_dir.ServerRecord, model: str, pid: int) -> list[Request]:
+    """Kill a process while a model is asked; returns the requests that ended after."""
+    with Load(server, model) as load:
+        time.sleep(BEFORE_S)
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        while not (load.is_calm(killed_s) and _is_ready(server)):
+            if time.monotonic() - killed_s > WATCHDOG_S:
+                raise SystemExit(f"'{model}' is not back {WATCHDOG_S:.0f} s after a process of it was killed")
+            time.sleep(0.1)
+    return [
+        Request(each.begin_s - killed_s, each.end_s - killed_s, each.failure)
+        for each in load.requests
+        if each.end_s > killed_s
+    ]
+
+
+def back_after_s(requests: list[Request]) -> float:
+    """Return how long after the kill the last request was answered with an error, or sent in vain."""
+    failed = [each for each in requests if each.failure]
+    return max((max(0.0, each.begin_s) if each.is_unanswered else each.end_s for each in failed), default=0.0)
+
+
+def summarise(outcomes: Mapping[str, list[list[Request]]]) -> list[dict[str, Any]]:
+    """Return a row for each killed process, from the requests of each round."""
+    rows = []
+    for killed, rounds in outcomes.items():
+        back = [back_after_s(each) for each in rounds]
+        rows.append(
+            {
+                "killed": killed,
+                "median": round(statistics.median(back), 2),
+                "min": round(min(back), 2),
+                "max": round(max(back), 2),
+                "failed": statistics.median(sum(bool(one.failure) for one in each) for each in rounds),
+                "unanswered": statistics.median(sum(one.is_unanswered for one in each) for each in rounds),
+                "goal": GOALS_S[SERVER if killed == SERVER else "stub"],
+            }
+        )
+    return rows
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Return a row as text, for the table and the page alike."""
+    killed = SERVER if row["killed"] == SERVER else f"a stub of `{row['killed']}`"
+    seconds = [f"{row[name]:.1f} s" for name in ("median", "max")]
+    return [killed, *seconds, f"{row['failed']:g}", f"{row['unanswered']:g}", f"{row['goal']:g} s"]
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Render the rows as the page's table; a test compares the two."""
+    return record.markdown(HEADINGS, map(cells, rows))
+
+
+def _measure_round(repository: Path, folder: Path, outcomes: dict[str, list[list[Request]]]) -> None:
+    folder.mkdir()
+    with _served(repository, folder) as (server, environment):
+        for model in sorted({stub.model for stub in stubs.find(server.pid, repository)}):
+            victim = next(stub for stub in stubs.find(server.pid, repository) if stub.model == model)
+            outcomes[model].append(_lose(server, model, victim.process.pid))
+        outcomes[SERVER].append(_lose(server, PUBLIC_NAME, _find(environment, repository).pid))
+
+
+def main() -> int:
+    """Measure, print, record; exit status 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    args = parser.parse_args()
+    if args.record and not record.is_committed():
+        parser.error(record.UNCOMMITTED)
+    outcomes: dict[str, list[list[Request]]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as scratch:
+        repository = shutil.copytree(embedded.REPOSITORY, Path(scratch) / "repository")
+        for number in range(args.rounds):
+            _measure_round(repository, Path(scratch) / str(number), outcomes)
+            print(json.dumps({name: round(back_after_s(each[-1]), 2) for name, each in outcomes.items()}))
+    rows = summarise(outcomes)
+    record.show(HEADINGS, ((cells(row), row) for row in rows))
+    if args.record:
+        record.write(args.record, {"concurrency": CONCURRENCY, "rounds": args.rounds, "rows": rows})
+    missed = [row for row in rows if row["max"] > row["goal"]]
+    for row in missed:
+        print(f"goal missed: {row['killed']} was back after {row['max']} s", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""The stub processes of a server: one for each instance of a Python-based backend.
+
+Triton 24.10 never looks after a stub that was killed: the process stays as a zombie below `tritonserver`,
+and requests to its instance fail. A stub that Triton itself ends is collected within milliseconds, so
+being a zombie for longer is what tells the one from the other.
+"""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ZOMBIE, STOPPED = "Z", "T"
+PROC = Path("/proc")
+# Where the stub's command line has what: the path of its model.py, and the name of its instance.
+MODEL_PATH, INSTANCE = 1, 8
+NOT_HEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")
+# Triton collects a stub that it ended itself within a tenth of this.
+DEAD_AFTER_S = 0.1
+# Both verdicts lie within so many seconds: long enough for a probe to meet one of many instances twice.
+VERDICTS_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process for as long as it lives: its pid, and its start in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """The process of one instance of one version of a model."""
+
+    process: Process
+    model: str
+    version: int
+    instance: str
+
+    @property
+    def slot(self) -> tuple[str, int, str]:
+        """What only one stub in use can be at a time."""
+        return self.model, self.version, self.instance
+
+
+class Roster:
+    """Which stubs there are, and which of them have died, as one look after the other shows."""
+
+    def __init__(self) -> None:
+        self._known: dict[Process, Stub] = {}
+        self._zombies: dict[Process, float] = {}
+
+    @property
+    def processes(self) -> list[Process]:
+        """All that were there at the last look."""
+        return list(self._known)
+
+    def look(self, living: Collection[Stub], states: Mapping[Process, str], now_s: float) -> list[Stub]:
+        """Take what a look has shown and return the stubs that have died and were not replaced.
+
+        Args:
+            living: stubs, whether known before or not; not all must be given each time.
+            states: the kernel's letter for each process of these and of `processes` that is still there.
+            now_s: the time of the look.
+        """
+        self._known |= {stub.process: stub for stub in living}
+        # Whoever is gone was collected by Triton, which ended it.
+        self._known = {process: stub for process, stub in self._known.items() if process in states}
+        self._zombies = {
+            process: self._zombies.get(process, now_s) for process in self._known if states[process] == ZOMBIE
+        }
+        return [
+            self._known[process]
+            for process, since_s in self._zombies.items()
+            if now_s - since_s >= DEAD_AFTER_S and not self._is_replaced(self._known[process])
+        ]
+
+    def in_use(self, instance: str) -> list[Stub]:
+        """Return the youngest stub of each version that has an instance of this name."""
+        named = [stub for stub in self._known.values() if stub.instance == instance]
+        return [stub for stub in named if not self._is_replaced(stub)]
+
+    def instances(self, processes: Collection[Process]) -> set[str]:
+        """Return the instances whose stubs in use are among some processes."""
+        found = [self._known[each] for each in processes if each in self._known]
+        return {stub.instance for stub in found if not self._is_replaced(stub)}
+
+    def of(self, model: str, versions: Collection[int]) -> list[Stub]:
+        """Return all stubs of some versions of a model, dead ones included."""
+        return [stub for stub in self._known.values() if stub.model == model and stub.version in versions]
+
+    def _is_replaced(self, stub: Stub) -> bool:
+        return any(
+            other.slot == stub.slot
+            and other.process not in self._zombies
+            and (other.process.started, other.process.pid) > (stub.process.started, stub.process.pid)
+            for other in self._known.values()
+        )
+
+
+class Verdicts:
+    """Counts how often Triton called an instance unhealthy: once may be a pause of the machine, twice not."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, list[float]] = {}
+
+    def add(self, instance: str, now_s: float) -> bool:
+        """Count one verdict; returns whether the instance is dead by it."""
+        recent = [then for then in self._since.get(instance, ()) if now_s - then < VERDICTS_WITHIN_S]
+        self._since[instance] = [*recent, now_s]
+        return bool(recent)
+
+    def clear(self, instance: str) -> None:
+        """Forget an instance, since it was repaired."""
+        self._since.pop(instance, None)
+
+
+def unhealthy_instance(failure: str) -> str:
+    """Return the instance whose stub Triton found dead, from its message; empty if it says something else."""
+    found = NOT_HEALTHY.search(failure)
+    return found[1] if found else ""
+
+
+def find(leader: int, repository: Path, proc: Path = PROC) -> list[Stub]:
+    """Return the living stubs among the children of `tritonserver`, of models of `repository`."""
+    found = []
+    for folder in proc.iterdir():
+        if not folder.name.isdigit():
+            continue
+        status = _status(folder)
+        if status and status[1] == leader and status[0] != ZOMBIE:
+            process = Process(int(folder.name), status[2])
+            found += list(_stub(process, repository, folder))
+    return found
+
+
+def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, str]:
+    """Return the kernel's letter for the state of each process that is still there."""
+    found = {}
+    for process in processes:
+        status = _status(proc / str(process.pid))
+        if status and status[2] == process.started:
+            found[process] = status[0]
+    return found
+
+
+def touch(folder: Path) -> bool:
+    """Make a version's files newer, so that Triton loads it again; returns whether that was allowed."""
+    paths = [folder, *folder.rglob("*")]
+    times = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime_ns)
+    # Triton looks whether anything is newer than the newest was, which may lie in the future.
+    newer = max([time.time_ns(), *(each + 1_000_000 for each in times)])
+    is_touched = False
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.utime(path, ns=(newer, newer))
+            is_touched = True
+    return is_touched
+
+
+def _stub(process: Process, repository: Path, folder: Path) -> Iterator[Stub]:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        model, version, *_ = Path(words[MODEL_PATH]).relative_to(repository).parts
+        yield Stub(process, model, int(version), words[INSTANCE])
+
+
+def _status(folder: Path) -> tuple[str, int, int] | None:
+    """Return a process's state, parent, and start in clock ticks."""
+    try:
+        # The name, in brackets, may hold anything.
+        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], int(fields[1]), int(fields[19])

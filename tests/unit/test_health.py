@@ -1,0 +1,200 @@
+"""What the health port answers, with a clock of the test's own."""
+
+import http.client
+import json
+import socket
+
+import pytest
+
+from ops import health as pages
+from ops import metrics_page
+from ops.embedded import ServerError
+from ops.health import Health
+
+DEAD = "Stub process 'eyes_0_0' is not healthy."
+
+
+class Clock:
+    """A clock that is set by hand; in seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    """A clock that stands still."""
+    return Clock()
+
+
+@pytest.fixture
+def health(clock):
+    """A running server with two models that have classified an image just now."""
+    health = Health(clock, lambda: 1.5e9)
+    health.enter(pages.RUNNING)
+    health.asked(None, ["eyes", "route"])
+    for model in ("eyes", "route"):
+        health.probed(model, None, clock.now_s)
+    return health
+
+
+def body(health: Health, path: str) -> tuple[int, dict]:
+    """Return a page's status and its JSON."""
+    status, content_type, text = pages.answer(health, path)
+    assert content_type == "application/json"
+    return int(status), json.loads(text)
+
+
+def test_ready_when_every_model_has_answered(health):
+    """All probes succeeded: 200."""
+    assert body(health, "/readyz") == (200, {"ready": True})
+    assert body(health, "/livez") == (200, {"live": True})
+
+
+def test_failing_model_is_named_with_its_reason(health, clock):
+    """One model without an answer makes the whole not ready, and the next answer makes it ready again."""
+    health.probed("eyes", DEAD, clock.now_s)
+    broken = body(health, "/readyz")
+    health.probed("eyes", None, clock.now_s)
+
+    assert broken == (503, {"ready": False, "models": {"eyes": DEAD}})
+    assert body(health, "/readyz") == (200, {"ready": True})
+
+
+def test_outcome_of_an_older_probe_says_nothing(health, clock):
+    """A probe that began before the repair and fails after it does not count against the new stub."""
+    health.probed("eyes", None, clock.now_s + 2)
+    health.probed("eyes", DEAD, clock.now_s + 1)
+
+    assert body(health, "/readyz") == (200, {"ready": True})
+    assert 'probe_failures_total{model="eyes"} 1' in health.metrics()
+
+
+def test_dead_process_counts_before_any_probe_meets_it(health):
+    """A stub that is known to be dead makes its model not ready, although another instance may answer."""
+    health.looked({"eyes": "the process of 'eyes_0_0' is dead"})
+    dead = body(health, "/readyz")
+    health.looked({})
+
+    assert dead == (503, {"ready": False, "models": {"eyes": "the process of 'eyes_0_0' is dead"}})
+    assert body(health, "/readyz") == (200, {"ready": True})
+
+
+def test_old_answers_do_not_count(health, clock):
+    """Probes that never come back make the server not ready, and no looks at all make it not live."""
+    clock.now_s += pages.FRESH_S + 1
+    status, told = body(health, "/readyz")
+    assert (status, set(told["models"])) == (503, {"eyes", "route"})
+
+    clock.now_s += pages.ALIVE_S
+    assert body(health, "/livez") == (503, {"live": False})
+
+
+def test_unloaded_model_is_not_missed(health):
+    """What is no longer served on purpose does not keep the rest from being ready."""
+    health.probed("eyes", DEAD, 1000.0)
+    health.asked(None, ["route"])
+
+    assert body(health, "/readyz") == (200, {"ready": True})
+
+
+def test_repository_without_image_models_is_ready_by_the_server_alone(health):
+    """Triton's own readiness stands in where nothing takes an image."""
+    health.asked("400", [])
+    refused = body(health, "/readyz")
+    health.asked(None, [])
+
+    assert refused == (503, {"ready": False, "server": "400"})
+    assert body(health, "/readyz") == (200, {"ready": True})
+
+
+def test_restarting_server_is_live_and_not_ready(health, clock):
+    """While tritonserver is started again nobody should send requests, nor kill `nereid serve`."""
+    health.enter(pages.RESTARTING, "status -9")
+    clock.now_s += 1000
+
+    assert body(health, "/readyz") == (503, {"ready": False, "server": "restarting: status -9"})
+    assert body(health, "/livez") == (200, {"live": True})
+    assert "server_up_since_seconds 0\n" in health.metrics()
+
+
+def test_nothing_follows_stopping(health):
+    """A server that is told to stop never becomes ready again."""
+    health.enter(pages.STOPPING)
+    health.enter(pages.RUNNING)
+
+    assert body(health, "/readyz") == (503, {"ready": False, "server": "stopping"})
+
+
+def test_metrics_count_what_was_done(health):
+    """Every family is there with its kind, and labels are written as Prometheus reads them."""
+    health.repaired("eyes", "pid")
+    health.repaired('a"b\\', "probe")
+    health.repair_failed("eyes")
+    health.restarted()
+
+    page = health.metrics()
+
+    assert page.splitlines()[:4] == [
+        "# HELP nereid_supervisor_repairs_total Loads of a model whose stub was found dead.",
+        "# TYPE nereid_supervisor_repairs_total counter",
+        r'nereid_supervisor_repairs_total{model="a\"b\\",cause="probe"} 1',
+        'nereid_supervisor_repairs_total{model="eyes",cause="pid"} 1',
+    ]
+    samples = {(each.name, each.labels.get("model", "")): each.value for each in metrics_page.parse(page)}
+    assert samples["nereid_supervisor_restarts_total", ""] == 1
+    assert samples["nereid_supervisor_repair_failures_total", "eyes"] == 1
+    assert samples["nereid_supervisor_ready", ""] == 1
+    assert samples["nereid_supervisor_server_up_since_seconds", ""] == 1.5e9
+
+
+def test_every_family_is_there_from_the_start():
+    """A dashboard finds each name before anything has happened."""
+    page = Health().metrics()
+
+    for name, (kind, _) in pages.METRICS.items():
+        assert f"# TYPE {pages.PREFIX}{name} {kind}\n" in page
+    assert "nereid_supervisor_restarts_total 0\n" in page
+    assert "nereid_supervisor_ready 0\n" in page
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/livez", 200),
+        ("GET", "/readyz?verbose", 200),
+        ("GET", "/metrics", 200),
+        ("GET", "/", 404),
+        ("POST", "/readyz", 405),
+        ("HEAD", "/livez", 405),
+        ("DELETE", "/nothing", 405),
+    ],
+)
+def test_port_answers(health, method, path, status):
+    """Three pages, for GET only."""
+    with pages.serve(health, "127.0.0.1", 0) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request(method, path)
+        response = connection.getresponse()
+        response.read()
+        connection.close()
+
+    assert response.status == status
+
+
+def test_taken_port_is_an_error(health):
+    """The message names the port and the option."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        with (
+            pytest.raises(ServerError, match=f"health port {port} .* cannot be used: .*--health-port"),
+            pages.serve(health, "127.0.0.1", port),
+        ):
+            pass

@@ -1,0 +1,156 @@
+"""Which stub is dead, from what the processes show."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ops import stubs
+from ops.stubs import DEAD_AFTER_S, Process, Roster, Stub, Verdicts
+
+FIRST = Stub(Process(10, 100), "model", 1, "model_0_0")
+SECOND = Stub(Process(11, 101), "model", 1, "model_0_1")
+REPLACEMENT = replace(FIRST, process=Process(12, 500))
+OTHER_VERSION = replace(FIRST, process=Process(13, 600), version=2)
+LIVES, ENDED = "S", "Z"
+LATER_S = DEAD_AFTER_S
+
+
+def looked(*looks: dict[Stub, str]) -> list[Stub]:
+    """Return what the last of some looks calls dead; each has the state of all stubs that are still there."""
+    roster, dead = Roster(), []
+    for number, look in enumerate(looks):
+        living = [stub for stub, state in look.items() if state != ENDED]
+        states = {stub.process: state for stub, state in look.items()}
+        dead = roster.look(living, states, number * LATER_S)
+    return dead
+
+
+@pytest.mark.parametrize(
+    ("looks", "dead"),
+    [
+        ([{}], []),
+        ([{FIRST: LIVES}, {FIRST: LIVES}], []),
+        ([{FIRST: LIVES}, {FIRST: ENDED}], []),
+        ([{FIRST: LIVES, SECOND: LIVES}, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
+        ([{FIRST: LIVES}, {}, {}], []),
+        ([{FIRST: LIVES}, {FIRST: ENDED}, {}], []),
+        ([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, REPLACEMENT: LIVES}], []),
+        ([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}], [FIRST]),
+        (
+            [{FIRST: LIVES}, {FIRST: ENDED, REPLACEMENT: LIVES}, *[{FIRST: ENDED, REPLACEMENT: ENDED}] * 2],
+            [FIRST, REPLACEMENT],
+        ),
+        ([{FIRST: LIVES}, {FIRST: "T"}, {FIRST: "T"}], []),
+    ],
+    ids=[
+        "nothing there",
+        "lives",
+        "ended a moment ago",
+        "ended and still there",
+        "collected by Triton",
+        "collected late",
+        "replaced",
+        "not replaced by another version",
+        "its replacement has died, too",
+        "stopped",
+    ],
+)
+def test_dead_is_who_ended_uncollected_and_unreplaced(looks, dead):
+    """A zombie that stays, whose place nobody has taken, is a dead stub; whatever Triton ended is none."""
+    assert looked(*looks) == dead
+
+
+def test_stubs_in_use_are_the_youngest_of_each_version():
+    """An instance's name is shared by versions, and by old stubs that Triton has not ended yet."""
+    roster = Roster()
+    all_of_them = [FIRST, SECOND, REPLACEMENT, OTHER_VERSION]
+    roster.look(all_of_them, {stub.process: LIVES for stub in all_of_them}, 0)
+
+    assert roster.in_use("model_0_0") == [REPLACEMENT, OTHER_VERSION]
+    assert roster.instances([FIRST.process, SECOND.process]) == {"model_0_1"}
+    assert roster.of("model", [2]) == [OTHER_VERSION]
+
+
+def test_second_verdict_within_a_while_is_final():
+    """One unhealthy answer may be a pause of the machine; the next one is not, unless it comes long after."""
+    verdicts = Verdicts()
+
+    told = [verdicts.add("model_0_0", now_s) for now_s in (0, 40, 45)]
+    verdicts.clear("model_0_0")
+
+    assert (told, verdicts.add("model_0_0", 46)) == ([False, False, True], False)
+
+
+@pytest.mark.parametrize(
+    ("failure", "instance"),
+    [
+        ("""500 {"error":"Stub process 'a_b_0_1' is not healthy."}""", "a_b_0_1"),
+        ("""503 {"error":"unavailable: Stub process 'eyes_0_0' is not healthy."}""", "eyes_0_0"),
+        ("503 overloaded: 64 requests", ""),
+        ("", ""),
+    ],
+    ids=["of the model", "through a route", "something else", "no failure"],
+)
+def test_unhealthy_instance_is_named_by_the_message(failure, instance):
+    """Triton's words name the instance, also behind those of a route."""
+    assert stubs.unhealthy_instance(failure) == instance
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """Return a function that adds a process to a /proc of the test's own."""
+
+    def add(pid: int, parent: int, state: str = LIVES, started: int = 7, words: tuple[str, ...] = ()) -> Path:
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        between = " ".join(["0"] * 17)
+        (folder / "stat").write_text(f"{pid} (a ) (name) {state} {parent} {between} {started} 0 0\n")
+        (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+        return tmp_path
+
+    return add
+
+
+def command(path: str, instance: str) -> tuple[str, ...]:
+    """Return a stub's command line as Triton 24.10 writes it."""
+    return ("/b/stub", path, "region", "1048576", "1048576", "1", "/b/python", "336", instance, "/b/fused")
+
+
+def test_stubs_are_the_living_children_with_a_model_of_the_repository(proc):
+    """Model, version and instance are read from the command line; what is no stub of ours is left out."""
+    proc(2, parent=1, words=command("/r/eyes/3/model.py", "eyes_0_1"))
+    proc(3, parent=9, words=command("/r/eyes/3/model.py", "eyes_0_0"))
+    proc(4, parent=1, state=ENDED)
+    proc(5, parent=1, words=command("/elsewhere/eyes/3/model.py", "eyes_0_0"))
+    proc(6, parent=1, words=("sh",))
+    folder = proc(7, parent=1, words=command("/r/eyes/model.py", "eyes_0_0"))
+    (folder / "self").mkdir()
+
+    assert stubs.find(1, Path("/r"), folder) == [Stub(Process(2, 7), "eyes", 3, "eyes_0_1")]
+
+
+def test_state_is_that_of_the_same_process_only(proc):
+    """A pid that somebody else has got meanwhile is not the process it was."""
+    folder = proc(2, parent=1, state="T", started=7)
+
+    states = stubs.states([Process(2, 7), Process(2, 6), Process(3, 7)], folder)
+
+    assert states == {Process(2, 7): "T"}
+
+
+def test_touched_version_is_newer_than_anything_in_it(tmp_path):
+    """Triton compares with the newest time it has seen, which may lie in the future."""
+    future_ns = time.time_ns() + 3600 * 10**9
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "model.onnx").touch()
+    (tmp_path / "broken link").symlink_to("nowhere")
+    os.utime(tmp_path / "deep" / "model.onnx", ns=(future_ns, future_ns))
+
+    is_touched = stubs.touch(tmp_path)
+
+    times = {path.stat().st_mtime_ns for path in (tmp_path, tmp_path / "deep", tmp_path / "deep/model.onnx")}
+    assert (is_touched, min(times) > future_ns) == (True, True)
+    assert not stubs.touch(tmp_path / "not there")
