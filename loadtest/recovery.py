@@ -1,8 +1,8 @@
 """How long a service is away when a process of it is killed under load, while `nereid serve` looks after it.
 
 In every round a fresh `nereid serve` loses one stub of each model, one after the other, then `tritonserver`.
-Callers ask the model in question over HTTP and gRPC all the time. A request that was in the killed process
-may never be answered (Triton 24.10), so what counts is from when on all new requests succeed.
+Callers ask the model in question over HTTP and gRPC, together well below what it can do. A request that was
+in the killed process may never be answered (Triton 24.10): it counts as failed, but not until its timeout.
 
     python -m loadtest.recovery [--rounds 3]
 """
@@ -34,7 +34,7 @@ from ops import embedded, run_dir, stubs
 CONCURRENCY = 4
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
 PUBLIC_NAME, SERVER = "classify", "tritonserver"
-# A caller's patience with one request, and its pause after a failure.
+# A caller's patience with one request, and its pause before the next.
 TIMEOUT_S, PAUSE_S = 5.0, 0.05
 # All is well after so long without a failed request.
 CALM_S, WATCHDOG_S = 4.0, 120.0
@@ -104,8 +104,8 @@ class Load:
                     except ClassifierError as error:
                         failure = str(error) or type(error).__name__
                     self.requests.append(Request(begin_s, time.monotonic(), failure))
+                    self._over.wait(PAUSE_S)
             failure = ""
-            self._over.wait(PAUSE_S)
 
 
 @contextlib.contextmanager
@@ -220,7 +220,9 @@ def main() -> int:
     rows = summarise(outcomes)
     record.show(HEADINGS, ((cells(row), row) for row in rows))
     if args.record:
-        record.write(args.record, {"concurrency": CONCURRENCY, "rounds": args.rounds, "rows": rows})
+        record.write(
+            args.record, {"concurrency": CONCURRENCY, "pause_s": PAUSE_S, "rounds": args.rounds, "rows": rows}
+        )
     missed = [row for row in rows if row["max"] > row["goal"]]
     for row in missed:
         print(f"goal missed: {row['killed']} was back after {row['max']} s", file=sys.stderr)

@@ -148,9 +148,12 @@ class Supervisor:
             is_new, self._zombies = not zombies <= self._zombies, zombies
             stopped = {process for process, state in states.items() if state == stubs.STOPPED}
             self._stopped = self._roster.instances(stopped - self._left_over.keys())
+            broken = {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
+            if self._in_repair:  # a new stub is there for a second before it can answer
+                broken[self._in_repair] = "is being loaded again"
         if dead and not find:
             return self._look(find=True)
-        self._health.looked({stub.model: f"the process of '{stub.instance}' is dead" for stub in dead})
+        self._health.looked(broken)
         if dead:
             self._work.set()
         if any(_model_of(instance) in self._takes_images for instance in self._stopped):

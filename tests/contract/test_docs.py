@@ -12,6 +12,7 @@ from loadtest import backend, memory, parity, preprocess, route
 from loadtest.overhead import markdown
 from ops import docs
 from ops.__main__ import app
+from ops.health import METRICS
 from python_backend.decode import Limits
 from python_backend.metrics import ROUTE_METRICS
 from python_backend.preprocess_settings import PRESETS, Resources, Shorthand
@@ -47,7 +48,13 @@ def unknown_words(line: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/contract.md", "docs/routing.md", "model_repository/efficientnet_lite0/README.md"],
+    [
+        "README.md",
+        "docs/contract.md",
+        "docs/routing.md",
+        "docs/supervision.md",
+        "model_repository/efficientnet_lite0/README.md",
+    ],
 )
 def test_shell_lines_name_what_exists(root, page):
     """Every `nereid`, `make` and `python -m` in a page is a real command, target or module."""
@@ -124,6 +131,14 @@ def test_every_metric_of_a_route_is_documented(root):
     named = {name: kind.upper() for cell, kind in table for name in re.findall(r"`(\w+)`", cell)}
 
     assert named == {name: about.kind for name, about in ROUTE_METRICS.items()}
+
+
+def test_every_metric_of_the_supervisor_is_documented(root):
+    """The page's table of metrics has exactly those of the health port, and their kinds."""
+    text = (root / "docs" / "supervision.md").read_text().split("## Health port")[1]
+    table = re.findall(r"^\| `(\w+)` \|.*\| (counter|gauge)", text, re.M)
+
+    assert dict(table) == {name: kind for name, (kind, _) in METRICS.items()}
 
 
 def test_every_preprocessing_parameter_is_documented(root):

@@ -1,0 +1,320 @@
+"""`nereid serve` looks after its server: stubs and the server itself are killed, stopped and come back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clients.classifier import Classifier, ClassifierError
+from clients.samples import COFFEE
+from ops import metrics_page, run_dir, stubs
+from ops.control import Control
+from tests.e2e.conftest import group_members
+from tests.networks import tensor
+from tests.routes import WATCHDOG_S, document, store_adding, store_router, variant, wait_until
+
+NEREID = str(Path(sys.executable).with_name("nereid"))
+ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
+INSTANCES = 2
+# A model that takes an image; what it answers is the number in `NAME.number`, beside its folder, at its load.
+EYES = """
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = Path(args["model_repository"])
+        number = (folder.parent / f"{folder.name}.number").read_text()
+        self.number = float(number) + float(args["model_version"])
+
+    def execute(self, requests):
+        scores = np.full((1, 1), self.number, np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)]) for _ in requests]
+"""
+
+
+def store_eyes(repository: Path, name: str, number: float, versions: tuple[int, ...] = (1,)) -> None:
+    """Store a model of two instances that answers any image with `number` plus its version."""
+    for version in versions:
+        folder = repository / name / str(version)
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(EYES)
+    (repository / f"{name}.number").write_text(str(number))
+    (repository / name / "labels.txt").write_text("only\n")
+    (repository / name / "config.pbtxt").write_text(
+        'backend: "python"\nmax_batch_size: 1\nversion_policy { all {} }\n'
+        f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n"
+        + tensor("input", "image", "STRING", [1])
+        + tensor("output", "scores", "FP32", [1], 'label_filename: "labels.txt"')
+    )
+
+
+class Served:
+    """A running `nereid serve` of one repository."""
+
+    def __init__(self, process: subprocess.Popen, repository: Path, base: Path, folder: Path) -> None:
+        self.process, self.repository = process, repository
+        self._base, self._folder = base, folder
+        self.ports = json.loads((folder / "ready").read_text())
+
+    @property
+    def record(self) -> run_dir.ServerRecord:
+        """What its `server.json` has now."""
+        return wait_until(lambda: run_dir.find(self._base, self.repository), "server.json")
+
+    @property
+    def log(self) -> str:
+        """What it has logged."""
+        return (self._folder / "log").read_text()
+
+    def stubs(self, model: str) -> list[stubs.Stub]:
+        """Return the living stubs of a model."""
+        return [each for each in stubs.find(self.record.pid, self.repository) if each.model == model]
+
+    def page(self, path: str) -> tuple[int, str]:
+        """Return status and body of a page of the health port."""
+        address = f"http://127.0.0.1:{self.ports['health']}{path}"
+        try:
+            with urllib.request.urlopen(address, timeout=WATCHDOG_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, refused.read().decode()
+
+    def is_ready(self) -> bool:
+        """Tell whether `/readyz` says yes."""
+        return self.page("/readyz")[0] == 200
+
+    def why_not_ready(self) -> str:
+        """Wait until `/readyz` says no, and return its words."""
+        return wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready")
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric's samples with these labels."""
+        samples = metrics_page.parse(self.page("/metrics")[1])
+        return sum(
+            each.value
+            for each in samples
+            if each.name == f"nereid_supervisor_{name}" and labels.items() <= each.labels.items()
+        )
+
+    def numbers(self, model: str, count: int = 2 * INSTANCES, protocol: str = "http") -> list[float]:
+        """Return what a model answers, often enough for each instance to be asked."""
+        with Classifier(f"127.0.0.1:{self.ports[protocol]}", protocol, model) as classifier:
+            return [classifier.classify(COFFEE, top_k=1).labels[0].score for _ in range(count)]
+
+
+@contextmanager
+def serving(repository: Path, folder: Path, *words: str):
+    """Run `nereid serve` with a health port, until ready; ended at once afterwards if it still runs."""
+    folder.mkdir()
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
+    with (folder / "log").open("w") as log, (folder / "ready").open("w") as ready:
+        process = subprocess.Popen(
+            [NEREID, "serve", "--repository", str(repository), *ANY_PORTS, *words],
+            env=environment,
+            stdout=ready,
+            stderr=log,
+        )
+    try:
+        wait_until(lambda: (folder / "ready").read_text().endswith("\n") or process.poll() is not None)
+        assert process.poll() is None, (folder / "log").read_text()[-3000:]
+        yield Served(process, repository, run_dir.root(environment), folder)
+    finally:
+        process.kill()  # takes the server along
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server of two models that take images, and a route between two versions of one that does not."""
+    base = tmp_path_factory.mktemp("supervision")
+    repository = base / "repository"
+    store_eyes(repository, "eyes", 10)
+    store_eyes(repository, "other", 20)
+    store_adding(repository, "adding", 1, 2)
+    store_router(repository, "route")
+    (repository / "route.route.json").write_text(
+        json.dumps(document(variant("one", "adding", 1), variant("two", "adding", 1, version=2)))
+    )
+    with serving(repository, base / "run") as running:
+        wait_until(running.is_ready, "ready")
+        yield running
+
+
+def test_killed_stub_is_replaced(served):
+    """Not ready while one of two stubs is dead; then a new one answers in its place, and that is counted."""
+    killed = served.stubs("eyes")[0].process
+    before = served.metric("repairs_total", model="eyes", cause="pid")
+    os.kill(killed.pid, signal.SIGKILL)
+
+    assert json.loads(served.why_not_ready())["models"].keys() == {"eyes"}
+    wait_until(lambda: served.metric("repairs_total", model="eyes", cause="pid") > before, "repair")
+    wait_until(served.is_ready, "ready again")
+
+    assert served.numbers("eyes") == [11.0] * 2 * INSTANCES
+    assert served.metric("repairs_total", model="eyes", cause="pid") == before + 1
+    assert killed not in [each.process for each in served.stubs("eyes")]
+    assert served.log.count("supervisor: model 'eyes' version 1 had a dead stub (found by pid)") == before + 1
+
+
+def test_sigterm_turns_readiness_off_first(tmp_path):
+    """After SIGTERM the server answers for the drain time, but is not ready; a second signal ends it now."""
+    store_eyes(tmp_path / "repository", "eyes", 10)
+    with serving(tmp_path / "repository", tmp_path / "run", "--drain-s", "600") as served:
+        wait_until(served.is_ready, "ready")
+        leader = served.record.pid
+
+        served.process.send_signal(signal.SIGTERM)
+        reason = served.why_not_ready()
+        numbers = served.numbers("eyes")
+        served.process.send_signal(signal.SIGTERM)
+
+        assert (json.loads(reason), numbers) == ({"ready": False, "server": "stopping"}, [11.0] * 4)
+        assert (served.process.wait(WATCHDOG_S), group_members(leader)) == (0, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["adding", "route"], ids=["tensors only", "route"])
+def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
+    """The pids alone tell."""
+    before = served.metric("repairs_total", model=model)
+    killed = served.stubs(model)[0]
+    os.kill(killed.process.pid, signal.SIGKILL)
+
+    wait_until(lambda: served.metric("repairs_total", model=model) == before + 1, "repair")
+    wait_until(served.is_ready, "ready again")
+
+    replaced = {each.slot for each in served.stubs(model) if each.process.started > killed.process.started}
+    assert killed.slot in replaced
+    assert Control(served.record).ready_versions()["adding"] == {1, 2}
+
+
+@pytest.mark.slow
+def test_stopped_stub_is_found_by_a_probe(served):
+    """A stub that is there and does nothing is found by asking, and ended."""
+    before = served.metric("repairs_total", model="other", cause="probe")
+    stopped = served.stubs("other")[0].process
+    os.kill(stopped.pid, signal.SIGSTOP)
+
+    wait_until(lambda: served.metric("repairs_total", model="other", cause="probe") == before + 1, "repair")
+    wait_until(served.is_ready, "ready again")
+
+    assert served.numbers("other") == [21.0] * 2 * INSTANCES
+    assert stopped not in [each.process for each in served.stubs("other")]
+    assert served.metric("repairs_total", model="other", cause="pid") == 0
+
+
+@pytest.mark.slow
+def test_unloaded_model_is_not_repaired(served):
+    """Stubs that leave with their model are not missed, and the rest stays ready; nor when it comes back."""
+    control, before = Control(served.record), served.metric("repairs_total", model="other")
+    control.unload("other")
+    looks = served.metric("probes_total", model="eyes")
+    wait_until(lambda: served.metric("probes_total", model="eyes") > looks + 3, "further probes")
+
+    assert (served.is_ready(), "other" in control.ready_versions()) == (True, False)
+    control.load("other")
+    wait_until(lambda: "other" in served.page("/metrics")[1] and served.is_ready(), "ready again")
+    assert served.metric("repairs_total", model="other") == before
+
+
+@pytest.mark.slow
+def test_killed_server_comes_back_as_it_was(served):
+    """Same ports, same token, same models, versions and route, under load; what was unloaded stays so."""
+    control, record = Control(served.record), served.record
+    control.unload("other")
+    wait_until(lambda: "other" not in control.ready_versions(), "unloaded")
+    looks = served.metric("probes_total", model="eyes")
+    wait_until(lambda: served.metric("probes_total", model="eyes") > looks + 1, "seen by the supervisor")
+    versions, restarts = control.ready_versions(), served.metric("restarts_total")
+
+    with load(served, "eyes") as outcomes:
+        os.kill(record.pid, signal.SIGKILL)
+        wait_until(lambda: None in outcomes, "a failed request")
+        assert served.page("/livez")[0] == 200
+        wait_until(lambda: served.metric("restarts_total") == restarts + 1, "restart")
+        wait_until(served.is_ready, "ready again")
+        seen = len(outcomes)
+        wait_until(lambda: len(outcomes) > seen + 20, "further requests")
+
+    assert set(outcomes[-10:]) == {11.0}
+    after = served.record
+    assert after.pid != record.pid
+    assert (after.ports, after.token, after.health_port) == (record.ports, record.token, record.health_port)
+    assert control.ready_versions() == versions
+    assert group_members(record.pid) == []
+    control.load("other")
+
+
+@pytest.mark.slow
+def test_server_that_cannot_start_again_is_tried_again(tmp_path):
+    """While a model cannot be loaded the reason is told and tried again; once it can, all is well."""
+    repository = tmp_path / "repository"
+    store_eyes(repository, "eyes", 10)
+    number = repository / "eyes.number"
+    with serving(repository, tmp_path / "run") as served:
+        wait_until(served.is_ready, "ready")
+        number.write_text("no number")
+        os.kill(served.record.pid, signal.SIGKILL)
+
+        wait_until(
+            lambda: served.log.count("tritonserver cannot be started: model 'eyes'") >= 2, "two attempts"
+        )
+        assert (served.page("/livez")[0], "could not convert" in served.why_not_ready()) == (200, True)
+        number.write_text("30")
+        wait_until(served.is_ready, "ready again")
+        assert served.numbers("eyes", 1) == [31.0]
+
+
+@pytest.mark.slow
+def test_signal_ends_a_server_that_is_being_restarted(tmp_path):
+    """SIGTERM is obeyed while there is no server: exit code 0, and nothing is left."""
+    repository = tmp_path / "repository"
+    store_eyes(repository, "eyes", 10)
+    with serving(repository, tmp_path / "run") as served:
+        (repository / "eyes.number").write_text("no number")
+        os.kill(served.record.pid, signal.SIGKILL)
+        wait_until(lambda: "cannot be started" in served.log, "a failed attempt")
+
+        served.process.send_signal(signal.SIGTERM)
+
+        assert served.process.wait(WATCHDOG_S) == 0
+    assert list((tmp_path / "run").glob("nereid-*/*/*")) == []
+
+
+@contextmanager
+def load(served: Served, model: str):
+    """Ask a model over both protocols all the time; gives the list of answers, None for a failed one."""
+    outcomes, over = [], threading.Event()
+
+    def ask(protocol: str) -> None:
+        while not over.is_set():
+            try:
+                outcomes.extend(served.numbers(model, 1, protocol))
+            except ClassifierError:
+                outcomes.append(None)
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=ask, args=[protocol]) for protocol in ("http", "grpc")]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(outcomes) > len(threads), "first answers")
+        yield outcomes
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(WATCHDOG_S)
