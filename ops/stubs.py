@@ -126,13 +126,13 @@ def unhealthy_instance(failure: str) -> str:
 
 
 def find(leader: int, repository: Path, proc: Path = PROC) -> list[Stub]:
-    """Return the living stubs among the children of `tritonserver`, of models of `repository`."""
+    """Return the stubs below `tritonserver` of models of `repository`; a zombie has no command line."""
     found = []
     for folder in proc.iterdir():
         if not folder.name.isdigit():
             continue
         status = _status(folder)
-        if status and status[1] == leader and status[0] != ZOMBIE:
+        if status and status[1] == leader:
             process = Process(int(folder.name), status[2])
             found += list(_stub(process, repository, folder))
     return found
