@@ -234,19 +234,19 @@ class DropFolder:
             reason = str(error).replace(str(copy.parent), str(self._folder)).replace("\n", " ")
             self._reject(entry, sha256, reason)
         else:
-            is_moved = self._put_away(entry, PUBLISHED, f"-v{version}")
-            self._remember(entry, sha256, model, version, "", is_moved)
+            is_there = self._put_away(entry, PUBLISHED, f"-v{version}")
+            self._remember(entry, sha256, model, version, "", is_there)
             self._say(f"{entry.path.name}: published as version {version} of '{model}'")
         self._pauses.pop(self._model_of(entry), None)
         return True
 
     def _reject(self, entry: Entry, sha256: str, reason: str) -> None:
-        is_moved = self._put_away(entry, REJECTED, f"-{self._now():%Y%m%dT%H%M%SZ}", reason)
-        self._remember(entry, sha256, self._model_of(entry), 0, reason, is_moved)
+        is_there = self._put_away(entry, REJECTED, f"-{self._now():%Y%m%dT%H%M%SZ}", reason)
+        self._remember(entry, sha256, self._model_of(entry), 0, reason, is_there)
         self._say(f"{entry.path.name}: rejected: {reason}")
 
     def _put_away(self, entry: Entry, where: str, suffix: str, reason: str = "") -> bool:
-        """Move an entry, unless it stays or is another one by now; tells whether it is gone."""
+        """Move an entry, unless it stays or is another one by now; tells whether it still is there."""
         folder = self._folder / where
         try:
             folder.mkdir(exist_ok=True)
@@ -254,26 +254,23 @@ class DropFolder:
             if reason:
                 (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n")
             if entry.stays:
-                return False
-            entry.path.rename(target)
-            if _looks(see(target)) == _looks(entry):
                 return True
-            # Another one took its place in this moment; a third one, perhaps, that of the other.
-            if not os.path.lexists(entry.path):
+            entry.path.rename(target)
+            # Another one may have taken its place in this moment, and by now a third one that of the other.
+            if _looks(see(target)) != _looks(entry) and not os.path.lexists(entry.path):
                 target.rename(entry.path)
         except OSError as error:
             if os.path.lexists(entry.path):
                 self._tell(f"{entry.path.name}: stays where it is: {error}")
+                return True
         return False
 
     def _remember(
-        self, entry: Entry, sha256: str, model: str, version: int, reason: str, is_moved: bool
+        self, entry: Entry, sha256: str, model: str, version: int, reason: str, is_there: bool
     ) -> None:
         name = entry.path.name
-        line = Line(self._now(), name, sha256, model, version, reason, not is_moved, self._terms)
+        line = Line(self._now(), name, sha256, model, version, reason, is_there, self._terms)
         self._last[name] = line
-        if not is_moved:
-            self._done[name] = entry
         try:
             json_lines.append(self._log, line)
         except OSError as error:
@@ -414,8 +411,9 @@ def watch(
         CommandFailed: another `nereid watch` watches the folder.
         OSError: its journal cannot be written.
     """
-    folder, stop = folder.resolve(), _Stop()
+    folder = folder.resolve()
     with json_lines.locked(folder / JOURNAL, "nereid watch", LOCK_S) as log:
+        stop = _Stop()
         shutil.rmtree(folder / STAGING, ignore_errors=True)
         drops = DropFolder(
             folder, log, publish, settle_s=settle_s, model=model, terms=terms, say=_say, tell=tell

@@ -331,6 +331,20 @@ def test_what_is_deleted_while_it_is_published_is_published(drop):
     assert (drop.published, drop.visible, drop.told) == ([("net", "a")], {}, [])
 
 
+def test_what_is_deleted_while_it_is_rejected_may_come_again(drop):
+    """Only what still is there is remembered as rejected."""
+    path = drop.write("net.onnx", "a")
+    drop.publisher.failures = [CommandFailed("no")]
+    drop.publisher.during = path.unlink
+    drop.wait()
+    drop.publisher.during = lambda: None
+
+    drop.write("net.onnx", "a")
+    drop.wait()
+
+    assert drop.published == [("net", "a")]
+
+
 @pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["written", "deleted"])
 def test_copy_that_is_not_what_settled_is_thrown_away(drop, name, is_deleted):
@@ -473,6 +487,24 @@ def test_link_stays_and_is_published_when_it_leads_elsewhere(drop, tmp_path, nam
     assert not (drop.folder / "published" / name).exists()
 
 
+def test_what_stays_is_not_read_all_the_time(drop, tmp_path):
+    """A large file behind a link is read again only when its size, time or inode is another."""
+    target = tmp_path / "a"
+    target.write_text("a")
+    swap(drop.folder / "net.onnx", target)
+    drop.wait(20)
+    status = target.stat()
+    target.write_text("b")
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    drop.wait(20)
+    assert drop.published == [("net", "a")]
+
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    drop.wait()
+
+    assert drop.published == [("net", "a"), ("net", "b")]
+
+
 def test_kubernetes_volume(drop):
     """Links through `..data` are published when that is swapped, and never moved."""
     for text in "ab":
@@ -558,12 +590,14 @@ def test_folder_that_is_away_for_a_while(drop):
 
 
 def test_pipe_holds_nobody_up(drop):
-    """What is no file is not opened."""
-    os.mkfifo(drop.folder / "net.onnx")
+    """What is no file is not opened, alone or in a folder."""
+    os.mkfifo(drop.folder / "pipe.onnx")
+    drop.write("net/net.onnx", "a")
+    os.mkfifo(drop.folder / "net" / "pipe")
 
     drop.wait()
 
-    assert (drop.published, drop.said) == ([], [])
+    assert drop.said == ["net: published as version 2 of 'net'"]
 
 
 CONFIG = (
@@ -639,33 +673,42 @@ def test_failed_recovery_is_not_the_files_fault(repository, tmp_path):
         publish_to(repository)("net", repository / "net" / "1" / "model.onnx")
 
 
+@pytest.mark.parametrize(
+    ("folder", "repository_name", "model", "reason"),
+    [
+        ("absent", "repository", "", "{base}/absent is no folder"),
+        ("file", "repository", "", "{base}/file is no folder"),
+        ("link", "repository", "", "{base}/link and the repository {base}/repository must not lie"),
+        (".", "repository", "", "{base} and the repository {base}/repository must not lie one in the"),
+        ("drop", "absent", "", "{base}/absent is no model repository"),
+        ("drop", "repository", "other", "{base}/repository has no network 'other', it has: net"),
+    ],
+    ids=["absent", "file", "in-repository", "around-repository", "repository", "model"],
+)
+def test_what_would_have_all_rejected_is_refused(repository, folder, repository_name, model, reason):
+    """A folder that cannot be watched, or a model that is not there, is wrong usage."""
+    base = repository.parent
+    (base / "drop").mkdir()
+    (base / "file").touch()
+    (base / "link").symlink_to(repository / "net")
+
+    with pytest.raises(WrongUsage) as refused:
+        watch.check(base / folder, base / repository_name, model)
+
+    assert str(refused.value).startswith(reason.format(base=base))
+
+
 def nereid(repository: Path, *words: str):
     """Run `nereid watch WORDS`, which fails at once."""
     environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(repository.parent)}
     return CliRunner().invoke(app, ["watch", *words], env=environment)
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["{base}/absent"], "{base}/absent is no folder"),
-        (["{base}/repository/net/config.pbtxt"], "{base}/repository/net/config.pbtxt is no folder"),
-        (
-            ["{base}/repository/net"],
-            "{base}/repository/net and the repository {base}/repository must not lie",
-        ),
-        (["{base}"], "{base} and the repository {base}/repository must not lie one in the other"),
-        (["{base}/drop", "--model", "other"], "{base}/repository has no network 'other', it has: net"),
-    ],
-    ids=["absent", "file", "in-repository", "around-repository", "model"],
-)
-def test_wrong_usage(repository, tmp_path, words, reason):
-    """What cannot be meant ends the command with 2, and nothing is written."""
-    (tmp_path / "drop").mkdir()
+def test_wrong_usage_ends_the_command(repository, tmp_path):
+    """The exit code is 2, and nothing is written."""
+    done = nereid(repository, str(tmp_path / "absent"))
 
-    done = nereid(repository, *(word.format(base=tmp_path) for word in words))
-
-    assert (done.exit_code, done.stderr.startswith(reason.format(base=tmp_path))) == (2, True), done.stderr
+    assert (done.exit_code, done.stderr) == (2, f"{tmp_path / 'absent'} is no folder\n")
     assert [*tmp_path.rglob(JOURNAL)] == []
 
 
