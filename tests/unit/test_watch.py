@@ -637,6 +637,18 @@ def test_newest_version_is_not_published_again(repository, tmp_path, is_folder):
     assert [each.name for each in sorted((repository / "net").iterdir())] == ["1", "config.pbtxt"]
 
 
+def test_server_is_looked_up_for_each_publication(repository):
+    """It may have been started anew, on other ports, since the last one."""
+    looks: list[None] = []
+    publish = publication(repository, lambda: looks.append(None), Gates(), 0, lambda line: None)
+    assert looks == []
+
+    for _ in range(3):
+        publish("net", repository / "net" / "1" / "model.onnx")
+
+    assert len(looks) == 3
+
+
 def test_folder_with_the_newest_version_as_a_side_file_is_another(repository, tmp_path):
     """What counts is the network, not that its predecessor lies in the same folder."""
     source = tmp_path / "net"
