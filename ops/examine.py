@@ -94,6 +94,10 @@ class Rejected(CommandFailed):
     """The network is not to be served; the message is the reason, on one line."""
 
 
+class ExaminationFailed(CommandFailed):
+    """The network was not examined, by no fault of its own."""
+
+
 def _ignore(line: str) -> None:
     pass
 
@@ -109,7 +113,7 @@ def examine(
 
     Raises:
         Rejected: the network is not to be served, ended the process, or was not done in time.
-        CommandFailed: the examination itself failed, such as for want of the `onnx` package.
+        ExaminationFailed: the examination itself failed, such as for want of the `onnx` package.
     """
     with tempfile.TemporaryFile() as errors, _process(errors) as process:
         is_late = threading.Event()
@@ -178,7 +182,7 @@ def _converse(
         elif kind == "rejected":
             raise Rejected(content)
         elif kind == "failed":
-            raise CommandFailed(content)
+            raise ExaminationFailed(content)
         else:
             report = Report(**content | {"notes": tuple(content["notes"])})
     return report, last
@@ -193,4 +197,6 @@ def _unanswered(model: str, status: int, last: str, errors: IO[bytes]) -> Comman
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         ended = f"the examination of '{model}' ended with {name}{hint}, while it was: {last}"
         return Rejected(f"{ended}{said}")
-    return CommandFailed(f"the examination of '{model}' failed (status {status}), while it was: {last}{said}")
+    return ExaminationFailed(
+        f"the examination of '{model}' failed (status {status}), while it was: {last}{said}"
+    )

@@ -26,7 +26,7 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
         CommandFailed: it is not ONNX, or its external data is not beside it.
         OSError: something cannot be read or written.
     """
-    network = _network(source, filename)
+    network = _network(source, filename).resolve()  # external data lies beside the file itself
     file = onnx_file.read(network)
     onnx_file.check_external_data(file)
     parts = {each.location for each in file.external}
@@ -60,7 +60,8 @@ def check_labels(source: Path, folder: Path) -> None:
 def summarise(version_folder: Path, source: Path, user: str) -> None:
     """Write the SHA-256 of every file of a version folder, as `sha256sum` has it, and who published it."""
     files = sorted(path for path in version_folder.rglob("*") if path.is_file())
-    lines = [f"# published {datetime.now(UTC).isoformat(timespec='seconds')} by {user} from {source.name}"]
+    name = "".join(each if each.isprintable() else "?" for each in source.name)
+    lines = [f"# published {datetime.now(UTC).isoformat(timespec='seconds')} by {user} from {name}"]
     lines += [f"{digest(path)}  {path.relative_to(version_folder)}" for path in files]
     (version_folder / SUMS).write_text("\n".join(lines) + "\n")
 

@@ -30,6 +30,10 @@ MOST_VARIANTS = 16
 ROLLBACK_S = 30.0
 
 
+class NoRoom(CommandFailed):
+    """A route has as many variants as it can have; older ones must be retired first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gates:
     """What a new version must keep to, against the current one.
@@ -268,15 +272,18 @@ def _successors(
     for model in models.values():
         if (site.repository / model).exists():
             raise CommandFailed(f"model '{model}' is there already, which is to be that of version {version}")
+    routes = {target.name: look(target).route() for target in find_routes(site.repository)}
     variants = []
     for branch in chosen.values():
         name = pinned.successor(branch.variant.name, current, version)
-        names = [b.variant.name for b in network.branches if b.route == branch.route]
-        if name in names or len(names) >= MOST_VARIANTS:
-            raise CommandFailed(
-                f"route '{branch.route}' cannot have a variant '{name}' besides {', '.join(names)}; "
-                "mend: nereid retire one of them"
+        names = [variant.name for variant in routes[branch.route].variants]
+        if len(names) >= MOST_VARIANTS:
+            raise NoRoom(
+                f"route '{branch.route}' has {len(names)} variants, which is all it can have: "
+                f"{', '.join(names)}; mend: nereid retire old versions"
             )
+        if name in names:
+            raise CommandFailed(f"route '{branch.route}' has a variant '{name}' already")
         variants.append(Vary(branch.route, name, models[branch.pin.model], weight))
     return models, variants
 

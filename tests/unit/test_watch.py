@@ -17,8 +17,8 @@ from ops import json_lines, watch
 from ops.__main__ import app
 from ops.cli import CommandFailed, WrongUsage
 from ops.control import NotReached
+from ops.drop_folder import JOURNAL, STAGING, DropFolder, Line, NotNow, Publish, copied, see
 from ops.publish.publisher import Gates
-from ops.watch import JOURNAL, STAGING, DropFolder, Line, NotNow, publication
 from python_backend.errors import InvalidConfig
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 
@@ -350,13 +350,13 @@ def test_what_is_deleted_while_it_is_rejected_may_come_again(drop):
 def test_copy_that_is_not_what_settled_is_thrown_away(drop, name, is_deleted):
     """Whoever writes between digest and copy has his new content looked at anew."""
     path = drop.write(name, "a")
-    entry = watch.see(drop.folder / name.partition("/")[0])
+    entry = see(drop.folder / name.partition("/")[0])
     digests, staging = entry.digests(), drop.folder / STAGING
 
-    with watch.copied(entry, digests, staging) as copy:
+    with copied(entry, digests, staging) as copy:
         assert contents(copy) == {"net.onnx": "a"}
     path.unlink() if is_deleted else path.write_text("b")
-    with watch.copied(entry, digests, staging) as copy:
+    with copied(entry, digests, staging) as copy:
         assert copy is None
 
     assert not staging.exists()
@@ -616,9 +616,9 @@ def repository(tmp_path):
     return folder
 
 
-def publish_to(repository: Path) -> watch.Publish:
+def publish_to(repository: Path) -> Publish:
     """Return what really publishes there, without a server."""
-    return publication(
+    return watch.publication(
         repository, lambda: None, Gates(most_slowdown=100, most_memory=100), 0, lambda line: None
     )
 
@@ -640,7 +640,7 @@ def test_newest_version_is_not_published_again(repository, tmp_path, is_folder):
 def test_server_is_looked_up_for_each_publication(repository):
     """It may have been started anew, on other ports, since the last one."""
     looks: list[None] = []
-    publish = publication(repository, lambda: looks.append(None), Gates(), 0, lambda line: None)
+    publish = watch.publication(repository, lambda: looks.append(None), Gates(), 0, lambda line: None)
     assert looks == []
 
     for _ in range(3):
