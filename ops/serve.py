@@ -148,6 +148,7 @@ class _Service:
             server.stop(lambda: self.signals.count > 1 or supervisor.is_emptied())
             raise
         reason = supervisor.restart_reason or f"tritonserver ended by itself with status {server.poll()}"
+        self.health.enter(health_page.RESTARTING, reason)
         server.stop(supervisor.is_emptied)
         return None if supervisor.ready is None else sorted(supervisor.ready), reason
 

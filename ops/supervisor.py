@@ -257,11 +257,14 @@ class Supervisor:
         about, now = self._of(model), time.monotonic()
         if not versions or now < about.not_before_s:
             return False
+        with self._lock:
+            old = [stub.process for stub in self._roster.of(model, versions)]
         if self._options.model_control_mode == "none":
+            with self._lock:  # or the server would wait for these when it is asked to end
+                self._left_over |= dict.fromkeys(old, now + OLD_STUBS_S)
             self._want_restart(f"a stub of '{model}' is dead, and models cannot be loaded in this mode")
             return True
         with self._lock:
-            old = [stub.process for stub in self._roster.of(model, versions)]
             self._in_repair = model
         try:
             self._try_repair(model, versions, cause)
