@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -197,7 +197,7 @@ class EmbeddedServer:
         run_dir: a folder of this server's own; the backend directory is assembled in it.
         inherited: the environment to start from.
         log: called with every line of the server's log that is worth showing.
-        models: what is loaded at start in the explicit mode; None for all that the profile serves.
+        among: the only models that are loaded at start in the explicit mode; None for all of the profile.
     """
 
     def __init__(
@@ -206,13 +206,14 @@ class EmbeddedServer:
         run_dir: Path,
         inherited: Mapping[str, str],
         log: Callable[[str], None] = lambda line: None,
-        models: Sequence[str] | None = None,
+        among: Collection[str] | None = None,
     ) -> None:
         self.options = options
         self.log = ServerLog(log)
         self._run_dir = run_dir
         self._inherited = inherited
-        self._models = models
+        self._among = among
+        self._models: Sequence[str] = ()
         # By its name the server is told from another one that took the same port in between.
         self._id = f"nereid-{secrets.token_hex(8)}"
         self._process: subprocess.Popen[str] | None = None
@@ -247,8 +248,11 @@ class EmbeddedServer:
         wheel = find_wheel()
         _check_ports(self.options)
         backends = assemble_backends(wheel, self._run_dir / "backends")
+        # Looked up once: while the server starts, models may come or go.
+        models = _models_to_load(self.options)
+        self._models = [name for name in models if self._among is None or name in self._among]
         self._process = subprocess.Popen(
-            command(self.options, wheel, backends, self._id, self._wanted()),
+            command(self.options, wheel, backends, self._id, self._models),
             env=environment(wheel, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
@@ -325,12 +329,8 @@ class EmbeddedServer:
             self._drain_log()
             raise ServerError(self.log.reason())
 
-    def _wanted(self) -> Sequence[str]:
-        return _models_to_load(self.options) if self._models is None else self._models
-
     def _image_models(self) -> list[str]:
-        wanted = self._wanted()
-        return [name for name in image_models(self.options) if "*" in wanted or name in wanted]
+        return [name for name in image_models(self.options) if name in self._models]
 
     def _ask(self, path: str, body: bytes | None, expected: str, timeout_s: float = 30.0) -> str | None:
         """Return None if the server answers 200 with `expected` in it, else what it said instead."""
@@ -384,11 +384,7 @@ def _models_to_load(options: ServerOptions) -> list[str]:
     """Return what the server is told to load: all, but for what this profile has no use for."""
     try:
         hidden = repository.hidden_models(options.repository, options.profile)
-        return (
-            sorted(repository.configs(options.repository, options.profile).keys() - hidden)
-            if hidden
-            else ["*"]
-        )
+        return sorted(repository.configs(options.repository, options.profile).keys() - hidden)
     except InvalidConfig:  # Triton says it better, and ends
         return ["*"]
 

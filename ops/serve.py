@@ -6,7 +6,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -103,7 +103,7 @@ class _Service:
     signals: _Signals
 
     def run(self) -> NoReturn:
-        began_s, ready = time.monotonic(), None
+        began_s, among = time.monotonic(), None
         with EmbeddedServer(self.options, self.folder, self.environment, _log) as server:
             _log_threads(self.options)
             ready, reason = self._watch(server, is_first=True)
@@ -115,16 +115,19 @@ class _Service:
             time.sleep(pause_s)
             _wait_for_ports(self.options)
             began_s = time.monotonic()
-            server = EmbeddedServer(self.options, self.folder, self.environment, _log, ready)
+            server = EmbeddedServer(self.options, self.folder, self.environment, _log, among)
             try:
                 with server:
                     self.health.restarted()
                     _log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
                     ready, reason = self._watch(server, is_first=False)
+                    among = None
             except ServerError as error:
                 reason = f"tritonserver cannot be started: {error}"
+                # What is on the disk may have become such that nothing starts: then, in turn, what was ready.
+                among = ready if among is None and ready else None
 
-    def _watch(self, server: EmbeddedServer, is_first: bool) -> tuple[list[str] | None, str]:
+    def _watch(self, server: EmbeddedServer, is_first: bool) -> tuple[Collection[str], str]:
         """Look after a server until it has ended; returns what was ready last, and why it ended."""
         options, port = self.options, self.health_port
         record = run_dir.ServerRecord(
@@ -150,7 +153,7 @@ class _Service:
         reason = supervisor.restart_reason or f"tritonserver ended by itself with status {server.poll()}"
         self.health.enter(health_page.RESTARTING, reason)
         server.stop(supervisor.is_emptied)
-        return None if supervisor.ready is None else sorted(supervisor.ready), reason
+        return supervisor.ready or (), reason
 
     def _wait(self, supervisor: Supervisor) -> None:
         try:

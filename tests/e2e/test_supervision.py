@@ -233,12 +233,8 @@ def test_unloaded_model_is_not_repaired(served):
 
 @pytest.mark.slow
 def test_killed_server_comes_back_as_it_was(served):
-    """Same ports, same token, same models, versions and route, under load; what was unloaded stays so."""
+    """Same ports, same token, same models, versions and route, under load."""
     control, record = Control(served.record), served.record
-    control.unload("other")
-    wait_until(lambda: "other" not in control.ready_versions(), "unloaded")
-    looks = served.metric("probes_total", model="eyes")
-    wait_until(lambda: served.metric("probes_total", model="eyes") > looks + 1, "seen by the supervisor")
     versions, restarts = control.ready_versions(), served.metric("restarts_total")
 
     with load(served, "eyes") as outcomes:
@@ -256,7 +252,6 @@ def test_killed_server_comes_back_as_it_was(served):
     assert (after.ports, after.token, after.health_port) == (record.ports, record.token, record.health_port)
     assert control.ready_versions() == versions
     assert group_members(record.pid) == []
-    control.load("other")
 
 
 @pytest.mark.slow
@@ -277,6 +272,29 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
         number.write_text("30")
         wait_until(served.is_ready, "ready again")
         assert served.numbers("eyes", 1) == [31.0]
+
+
+@pytest.mark.slow
+def test_restarted_server_has_what_is_on_the_disk_and_starts_without_what_is_broken(tmp_path):
+    """A model that came meanwhile is there; one that cannot be loaded does not keep the others away."""
+    repository = tmp_path / "repository"
+    store_eyes(repository, "eyes", 10)
+    with serving(repository, tmp_path / "run") as served:
+        wait_until(served.is_ready, "ready")
+        first = served.record.pid
+        store_eyes(repository, "new", 20)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
+        assert served.numbers("new", 1) == [21.0]
+
+        (repository / "broken").mkdir()
+        (repository / "broken" / "config.pbtxt").write_text('backend: "none such"')
+        second = served.record.pid
+        os.kill(second, signal.SIGKILL)
+
+        wait_until(lambda: served.is_ready() and served.record.pid != second, "ready again")
+        assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([11.0], [21.0])
+        assert "cannot be started" in served.log
 
 
 @pytest.mark.slow
