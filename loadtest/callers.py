@@ -66,7 +66,7 @@ class Callers:
             # A new connection after each failure: an old one of gRPC waits for seconds before it tries again.
             with Classifier(url, protocol, self._model, self._timeout_s) as classifier:
                 while not self._over.is_set() and not self._ask(classifier, photo):
-                    self._over.wait(self._pause_s)
+                    pass
 
     def _ask(self, classifier: Classifier, photo: bytes) -> str:
         begin_s = time.monotonic()
@@ -75,4 +75,5 @@ class Callers:
         except ClassifierError as error:
             failure = str(error) or type(error).__name__
         self.requests.append(Request(begin_s, time.monotonic(), failure))
+        self._over.wait(self._pause_s)
         return failure

@@ -18,22 +18,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clients.classifier import Classifier, ClassifierError, Protocol
-from clients.samples import COFFEE
 from loadtest import record
+from loadtest.callers import Callers, Request
 from ops import embedded, run_dir, stubs
 
 CONCURRENCY = 4
-PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
 PUBLIC_NAME, SERVER = "classify", "tritonserver"
 # A caller's patience with one request, and its pause before the next.
 TIMEOUT_S, PAUSE_S = 5.0, 0.05
@@ -44,62 +40,16 @@ GOALS_S = {"stub": 3.0, SERVER: 15.0}
 HEADINGS = ("killed", "back after", "worst", "goal", "last error", "failed", "unanswered")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """When a request was sent and ended (monotonic seconds), and whether and how it failed."""
-
-    begin_s: float
-    end_s: float
-    failure: str
-
-    @property
-    def is_unanswered(self) -> bool:
-        """Whether nothing came until the caller gave up."""
-        return bool(self.failure) and self.end_s - self.begin_s >= TIMEOUT_S * 0.9
+def is_unanswered(request: Request) -> bool:
+    """Tell whether nothing came until the caller gave up."""
+    return bool(request.failure) and request.end_s - request.begin_s >= TIMEOUT_S * 0.9
 
 
-class Load:
-    """Callers of one model, each with its own connection, for as long as the context lasts."""
-
-    def __init__(self, server: run_dir.ServerRecord, model: str) -> None:
-        self.requests: list[Request] = []
-        self._over = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._call, args=[server, PROTOCOLS[number % 2], model])
-            for number in range(CONCURRENCY)
-        ]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def is_calm(self, since_s: float) -> bool:
-        """Tell whether nothing failed of late, and something succeeded."""
-        now = time.monotonic()
-        recent = [each for each in list(self.requests) if each.end_s > now - CALM_S]
-        return now - since_s > CALM_S and bool(recent) and not any(each.failure for each in recent)
-
-    def _call(self, server: run_dir.ServerRecord, protocol: Protocol, model: str) -> None:
-        photo = COFFEE.read_bytes()
-        failure = ""
-        while not self._over.is_set():
-            # A new connection after each failure: an old one of gRPC waits for seconds before it tries again.
-            with Classifier(server.url(protocol), protocol, model, TIMEOUT_S) as classifier:
-                while not self._over.is_set() and not failure:
-                    begin_s = time.monotonic()
-                    try:
-                        classifier.classify(photo)
-                    except ClassifierError as error:
-                        failure = str(error) or type(error).__name__
-                    self.requests.append(Request(begin_s, time.monotonic(), failure))
-                    self._over.wait(PAUSE_S)
-            failure = ""
+def is_calm(requests: list[Request], since_s: float) -> bool:
+    """Tell whether nothing failed of late, and something succeeded."""
+    now = time.monotonic()
+    recent = [each for each in list(requests) if each.end_s > now - CALM_S]
+    return now - since_s > CALM_S and bool(recent) and not any(each.failure for each in recent)
 
 
 @contextlib.contextmanager
@@ -136,17 +86,17 @@ def _is_ready(server: run_dir.ServerRecord) -> bool:
 
 def _lose(server: run_dir.ServerRecord, model: str, pid: int) -> list[Request]:
     """Kill a process while a model is asked; returns the requests that ended after."""
-    with Load(server, model) as load:
+    with Callers(server, model, CONCURRENCY, PAUSE_S, TIMEOUT_S) as callers:
         time.sleep(BEFORE_S)
         killed_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        while not (load.is_calm(killed_s) and _is_ready(server)):
+        while not (is_calm(callers.requests, killed_s) and _is_ready(server)):
             if time.monotonic() - killed_s > WATCHDOG_S:
                 raise SystemExit(f"'{model}' is not back {WATCHDOG_S:.0f} s after a process of it was killed")
             time.sleep(0.1)
     return [
         Request(each.begin_s - killed_s, each.end_s - killed_s, each.failure)
-        for each in load.requests
+        for each in callers.requests
         if each.end_s > killed_s
     ]
 
@@ -159,7 +109,7 @@ def back_after_s(requests: list[Request]) -> float:
 
 def last_error_s(requests: list[Request]) -> float:
     """Return how long after the kill the last error came; requests without any answer do not count."""
-    return max((each.end_s for each in requests if each.failure and not each.is_unanswered), default=0.0)
+    return max((each.end_s for each in requests if each.failure and not is_unanswered(each)), default=0.0)
 
 
 def summarise(outcomes: Mapping[str, list[list[Request]]]) -> list[dict[str, Any]]:
@@ -175,7 +125,7 @@ def summarise(outcomes: Mapping[str, list[list[Request]]]) -> list[dict[str, Any
                 "max": round(max(back), 2),
                 "last_error_max": round(max(map(last_error_s, rounds)), 2),
                 "failed": statistics.median(sum(bool(one.failure) for one in each) for each in rounds),
-                "unanswered": statistics.median(sum(one.is_unanswered for one in each) for each in rounds),
+                "unanswered": statistics.median(sum(is_unanswered(one) for one in each) for each in rounds),
                 "goal": GOALS_S[SERVER if killed == SERVER else "stub"],
             }
         )
