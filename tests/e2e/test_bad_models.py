@@ -1,0 +1,148 @@
+"""Networks that may not be served, published at the real server: refused before it has seen any of them."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from ops.cli import CommandFailed
+from ops.publish.publisher import Gates, publish
+from tests.networks import constant, network, value
+from tests.publishing import NET, ROUTE, contents, record_of, store_published
+from tests.routes import CLASSES, adding, serve_routes
+
+pytestmark = pytest.mark.slow
+GATES = Gates(most_slowdown=3.0)
+BATCH = ["batch", CLASSES]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server of `net` in version 1, behind route `r`."""
+    repository = tmp_path_factory.mktemp("bad") / "models"
+    store_published(repository)
+    with serve_routes(repository, tmp_path_factory.mktemp("run")) as running:
+        yield running
+
+
+def sums(more=(), x="x", shape=BATCH, datatype="FP32", y="scores", weights=(), number=1.0) -> onnx.ModelProto:
+    """Build the sum that version 1 of `net` is, or one that differs from it."""
+    nodes = [helper.make_node("Add", [x, "number"], [y if not more else "sum"]), *more]
+    dtype = {"FP32": np.float32, "FP64": np.float64}[datatype]
+    return network(
+        nodes,
+        [value(x, datatype, shape)],
+        [value(y, datatype, shape)],
+        [constant("number", dtype(number)), *weights],
+    )
+
+
+def stamped(opset: int, ir_version: int) -> onnx.ModelProto:
+    """Build the right network under other stamps."""
+    model = sums()
+    model.opset_import[0].version, model.ir_version = opset, ir_version
+    return model
+
+
+def outside(location: str) -> Callable[[Path], None]:
+    """Write a network whose number lies in another file, wherever the network says that is."""
+
+    def write(folder: Path) -> None:
+        onnx.save(
+            sums(number=[1.0] * CLASSES),
+            folder / "model.onnx",
+            save_as_external_data=True,
+            location="data",
+            size_threshold=0,
+        )
+        model = onnx.load(folder / "model.onnx", load_external_data=False)
+        for entry in model.graph.initializer[0].external_data:
+            entry.value = location if entry.key == "location" else entry.value
+        onnx.save(model, folder / "model.onnx")
+        shutil.copy(folder / "data", folder.parent / "data")
+
+    return write
+
+
+def sized(cut: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Write the right network, cut."""
+    return lambda folder: (folder / "model.onnx").write_bytes(cut(sums().SerializeToString())) and None
+
+
+def with_labels(text: str) -> Callable[[Path], None]:
+    """Write the right network with labels of its own."""
+
+    def write(folder: Path) -> None:
+        onnx.save(sums(), folder / "model.onnx")
+        (folder / "labels.txt").write_text(text)
+
+    return write
+
+
+def slow() -> onnx.ModelProto:
+    """Build the right answers after a great many products that change nothing."""
+    size = 2000
+    more = [
+        helper.make_node("MatMul", ["sum", "spread"], ["wide0"]),
+        *(helper.make_node("MatMul", [f"wide{i}", "square"], [f"wide{i + 1}"]) for i in range(8)),
+        helper.make_node("MatMul", ["wide8", "back"], ["nothing"]),
+        helper.make_node("Add", ["sum", "nothing"], ["scores"]),
+    ]
+    arrays = {
+        "spread": np.zeros((CLASSES, size), np.float32),
+        "square": np.eye(size, dtype=np.float32),
+        "back": np.ones((size, CLASSES), np.float32),
+    }
+    return sums(more, weights=[constant(name, array) for name, array in arrays.items()])
+
+
+BAD = {
+    "shape": (
+        sums(shape=["batch", 4]),
+        r"input 'x': expected FP32 \[-1,3\], got FP32 \[-1,4\]; output 'scores': expected",
+    ),
+    "datatype": (sums(datatype="FP64"), r"input 'x': expected FP32 \[-1,3\], got FP64 \[-1,3\]"),
+    "input-name": (
+        sums(x="pixels"),
+        r"input 'x': expected FP32 \[-1,3\], got none; unexpected input 'pixels'",
+    ),
+    "output-name": (sums(y="y"), r"output 'scores': expected FP32 \[-1,3\], got none; unexpected output 'y'"),
+    "fixed-batch": (sums(shape=[1, CLASSES]), r"input 'x': expected FP32 \[-1,3\], got FP32 \[1,3\]"),
+    "opset": (stamped(99, 8), r"has opset 99, but the embedded server .* takes .* at most, the container"),
+    "ir-version": (stamped(17, 99), r"has IR version 99, but the embedded server"),
+    "nan": (sums(number=np.nan), r"weight 'number' has NaN in 1 of 1 values"),
+    "empty": (sized(lambda content: b""), r"is empty \(0 bytes\)"),
+    "truncated": (sized(lambda content: content[:-20]), r"is no ONNX network \(\d+ bytes\): truncated"),
+    "text": (sized(lambda content: b"not a network\n"), r"is no ONNX network \(14 bytes\): a text file"),
+    "data-above": (outside("../data"), r"tensor 'number' lies in '../data': it must lie beside the network"),
+    "data-absolute": (outside("/etc/passwd"), r"tensor 'number' lies in '/etc/passwd': it must lie beside"),
+    "data-missing": (outside("nowhere"), r"tensor 'number' lies in 'nowhere', which is not there"),
+    "labels": (with_labels("one\n"), r"has 1 labels, expected 3"),
+    "answers": (adding(2), r"output 'scores' .*--accept-change takes it as it is"),
+    "not-finite": (adding(np.inf), r"output 'scores' is not finite on"),
+    "slow": (slow(), r"the network takes [\d.]+ ms for one row, the current version [\d.]+ ms: "),
+}
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD.values(), ids=[*BAD])
+def test_bad_network_is_refused_and_never_reaches_the_server(served, tmp_path, bad, reason):
+    """The message says why; no byte of the repository and no line of the server's log is another one."""
+    folder = tmp_path / "new"
+    folder.mkdir()
+    if isinstance(bad, onnx.ModelProto):
+        onnx.save(bad, folder / "model.onnx")
+    else:
+        bad(folder)
+    before, lines = contents(served.repository), len(served.log)
+
+    with pytest.raises(CommandFailed, match=reason) as caught:
+        publish(served.repository, NET, folder, record_of(served.server), GATES)
+
+    assert "\n" not in str(caught.value)
+    assert contents(served.repository) == before
+    assert served.log[lines:] == []
+    assert served.ask(ROUTE).added == 1
