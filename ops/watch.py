@@ -17,6 +17,7 @@ from ops.drop_folder import JOURNAL, STAGING, DropFolder, NotNow, Publish, Tell
 from ops.examine import ExaminationFailed
 from ops.publish import candidate, publisher
 from ops.publish.engine import working
+from ops.publish.network import Network, find_network
 from ops.run_dir import ServerRecord
 from python_backend.errors import InvalidConfig
 
@@ -51,7 +52,7 @@ def publication(
                 pass
         except (CommandFailed, InvalidConfig) as error:
             raise NotNow(str(error)) from error
-        network = publisher.find_network(repository, name)
+        network = find_network(repository, name)
         if version := newest_like(network, source):
             report(f"{source.name}: version {version} of '{network.name}' is the same")
             return network.name, version
@@ -61,7 +62,7 @@ def publication(
     return publish
 
 
-def newest_like(network: publisher.Network, source: Path) -> int:
+def newest_like(network: Network, source: Path) -> int:
     """Return the newest served version of a network if it was made of the same files, else 0."""
     version = max(network.served(), default=0)
     own = _digests_below(network.folder / str(version)) if version else set()
@@ -86,7 +87,7 @@ def check(folder: Path, repository: Path, model: str) -> None:
     if not repository.is_dir():
         raise WrongUsage(f"{repository} is no model repository: there is no such folder")
     if model:
-        publisher.find_network(repository, model)
+        find_network(repository, model)
     for package in ("watchfiles", "onnx"):
         if not importlib.util.find_spec(package):
             raise CommandFailed(

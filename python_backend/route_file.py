@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from python_backend.errors import InvalidConfig
 from python_backend.model_config import ModelConfig, RouteSettings, TensorSpec
-from python_backend.routing import Route, Table, parse_route
+from python_backend.routing import Route, Shadow, Table, parse_route
 
 IsReady = Callable[[str, int], bool]
 MAX_BYTES = 1_000_000
@@ -185,11 +185,15 @@ class RouteWatch:
 
 
 def check_ready(route: Route, is_ready: IsReady) -> None:
-    """Check that everything the route names can be called.
+    """Check that everything the route sends requests to can be called.
+
+    A variant that is only for those who ask for it by name may be away: so a route can turn away from one
+    that has failed.
 
     Raises:
         InvalidConfig: a version of a model is not ready.
     """
     for each in route.targets():
-        if not is_ready(each.model, each.version):
+        is_asked = isinstance(each, Shadow) or each.weight or each.headers or each.name == route.default
+        if is_asked and not is_ready(each.model, each.version):
             raise InvalidConfig(f"'{each.name}' names version {each.version} of '{each.model}': not ready")

@@ -18,13 +18,13 @@ from ops.publish import candidate, pinned
 from ops.publish.actions import Action, Install, Policy, Serve, Site, Vary, Warm, backward
 from ops.publish.engine import begin, carry_out, working
 from ops.publish.journal import Journal, Operation
-from ops.publish.variants import rolled_back
-from ops.repository import Pin, configs, pins, served_versions, versions_there
+from ops.publish.network import Network, find_network
+from ops.publish.variants import Propose, rolled_back
+from ops.repository import versions_there
 from ops.route.change import change
 from ops.route.server import RunningServer
-from ops.route.target import find_routes, look
+from ops.route.target import Target, find_routes, look
 from ops.run_dir import ServerRecord
-from python_backend.model_config import ModelConfig, read_pbtxt
 
 MOST_VARIANTS = 16
 ROLLBACK_S = 30.0
@@ -63,59 +63,6 @@ class Published:
     pinned: tuple[str, ...]
     report: Report
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A network of a repository, the pinned models that run it, and the routes' variants that call those."""
-
-    folder: Path
-    pins: list[Pin]
-    branches: list[pinned.Branch]
-
-    @property
-    def name(self) -> str:
-        """The network's name, as a model."""
-        return self.folder.name
-
-    def config(self, version: int) -> ModelConfig:
-        """Return the plain config, for one version."""
-        return ModelConfig.from_file(self.folder, version)
-
-    def served(self) -> list[int]:
-        """Return the versions that are to be served, ascending."""
-        return served_versions(self.folder, read_pbtxt(self.folder / "config.pbtxt"))
-
-    def of(self, version: int) -> "Network":
-        """Return the same with only the pinned models and variants of one version."""
-        pins_of = [pin for pin in self.pins if pin.network_version == version]
-        branches_of = [each for each in self.branches if each.pin.network_version == version]
-        return Network(self.folder, pins_of, branches_of)
-
-
-def find_network(repository: Path, name: str) -> Network:
-    """Return the network that a name stands for: its own, that of a pinned model, or that of a route.
-
-    Raises:
-        WrongUsage: nothing has that name, or several networks are behind it.
-        CommandFailed, InvalidConfig: a route or a config cannot be read.
-    """
-    if not repository.is_dir():
-        raise WrongUsage(f"{repository} is no model repository: there is no such folder")
-    routes, all_pins, known = find_routes(repository), pins(repository), configs(repository)
-    by_model = {pin.model: pin.network for pin in all_pins}
-    route = next((target for target in routes if target.name == name), None)
-    if route:
-        behind = {by_model.get(v.model, v.model) for v in look(route).route().variants}
-        if len(behind) != 1:
-            raise WrongUsage(f"'{name}' has several networks, say which: {', '.join(sorted(behind))}")
-        (name,) = behind
-    name = by_model.get(name, name)
-    networks = sorted({*by_model.values()} | {n for n in known if _is_network(repository / n, known[n])})
-    if name not in networks:
-        raise WrongUsage(f"{repository} has no network '{name}', it has: {', '.join(networks) or 'none'}")
-    of_network = [pin for pin in all_pins if pin.network == name]
-    return Network(repository / name, of_network, pinned.branches(routes, of_network, name))
 
 
 def publish(
@@ -202,29 +149,34 @@ def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[s
         CommandFailed, InvalidConfig: a route cannot be changed.
     """
     network = find_network(repository, name)
-    done = []
-    for target in find_routes(repository):
-        branches = [each for each in network.branches if each.route == target.name]
-        versions = sorted({b.pin.network_version for b in branches if b.variant.weight})
-        if not versions:
-            continue
-        current = [
-            b.variant.name for b in branches if b.pin.network_version == versions[-1] and b.variant.weight
-        ]
-        earlier = sorted(
-            (b for b in branches if b.pin.network_version < versions[-1]),
-            key=lambda b: -b.pin.network_version,
-        )
-        if not earlier:
-            raise WrongUsage(
-                f"route '{target.name}' has no version of '{network.name}' before {versions[-1]}"
-            )
-        server = RunningServer(record) if record else None
-        propose = rolled_back(current[0], tuple(each.variant.name for each in earlier))
-        done.append(change(target, propose, server, is_offline=True, wait_s=ROLLBACK_S))
-    if not done:
+    used = {each.pin.network_version for each in network.branches if each.variant.weight}
+    if not used:
         raise WrongUsage(f"no route sends anything to '{network.name}': its callers name versions themselves")
-    return done
+    newest = max(used)
+    routes = {each.route for each in network.of(newest).branches if each.variant.weight}
+    found = [
+        (target, _way_back(target, network, newest))
+        for target in find_routes(repository)
+        if target.name in routes
+    ]
+    server = RunningServer(record) if record else None
+    return [change(target, propose, server, is_offline=True, wait_s=ROLLBACK_S) for target, propose in found]
+
+
+def _way_back(target: Target, network: Network, newest: int) -> Propose:
+    """Return the change that takes a route back from a version.
+
+    Raises:
+        WrongUsage: there is no earlier version.
+    """
+    branches = [each for each in network.branches if each.route == target.name]
+    current = [b.variant.name for b in branches if b.pin.network_version == newest]
+    earlier = sorted(
+        (b for b in branches if b.pin.network_version < newest), key=lambda b: -b.pin.network_version
+    )
+    if not earlier:
+        raise WrongUsage(f"route '{target.name}' has no version of '{network.name}' before {newest}")
+    return rolled_back(tuple(current), tuple(each.variant.name for each in earlier))
 
 
 def _prepare(
@@ -359,8 +311,3 @@ def _check_retirable(repository: Path, network: Network, version: int) -> None:
         for shadow in look(target).route().shadows:
             if shadow.model in models:
                 raise WrongUsage(f"shadow '{shadow.name}' of route '{target.name}' is '{shadow.model}'")
-
-
-def _is_network(folder: Path, document: dict[str, object]) -> bool:
-    is_plain = document.get("backend") == "onnxruntime" or document.get("platform") == "onnxruntime_onnx"
-    return is_plain or any(folder.glob("[0-9]*/*.onnx"))

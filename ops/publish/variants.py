@@ -37,11 +37,11 @@ def removed(name: str, model: str) -> Propose:
     return propose
 
 
-def rolled_back(current: str, earlier: tuple[str, ...]) -> Propose:
-    """Propose that a variant gets no traffic, and the others what they had before it had any.
+def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
+    """Propose that some variants get no traffic, and earlier ones what they had before those had any.
 
     Args:
-        current: name of the variant.
+        current: names of the variants of the current version.
         earlier: names of the variants with earlier versions, the latest first: the first one stands in if
             the history does not know.
     """
@@ -50,17 +50,18 @@ def rolled_back(current: str, earlier: tuple[str, ...]) -> Propose:
         route = present.route()
         weights = _weights_before(present, current, earlier) or _weights(route, earlier) or {earlier[0]: 1}
         variants = tuple(replace(v, weight=weights.get(v.name, 0)) for v in route.variants)
-        default = route.default if route.default != current else max(weights, key=lambda n: weights[n])
-        return Proposal(_checked(replace(route, variants=variants, default=default)), f"roll back {current}")
+        default = max(weights, key=lambda n: weights[n]) if route.default in current else route.default
+        note = f"roll back {', '.join(current)}"
+        return Proposal(_checked(replace(route, variants=variants, default=default)), note)
 
     return propose
 
 
-def _weights_before(present: Present, current: str, earlier: tuple[str, ...]) -> dict[str, float]:
-    """Return the newest weights that earlier variants had while the current one had none."""
+def _weights_before(present: Present, current: tuple[str, ...], earlier: tuple[str, ...]) -> dict[str, float]:
+    """Return the newest weights that earlier variants had while the current ones had none."""
     for entry in reversed(present.all_entries):
         route = entry.parsed()
-        if route and not _weights(route, (current,)) and (weights := _weights(route, earlier)):
+        if route and not _weights(route, current) and (weights := _weights(route, earlier)):
             return weights
     return {}
 

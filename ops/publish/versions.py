@@ -8,7 +8,7 @@ from pathlib import Path
 from ops.check import SUMS
 from ops.control import Control
 from ops.publish.candidate import digest
-from ops.publish.publisher import Network, find_network
+from ops.publish.network import Network, find_network
 from ops.repository import versions_there
 from ops.route.target import find_routes, look
 from ops.run_dir import ServerRecord

@@ -11,9 +11,10 @@ from ops.publish import journal
 from ops.publish.actions import Install
 from ops.publish.engine import begin, working
 from ops.publish.journal import FINISHED
+from ops.publish.network import find_network
 from ops.publish.pinned import successor
 from ops.publish.policy import with_versions
-from ops.publish.publisher import find_network, publish, retire, rollback
+from ops.publish.publisher import publish, retire, rollback
 from ops.publish.versions import versions
 from ops.repository import pins, versions_there
 from python_backend.routing import parse_route
@@ -28,7 +29,7 @@ from tests.publishing import (
     store_published,
     write_route,
 )
-from tests.routes import ALL_VERSIONS, store_ensemble, variant
+from tests.routes import ALL_VERSIONS, document, store_ensemble, store_router, variant
 
 POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
 
@@ -223,6 +224,26 @@ def set_weights(repository: Path, **given: float) -> None:
     from ops.route.target import find_route
 
     change(find_route(repository, ROUTE), reweighted(given), None, is_offline=True)
+
+
+def test_rollback_changes_all_routes_or_none(repository):
+    """A route without a way back keeps the others from being changed."""
+    store_ensemble(repository, "net_v2", NET, 2)
+    (repository / NET / "2").mkdir()
+    write_route(
+        repository, variant("v1", "net_v1", 0), variant("v2", "net_v2", 1), variant("copy", "net_v2", 2)
+    )
+    store_router(repository, "q")
+    only = json.dumps(document(variant("v2", "net_v2", 1)))
+    (repository / "q.route.json").write_text(only)
+
+    with pytest.raises(WrongUsage, match=r"route 'q' has no version of 'net' before 2"):
+        rollback(repository, NET, None)
+    assert weights(repository) == {"v1": 0, "v2": 1, "copy": 2}
+
+    (repository / "q.route.json").write_text(json.dumps(document(variant("v1", "net_v1", 1))))
+    rollback(repository, NET, None)
+    assert weights(repository) == {"v1": 1, "v2": 0, "copy": 0}
 
 
 def test_rollback_moves_the_default_too(repository, tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -252,6 +253,27 @@ def test_readiness_asks_for_variants_and_shadows(config):
     check_ready(table.route, lambda model, version: asked.append((model, version)) or True)
 
     assert asked == [("net", 1), ("pinned", 1), ("net", 2)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "default", "is_refused"),
+    [
+        ({"weight": 0}, "v1", False),
+        ({"weight": 1}, "v1", True),
+        ({"weight": 0, "headers": {"x-route-a": ["b"]}}, "v1", True),
+        ({"weight": 0}, "v2", True),
+    ],
+    ids=["only-by-name", "weight", "headers", "default"],
+)
+def test_variant_that_nobody_is_sent_to_may_be_away(config, fields, default, is_refused):
+    """So traffic can be taken from a variant that has failed."""
+    first, second = ROUTE["variants"]
+    content = ROUTE | {"variants": [first | {"weight": 1}, second | fields], "default": default}
+    route = read_table(config, write(content)).route
+    refusal = pytest.raises(InvalidConfig, match=r"'v2' names version 1 of 'pinned': not ready")
+
+    with refusal if is_refused else nullcontext():
+        check_ready(route, lambda model, version: model != "pinned")
 
 
 def test_reader_never_sees_half_a_file(tmp_path):

@@ -1,0 +1,64 @@
+"""A network of a repository, with all that stands in front of it: pinned models, and variants of routes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.cli import WrongUsage
+from ops.publish import pinned
+from ops.repository import Pin, backend_of, configs, pins, served_versions
+from ops.route.target import find_routes, look
+from python_backend.model_config import ModelConfig, read_pbtxt
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network of a repository, the pinned models that run it, and the routes' variants that call those."""
+
+    folder: Path
+    pins: list[Pin]
+    branches: list[pinned.Branch]
+
+    @property
+    def name(self) -> str:
+        """The network's name, as a model."""
+        return self.folder.name
+
+    def config(self, version: int) -> ModelConfig:
+        """Return the plain config, for one version."""
+        return ModelConfig.from_file(self.folder, version)
+
+    def served(self) -> list[int]:
+        """Return the versions that are to be served, ascending."""
+        return served_versions(self.folder, read_pbtxt(self.folder / "config.pbtxt"))
+
+    def of(self, version: int) -> "Network":
+        """Return the same with only the pinned models and variants of one version."""
+        pins_of = [pin for pin in self.pins if pin.network_version == version]
+        branches_of = [each for each in self.branches if each.pin.network_version == version]
+        return Network(self.folder, pins_of, branches_of)
+
+
+def find_network(repository: Path, name: str) -> Network:
+    """Return the network that a name stands for: its own, that of a pinned model, or that of a route.
+
+    Raises:
+        WrongUsage: nothing has that name, or several networks are behind it.
+        CommandFailed, InvalidConfig: a route or a config cannot be read.
+    """
+    if not repository.is_dir():
+        raise WrongUsage(f"{repository} is no model repository: there is no such folder")
+    routes, all_pins, known = find_routes(repository), pins(repository), configs(repository)
+    by_model = {pin.model: pin.network for pin in all_pins}
+    route = next((target for target in routes if target.name == name), None)
+    if route:
+        behind = {by_model.get(v.model, v.model) for v in look(route).route().variants}
+        if len(behind) != 1:
+            raise WrongUsage(f"'{name}' has several networks, say which: {', '.join(sorted(behind))}")
+        (name,) = behind
+    name = by_model.get(name, name)
+    plain = {model for model in known if backend_of(repository / model, known[model]) == "onnxruntime"}
+    networks = sorted(plain.union(by_model.values()))
+    if name not in networks:
+        raise WrongUsage(f"{repository} has no network '{name}', it has: {', '.join(networks) or 'none'}")
+    of_network = [pin for pin in all_pins if pin.network == name]
+    return Network(repository / name, of_network, pinned.branches(routes, of_network, name))
