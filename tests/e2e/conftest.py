@@ -42,18 +42,17 @@ def start(tmp_path_factory, profile: str) -> EmbeddedServer:
     return EmbeddedServer(options, tmp_path_factory.mktemp(profile), os.environ)
 
 
-@pytest.fixture(scope="session", params=["cpu", "ensemble"])
-def server(request, tmp_path_factory):
-    """A running server, once in each shape of the repository."""
-    with start(tmp_path_factory, request.param) as running:
-        yield running
-
-
 @pytest.fixture(scope="session")
 def both_profiles(tmp_path_factory):
     """Two running servers, by profile."""
     with start(tmp_path_factory, "cpu") as fused, start(tmp_path_factory, "ensemble") as ensemble:
         yield {"cpu": fused, "ensemble": ensemble}
+
+
+@pytest.fixture(scope="session", params=["cpu", "ensemble"])
+def server(request, both_profiles):
+    """A running server, once in each shape of the repository."""
+    return both_profiles[request.param]
 
 
 @pytest.fixture(scope="session")

@@ -222,6 +222,7 @@ def test_cancelled_request_does_not_run(server):
     assert metric(server, runs) == 2
 
 
+@pytest.mark.slow
 def test_server_without_metrics_answers(tmp_path):
     """Where metrics are switched off, a model serves all the same."""
     path = store(tmp_path / "models", "quiet", mixing(), BATCHED + ONE_INSTANCE)

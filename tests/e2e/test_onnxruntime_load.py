@@ -648,7 +648,7 @@ def test_completion_is_logged_in_the_words_of_nvidia(loader, repository, alone, 
 
 @pytest.mark.parametrize(
     ("default", "expected", "dims"),
-    [(0, (0, None), [-1, 4]), (16, (16, [16]), [4])],
+    [pytest.param(0, (0, None), [-1, 4], marks=pytest.mark.slow), (16, (16, [16]), [4])],
     ids=["never", "sixteen"],
 )
 def test_default_batch_size_is_taken_from_the_command_line(tmp_path, default, expected, dims):

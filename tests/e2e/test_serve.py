@@ -109,7 +109,9 @@ def test_profile_loads_only_what_it_serves(serving):
     assert "network threads on" in serving.log.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "sigterm"]
+)
 def test_signal_ends_the_whole_group(serving, number):
     """After a signal the exit code is 0, no process is left, and server.json is gone."""
     base = run_dir.root(serving.environment)
@@ -188,11 +190,12 @@ NETWORK_2 = "efficientnet_lite0/2/model.onnx"
             ["model 'classify_v1'", "needs TYPE_FP32 [3, 224, 224]", "gives TYPE_FP16 [3, 224, 224]"],
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "cpu",
             "classify.route.json",
             ("classify_v2", "classify_v9"),
             ["model 'classify'", "names version 1 of 'classify_v9', which is not there"],
+            marks=pytest.mark.slow,
         ),
     ],
     ids=[
