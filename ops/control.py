@@ -16,7 +16,10 @@ from ops.run_dir import ServerRecord
 
 ASK_S, LOAD_S = 5.0, 300.0
 # What gRPC says when nobody answers; anything else is the server's own word about the model.
-UNREACHED = ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "StatusCode.CANCELLED")
+LATE = "StatusCode.DEADLINE_EXCEEDED"
+UNREACHED = ("StatusCode.UNAVAILABLE", LATE, "StatusCode.CANCELLED")
+# Triton's refusals that have the status of a server that is away.
+OWN_WORDS = ("is restricted", "explicit model load")
 # Never through a proxy: the server is on this machine.
 DIRECT = [("grpc.enable_http_proxy", 0)]
 
@@ -75,11 +78,13 @@ class Control:
             try:
                 return call(*args, headers=headers, client_timeout=timeout_s)
             except InferenceServerException as error:
-                if error.status() in UNREACHED and "is restricted" not in (error.message() or ""):
-                    raise NotReached(
-                        f"the server at {self._url} does not answer: {error.message()}"
-                    ) from None
-                raise Refused(error.message() or str(error)) from None
+                text = error.message() or str(error)
+                is_late_load = timeout_s == self._load_s and error.status() == LATE
+                if is_late_load:
+                    raise Refused(f"not done after {timeout_s:g} s") from None
+                if error.status() in UNREACHED and not any(word in text for word in OWN_WORDS):
+                    raise NotReached(f"the server at {self._url} does not answer: {text}") from None
+                raise Refused(text) from None
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from clients.samples import COFFEE
 from ops import preflight, repository
@@ -391,13 +392,12 @@ def _models_to_load(options: ServerOptions) -> list[str]:
 
 def image_models(options: ServerOptions) -> list[str]:
     """Return the models on disk whose only input is an encoded `image`."""
-    found = []
-    with contextlib.suppress(InvalidConfig, OSError):  # Triton says it better, and ends
-        for name, config in repository.configs(options.repository, options.profile).items():
-            tensors = [(each["name"], each["data_type"]) for each in config.get("input", ())]
-            if tensors == [("image", "TYPE_STRING")]:
-                found.append(name)
-    return found
+    documents = repository.readable_configs(options.repository, options.profile)
+    return [name for name, document in documents.items() if _inputs(document) == [("image", "TYPE_STRING")]]
+
+
+def _inputs(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(each["name"], each["data_type"]) for each in document.get("input", ())]
 
 
 def infer_path(model: str) -> str:

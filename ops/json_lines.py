@@ -18,6 +18,7 @@ from ops.cli import CommandFailed
 
 LOCK_S = 5.0
 
+Kind = TypeVar("Kind")
 Line = TypeVar("Line", bound=msgspec.Struct)
 
 
@@ -27,11 +28,29 @@ class Held(CommandFailed):
 
 def read(path: Path, kind: type[Line]) -> tuple[Line, ...]:
     """Return the lines, oldest first; those that are damaged are left out."""
+    return tuple(parsed for line in _lines(path) if (parsed := _parse(line, kind)) is not None)
+
+
+def read_all(path: Path, kind: type[Line]) -> tuple[Line, ...]:
+    """Return the lines, oldest first; only those that a writer was killed in, no JSON, are left out.
+
+    Raises:
+        CommandFailed: a line is of another kind.
+    """
+    for number, line in enumerate(_lines(path), start=1):
+        if _parse(line, kind) is None and _parse(line, dict) is not None:
+            raise CommandFailed(
+                f"line {number} of '{path}' cannot be read, it is of another release; "
+                "mend: see what it was about, then move the file away"
+            )
+    return read(path, kind)
+
+
+def _lines(path: Path) -> list[bytes]:
     try:
-        lines = path.read_bytes().splitlines()
+        return path.read_bytes().splitlines()
     except FileNotFoundError:
-        return ()
-    return tuple(parsed for line in lines if (parsed := _parse(line, kind)) is not None)
+        return []
 
 
 @contextlib.contextmanager
@@ -71,7 +90,7 @@ def user_name(user_id: int) -> str:
         return str(user_id)
 
 
-def _parse(line: bytes, kind: type[Line]) -> Line | None:
+def _parse(line: bytes, kind: type[Kind]) -> Kind | None:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

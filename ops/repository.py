@@ -1,10 +1,12 @@
 """What a model repository serves in one profile, read from its config files."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from python_backend.errors import InvalidConfig
 from python_backend.model_config import FusedSettings, ModelConfig, read_pbtxt
 from python_backend.threads import available_cores, thread_counts
 
@@ -31,12 +33,26 @@ def configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
     Raises:
         InvalidConfig: a file is no ModelConfig.
     """
+    return {folder.name: _config(folder, profile) for folder in _folders(repository)}
+
+
+def readable_configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
+    """Return each model's config in `profile`, but for those that cannot be read."""
     found = {}
-    for folder in sorted(path for path in repository.iterdir() if path.is_dir()):
-        named, plain = folder / CONFIGS / f"{profile}.pbtxt", folder / "config.pbtxt"
-        path = named if named.exists() else plain
-        found[folder.name] = read_pbtxt(path) if path.exists() else {}
+    for folder in _folders(repository):
+        with contextlib.suppress(InvalidConfig, OSError):
+            found[folder.name] = _config(folder, profile)
     return found
+
+
+def _folders(repository: Path) -> list[Path]:
+    return sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _config(folder: Path, profile: str) -> dict[str, Any]:
+    named, plain = folder / CONFIGS / f"{profile}.pbtxt", folder / "config.pbtxt"
+    path = named if named.exists() else plain
+    return read_pbtxt(path) if path.exists() else {}
 
 
 def hidden_models(repository: Path, profile: str) -> set[str]:
@@ -88,31 +104,34 @@ class Pin:
     preprocess_version: int
 
 
-def pins(repository: Path) -> list[Pin]:
-    """Return the pinned models: ensembles of a network, or of preprocessing and a network, fused or not.
+def pins(repository: Path, documents: Documents) -> list[Pin]:
+    """Return the pinned models: ensembles with one step on ONNX Runtime, and fused models.
 
-    Raises:
-        InvalidConfig: a file is no ModelConfig.
+    Args:
+        documents: the configs of all models, by name.
     """
-    documents = configs(repository)
-    return [pin for name, document in documents.items() if (pin := _pin(repository / name, document))]
+    return [pin for name in documents if (pin := _pin(repository, name, documents))]
 
 
-def _pin(folder: Path, document: Mapping[str, Any]) -> Pin | None:
+def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return the models and versions that a pinned model runs, in their order; -1 is no version."""
     if document.get("backend") == "fused":
-        config = ModelConfig.from_document(document, folder, 1).settings(FusedSettings)
-        return Pin(
-            folder.name,
-            config.network,
-            config.network_version,
-            config.preprocess,
-            config.preprocess_version,
-        )
+        given = {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
+        parts = [
+            (given.get(part, ""), given.get(f"{part}_version", "")) for part in ("preprocess", "network")
+        ]
+        return [(model, int(number) if number.isdecimal() else -1) for model, number in parts]
     steps = document.get("ensemble_scheduling", {}).get("step", ())
-    found = [(step["model_name"], int(step.get("model_version", -1))) for step in steps]
-    if len(found) not in (1, 2):
+    return [(step["model_name"], int(step.get("model_version", -1))) for step in steps]
+
+
+def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
+    steps = steps_of(documents[name])
+    kinds = [backend_of(repository / model, documents.get(model, {})) for model, _ in steps]
+    if kinds.count("onnxruntime") != 1:
         return None
-    return Pin(folder.name, *found[-1], *(found[0] if len(found) == 2 else ("", 0)))
+    preprocess = steps[kinds.index("preprocess")] if "preprocess" in kinds else ("", 0)
+    return Pin(name, *steps[kinds.index("onnxruntime")], *preprocess)
 
 
 def thread_budget(repository: Path, profile: str) -> list[Threads]:

@@ -25,7 +25,7 @@ SERVER_FILE = "server.json"
 class ServerRecord:
     """A running server: where it listens, what it serves, and the token of its administrative APIs.
 
-    `health_port` is that of its supervisor, 0 if it has none.
+    `health_port` is that of its supervisor, 0 if it has none; `model_control_mode` says who loads models.
     """
 
     pid: int
@@ -35,6 +35,7 @@ class ServerRecord:
     profile: str
     token: str
     health_port: int = 0
+    model_control_mode: str = "explicit"
 
     def url(self, protocol: str) -> str:
         """Return HOST:PORT for `http` or `grpc`."""

@@ -138,6 +138,7 @@ class _Service:
             options.profile,
             options.token,
             port,
+            options.model_control_mode,
         )
         supervisor = Supervisor(server, record, self.health, _log)
         try:

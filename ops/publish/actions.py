@@ -17,7 +17,7 @@ from ops.cli import CommandFailed
 from ops.control import Control, Refused
 from ops.publish import policy, variants, warm
 from ops.repository import CONFIGS, config_files, hidden_models, served_versions
-from ops.route.change import change
+from ops.route.change import Superseded, change
 from ops.route.server import RunningServer
 from ops.route.target import find_route
 from ops.run_dir import ServerRecord
@@ -73,8 +73,13 @@ class Install(Struct, frozen=True, tag=True):
         site.report(f"{self.path}: in the repository")
 
     def backward(self, site: Site) -> None:
-        """Move it out, at once; a server may have it loaded, and then lets go of it."""
+        """Move it out, at once; a server may have it loaded, and then lets go of it.
+
+        What is still staged never came in: then another thing of that name is there, and stays.
+        """
         source, target = site.repository / self.path, site.staging / "old" / self.path
+        if (site.staging / "new" / self.path).exists():
+            return
         if source.exists():
             shutil.rmtree(target, ignore_errors=True)
             _rename(source, target)
@@ -193,16 +198,26 @@ class Vary(Struct, frozen=True, tag=True):
         self._change(site, variants.added(self.name, self.model, self.weight))
 
     def backward(self, site: Site) -> None:
-        """Take it out, and give requests that have chosen it time to reach its model."""
+        """Take it out, and give requests that have chosen it time to reach its model.
+
+        Raises:
+            StillUsed: it has been given other traffic since.
+        """
         if not (site.repository / self.route).exists():
             return
-        self._change(site, variants.removed(self.name, self.model))
+        self._change(site, variants.removed(self.name, self.model, self.weight))
         if site.server:
             time.sleep(DRAIN_S)
 
     def _change(self, site: Site, propose: variants.Propose) -> None:
         target = find_route(site.repository, self.route)
-        site.report(change(target, propose, site.server, is_offline=True, wait_s=ROUTE_S))
+        for is_last in (False, False, True):
+            try:
+                site.report(change(target, propose, site.server, is_offline=True, wait_s=ROUTE_S))
+                return
+            except Superseded:  # by somebody else's change, which may have kept this one
+                if is_last:
+                    raise
 
 
 Action = Install | Policy | Serve | Warm | Vary
@@ -229,14 +244,17 @@ def _let_go(site: Site, model: str, version: int) -> None:
 
 
 def _rename(source: Path, target: Path) -> None:
+    """Move a file or folder at once, such that it is whole also after the power failed."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    for path in (*source.rglob("*"), source):
+        _sync(path)
     source.rename(target)
     for folder in (source.parent, target.parent):
         _sync(folder)
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -13,16 +13,28 @@ from ops.control import NotReached
 from ops.publish import journal
 from ops.publish.actions import Site, backward, forward
 from ops.publish.journal import Journal, Kind, Operation
+from ops.publish.variants import StillUsed
 from ops.run_dir import ServerRecord
-from python_backend.errors import InvalidConfig
+
+EXPLICIT = "explicit"
 
 
 @contextmanager
 def working(
     repository: Path, record: ServerRecord | None, report: Callable[[str], None]
 ) -> Iterator[tuple[Journal, Site]]:
-    """Hold the journal, after making good what the last holder left unfinished."""
+    """Hold the journal, after making good what the last holder left unfinished.
+
+    Raises:
+        CommandFailed: somebody else holds it, what is left cannot be made good now, or the server does not
+            load and unload models when told to.
+    """
     repository = repository.resolve()
+    if record and record.model_control_mode != EXPLICIT:
+        raise CommandFailed(
+            f"the server runs with --model-control-mode {record.model_control_mode} and cannot be told what "
+            "to load; mend: nereid serve without it, or stop it first"
+        )
     with journal.opened(repository) as log:
         site = Site(repository, log.folder, record, report)
         recover(log, site)
@@ -40,34 +52,57 @@ def recover(log: Journal, site: Site) -> None:
     operation = line.operation
     site = _at(site, log, operation)
     site.report(f"{operation} of {line.time:%Y-%m-%d %H:%M:%S} UTC was left unfinished")
-    if line.event == "begin":
-        log.write("undone", operation, "recovered")
-    elif line.event == "commit":
-        carry_out(log, operation, site)
-    else:
-        backward(operation.actions, site)
-        log.write(operation.taken_back, operation, line.note)
+    try:
+        if line.event == "begin":
+            log.write("undone", operation, "recovered")
+        elif line.event == "commit":
+            carry_out(log, operation, site)
+        else:
+            take_back(log, operation, site, line.note)
+    except CommandFailed as error:
+        if log.unfinished():
+            raise
+        site.report(str(error))
     site.report(f"{operation}: {log.lines()[-1].event}")
 
 
 def carry_out(log: Journal, operation: Operation, site: Site) -> None:
-    """Do the actions of an operation; if one is refused, take all of them back.
+    """Do the actions of an operation; if one fails, take all of them back.
 
     Raises:
-        CommandFailed: one was refused, and nothing has changed; `NotReached`: the server is gone.
+        CommandFailed: one failed, and all are taken back; `NotReached`: the server is gone.
     """
     log.write("commit", operation)
     try:
         forward(operation.actions, site)
     except NotReached:
         raise
-    except (CommandFailed, InvalidConfig, OSError) as error:
+    except Exception as error:
         log.write("undo", operation, str(error))
         site.report(f"refused, taking it back: {error}")
-        backward(operation.actions, site)
-        log.write("undone", operation, str(error))
-        raise CommandFailed(f"{operation} failed, and nothing has changed: {error}") from error
+        take_back(log, operation, site, str(error))
+        raise CommandFailed(f"{operation} failed, and was taken back: {error}") from error
+    except KeyboardInterrupt:
+        site.report(f"{operation} was interrupted: the next command finishes it")
+        raise
     log.write("done", operation)
+
+
+def take_back(log: Journal, operation: Operation, site: Site, note: str = "") -> None:
+    """Take the actions of an operation back, from where `undo` was written.
+
+    Raises:
+        StillUsed: requests are sent to what is to go. A version that was to be retired then stays.
+        CommandFailed: the server does not do it.
+    """
+    try:
+        backward(operation.actions, site)
+    except StillUsed as error:
+        # Variants go first, so nothing is missing yet.
+        if operation.kind == "retire":
+            log.write("undone", operation, str(error))
+        raise
+    log.write(operation.taken_back, operation, note)
 
 
 def begin(log: Journal, at: Site, kind: Kind, model: str, version: int) -> tuple[Operation, Site]:

@@ -66,6 +66,9 @@ class Journal:
 
     def write(self, event: Event, operation: Operation, note: str = "") -> None:
         """Write an event down; what it has staged is removed when an operation is finished."""
+        if event in FINISHED and not operation.actions:
+            # First, as the disk may be full of it; nothing of it is needed to take nothing back.
+            shutil.rmtree(self.staging(operation), ignore_errors=True)
         json_lines.append(self.file, Line(datetime.now(UTC), event, operation, note))
         if event in FINISHED:
             shutil.rmtree(self.staging(operation), ignore_errors=True)
@@ -101,8 +104,12 @@ def opened(repository: Path, wait_s: float = json_lines.LOCK_S) -> Iterator[Jour
 
 
 def read(folder: Path) -> tuple[Line, ...]:
-    """Return all events of a journal, oldest first."""
-    return json_lines.read(folder / "journal.jsonl", Line)
+    """Return all events of a journal, oldest first.
+
+    Raises:
+        CommandFailed: one cannot be read, so that nobody knows what is left to be done.
+    """
+    return json_lines.read_all(folder / "journal.jsonl", Line)
 
 
 def folder_of(repository: Path) -> Path:

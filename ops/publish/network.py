@@ -1,11 +1,12 @@
 """A network of a repository, with all that stands in front of it: pinned models, and variants of routes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ops.cli import WrongUsage
 from ops.publish import pinned
-from ops.repository import Pin, backend_of, configs, pins, served_versions
+from ops.repository import Pin, backend_of, pins, readable_configs, served_versions
 from ops.route.target import find_routes, look
 from python_backend.model_config import ModelConfig, read_pbtxt
 
@@ -41,24 +42,34 @@ class Network:
 def find_network(repository: Path, name: str) -> Network:
     """Return the network that a name stands for: its own, that of a pinned model, or that of a route.
 
+    What cannot be read of other models must not hinder a change, and is passed over.
+
     Raises:
         WrongUsage: nothing has that name, or several networks are behind it.
-        CommandFailed, InvalidConfig: a route or a config cannot be read.
+        CommandFailed: the route of that name cannot be read.
     """
     if not repository.is_dir():
         raise WrongUsage(f"{repository} is no model repository: there is no such folder")
-    routes, all_pins, known = find_routes(repository), pins(repository), configs(repository)
-    by_model = {pin.model: pin.network for pin in all_pins}
-    route = next((target for target in routes if target.name == name), None)
-    if route:
-        behind = {by_model.get(v.model, v.model) for v in look(route).route().variants}
-        if len(behind) != 1:
-            raise WrongUsage(f"'{name}' has several networks, say which: {', '.join(sorted(behind))}")
-        (name,) = behind
-    name = by_model.get(name, name)
+    known = readable_configs(repository)
+    of_model = {pin.model: pin for pin in pins(repository, known)}
+    behind = _behind_route(repository, name, of_model)
+    if len(behind) > 1:
+        raise WrongUsage(f"'{name}' has several networks, say which: {', '.join(sorted(behind))}")
+    name = behind.pop() if behind else name
+    name = of_model[name].network if name in of_model else name
     plain = {model for model in known if backend_of(repository / model, known[model]) == "onnxruntime"}
-    networks = sorted(plain.union(by_model.values()))
+    networks = sorted(plain.union(pin.network for pin in of_model.values()))
     if name not in networks:
         raise WrongUsage(f"{repository} has no network '{name}', it has: {', '.join(networks) or 'none'}")
-    of_network = [pin for pin in all_pins if pin.network == name]
-    return Network(repository / name, of_network, pinned.branches(routes, of_network, name))
+    found = [pin for pin in of_model.values() if pin.network == name]
+    return Network(repository / name, found, pinned.branches(find_routes(repository), found))
+
+
+def _behind_route(repository: Path, name: str, of_model: Mapping[str, Pin]) -> set[str]:
+    """Return the networks behind the route `name`; none if there is no such route."""
+    return {
+        of_model[variant.model].network if variant.model in of_model else variant.model
+        for target in find_routes(repository)
+        if target.name == name
+        for variant in look(target).route().variants
+    }

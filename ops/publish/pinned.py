@@ -1,7 +1,9 @@
 """The pinned models in front of a network's version: which there are, and one like them for a new version."""
 
+import contextlib
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,25 +27,24 @@ class Branch:
     is_default: bool
 
 
-def branches(routes: list[Target], pins: list[Pin], network: str) -> list[Branch]:
-    """Return the variants of all routes whose pinned models run any version of a network.
-
-    Raises:
-        CommandFailed: a route file holds no route.
-    """
-    by_model = {pin.model: pin for pin in pins if pin.network == network}
-    return [
-        Branch(target.name, variant, by_model[variant.model], variant.name == route.default)
-        for target in routes
-        for route in [look(target).route()]
-        for variant in route.variants
-        if variant.model in by_model
-    ]
+def branches(routes: Iterable[Target], pins: Iterable[Pin]) -> list[Branch]:
+    """Return the variants of all routes that can be read which call one of some pinned models."""
+    by_model = {pin.model: pin for pin in pins}
+    found = []
+    for target in routes:
+        with contextlib.suppress(CommandFailed):
+            route = look(target).route()
+            found += [
+                Branch(target.name, variant, by_model[variant.model], variant.name == route.default)
+                for variant in route.variants
+                if variant.model in by_model
+            ]
+    return found
 
 
 def successor(name: str, old: int, new: int) -> str:
     """Return what the new version of a thing is called: `classify_v1` is followed by `classify_v3`."""
-    stem = name.removesuffix(f"v{old}")
+    stem = re.sub(rf"(^|[^A-Za-z0-9])v{old}$", r"\1", name)
     return f"{stem}v{new}" if stem != name else f"{name}_v{new}"
 
 

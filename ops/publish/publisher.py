@@ -5,7 +5,7 @@ asked in every batch size, and given to the routes. What is done is in the journ
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,20 +13,23 @@ from msgspec.structs import replace
 
 from clients.samples import SAMPLES
 from ops.cli import CommandFailed, WrongUsage
+from ops.control import NotReached
 from ops.examine import Question, Report, examine
 from ops.publish import candidate, pinned
-from ops.publish.actions import Action, Install, Policy, Serve, Site, Vary, Warm, backward
-from ops.publish.engine import begin, carry_out, working
+from ops.publish.actions import Action, Install, Policy, Serve, Site, Vary, Warm
+from ops.publish.engine import begin, carry_out, take_back, working
 from ops.publish.journal import Journal, Operation
 from ops.publish.network import Network, find_network
 from ops.publish.variants import Propose, rolled_back
-from ops.repository import versions_there
+from ops.repository import config_files, steps_of, versions_there
 from ops.route.change import change
 from ops.route.server import RunningServer
 from ops.route.target import Target, find_routes, look
 from ops.run_dir import ServerRecord
+from python_backend.model_config import read_pbtxt
 
-MOST_VARIANTS = 16
+# Of a route, as python_backend.routing has it.
+MOST_VARIANTS, MOST_WEIGHT = 16, 1e9
 ROLLBACK_S = 30.0
 
 
@@ -94,6 +97,8 @@ def publish(
         OSError: a file cannot be read or written.
     """
     start = time.monotonic()
+    if not 0 <= weight <= MOST_WEIGHT:
+        raise WrongUsage(f"a weight is 0 to {MOST_WEIGHT:g}, got {weight:g}")
     with working(repository, record, report) as (log, at):
         network, gates = find_network(repository, name), gates or Gates()
         current = _current(network, gates.against)
@@ -135,8 +140,7 @@ def retire(
         operation, site = begin(log, at, "retire", network.name, version)
         operation = replace(operation, actions=actions)
         log.write("undo", operation)
-        backward(actions, site)
-        log.write(operation.taken_back, operation)
+        take_back(log, operation, site)
 
 
 def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:
@@ -159,8 +163,16 @@ def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[s
         for target in find_routes(repository)
         if target.name in routes
     ]
-    server = RunningServer(record) if record else None
-    return [change(target, propose, server, is_offline=True, wait_s=ROLLBACK_S) for target, propose in found]
+    return [_roll_back(target, propose, record) for target, propose in found]
+
+
+def _roll_back(target: Target, propose: Propose, record: ServerRecord | None) -> str:
+    """Change a route; a server that does not answer finds the change when it is back."""
+    try:
+        server = RunningServer(record) if record else None
+        return change(target, propose, server, is_offline=True, wait_s=ROLLBACK_S)
+    except NotReached as error:
+        return f"{change(target, propose, None, is_offline=True)}: {error}"
 
 
 def _way_back(target: Target, network: Network, newest: int) -> Propose:
@@ -306,8 +318,20 @@ def _check_retirable(repository: Path, network: Network, version: int) -> None:
             raise WrongUsage(
                 f"header rules of route '{route}' lead to variant '{name}'; mend: take them away"
             )
-    models = {pin.model for pin in gone.pins}
+    if user := next(_users(repository, network.name, version, {pin.model for pin in gone.pins}), None):
+        raise WrongUsage(f"{user} calls version {version} of '{network.name}'; mend: change or remove it")
+
+
+def _users(repository: Path, network: str, version: int, pinned_models: set[str]) -> Iterator[str]:
+    """Name what would call a version, or a pinned model of it, once those of its variants are gone."""
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        for file in config_files(path.parent):
+            is_step = (network, version) in steps_of(read_pbtxt(file))
+            if path.parent.name not in pinned_models and is_step:
+                yield f"model '{path.parent.name}'"
     for target in find_routes(repository):
-        for shadow in look(target).route().shadows:
-            if shadow.model in models:
-                raise WrongUsage(f"shadow '{shadow.name}' of route '{target.name}' is '{shadow.model}'")
+        route = look(target).route()
+        for each in route.targets():
+            is_shadow = each in route.shadows and each.model in pinned_models
+            if is_shadow or (each.model, each.version) == (network, version):
+                yield f"'{each.name}' of route '{target.name}'"

@@ -9,7 +9,11 @@ from ops.route.target import Present
 from python_backend.errors import InvalidConfig
 from python_backend.routing import Route, Variant, parse_route
 
-__all__ = ["Propose", "added", "removed", "rolled_back"]
+__all__ = ["Propose", "StillUsed", "added", "removed", "rolled_back"]
+
+
+class StillUsed(CommandFailed):
+    """Requests are sent to a variant that is to go."""
 
 
 def added(name: str, model: str, weight: float) -> Propose:
@@ -26,15 +30,33 @@ def added(name: str, model: str, weight: float) -> Propose:
     return propose
 
 
-def removed(name: str, model: str) -> Propose:
-    """Propose the present route without a variant."""
+def removed(name: str, model: str, weight: float) -> Propose:
+    """Propose the present route without a variant that is in it as it was put there.
+
+    Proposing raises `StillUsed` if it has another weight than `weight`, is the default, or has header rules.
+    """
 
     def propose(present: Present) -> Proposal:
         route = present.route()
+        for variant in route.variants:
+            if (variant.name, variant.model) == (name, model):
+                _check_unused(route, variant, weight)
         rest = tuple(v for v in route.variants if (v.name, v.model) != (name, model))
         return Proposal(_checked(replace(route, variants=rest)), f"retire {model}")
 
     return propose
+
+
+def _check_unused(route: Route, variant: Variant, weight: float) -> None:
+    if variant.weight != weight:
+        raise StillUsed(
+            f"variant '{variant.name}' has weight {variant.weight:g}; "
+            f"mend: nereid route set {variant.name}={weight:g}, or nereid rollback"
+        )
+    if variant.name == route.default:
+        raise StillUsed(f"variant '{variant.name}' is the default; mend: make it another one")
+    if variant.headers:
+        raise StillUsed(f"header rules lead to variant '{variant.name}'; mend: take them away")
 
 
 def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
@@ -49,7 +71,9 @@ def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
     def propose(present: Present) -> Proposal:
         route = present.route()
         weights = _weights_before(present, current, earlier) or _weights(route, earlier) or {earlier[0]: 1}
-        variants = tuple(replace(v, weight=weights.get(v.name, 0)) for v in route.variants)
+        # Variants of other networks keep theirs.
+        ours = dict.fromkeys((*current, *earlier), 0) | weights
+        variants = tuple(replace(v, weight=ours.get(v.name, v.weight)) for v in route.variants)
         default = max(weights, key=lambda n: weights[n]) if route.default in current else route.default
         note = f"roll back {', '.join(current)}"
         return Proposal(_checked(replace(route, variants=variants, default=default)), note)

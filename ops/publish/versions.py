@@ -78,9 +78,10 @@ def _word(
         return "not served"
     if ready is None:
         return "published"
+    # What callers ask is the pinned models; a network without any is asked itself.
     is_loaded = version in ready.get(network.name, ())
-    is_pinned = bool(pinned) and all(name in ready for name in pinned)
-    return "ready" if is_loaded or is_pinned else "not loaded"
+    is_ready = all(name in ready for name in pinned) if pinned else is_loaded
+    return "ready" if is_ready else "not loaded"
 
 
 def _shares(repository: Path, own: Network) -> dict[str, float]:

@@ -37,6 +37,10 @@ class Proposal:
 Propose = Callable[[Present], Proposal]
 
 
+class Superseded(CommandFailed):
+    """The change was written, and another one followed before the server had taken it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A change that has been checked: from what is present to the new route, in use as `table`."""
@@ -225,12 +229,14 @@ def _wait_served(target: Target, table: Table, server: Server, wait_s: float) ->
         passed_s = time.monotonic() - begin
         if told == SERVED:
             return passed_s
+        if look(target).sha256 != table.sha256:
+            raise Superseded(
+                f"'{target.path}' was written, generation {table.route.generation}, and then changed again"
+            )
         if passed_s > wait_s:
             break
         time.sleep(POLL_S)
     generation = table.route.generation
-    if look(target).sha256 != table.sha256:
-        raise CommandFailed(f"'{target.path}' was written, generation {generation}, and then changed again")
     raise CommandFailed(
         f"'{target.path}' is written, generation {generation}, but after {wait_s:g} s it is {told}; "
         "mend: see the server's log for the reason"

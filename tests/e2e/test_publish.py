@@ -102,7 +102,7 @@ def test_version_that_the_server_refuses_is_taken_back(served, record, tmp_path)
             network.write_bytes(b"no network")
 
     known = set((served.repository / NET).glob("*/model.onnx"))
-    with pytest.raises(CommandFailed, match=r"failed, and nothing has changed: .*onnx runtime error"):
+    with pytest.raises(CommandFailed, match=r"failed, and was taken back: .*onnx runtime error"):
         publish(served.repository, NET, candidate(tmp_path, 9), record, OTHER_ANSWERS, report=damage)
 
     assert contents(served.repository) == before

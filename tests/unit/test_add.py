@@ -64,7 +64,9 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
 
     assert done.models == ("small_network", "small_preprocess", "small_v1", "small")
     assert [each for each in check(repository) if each.verdict != "ok"] == []
-    assert pins(repository) == [Pin("small_v1", "small_network", 1, "small_preprocess", 1)]
+    assert pins(repository, configs(repository)) == [
+        Pin("small_v1", "small_network", 1, "small_preprocess", 1)
+    ]
     assert hidden_models(repository, "cpu") == {"small_network", "small_preprocess"}
     on_gpu = {
         name: each.get("instance_group", [{}])[0].get("kind")

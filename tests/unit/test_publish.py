@@ -1,22 +1,26 @@
 """What publishing decides without a server: version numbers, texts, weights, and what a kill left."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from ops.cli import CommandFailed, WrongUsage
+from ops.embedded import Ports, free_ports
 from ops.publish import journal
-from ops.publish.actions import Install
+from ops.publish.actions import Install, Vary
 from ops.publish.engine import begin, working
-from ops.publish.journal import FINISHED
+from ops.publish.journal import FINISHED, Journal
 from ops.publish.network import find_network
 from ops.publish.pinned import successor
 from ops.publish.policy import with_versions
 from ops.publish.publisher import publish, retire, rollback
 from ops.publish.versions import versions
-from ops.repository import pins, versions_there
+from ops.repository import configs, pins, versions_there
+from ops.run_dir import ServerRecord
 from python_backend.routing import parse_route
 from tests.publishing import (
     NET,
@@ -29,7 +33,7 @@ from tests.publishing import (
     store_published,
     write_route,
 )
-from tests.routes import ALL_VERSIONS, document, store_ensemble, store_router, variant
+from tests.routes import ALL_VERSIONS, document, store_adding, store_ensemble, store_router, variant
 
 POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
 
@@ -118,7 +122,10 @@ def test_versions_come_and_go_without_a_server(tmp_path, policy):
     assert (done.version, done.pinned, weights(repository)) == (2, ("net_v2",), {"v1": 100, "v2": 0})
     for file in ("config.pbtxt", "configs/other.pbtxt"):
         assert (repository / NET / file).read_text().endswith(policy.replace("1 ]", "1, 2 ]"))
-    assert {(pin.model, pin.network_version) for pin in pins(repository)} == {("net_v1", 1), ("net_v2", 2)}
+    assert {(pin.model, pin.network_version) for pin in pins(repository, configs(repository))} == {
+        ("net_v1", 1),
+        ("net_v2", 2),
+    }
     found = versions(repository, NET, None)[1]
     assert [(each.version, each.state, each.source) for each in found] == [
         (2, "published", "adds-2.onnx"),
@@ -167,9 +174,10 @@ def test_labels_of_another_model_are_refused(repository, tmp_path):
         ({"weight": 5}, r"variant 'v2' of route 'r' has weight 5; mend: nereid route set v2=0"),
         ({"headers": {"x-route-a": ["b"]}}, r"header rules of route 'r' lead to variant 'v2'"),
         ({"default": "v2"}, r"variant 'v2' is the default of route 'r'"),
-        ({"shadows": True}, r"shadow 'copy' of route 'r' is 'net_v2'"),
+        ({"shadows": "net_v2"}, r"'copy' of route 'r' calls version 2 of 'net'; mend"),
+        ({"shadows": "net"}, r"'copy' of route 'r' calls version 2 of 'net'; mend"),
     ],
-    ids=["weight", "headers", "default", "shadow"],
+    ids=["weight", "headers", "default", "shadow", "shadow-on-the-network"],
 )
 def test_version_in_use_is_not_retired(repository, tmp_path, change, message):
     """A version that requests can reach stays, and nothing changes."""
@@ -179,7 +187,9 @@ def test_version_in_use_is_not_retired(repository, tmp_path, change, message):
     if "default" in change:
         document["default"] = "v2"
     elif "shadows" in change:
-        document["shadows"] = [{"name": "copy", "model": "net_v2", "version": 1, "percent": 1}]
+        model = change["shadows"]
+        shadow = {"name": "copy", "model": model, "version": 1 if model == "net_v2" else 2, "percent": 1}
+        document["shadows"] = [shadow]
     else:
         document["variants"][1] |= change
     path.write_text(json.dumps(document))
@@ -189,6 +199,34 @@ def test_version_in_use_is_not_retired(repository, tmp_path, change, message):
         retire(repository, NET, 2, None)
 
     assert contents(repository) == before
+
+
+@pytest.mark.parametrize("profile", ["config.pbtxt", "configs/other.pbtxt"])
+def test_version_that_another_model_runs_is_not_retired(repository, tmp_path, profile):
+    """Also an ensemble that is no pinned model, and in any profile, keeps its step."""
+    publish_number(repository, tmp_path, None, 2)
+    store_ensemble(repository, "both", NET, 1)
+    text = (repository / "both" / "config.pbtxt").read_text().replace("model_version: 1", "model_version: 2")
+    (repository / "both" / "configs").mkdir()
+    # A second step on ONNX Runtime: no pinned model.
+    twice = text.replace("step {", 'step { model_name: "net" model_version: 1 } step {', 1)
+    (repository / "both" / profile).write_text(twice)
+    if profile != "config.pbtxt":
+        (repository / "both" / "config.pbtxt").write_text(
+            twice.replace("model_version: 2", "model_version: 1")
+        )
+
+    with pytest.raises(WrongUsage, match=r"model 'both' calls version 2 of 'net'"):
+        retire(repository, NET, 2, None)
+
+
+def test_route_may_name_the_network_itself(repository, tmp_path):
+    """A variant without a pinned model in between is a user like any other."""
+    publish_number(repository, tmp_path, None, 2)
+    write_route(repository, variant("v1", "net_v1", 1), variant("own", NET, 0, version=2))
+
+    with pytest.raises(WrongUsage, match=r"'own' of route 'r' calls version 2 of 'net'"):
+        retire(repository, NET, 2, None)
 
 
 def test_last_version_is_not_retired(repository):
@@ -246,6 +284,33 @@ def test_rollback_changes_all_routes_or_none(repository):
     assert weights(repository) == {"v1": 1, "v2": 0, "copy": 0}
 
 
+def test_rollback_leaves_other_networks_alone(repository):
+    """Of a route with variants of several networks, only those of this one change."""
+    store_ensemble(repository, "net_v2", NET, 2)
+    (repository / NET / "2").mkdir()
+    store_adding(repository, "other", 5)
+    store_ensemble(repository, "other_v1", "other", 1)
+    models = [("v1", "net_v1", 50), ("o", "other_v1", 40), ("v2", "net_v2", 10)]
+    write_route(repository, *(variant(*each) for each in models))
+
+    rollback(repository, NET, None)
+
+    assert weights(repository) == {"v1": 50, "o": 40, "v2": 0}
+
+
+def test_rollback_works_beside_what_is_broken(repository, tmp_path):
+    """Another model's config and another route's file have nothing to do with it."""
+    publish_number(repository, tmp_path, None, 2, weight=1)
+    (repository / "broken").mkdir()
+    (repository / "broken" / "config.pbtxt").write_text("no config")
+    store_router(repository, "q")
+    (repository / "q.route.json").write_text("no route")
+
+    rollback(repository, NET, None)
+
+    assert weights(repository) == {"v1": 100, "v2": 0}
+
+
 def test_rollback_moves_the_default_too(repository, tmp_path):
     """The variant that stands in for failing ones is not the one that was taken out of use."""
     publish_number(repository, tmp_path, None, 2)
@@ -293,6 +358,96 @@ def test_unfinished_operation_is_made_good(repository, tmp_path, event):
     assert (contents(repository) == before) is (event != "commit")
     with working(repository, None, told.append) as (log, _):
         assert log.lines()[-1] == last
+
+
+def test_what_was_there_before_is_not_taken_back(repository, tmp_path):
+    """If a step finds another thing in its place, that stays, and everything else is undone."""
+    before = contents(repository)
+
+    def intrude(line: str) -> None:
+        if "version 2 is to be served" in line:
+            (repository / "net_v2").mkdir()
+            (repository / "net_v2" / "mine.txt").write_text("mine")
+
+    new = candidate(tmp_path, 2)
+    with pytest.raises(CommandFailed, match=r"'.*/net_v2' is there already"):
+        publish(repository, NET, new, None, OTHER_ANSWERS, report=intrude)
+
+    assert (repository / "net_v2" / "mine.txt").read_text() == "mine"
+    shutil.rmtree(repository / "net_v2")
+    assert contents(repository) == before
+
+
+def test_retiring_is_given_up_when_the_version_is_used_again(repository, tmp_path):
+    """Killed before its first step, it is not finished against an operator who has given it traffic since."""
+    publish_number(repository, tmp_path, None, 2)
+    there = contents(repository / "net_v2")
+    with working(repository, None, print) as (log, at):
+        operation, _ = begin(log, at, "retire", NET, 2)
+        actions = (Install("net/2", NET, 2), Install("net_v2", "net_v2"), Vary(ROUTE, "v2", "net_v2", 0))
+        log.write("undo", replace(operation, actions=actions))
+    set_weights(repository, v2=50)
+
+    told = []
+    with working(repository, None, told.append) as (log, _):
+        assert log.lines()[-1].event == "undone"
+
+    assert told[1].startswith("variant 'v2' has weight 50; mend: nereid route set v2=0")
+    assert (contents(repository / "net_v2"), weights(repository)["v2"]) == (there, 50)
+
+
+def test_journal_of_another_release_is_not_passed_over(repository):
+    """A line that means something here unknown stops everything; one that is cut off means nothing."""
+    with journal.opened(repository) as log:
+        path = log.folder / "journal.jsonl"
+    path.write_bytes(b'{"time": "2026-\n')
+    assert journal.read(path.parent) == ()
+
+    path.write_bytes(path.read_bytes() + b'{"event": "begin", "operation": 7}\n')
+
+    with pytest.raises(
+        CommandFailed, match=r"line 2 of '.*journal.jsonl' cannot be read, it is of another release"
+    ):
+        publish(repository, NET, repository, None)
+
+
+def test_staged_files_do_not_stay_when_nothing_was_decided(repository):
+    """What is staged is removed first: a disk that is full of it could not take the line that says so."""
+    with working(repository, None, print) as (log, at):
+        operation, site = begin(log, at, "publish", NET, 2)
+        (site.staging / "new").mkdir()
+        with Path(os.devnull).open("rb") as read_only, pytest.raises(OSError, match="write"):
+            Journal(log.folder, read_only).write("undone", operation)
+
+    assert not site.staging.exists()
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan"), 1e10])
+def test_weight_that_no_route_takes_is_refused_first(repository, tmp_path, weight):
+    """Before anything is staged."""
+    with pytest.raises(WrongUsage, match=r"a weight is 0 to 1e\+09, got"):
+        publish_number(repository, tmp_path, None, 2, weight=weight)
+
+    assert not journal.folder_of(repository).exists()
+
+
+def test_server_that_loads_by_itself_is_not_told(repository, tmp_path):
+    """In poll mode a load is refused: nothing is begun."""
+    record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "", "", 0, "poll")
+
+    with pytest.raises(CommandFailed, match=r"runs with --model-control-mode poll"):
+        publish_number(repository, tmp_path, record, 2)
+
+
+def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
+    """The route is what the next server begins with."""
+    publish_number(repository, tmp_path, None, 2, weight=1)
+    (port,) = free_ports(1)
+    record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), str(repository), "", "")
+
+    (told,) = rollback(repository, NET, record)
+
+    assert (weights(repository), "does not answer" in told) == ({"v1": 100, "v2": 0}, True)
 
 
 def test_repository_that_is_a_mount_of_its_own_is_refused():
