@@ -17,7 +17,7 @@ from ops.cli import CommandFailed
 from ops.control import Control, Refused
 from ops.publish import policy, variants, warm
 from ops.repository import CONFIGS, config_files, hidden_models, served_versions
-from ops.route.change import Superseded, change
+from ops.route.change import insist
 from ops.route.server import RunningServer
 from ops.route.target import find_route
 from ops.run_dir import ServerRecord
@@ -211,13 +211,7 @@ class Vary(Struct, frozen=True, tag=True):
 
     def _change(self, site: Site, propose: variants.Propose) -> None:
         target = find_route(site.repository, self.route)
-        for is_last in (False, False, True):
-            try:
-                site.report(change(target, propose, site.server, is_offline=True, wait_s=ROUTE_S))
-                return
-            except Superseded:  # by somebody else's change, which may have kept this one
-                if is_last:
-                    raise
+        site.report(insist(target, propose, site.server, ROUTE_S))
 
 
 Action = Install | Policy | Serve | Warm | Vary

@@ -22,7 +22,7 @@ from ops.publish.journal import Journal, Operation
 from ops.publish.network import Network, find_network
 from ops.publish.variants import Propose, rolled_back
 from ops.repository import config_files, steps_of, versions_there
-from ops.route.change import change
+from ops.route.change import insist
 from ops.route.server import RunningServer
 from ops.route.target import Target, find_routes, look
 from ops.run_dir import ServerRecord
@@ -170,9 +170,9 @@ def _roll_back(target: Target, propose: Propose, record: ServerRecord | None) ->
     """Change a route; a server that does not answer finds the change when it is back."""
     try:
         server = RunningServer(record) if record else None
-        return change(target, propose, server, is_offline=True, wait_s=ROLLBACK_S)
+        return insist(target, propose, server, ROLLBACK_S)
     except NotReached as error:
-        return f"{change(target, propose, None, is_offline=True)}: {error}"
+        return f"{insist(target, propose, None)}: {error}"
 
 
 def _way_back(target: Target, network: Network, newest: int) -> Propose:

@@ -1,5 +1,6 @@
 """Changes of a route: proposed, checked, written, kept in the history, and seen to be served."""
 
+import contextlib
 import math
 import os
 import re
@@ -24,6 +25,7 @@ from python_backend.routing import Route, Table, format_route, parse_route
 
 SERVED_S = 5.0
 POLL_S = 0.05
+MOST_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,17 @@ def change(
     if server is None:
         return f"{told}, written without asking a server"
     return f"{told}, served after {_wait_served(target, planned.table, server, wait_s):.1f} s"
+
+
+def insist(target: Target, propose: Propose, server: Server | None, wait_s: float = SERVED_S) -> str:
+    """Change a route, and once more if another change comes in between, which may have kept this one.
+
+    The arguments, what is returned and what is raised are those of `change`; no server need run.
+    """
+    for _ in range(MOST_TRIES - 1):
+        with contextlib.suppress(Superseded):
+            return change(target, propose, server, is_offline=True, wait_s=wait_s)
+    return change(target, propose, server, is_offline=True, wait_s=wait_s)
 
 
 def _nothing_to_change(target: Target, present: Present, server: Server | None) -> str:

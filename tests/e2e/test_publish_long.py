@@ -1,7 +1,12 @@
 """Publishing under load, a publisher that is killed, and a network from file to answers: minutes long."""
 
+import itertools
 import os
 import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +16,13 @@ from onnx import helper, numpy_helper
 
 from clients.classifier import Classifier
 from clients.samples import SAMPLES
+from ops.cli import CommandFailed
 from ops.publish.add import Wish, add
 from ops.publish.publisher import retire, rollback
 from ops.repository import versions_there
+from ops.route.change import Superseded, change, reweighted
+from ops.route.server import RunningServer
+from ops.route.target import find_route
 from ops.run_dir import ServerRecord
 from tests.e2e.conftest import group_members
 from tests.networks import ask, run
@@ -27,7 +36,8 @@ from tests.publishing import (
     run_killed,
     store_published,
 )
-from tests.routes import Answer, Load, serve_routes
+from tests.routes import Answer, Load, serve_routes, wait_until
+from tests.supervised import Served, serving
 
 pytestmark = pytest.mark.slow
 REQUESTS = int(os.environ.get("SLOW_REQUESTS", "2000"))
@@ -65,7 +75,7 @@ def test_publishing_and_rolling_back_under_load_loses_nothing(served, tmp_path):
     """Versions come and go while eight callers ask: every answer is right, and memory does not grow."""
     record, repository, memory = record_of(served.server), served.repository, []
 
-    with Load(served, ROUTE, CALLERS) as load:
+    with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, record):
         for number in range(2, CYCLES + 2):
             done = publish_number(repository, tmp_path, record, number, weight=100)
             load.wait_for(lambda o, n=number: isinstance(o.answer, Answer) and o.answer.added == n)
@@ -81,19 +91,81 @@ def test_publishing_and_rolling_back_under_load_loses_nothing(served, tmp_path):
         assert np.median(memory[-SETTLED:]) <= GROWTH * np.median(memory[SETTLED : 2 * SETTLED])
 
 
+@contextmanager
+def fidgeting(repository: Path, record: ServerRecord) -> Iterator[None]:
+    """Change the weight of variant `v1` all the time, as another operator might."""
+    is_over = threading.Event()
+
+    def change_on() -> None:
+        for weight in itertools.cycle((100, 101)):
+            with suppress(Superseded):  # by the one who publishes
+                change(find_route(repository, ROUTE), reweighted({"v1": weight}), RunningServer(record))
+            if is_over.wait(0.2):
+                return
+
+    thread = threading.Thread(target=change_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def driver(record: ServerRecord, call: str) -> str:
     """Return Python code that changes the repository, with the server's record as `record`."""
     return f"""
 from pathlib import Path
 from ops.embedded import Ports
+from ops.cli import CommandFailed
 from ops.publish.add import Wish, add
 from ops.publish.publisher import publish, retire
+from ops.route.change import Superseded, change, reweighted
+from ops.route.server import RunningServer
+from ops.route.target import find_route
 from ops.run_dir import ServerRecord
 from tests.publishing import OTHER_ANSWERS
 record = {record!r}
 repository = Path(record.repository)
 {call}
 """
+
+
+@pytest.mark.parametrize("kind", ["publish", "retire"])
+def test_server_killed_meanwhile_comes_back_with_what_is_on_the_disk(tmp_path, kind):
+    """Whenever `tritonserver` is killed, it is back by itself; the next command makes good what was left."""
+    repository = tmp_path / "models"
+    store_published(repository)
+    with serving(repository, tmp_path / "run", "--profile", "ensemble") as served:
+        for step in range(1, 12, STRIDE // 2 + 1):
+            pid = served.record.pid
+            if not kill_server_at(step, kind, served, tmp_path):
+                break
+            wait_until(lambda pid=pid: served.record.pid != pid and served.is_ready(), "back")
+            publish_number(repository, tmp_path, served.record, 3)
+            for version in versions_there(repository / NET)[1:]:
+                retire(repository, NET, version, served.record)
+
+        assert step > 4
+        assert served.record.pid == pid
+
+
+def kill_server_at(step: int, kind: str, served: Served, folder: Path) -> bool:
+    """Publish or retire a version, and kill the server after a step; tells whether there was such a step."""
+    repository, record, steps = served.repository, served.record, itertools.count(1)
+
+    def kill(line: str) -> None:
+        # What is told of the examination, which asks no server, names no model.
+        if line.startswith((NET, ROUTE)) and next(steps) == step:
+            os.kill(record.pid, signal.SIGKILL)
+
+    version = publish_number(repository, folder, record, 2).version if kind == "retire" else 0
+    with suppress(CommandFailed):
+        if kind == "retire":
+            retire(repository, NET, version, record, kill)
+        else:
+            publish_number(repository, folder, record, 2, report=kill)
+    return next(steps) > step
 
 
 @pytest.mark.parametrize("kind", ["publish", "retire"])

@@ -3,27 +3,20 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from clients.classifier import Classifier, ClassifierError
-from clients.samples import COFFEE
-from ops import metrics_page, run_dir, stubs
+from clients.classifier import ClassifierError
 from ops.control import Control
 from tests.e2e.conftest import group_members
 from tests.networks import tensor
 from tests.routes import WATCHDOG_S, document, store_adding, store_router, variant, wait_until
+from tests.supervised import Served, serving
 
-NEREID = str(Path(sys.executable).with_name("nereid"))
-ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
 INSTANCES = 2
 # A model that takes an image; what it answers is the number in `NAME.number`, beside its folder, at its load.
 EYES = """
@@ -59,82 +52,6 @@ def store_eyes(repository: Path, name: str, number: float, versions: tuple[int, 
         + tensor("input", "image", "STRING", [1])
         + tensor("output", "scores", "FP32", [1], 'label_filename: "labels.txt"')
     )
-
-
-class Served:
-    """A running `nereid serve` of one repository."""
-
-    def __init__(self, process: subprocess.Popen, repository: Path, base: Path, folder: Path) -> None:
-        self.process, self.repository = process, repository
-        self._base, self._folder = base, folder
-        self.ports = json.loads((folder / "ready").read_text())
-
-    @property
-    def record(self) -> run_dir.ServerRecord:
-        """What its `server.json` has now."""
-        return wait_until(lambda: run_dir.find(self._base, self.repository), "server.json")
-
-    @property
-    def log(self) -> str:
-        """What it has logged."""
-        return (self._folder / "log").read_text()
-
-    def stubs(self, model: str) -> list[stubs.Stub]:
-        """Return the living stubs of a model."""
-        return [each for each in stubs.find(self.record.pid, self.repository) if each.model == model]
-
-    def page(self, path: str) -> tuple[int, str]:
-        """Return status and body of a page of the health port."""
-        address = f"http://127.0.0.1:{self.ports['health']}{path}"
-        try:
-            with urllib.request.urlopen(address, timeout=WATCHDOG_S) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as refused:
-            with refused:
-                return refused.code, refused.read().decode()
-
-    def is_ready(self) -> bool:
-        """Tell whether `/readyz` says yes."""
-        return self.page("/readyz")[0] == 200
-
-    def why_not_ready(self) -> str:
-        """Wait until `/readyz` says no, and return its words."""
-        return wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready")
-
-    def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's samples with these labels."""
-        samples = metrics_page.parse(self.page("/metrics")[1])
-        return sum(
-            each.value
-            for each in samples
-            if each.name == f"nereid_supervisor_{name}" and labels.items() <= each.labels.items()
-        )
-
-    def numbers(self, model: str, count: int = 2 * INSTANCES, protocol: str = "http") -> list[float]:
-        """Return what a model answers, often enough for each instance to be asked."""
-        with Classifier(f"127.0.0.1:{self.ports[protocol]}", protocol, model) as classifier:
-            return [classifier.classify(COFFEE, top_k=1).labels[0].score for _ in range(count)]
-
-
-@contextmanager
-def serving(repository: Path, folder: Path, *words: str):
-    """Run `nereid serve` with a health port, until ready; ended at once afterwards if it still runs."""
-    folder.mkdir()
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
-    with (folder / "log").open("w") as log, (folder / "ready").open("w") as ready:
-        process = subprocess.Popen(
-            [NEREID, "serve", "--repository", str(repository), *ANY_PORTS, *words],
-            env=environment,
-            stdout=ready,
-            stderr=log,
-        )
-    try:
-        wait_until(lambda: (folder / "ready").read_text().endswith("\n") or process.poll() is not None)
-        assert process.poll() is None, (folder / "log").read_text()[-3000:]
-        yield Served(process, repository, run_dir.root(environment), folder)
-    finally:
-        process.kill()  # takes the server along
-        process.wait()
 
 
 @pytest.fixture(scope="module")
