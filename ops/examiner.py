@@ -161,24 +161,10 @@ def check_file(question: Question, tell: Tell) -> tuple[OnnxFile, int]:
     external_bytes = onnx_file.check_external_data(file)
     onnx_file.check_homes(file, onnx_file.homes())
     tell("checking it with ONNX's own checker")
-    check_with_onnx(file.path)
+    onnx_file.check_with_onnx(file.path)
     tell("looking for NaN in its weights")
     check_weights(file)
     return file, external_bytes
-
-
-def check_with_onnx(path: Path) -> None:
-    """Refuse what ONNX's own checker refuses.
-
-    Raises:
-        Rejected: with the checker's words, on one line.
-    """
-    import onnx.checker
-
-    try:
-        onnx.checker.check_model(path)
-    except Exception as error:  # its own class, and protobuf's
-        raise Rejected(f"ONNX's checker refuses '{path.name}': {' '.join(str(error).split())}") from None
 
 
 def check_weights(file: OnnxFile) -> None:
@@ -203,9 +189,9 @@ def _floats(file: OnnxFile, tensor: Any) -> np.ndarray:
     if "FLOAT" not in onnx.TensorProto.DataType.Name(tensor.data_type).replace("DOUBLE", "FLOAT"):
         return np.empty(0)
     count = prod(tensor.dims)
-    if not count or tensor.data_location != onnx.TensorProto.EXTERNAL:
+    if not count or not onnx_file.is_external(tensor):
         return np.asarray(numpy_helper.to_array(tensor)).ravel()
-    entry = next(each for each in file.external if each.tensor == tensor.name)
+    entry = onnx_file.external_data(file.path, tensor)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
     path = file.path.parent / entry.location
     if entry.offset + count * dtype.itemsize > path.stat().st_size:
@@ -553,9 +539,15 @@ def main(parent: int) -> None:
         try:
             say("report", asdict(examine(question, lambda line: say("progress", line))))
         except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
-            say("rejected", " ".join(str(error).split()))
-        except CommandFailed as error:
+            say("rejected", _line(error))
+        except (CommandFailed, ImportError) as error:  # a package is missing
             say("failed", str(error))
+        except Exception as error:  # only the network is another one each time
+            say("rejected", f"the examination broke on it: {type(error).__name__}: {_line(error)}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """What an ONNX file says of itself, read without running it, and which of the two homes can run that."""
 
+import contextlib
 import hashlib
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ops.cli import CommandFailed
+from ops.cli import CommandFailed, WrongUsage
 from python_backend.session_options import BackendSettings
 from python_backend.signature import NetworkTensor, Signature, complete, needs_completion
 
@@ -97,28 +99,29 @@ def read(path: Path) -> OnnxFile:
     """Read the ONNX file at `path`; values in other files are not.
 
     Raises:
-        InvalidOnnx: it is empty, truncated, no ONNX, or has an input or output that is no tensor.
+        InvalidOnnx: it is empty, truncated, no ONNX, or has an input or output that is no tensor, or what no
+            network has, such as a name that is no text.
         CommandFailed: the `onnx` package is not installed.
     """
     onnx = _library()
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise InvalidOnnx(f"cannot read '{path}': {error.strerror}") from None
-    model = _parse(onnx, path, content)
-    opsets = {"" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import}
-    external = tuple(_external(path, tensor) for tensor in tensors(model) if tensor.data_location == 1)
-    return OnnxFile(
-        path=path,
-        sha256=hashlib.sha256(content).hexdigest(),
-        size_bytes=len(content),
-        ir_version=model.ir_version,
-        opsets=opsets,
-        signature=_signature(onnx, model.graph),
-        external=external,
-        custom_domains=_custom_domains(model),
-        model=model,
-    )
+    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
+        raise InvalidOnnx(f"cannot read '{path}': {getattr(error, 'strerror', error)}") from None
+    with _blamed(path):
+        model = _parse(onnx, path, content)
+        _check_text(path, model)
+        return OnnxFile(
+            path=path,
+            sha256=hashlib.sha256(content).hexdigest(),
+            size_bytes=len(content),
+            ir_version=model.ir_version,
+            opsets={_domain(each): each.version for each in model.opset_import},
+            signature=_signature(onnx, model.graph),
+            external=tuple(external_data(path, each) for each in tensors(model) if is_external(each)),
+            custom_domains=_custom_domains(model),
+            model=model,
+        )
 
 
 def complete_document(document: dict[str, Any], signature: Callable[[], Signature]) -> None:
@@ -151,6 +154,23 @@ def check_external_data(file: OnnxFile) -> int:
                 f"it has {sizes[each.location]:,}: truncated?"
             )
     return sum(sizes.values())
+
+
+def check_with_onnx(path: Path) -> None:
+    """Refuse what ONNX's own checker refuses, such as an operator that does not exist.
+
+    Raises:
+        InvalidOnnx: with the checker's words, on one line.
+        CommandFailed: the `onnx` package is not installed.
+    """
+    _library()
+    import onnx.checker
+
+    try:
+        onnx.checker.check_model(path)
+    except Exception as error:  # its own class, and protobuf's
+        words = " ".join(str(error).split())
+        raise InvalidOnnx(f"ONNX's checker refuses '{path.name}': {words}") from None
 
 
 def check_homes(file: OnnxFile, servers: Iterable[Home]) -> None:
@@ -188,6 +208,52 @@ def tensors(model: Any) -> Iterator[Any]:
             yield from attribute.tensors
 
 
+def is_external(tensor: Any) -> bool:
+    """Tell whether the values of a TensorProto lie in another file."""
+    return bool(tensor.data_location == 1)
+
+
+def external_data(path: Path, tensor: Any) -> ExternalData:
+    """Return where the values of a TensorProto lie, of the ONNX file at `path`, if they are external.
+
+    Raises:
+        InvalidOnnx: it does not say so.
+    """
+    entries = {each.key: each.value for each in tensor.external_data}
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
+    except ValueError:
+        offset = -1
+    if offset < 0 or not entries.get("location"):
+        raise InvalidOnnx(f"'{path.name}': tensor '{tensor.name}' does not say where its values lie")
+    return ExternalData(tensor.name, entries["location"], offset, length)
+
+
+def append_softmax(path: Path, output: str = "") -> str:
+    """Append a softmax over the last dim to an ONNX file's output; returns the output's new name.
+
+    Raises:
+        WrongUsage: the file has several outputs, and `output` names none of them.
+    """
+    import onnx
+    from onnx import helper
+
+    model = onnx.load(path, load_external_data=False)
+    found = [each for each in model.graph.output if output in ("", each.name)]
+    if len(found) != 1:
+        names = ", ".join(each.name for each in model.graph.output)
+        raise WrongUsage(f"say with --output which one gives the scores: {names}")
+    (logits,) = found
+    used = {name for node in model.graph.node for name in (*node.input, *node.output)}
+    name = next(
+        n for n in ("probabilities", f"{logits.name}_probabilities", secrets.token_hex(8)) if n not in used
+    )
+    model.graph.node.append(helper.make_node("Softmax", [logits.name], [name], axis=-1))
+    logits.name = name
+    onnx.save(model, path)
+    return name
+
+
 def describe(tensor: NetworkTensor) -> str:
     """Write a tensor as `FP32 [-1,3,224,224]`."""
     return f"{tensor.provided.removeprefix('TYPE_')} [{','.join(map(str, tensor.shape))}]"
@@ -201,6 +267,19 @@ def _library() -> Any:
     return onnx
 
 
+@contextlib.contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Blame the file for what Python raises of its content."""
+    try:
+        yield
+    except (ValueError, OverflowError, OSError) as error:
+        raise InvalidOnnx(f"'{path}' is damaged: {type(error).__name__}: {error}") from None
+
+
+def _domain(opset: Any) -> str:
+    return "" if opset.domain == "ai.onnx" else str(opset.domain)
+
+
 def _parse(onnx: Any, path: Path, content: bytes) -> Any:
     if not content:
         raise InvalidOnnx(f"'{path}' is empty (0 bytes)")
@@ -212,6 +291,26 @@ def _parse(onnx: Any, path: Path, content: bytes) -> Any:
     if not model.ir_version or not model.opset_import or not model.graph.node:
         raise InvalidOnnx(f"'{path}' is no ONNX network: no IR version, opset or operators in it; truncated?")
     return model
+
+
+def _check_text(path: Path, model: Any) -> None:
+    """Refuse names that are not UTF-8, on which other readers break; protobuf gives them as bytes."""
+    for name in _names(model):
+        if isinstance(name, bytes):
+            raise InvalidOnnx(f"'{path}' is damaged, it has a name that is no UTF-8 text: {name!r}")
+
+
+def _names(model: Any) -> Iterator[Any]:
+    yield from (each.domain for each in (*model.opset_import, *model.functions))
+    for graph in _graphs(model.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            yield value.name
+            yield from (each.dim_param for each in value.type.tensor_type.shape.dim)
+    for tensor in tensors(model):
+        yield tensor.name
+        yield from (text for each in tensor.external_data for text in (each.key, each.value))
+    for node in _nodes(model):
+        yield from (node.op_type, node.domain, *node.input, *node.output)
 
 
 def _is_text(content: bytes) -> bool:
@@ -236,34 +335,30 @@ def _tensor(onnx: Any, value: Any) -> NetworkTensor:
         found = (kind or "none").removesuffix("_type")
         raise InvalidOnnx(f"'{value.name}' of the network must be a tensor, got {found}")
     declared = value.type.tensor_type
+    if declared.elem_type not in onnx.TensorProto.DataType.values():
+        raise InvalidOnnx(f"'{value.name}' of the network has element type {declared.elem_type}: no such")
     element = onnx.TensorProto.DataType.Name(declared.elem_type).lower()
     shape = tuple(each.dim_value if each.HasField("dim_value") else -1 for each in declared.shape.dim)
     return NetworkTensor(element, shape)
 
 
-def _external(path: Path, tensor: Any) -> ExternalData:
-    entries = {each.key: each.value for each in tensor.external_data}
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
-    except ValueError:
-        offset = -1
-    if offset < 0 or not entries.get("location"):
-        raise InvalidOnnx(f"'{path.name}': tensor '{tensor.name}' does not say where its values lie")
-    return ExternalData(tensor.name, entries["location"], offset, length)
-
-
 def _external_size(folder: Path, data: ExternalData) -> int:
     """Return the size of the file; `folder` is resolved."""
     where = f"tensor '{data.tensor}' lies in '{data.location}'"
+    if not data.location.isprintable():
+        raise InvalidOnnx(f"tensor '{data.tensor}' lies in {data.location!r}: no characters of a file name")
     location = Path(data.location)
     if location.is_absolute() or ".." in location.parts:
         raise InvalidOnnx(f"{where}: it must lie beside the network, save it with a plain file name")
-    target = (folder / location).resolve()
-    if not target.is_relative_to(folder):
-        raise InvalidOnnx(f"{where}, a link that leads out of the network's folder, to '{target}'")
-    if not target.is_file():
-        raise InvalidOnnx(f"{where}, which is not there: it belongs to the network, copy it, too")
-    return target.stat().st_size
+    try:
+        target = (folder / location).resolve()
+        if not target.is_relative_to(folder):
+            raise InvalidOnnx(f"{where}, a link that leads out of the network's folder, to '{target}'")
+        if not target.is_file():
+            raise InvalidOnnx(f"{where}, which is not there: it belongs to the network, copy it, too")
+        return target.stat().st_size
+    except (OSError, RuntimeError) as error:  # a link to itself is a RuntimeError
+        raise InvalidOnnx(f"{where}, which cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _custom_domains(model: Any) -> tuple[str, ...]:

@@ -1,13 +1,11 @@
 """`nereid add`: from an ONNX file to a public name that answers."""
 
 import re
-import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace as with_fields
 
@@ -16,7 +14,7 @@ from ops import onnx_file
 from ops.check import check
 from ops.cli import CommandFailed, WrongUsage
 from ops.examine import Question, Report, examine
-from ops.onnx_file import describe
+from ops.onnx_file import append_softmax, describe
 from ops.publish import candidate
 from ops.publish.actions import Action, Install, Serve, Site, Warm
 from ops.publish.configs import Addition, Names, Tensor
@@ -223,34 +221,6 @@ def _check_batch(side: str, name: str, tensor: NetworkTensor) -> None:
             f"{side} '{name}' is {describe(tensor)}: expected -1 first, for any number of images; mend: "
             f"export it with a dynamic batch (torch.onnx.export: dynamic_axes={{'{name}': {{0: 'N'}}, …}})"
         )
-
-
-def append_softmax(path: Path, output: str = "") -> str:
-    """Append a softmax over the last dim to an ONNX file's output; returns the output's new name.
-
-    Raises:
-        WrongUsage: the file has several outputs, and `output` names none of them.
-    """
-    import onnx
-    from onnx import helper
-
-    model = onnx.load(path, load_external_data=False)
-    found = [each for each in model.graph.output if output in ("", each.name)]
-    if len(found) != 1:
-        raise WrongUsage(f"say with --output which one gives the scores: {_names(model.graph.output)}")
-    (logits,) = found
-    used = {name for node in model.graph.node for name in (*node.input, *node.output)}
-    name = next(
-        n for n in ("probabilities", f"{logits.name}_probabilities", secrets.token_hex(8)) if n not in used
-    )
-    model.graph.node.append(helper.make_node("Softmax", [logits.name], [name], axis=-1))
-    logits.name = name
-    onnx.save(model, path)
-    return name
-
-
-def _names(values: Sequence[Any]) -> str:
-    return ", ".join(each.name for each in values)
 
 
 def _write(new: Path, addition: Addition, wish: Wish) -> None:

@@ -7,11 +7,11 @@ from onnx import helper, numpy_helper
 
 from ops.check import check
 from ops.cli import CommandFailed, WrongUsage
-from ops.publish.add import Wish, add, append_softmax
+from ops.publish.add import Wish, add
 from ops.repository import Pin, configs, hidden_models, pins
 from python_backend.model_config import ModelConfig
 from python_backend.routing import parse_route
-from tests.networks import constant, network, run, value
+from tests.networks import constant, network, value
 from tests.publishing import contents
 
 CLASSES, SIDE = 5, 32
@@ -109,17 +109,6 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
     assert config.parameters["resize_shorter_px"] == str(
         round(256 * max(dims[:2] if layout == "NHWC" else dims[1:]) / 224)
     )
-
-
-def test_softmax_makes_probabilities_of_logits(file, tmp_path):
-    """The appended operator gives exp(x) / sum(exp(x)) of what the file gave, under a new name."""
-    logits = run(file, {"images": np.full((2, 3, SIDE, SIDE), 2, np.float32)})["logits"]
-
-    append_softmax(file)
-
-    (outputs,) = run(file, {"images": np.full((2, 3, SIDE, SIDE), 2, np.float32)}).values()
-    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(outputs, expected, rtol=1e-6)
 
 
 def test_softmax_is_called_for(repository, file):

@@ -310,6 +310,30 @@ def test_nan_in_a_constant_is_found_infinity_is_not_refused(ask):
         examiner.examine(ask(classifier(more=[bad, last])), lambda line: None)
 
 
+def nameless(*locations: str) -> onnx.ModelProto:
+    """Build a network with constants of two values that have no name; each lies in a file of its own."""
+    nodes = [
+        helper.make_node("Constant", [], [each], value=constant("", np.float32([0, 0]))) for each in locations
+    ]
+    model = classifier(more=[*nodes, helper.make_node("Identity", ["sound"], ["scores"])])
+    for node in (each for each in model.graph.node if each.op_type == "Constant"):
+        tensor = node.attribute[0].t
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=node.output[0])
+    return model
+
+
+def test_nameless_constants_are_each_looked_at(ask):
+    """What is looked for NaN is a constant's own file, and not that of the first without a name."""
+    question = ask(nameless("good", "bad"))
+    (question.candidate / "good").write_bytes(np.float32([0, 0]).tobytes())
+    (question.candidate / "bad").write_bytes(np.float32([0, np.nan]).tobytes())
+
+    with pytest.raises(Rejected, match=r"weight '\(a constant\)' has NaN in 1 of 2 values"):
+        examiner.examine(question, lambda line: None)
+
+
 def test_what_is_wanted_is_taken(ask):
     """Another network with `accept_change` passes, and the report says how far its answers are."""
     question = ask(classifier(weights(seed=1)), accept_change=True)
@@ -464,6 +488,14 @@ def test_process_reports_and_tells_its_progress(ask):
     assert (lines[0], lines[-1]) == ("reading the file", "measuring its latency")
 
 
+def test_what_the_examination_breaks_on_is_rejected(ask):
+    """An error that nobody thought of is a rejection, as all that changes is the network."""
+    question = ask(classifier(), document=config(output=[{"data_type": "TYPE_FP32", "dims": ["4"]}]))
+
+    with pytest.raises(Rejected, match=r"^the examination broke on it: KeyError: 'name'$"):
+        examine(question)
+
+
 def test_rejection_comes_from_the_process(ask):
     """The reason is the same as in this process, on one line."""
     with pytest.raises(Rejected, match=r"^unexpected input 'mask' FP32 \[-1,4\]$"):
@@ -566,14 +598,16 @@ def test_process_ends_with_who_asked(ask, tmp_path):
     assert not is_left
 
 
-def test_fault_of_the_examination_is_not_the_networks(ask):
-    """An exception that nobody expects is told with its last line, and rejects nothing."""
-    question = ask(classifier(), document=config(output=[{"data_type": "TYPE_FP32"}]))
+def test_fault_of_the_examination_is_not_the_networks(ask, tmp_path, monkeypatch):
+    """A process that does not come so far as to read the question rejects nothing; its last line is told."""
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text("raise RuntimeError('broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     with pytest.raises(
-        CommandFailed, match=r"failed \(status 1\), while it was: .*KeyError: 'name'"
+        CommandFailed, match=r"failed \(status 1\), while it was: starting; .*RuntimeError: broken"
     ) as caught:
-        examine(question)
+        examine(ask(classifier()))
 
     assert not isinstance(caught.value, Rejected)
 

@@ -12,14 +12,16 @@ from ops.onnx_file import (
     CAPABILITIES,
     Home,
     InvalidOnnx,
+    append_softmax,
     check_external_data,
     check_homes,
+    check_with_onnx,
     describe,
     homes,
     read,
 )
 from python_backend.signature import NetworkTensor, Signature
-from tests.networks import OPSET, constant, identity, network, value
+from tests.networks import OPSET, constant, identity, network, run, value
 
 WEIGHTS = np.arange(12, dtype=np.float32)
 HOMES = (Home("here", 26, 13), Home("there", 21, 10))
@@ -114,6 +116,40 @@ def test_missing_file_is_told(tmp_path):
         read(tmp_path / "model.onnx")
 
 
+def garbled(model: onnx.ModelProto, name: str) -> bytes:
+    """Write a network in which all names of one letter like this one are a byte that is no UTF-8."""
+    content = model.SerializeToString()
+    assert b"\x01" + name.encode() in content
+    return content.replace(b"\x01" + name.encode(), b"\x01\xff")
+
+
+def typed(element: int) -> bytes:
+    """Write a network whose input has elements of this number."""
+    model = weighted()
+    model.graph.input[0].type.tensor_type.elem_type = element
+    return model.SerializeToString()
+
+
+DAMAGED = {
+    "element-type": (typed(99), "'x' of the network has element type 99"),
+    "input-name": (garbled(weighted(), "x"), r"is damaged, it has a name that is no UTF-8 text: b'\\xff'"),
+    "dim-name": (garbled(weighted(), "N"), "is damaged, it has a name that is no UTF-8 text"),
+    "name-of-external": (
+        garbled(weighted(location="w.bin"), "w"),
+        "is damaged, it has a name that is no UTF-8 text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), DAMAGED.values(), ids=[*DAMAGED])
+def test_damaged_network_is_refused(tmp_path, content, reason):
+    """What can be parsed and is no network all the same is the file's fault, not a crash."""
+    (tmp_path / "model.onnx").write_bytes(content)
+
+    with pytest.raises(InvalidOnnx, match=reason):
+        read(tmp_path / "model.onnx")
+
+
 def test_sequence_is_no_tensor(tmp_path):
     """Triton serves tensors only."""
     sequence = helper.make_tensor_sequence_value_info("y", onnx.TensorProto.FLOAT, None)
@@ -148,6 +184,14 @@ MISPLACED = {
     "absolute": ({"location": "/etc/passwd"}, write(48), "must lie beside the network"),
     "link-out": ({"location": "w.bin"}, lead_out, "a link that leads out"),
     "linked-folder": ({"location": "sub/w.bin"}, link_folder_out, "a link that leads out"),
+    "long": ({"location": "w" * 300}, write(48), "which cannot be read: File name too long"),
+    "nul": ({"location": "w\0"}, write(48), r"lies in 'w\\x00': no characters of a file name"),
+    "two-lines": ({"location": "w\nv"}, write(48), r"lies in 'w\\nv': no characters of a file name"),
+    "link-to-itself": (
+        {"location": "w.bin"},
+        lambda folder: (folder / "w.bin").symlink_to("w.bin"),
+        "which (cannot be read|is not there)",
+    ),
     "missing": ({"location": "w.bin"}, lambda folder: None, "which is not there"),
     "a-folder": ({"location": "w.bin"}, lambda folder: (folder / "w.bin").mkdir(), "which is not there"),
     "short": ({"location": "w.bin", "length": 48}, write(47), "must hold 48 bytes for tensor 'w', it has 47"),
@@ -252,6 +296,28 @@ def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
     )
 
     assert read(save(tmp_path, model)).custom_domains == ("com.example",)
+
+
+def test_operator_that_does_not_exist_is_refused(tmp_path):
+    """ONNX's checker knows all of its operators; the message is on one line."""
+    model = weighted()
+    model.graph.node[0].op_type = "Adds"
+
+    with pytest.raises(
+        InvalidOnnx, match=r"^ONNX's checker refuses 'model.onnx': No Op registered for Adds.*$"
+    ):
+        check_with_onnx(save(tmp_path, model))
+
+
+def test_softmax_makes_probabilities_of_logits(tmp_path):
+    """The appended operator gives exp(x) / sum(exp(x)) of what the file gave, under a new name."""
+    path, x = save(tmp_path, weighted()), {"x": np.ones((2, 12), np.float32)}
+    logits = run(path, x)["y"]
+
+    name = append_softmax(path)
+
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(run(path, x)[name], expected, rtol=1e-6)
 
 
 def test_unreadable_file_is_told(tmp_path):
