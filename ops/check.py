@@ -1,4 +1,4 @@
-"""`nereid check`: what a server would refuse of a repository, told without one, in every profile."""
+"""`nereid check`: most of what a server would refuse of a repository, told without one, in every profile."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ops import ensembles, onnx_file
 from ops.labels import InvalidLabels, check_count
 from ops.onnx_file import OnnxFile
-from ops.repository import backend_of, served_versions
+from ops.repository import CONFIGS, backend_of, config_files, served_versions
 from python_backend import route_file
 from python_backend.errors import InvalidConfig
 from python_backend.model_config import ModelConfig, read_pbtxt
@@ -51,6 +51,7 @@ class Networks:
                 file = onnx_file.read(path)
                 onnx_file.check_external_data(file)
                 onnx_file.check_homes(file, onnx_file.homes())
+                onnx_file.check_with_onnx(path)
                 self.read[path] = replace(file, model=None)
             except onnx_file.InvalidOnnx as error:
                 self.read[path] = str(error)
@@ -98,6 +99,12 @@ class Profile:
         return ModelConfig.from_document(document, self.root / model, version)
 
 
+def digest(path: Path) -> str:
+    """Return a file's SHA-256, as the checksums of a version have it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 Check = Callable[[Profile, str], Iterator[tuple[Verdict, str]]]
 
 
@@ -116,6 +123,7 @@ def check(repository: Path) -> list[Finding]:
             findings += _look_at(profile, model)
     for folder in _version_folders(repository):
         findings += _version_folder(folder)
+    findings += _hidden_folders(repository)
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
 
 
@@ -147,8 +155,7 @@ def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Fin
     findings: list[Finding] = []
     for folder in _models(repository):
         found[folder.name] = {} if (folder / PLAIN).exists() else {"": {}}
-        paths = [path for path in (folder / PLAIN, *sorted(folder.glob("configs/*.pbtxt"))) if path.exists()]
-        for path in paths:
+        for path in config_files(folder):
             what = str(path.relative_to(folder))
             try:
                 document = read_pbtxt(path)
@@ -170,7 +177,7 @@ def _profile(
     taken = {model: each for model, each in taken.items() if each in documents[model]}
     return Profile(
         root,
-        {model: f"configs/{each}.pbtxt" if each else PLAIN for model, each in taken.items()},
+        {model: f"{CONFIGS}/{each}.pbtxt" if each else PLAIN for model, each in taken.items()},
         {model: documents[model][each] for model, each in taken.items()},
         networks,
     )
@@ -286,6 +293,12 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
+def _hidden_folders(repository: Path) -> Iterator[Finding]:
+    for path in repository.glob(".*/"):
+        found = "Triton takes it for a model when it is told to load all"
+        yield Finding("note", path.name, "hidden folder", found, "keep the models in a folder of their own")
+
+
 def _version_folder(folder: Path) -> Iterator[Finding]:
     """Say whether git would keep the folder, and whether its files are those that were published."""
     model, what = folder.parent.name, f"version {folder.name}"
@@ -314,24 +327,19 @@ def _unlike_published(folder: Path, files: set[str]) -> Iterator[str]:
     listed = {}
     lines = (folder / SUMS).read_text(errors="replace").splitlines()
     for line in (line for line in lines if line.strip() and not line.startswith("#")):
-        digest, _, name = line.partition(" ")
-        listed[name[1:]] = digest
+        sha256, _, name = line.partition(" ")
+        listed[name[1:]] = sha256
         # The second character is sha256sum's mark of a binary file, or a space.
-        if len(digest) != 64 or name[:1] not in (" ", "*"):
+        if len(sha256) != 64 or name[:1] not in (" ", "*"):
             yield f"{SUMS}: '{line}' is no line of sha256sum"
             return
     for name in sorted(files - listed.keys() - {SUMS}):
         yield f"'{name}' is not listed in {SUMS}: added later"
-    for name, digest in listed.items():
+    for name, sha256 in listed.items():
         if name not in files:
             yield f"'{name}' is listed in {SUMS}, but not there"
-        elif _sha256(folder / name) != digest:
+        elif digest(folder / name) != sha256:
             yield f"'{name}' has another SHA-256 than in {SUMS}: changed"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _line(error: Exception) -> str:

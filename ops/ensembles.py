@@ -75,6 +75,8 @@ def problems(models: Models, name: str) -> Iterator[str]:
     steps = models.documents[name]["ensemble_scheduling"].get("step", ())
     if not steps:
         yield "has no steps"
+    if way := _way_back(models, name):
+        yield f"its steps lead back to it: {', '.join(way)}"
     ensemble = models.config(name, 1)
     size = ensemble.max_batch_size
     flow = Flow({each.name: Tensor.of(each, size) for each in ensemble.inputs}, [])
@@ -86,6 +88,19 @@ def problems(models: Models, name: str) -> Iterator[str]:
     who = "the ensemble's output"
     flow.taken.extend((who, each.name, Tensor.of(each, size)) for each in ensemble.outputs)
     yield from flow.mismatches()
+
+
+def _way_back(models: Models, name: str) -> list[str]:
+    """Return the models that lead from an ensemble to itself, by way of others; empty if none do."""
+    ways, seen = [[name]], {name}
+    for way in ways:
+        steps = models.documents.get(way[-1], {}).get("ensemble_scheduling", {}).get("step", ())
+        found = {step.get("model_name", ""): None for step in steps}
+        if name in found and len(way) > 1:
+            return [*way, name]
+        ways.extend([*way, each] for each in found if each not in seen)
+        seen.update(found)
+    return []
 
 
 def _step_problems(models: Models, step: Mapping[str, Any], size: int, flow: Flow) -> Iterator[str]:

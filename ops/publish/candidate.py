@@ -1,6 +1,5 @@
 """A new version of a network, staged: the file or folder that was given, copied whole and summed up."""
 
-import hashlib
 import os
 import shutil
 from datetime import UTC, datetime
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from ops import onnx_file
 from ops.check import SUMS
+from ops.check import digest as digest
 from ops.cli import CommandFailed, WrongUsage
 
 LABELS = "labels.txt"
@@ -23,16 +23,19 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
 
     Raises:
         WrongUsage: there is no such file or folder, or not one network in it.
-        CommandFailed: it is not ONNX, or its external data is not beside it.
+        CommandFailed: it is not ONNX, or its external data is not beside it, or is called as other files are.
         OSError: something cannot be read or written.
     """
     network = _network(source, filename).resolve()  # external data lies beside the file itself
     file = onnx_file.read(network)
     onnx_file.check_external_data(file)
-    parts = {each.location for each in file.external}
+    copy = version_folder / filename
+    parts = {Path(each.location) for each in file.external}
+    for part in parts:
+        _check_part(part, {network.name, copy.name})
     version_folder.mkdir(parents=True)
-    for origin, name in [(network, filename), *((network.parent / part, part) for part in parts)]:
-        target = version_folder / name
+    # ONNX Runtime looks for external data beside the network.
+    for origin, target in [(network, copy), *((network.parent / p, copy.parent / p) for p in parts)]:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(origin, target)
         with target.open("rb") as copied:
@@ -66,10 +69,15 @@ def summarise(version_folder: Path, source: Path, user: str) -> None:
     (version_folder / SUMS).write_text("\n".join(lines) + "\n")
 
 
-def digest(path: Path) -> str:
-    """Return a file's SHA-256."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _check_part(part: Path, networks: set[str]) -> None:
+    """Refuse external data in the place of another file, or that would be taken for no part of a version."""
+    mend = "mend: save it with another name"
+    if part.name == SUMS or part.parts[0] in networks:
+        raise CommandFailed(
+            f"external data must not be called as another file of a version, '{part}'; {mend}"
+        )
+    if any(each.startswith(".") for each in part.parts):
+        raise CommandFailed(f"external data must not be hidden, got '{part}'; {mend}")
 
 
 def _network(source: Path, filename: str) -> Path:
@@ -81,4 +89,4 @@ def _network(source: Path, filename: str) -> Path:
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise WrongUsage(f"{source} must hold one ONNX file, it has: {names}")
-    return found[0]
+    return onnx_file.network_path(source, {"default_model_filename": found[0].relative_to(source)})

@@ -126,11 +126,26 @@ def remove(path: str) -> Callable[[Path], None]:
     return lambda repository: (repository / path).unlink()
 
 
-def version(**stamps: int) -> Callable[[Path], None]:
+def circle(*others: str) -> Callable[[Path], None]:
+    """Make ensembles that have each other as steps, the first of them of `whole`, the last has that."""
+
+    def change(repository: Path) -> None:
+        (repository / "whole" / "configs" / "cpu.pbtxt").unlink()
+        edit("whole/config.pbtxt", '"net"', f'"{others[0]}"')(repository)
+        for name, step in zip(others, (*others[1:], "whole"), strict=True):
+            (repository / name / "1").mkdir(parents=True)
+            text = ENSEMBLE.replace('"whole"', f'"{name}"').replace('"net"', f'"{step}"')
+            (repository / name / "config.pbtxt").write_text(text)
+
+    return change
+
+
+def version(operator: str = "Softmax", **stamps: int) -> Callable[[Path], None]:
     """Replace version 2 of the network by one that says it needs more than there is, and publish it."""
 
     def change(repository: Path) -> None:
         model = classifier()
+        model.graph.node[-1].op_type = operator
         model.ir_version = stamps.get("ir_version", model.ir_version)
         model.opset_import[0].version = stamps.get("opset", model.opset_import[0].version)
         path = repository / "net" / "2"
@@ -177,6 +192,18 @@ FAULTS = {
     "route-tensors": (
         edit("route/config.pbtxt", "dims: [ 4 ]", "dims: [ 5 ]"),
         r"ab_router: model 'route' names 'whole' for 'scores': expected TYPE_FP32 \[5\], got TYPE_FP32 \[4\]",
+    ),
+    "no-such-operator": (
+        version(operator="Softmaxx"),
+        "version 2: ONNX's checker refuses 'model.onnx': No Op registered for Softmaxx",
+    ),
+    "circle-of-two": (
+        circle("other"),
+        "whole, config.pbtxt, ensemble: its steps lead back to it: whole, other, whole",
+    ),
+    "circle-of-three": (
+        circle("other", "another"),
+        "another, config.pbtxt, ensemble: its steps lead back to it: another, whole, other, another",
     ),
     "no-steps": (
         edit("whole/config.pbtxt", ENSEMBLE.partition("ensemble_scheduling")[2], "{}"),
@@ -328,6 +355,17 @@ def test_what_git_loses_and_what_was_not_published_is_noted(repository):
         "net, version 1: not published by nereid: no SHA256SUMS",
         "pre, version 1: the folder is empty: git, and so every clone, would lose it",
     ]
+
+
+def test_hidden_folder_is_noted(repository):
+    """Triton loads what is hidden, too; a file is none of its business."""
+    (repository / ".git" / "1").mkdir(parents=True)
+    (repository / ".gitignore").touch()
+
+    (finding,) = (each for each in check(repository) if each.verdict != "ok")
+
+    assert (finding.verdict, finding.model) == ("note", ".git")
+    assert finding.found == "Triton takes it for a model when it is told to load all"
 
 
 def test_config_that_leaves_the_rest_to_triton_passes(repository):

@@ -1,0 +1,81 @@
+"""How a network is staged: what comes along, where it lies, and which names it must not have."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from ops import onnx_file
+from ops.cli import CommandFailed
+from ops.publish.candidate import stage
+from tests.networks import constant, network, value
+
+
+def save(path: Path, location: str) -> Path:
+    """Write a network, and beside it the file with its weights."""
+    model = network(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [value("x", "FP32", ["N", 2])],
+        [value("y", "FP32", ["N", 2])],
+        [constant("w", np.float32([1, 2]))],
+    )
+    (tensor,) = model.graph.initializer
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    (path.parent / location).parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / location).write_bytes(np.float32([1, 2]).tobytes())
+    onnx.save(model, path)
+    return path
+
+
+def files(folder: Path) -> set[str]:
+    """Return the files below a folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("location", "filename", "message"),
+    [
+        ("SHA256SUMS", "model.onnx", "must not be called as another file of a version, 'SHA256SUMS'"),
+        ("sub/SHA256SUMS", "model.onnx", "another file of a version, 'sub/SHA256SUMS'"),
+        ("model.onnx", "model.onnx", "another file of a version, 'model.onnx'"),
+        ("./net", "sub/net", "another file of a version, 'net'"),
+        ("model.onnx/w.bin", "model.onnx", "another file of a version, 'model.onnx/w.bin'"),
+        ("new.onnx", "model.onnx", "another file of a version, 'new.onnx'"),
+        (".w.bin", "model.onnx", "must not be hidden, got '.w.bin'"),
+        (".git/w.bin", "model.onnx", "must not be hidden, got '.git/w.bin'"),
+        ("w\n.bin", "model.onnx", "no characters of a file name"),
+    ],
+)
+def test_external_data_must_not_be_called_as_other_files(tmp_path, location, filename, message):
+    """Nothing of a version is overwritten, hidden, or breaks the list of checksums; nothing is copied."""
+    source = save(tmp_path / "new.onnx", location)
+
+    with pytest.raises(CommandFailed, match=message):
+        stage(source, tmp_path / "1", filename)
+
+    assert not (tmp_path / "1").exists()
+
+
+def test_external_data_lies_beside_the_network(tmp_path):
+    """With a network in a folder of its version, that is where ONNX Runtime looks for it."""
+    source = save(tmp_path / "new.onnx", "weights/w.bin")
+
+    stage(source, tmp_path / "1", "sub/net.onnx")
+
+    assert files(tmp_path / "1") == {"sub/net.onnx", "sub/weights/w.bin"}
+    assert onnx_file.check_external_data(onnx_file.read(tmp_path / "1" / "sub" / "net.onnx")) == 8
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "other.onnx"])
+def test_network_may_be_a_folder_of_its_name(tmp_path, name):
+    """Triton takes `model.onnx/model.onnx` for the network as well, so a source may be like that."""
+    (tmp_path / "new" / name).mkdir(parents=True)
+    save(tmp_path / "new" / name / "model.onnx", "w.bin")
+
+    stage(tmp_path / "new", tmp_path / "1", "model.onnx")
+
+    assert files(tmp_path / "1") == {"model.onnx", "w.bin"}
