@@ -20,9 +20,9 @@ from typing import Annotated, BinaryIO
 from msgspec import Meta, Struct
 
 from ops import json_lines
+from ops.check import digest
 from ops.cli import CommandFailed
 from ops.control import NotReached
-from ops.publish import candidate
 from python_backend.errors import InvalidConfig
 
 JOURNAL, STAGING, PUBLISHED, REJECTED = ".nereid-watch.jsonl", ".nereid-watch", "published", "rejected"
@@ -68,7 +68,7 @@ class Entry:
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of every file that is not hidden, by its path."""
         names = [name for name, *_ in self.files if not _is_hidden(Path(name))]
-        return {name: candidate.digest(self.root / name) for name in names}
+        return {name: digest(self.root / name) for name in names}
 
 
 class Line(Struct, frozen=True):
@@ -102,7 +102,7 @@ class DropFolder:
     Args:
         folder: an absolute path.
         log: the folder's journal, locked.
-        publish: does it; raises `CommandFailed` or `InvalidConfig` for what is rejected, or one of PASSING.
+        publish: does it; what it raises has the entry rejected, but for PASSING, or what has such a cause.
         settle_s: how long digests must stay the same.
         model: what all entries are for, whatever they are called.
         terms: what networks are held to: one that was rejected and still is there is tried on others again.
@@ -218,11 +218,14 @@ class DropFolder:
             model, version = self._publish(self._model_of(entry), copy)
         except PASSING:
             raise
-        except (CommandFailed, InvalidConfig) as error:
-            if isinstance(error.__cause__, PASSING):
-                raise NotNow(str(error)) from error
-            reason = str(error).replace(str(copy.parent), str(self._folder)).replace("\n", " ")
-            self._reject(entry, sha256, reason)
+        except Exception as error:
+            text = str(error)
+            if not isinstance(error, (CommandFailed, InvalidConfig)):  # it must not end the watcher, nor stay
+                text = f"unexpected {type(error).__name__}: {text}"
+            elif isinstance(error.__cause__, PASSING):
+                raise NotNow(text) from error
+            reason = text.replace(str(copy.parent), str(self._folder)).replace("\n", " ")
+            self._reject(entry, sha256, reason.encode(errors="replace").decode())
         else:
             is_there = self._put_away(entry, PUBLISHED, f"-v{version}")
             self._remember(entry, sha256, model, version, "", is_there)
@@ -349,9 +352,9 @@ def _free(folder: Path, path: Path, suffix: str) -> Path:
 
 
 def _digest(path: Path) -> str:
-    return candidate.digest(path) if path.exists() else ""
+    return digest(path) if path.exists() else ""
 
 
 def _sum(digests: Mapping[str, str]) -> str:
-    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+    lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests.items()))
     return hashlib.sha256(os.fsencode(lines)).hexdigest()

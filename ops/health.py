@@ -158,7 +158,8 @@ def answer(health: Health, path: str) -> tuple[HTTPStatus, str, str]:
     if path == "/metrics":
         return HTTPStatus.OK, TEXT, health.metrics()
     if path == "/livez":
-        is_good, body = health.is_live(), {"live": health.is_live()}
+        is_good = health.is_live()
+        body: dict[str, Any] = {"live": is_good}
     elif path == "/readyz":
         reasons = health.why_not_ready()
         is_good, body = not reasons, {"ready": not reasons, **reasons}

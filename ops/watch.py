@@ -11,11 +11,12 @@ from pathlib import Path
 from types import FrameType
 
 from ops import json_lines
-from ops.check import SUMS
+from ops.check import SUMS, digest
 from ops.cli import CommandFailed, WrongUsage
 from ops.drop_folder import JOURNAL, STAGING, DropFolder, NotNow, Publish, Tell
 from ops.examine import ExaminationFailed
-from ops.publish import candidate, publisher
+from ops.onnx_file import network_path
+from ops.publish import publisher
 from ops.publish.engine import working
 from ops.publish.network import Network, find_network
 from ops.run_dir import ServerRecord
@@ -67,7 +68,7 @@ def newest_like(network: Network, source: Path) -> int:
     version = max(network.served(), default=0)
     own = _digests_below(network.folder / str(version)) if version else set()
     theirs = _digests_below(source)
-    networks = {candidate.digest(path) for path in source.glob("*.onnx")} if source.is_dir() else theirs
+    networks = _networks_of(source) if source.is_dir() else theirs
     return version if networks and networks <= own <= theirs else 0
 
 
@@ -171,6 +172,11 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
+def _networks_of(folder: Path) -> set[str]:
+    paths = [network_path(folder, {"default_model_filename": each.name}) for each in folder.glob("*.onnx")]
+    return {digest(path) for path in paths if path.is_file()}
+
+
 def _digests_below(path: Path) -> set[str]:
     files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    return {candidate.digest(each) for each in files if each.name != SUMS}
+    return {digest(each) for each in files if each.name != SUMS}

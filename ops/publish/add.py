@@ -121,6 +121,11 @@ def _check_names(repository: Path, names: Names) -> None:
                 f"{repository} has a model '{name}' already; "
                 f"mend: nereid publish {names.route} for a new version, or another --name"
             )
+    route = repository / f"{names.route}.route.json"
+    if route.exists():
+        raise WrongUsage(
+            f"{repository} has a file '{route.name}' already; mend: put it elsewhere, or another --name"
+        )
 
 
 def _actions(names: Names) -> tuple[Action, ...]:

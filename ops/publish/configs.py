@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from google.protobuf.text_encoding import CEscape
+
 CPU_BATCH, GPU_BATCH = 8, 64
 CPU_INSTANCES = 2
 IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
@@ -28,7 +30,7 @@ class Tensor:
     def declare(self, side: str, more: str = "", name: str = "") -> str:
         """Write it as an `input` or `output`, perhaps under another name."""
         return (
-            f'{side} {{ name: "{name or self.name}" data_type: {self.datatype} '
+            f"{side} {{ name: {_quoted(name or self.name)} data_type: {self.datatype} "
             f"dims: [ {', '.join(map(str, self.dims))} ]{more} }}"
         )
 
@@ -104,7 +106,7 @@ class Addition:
         names = self.names
         return _lines(
             "# Preprocessing, then version 1 of the network. Profile `cpu` runs both in one process instead.",
-            f'name: "{names.pinned}"',
+            f"name: {_quoted(names.pinned)}",
             'platform: "ensemble"',
             f"max_batch_size: {CPU_BATCH}",
             IMAGE,
@@ -121,7 +123,7 @@ class Addition:
         names = self.names
         return _lines(
             "# On a CPU: the models that config.pbtxt names as steps, in one process.",
-            f'name: "{names.pinned}"',
+            f"name: {_quoted(names.pinned)}",
             'backend: "fused"',
             f"max_batch_size: {CPU_BATCH}",
             IMAGE,
@@ -147,7 +149,7 @@ class Addition:
         """The public name."""
         return _lines(
             "# The public name: an A/B route between the pinned models.",
-            f'name: "{self.names.route}"',
+            f"name: {_quoted(self.names.route)}",
             'backend: "ab_router"',
             f"max_batch_size: {CPU_BATCH}",
             IMAGE,
@@ -160,7 +162,7 @@ class Addition:
     def _network(self, what: str, batch: int, instances: str) -> str:
         return _lines(
             f"# {what}",
-            f'name: "{self.names.network}"',
+            f"name: {_quoted(self.names.network)}",
             'backend: "onnxruntime"',
             f"max_batch_size: {batch}",
             self.taken.declare("input"),
@@ -175,14 +177,15 @@ class Addition:
     def _warm_up(self, size: int) -> str:
         dims = ", ".join(map(str, self.taken.dims))
         return (
-            f'model_warmup {{ name: "{size}" batch_size: {size} inputs {{ key: "{self.taken.name}" value {{ '
-            f"data_type: {self.taken.datatype} dims: [ {dims} ] zero_data: true }} }} }}"
+            f'model_warmup {{ name: "{size}" batch_size: {size} inputs {{ '
+            f"key: {_quoted(self.taken.name)} value {{ data_type: {self.taken.datatype} "
+            f"dims: [ {dims} ] zero_data: true }} }} }}"
         )
 
     def _preprocess(self, what: str, batch: int, instances: str) -> str:
         return _lines(
             f"# {what}",
-            f'name: "{self.names.preprocess}"',
+            f"name: {_quoted(self.names.preprocess)}",
             'backend: "preprocess"',
             f"max_batch_size: {batch}",
             IMAGE,
@@ -195,14 +198,19 @@ class Addition:
 
 def _step(model: str, taken: Sequence[str], given: Sequence[str]) -> str:
     maps = "".join(
-        f'    {side} {{ key: "{key}" value: "{value}" }}\n'
+        f"    {side} {{ key: {_quoted(key)} value: {_quoted(value)} }}\n"
         for side, (key, value) in (("input_map", taken), ("output_map", given))
     )
-    return f'  step {{\n    model_name: "{model}"\n    model_version: 1\n{maps}  }}'
+    return f"  step {{\n    model_name: {_quoted(model)}\n    model_version: 1\n{maps}  }}"
 
 
 def _parameter(key: str, value: str) -> str:
-    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+    return f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(value)} }} }}\n"
+
+
+def _quoted(text: str) -> str:
+    """Write a string as the text format of protobuf has it, whatever characters are in it."""
+    return f'"{CEscape(text, as_utf8=True)}"'
 
 
 def _lines(*lines: str) -> str:

@@ -199,6 +199,30 @@ def test_name_that_is_taken_is_refused(repository, file):
     assert contents(repository) == before
 
 
+def test_route_file_that_is_there_is_kept(repository, file):
+    """A route file without its model may be a backup, or of a server elsewhere."""
+    repository.mkdir()
+    (repository / "small.route.json").write_text("mine")
+
+    with pytest.raises(WrongUsage, match=r"has a file 'small\.route\.json' already; mend: .* another --name"):
+        add(repository, wish(file), None)
+
+    assert [path.read_text() for path in repository.iterdir()] == ["mine"]
+
+
+def test_names_of_tensors_may_have_any_characters(repository, tmp_path):
+    """Quotes and backslashes of the network's names do not break the configs."""
+    model = classifier(outputs=['a"b\\c'])
+    model.graph.input[0].name = model.graph.node[0].input[0] = 'é"\n\\'
+    onnx.save(model, tmp_path / "new.onnx")
+
+    add(repository, wish(tmp_path / "new.onnx"), None)
+
+    assert [each for each in check(repository) if each.verdict != "ok"] == []
+    config = ModelConfig.from_file(repository / "small_network", 1)
+    assert [each.name for each in (*config.inputs, *config.outputs)] == ['é"\n\\', 'a"b\\c']
+
+
 def test_only_the_wanted_hardware_gets_configs(repository, file):
     """`--profile cpu` writes nothing for a GPU, and the other way round."""
     add(repository, wish(file, profiles=("cpu",)), None)

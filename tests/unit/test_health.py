@@ -55,6 +55,15 @@ def test_ready_when_every_model_has_answered(health):
     assert body(health, "/livez") == (200, {"live": True})
 
 
+def test_page_agrees_with_its_status(clock):
+    """What is live is looked up once: the next moment may have another answer."""
+    times = iter([0.0, 0.0, 0.0, pages.ALIVE_S - 1, pages.ALIVE_S + 1])
+    health = Health(lambda: next(times), lambda: 1.5e9)
+    health.enter(pages.RUNNING)
+
+    assert body(health, "/livez") == (200, {"live": True})
+
+
 def test_failing_model_is_named_with_its_reason(health, clock):
     """One model without an answer makes the whole not ready, and the next answer makes it ready again."""
     health.probed("eyes", DEAD, clock.now_s)

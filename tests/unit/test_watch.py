@@ -18,6 +18,7 @@ from ops.__main__ import app
 from ops.cli import CommandFailed, WrongUsage
 from ops.control import NotReached
 from ops.drop_folder import JOURNAL, STAGING, DropFolder, Line, NotNow, Publish, copied, see
+from ops.publish.network import find_network
 from ops.publish.publisher import Gates
 from python_backend.errors import InvalidConfig
 from tests.networks import ONE_INSTANCE, identity, store, tensor
@@ -386,6 +387,23 @@ def test_rejected_is_moved_aside_with_its_reason(drop, name, error):
     assert [model for model, _ in drop.publisher.given] == ["net"]
 
 
+@pytest.mark.parametrize(
+    "error", [ValueError("no\nway \udcff"), KeyError("x"), RecursionError("deep")], ids=repr
+)
+def test_error_that_nobody_expects_is_a_rejection(drop, error):
+    """One file can neither end the watcher nor keep the next one of its model waiting."""
+    drop.publisher.failures = [error]
+    drop.write("net@1.onnx", "a")
+    drop.write("net@2.onnx", "b")
+
+    drop.wait(20)
+
+    assert drop.published == [("net", "b")]
+    (reason,) = (line.reason for line in drop.lines if not line.version)
+    assert reason.startswith(f"unexpected {type(error).__name__}: ")
+    assert "\n" not in reason
+
+
 def test_rejected_twice_in_a_second_are_both_kept(drop):
     """A name that is taken is not overwritten."""
     for text in "ab":
@@ -635,6 +653,13 @@ def test_newest_version_is_not_published_again(repository, tmp_path, is_folder):
 
     assert publish_to(repository)("net", source) == ("net", 1)
     assert [each.name for each in sorted((repository / "net").iterdir())] == ["1", "config.pbtxt"]
+
+
+def test_newest_version_is_found_in_a_folder_with_a_folder_of_its_name(repository, tmp_path):
+    """The network may be in a folder that is called as Triton calls the network."""
+    shutil.copytree(repository / "net" / "1", tmp_path / "new" / "model.onnx")
+
+    assert watch.newest_like(find_network(repository, "net"), tmp_path / "new") == 1
 
 
 def test_server_is_looked_up_for_each_publication(repository):
