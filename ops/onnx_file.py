@@ -111,6 +111,8 @@ def read(path: Path) -> OnnxFile:
     with _blamed(path):
         model = _parse(onnx, path, content)
         _check_text(path, model)
+        for tensor in tensors(model):
+            _check_element(onnx, tensor.name, tensor.data_type)
         return OnnxFile(
             path=path,
             sha256=hashlib.sha256(content).hexdigest(),
@@ -293,6 +295,11 @@ def _parse(onnx: Any, path: Path, content: bytes) -> Any:
     return model
 
 
+def _check_element(onnx: Any, name: str, element: int) -> None:
+    if element not in onnx.TensorProto.DataType.values():
+        raise InvalidOnnx(f"'{name}' of the network has element type {element}: no such")
+
+
 def _check_text(path: Path, model: Any) -> None:
     """Refuse names that are not UTF-8, on which other readers break; protobuf gives them as bytes."""
     for name in _names(model):
@@ -335,8 +342,7 @@ def _tensor(onnx: Any, value: Any) -> NetworkTensor:
         found = (kind or "none").removesuffix("_type")
         raise InvalidOnnx(f"'{value.name}' of the network must be a tensor, got {found}")
     declared = value.type.tensor_type
-    if declared.elem_type not in onnx.TensorProto.DataType.values():
-        raise InvalidOnnx(f"'{value.name}' of the network has element type {declared.elem_type}: no such")
+    _check_element(onnx, value.name, declared.elem_type)
     element = onnx.TensorProto.DataType.Name(declared.elem_type).lower()
     shape = tuple(each.dim_value if each.HasField("dim_value") else -1 for each in declared.shape.dim)
     return NetworkTensor(element, shape)

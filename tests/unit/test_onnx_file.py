@@ -130,7 +130,15 @@ def typed(element: int) -> bytes:
     return model.SerializeToString()
 
 
+def weights_typed(element: int) -> bytes:
+    """Write a network whose weights have elements of this number."""
+    model = weighted()
+    model.graph.initializer[0].data_type = element
+    return model.SerializeToString()
+
+
 DAMAGED = {
+    "element-type-of-weights": (weights_typed(126), "'w' of the network has element type 126"),
     "element-type": (typed(99), "'x' of the network has element type 99"),
     "input-name": (garbled(weighted(), "x"), r"is damaged, it has a name that is no UTF-8 text: b'\\xff'"),
     "dim-name": (garbled(weighted(), "N"), "is damaged, it has a name that is no UTF-8 text"),
