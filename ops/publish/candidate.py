@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ops import onnx_file
-from ops.check import SUMS
-from ops.check import digest as digest
+from ops.check import SUMS, digest
 from ops.cli import CommandFailed, WrongUsage
 
 LABELS = "labels.txt"

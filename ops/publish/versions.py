@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.check import SUMS
+from ops.check import SUMS, digest
 from ops.control import Control
-from ops.publish.candidate import digest
 from ops.publish.network import Network, find_network
 from ops.repository import versions_there
 from ops.route.target import find_routes, look

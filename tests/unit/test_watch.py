@@ -700,13 +700,9 @@ def test_unknown_model_is_the_files_fault_and_a_lost_repository_is_not(repositor
 def test_failed_recovery_is_not_the_files_fault(repository, tmp_path):
     """Whatever another publication left that cannot be made good now says nothing of this file."""
     (tmp_path / ".repository.nereid").mkdir()
-    left = (
-        '{"time":"2026-11-21T12:00:00Z","event":"commit","operation":{"id":"1","kind":"publish","model":"net",'
-        '"version":2,"user":"me","actions":[{"type":"Install","path":"net/2","model":""}]}}\n'
-    )
-    (tmp_path / ".repository.nereid" / "journal.jsonl").write_text(left)
+    (tmp_path / ".repository.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
 
-    with pytest.raises(NotNow, match="is gone"):
+    with pytest.raises(NotNow, match="is of another release"):
         publish_to(repository)("net", repository / "net" / "1" / "model.onnx")
 
 
