@@ -59,6 +59,7 @@ bench: .venv/.testing  ## what serving costs against the same work in process; r
 	$(BIN)/python -m loadtest.backend --record backend
 	$(BIN)/python -m loadtest.memory --record memory
 	$(BIN)/python -m loadtest.recovery --record recovery
+	$(BIN)/python -m loadtest.swap --record swap
 
 docs: .venv/.testing  ## write docs/operations.md from the command line's own help
 	$(BIN)/python -m ops.docs
