@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 import typer.main
 
-from loadtest import backend, memory, parity, preprocess, route
+from loadtest import backend, memory, parity, preprocess, recovery, route, swap
 from loadtest.overhead import markdown
 from ops import docs
 from ops.__main__ import app
@@ -97,8 +97,10 @@ def test_readme_has_the_recorded_numbers(root):
         (preprocess, "preprocess.md"),
         (parity, "preprocess.md"),
         (route, "routing.md"),
+        (recovery, "supervision.md"),
+        (swap, "publishing.md"),
     ],
-    ids=["backend", "memory", "preprocess", "parity", "route"],
+    ids=["backend", "memory", "preprocess", "parity", "route", "recovery", "swap"],
 )
 def test_page_has_the_recorded_numbers(root, module, page):
     """What a backend costs and how exact it is is what the last recorded run says, with machine and date."""
