@@ -114,6 +114,17 @@ def test_page_has_the_recorded_numbers(root, module, page):
     assert recorded["command"] in (root / "Makefile").read_text()
 
 
+def test_page_says_that_no_answer_was_wrong_only_if_none_was(root):
+    """What stands in prose about publishing is the record's, too."""
+    recorded = json.loads((root / "loadtest" / "results" / "swap.json").read_text())
+    text = " ".join((root / "docs" / "publishing.md").read_text().split())
+
+    assert f"while {recorded['cycles']} versions are published" in text
+    assert f"{recorded['requests']:,} requests, {recorded['wrong']} failed or wrong." in text
+    assert f"A publication takes {recorded['publish_s']} s under that load" in text
+    assert f"memory after it all is {recorded['memory_growth']} times" in text
+
+
 def test_every_field_of_a_route_is_documented(root):
     """Each field that a route file may have is named on its page, and its example is a route."""
     text = (root / "docs" / "routing.md").read_text()
