@@ -1,16 +1,20 @@
 """Publishing for tests: a repository whose versions answer with their own numbers."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
+from onnx import helper
 
 from ops.embedded import EmbeddedServer
 from ops.publish.publisher import Gates, Published, publish
 from ops.run_dir import ServerRecord
+from tests.networks import constant, network, value
 from tests.routes import (
     ALL_VERSIONS,
     NETWORK,
@@ -24,9 +28,31 @@ from tests.routes import (
 )
 
 NET, ROUTE = "net", "r"
+# Of the network that `classifier` builds.
+CLASSES, SIDE = 5, 32
 ONLY_FIRST = "version_policy { specific { versions: [ 1 ] } }  # grows\n"
 # Each version adds its own number, so its answers are never those of another.
 OTHER_ANSWERS = Gates(is_change_accepted=True, most_slowdown=100)
+
+
+def classifier(
+    datatype="FP32", shape=("N", 3, SIDE, SIDE), outputs=("logits",), classes=CLASSES
+) -> onnx.ModelProto:
+    """Build a network that averages the pixels of each channel and draws class scores from them."""
+    is_last = shape[-1] == 3
+    axes = [1, 2] if is_last else [2, 3]
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["floats"], ["means"], axes=axes, keepdims=0),
+    ]
+    nodes += [helper.make_node("MatMul", ["means", "weights"], [name]) for name in outputs]
+    weights = np.linspace(-1, 1, 3 * classes, dtype=np.float32).reshape(3, classes)
+    return network(
+        nodes,
+        [value("images", datatype, shape)],
+        [value(name, "FP32", [shape[0], classes]) for name in outputs],
+        [constant("weights", weights)],
+    )
 
 
 def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
@@ -46,8 +72,6 @@ def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
 
 def write_route(repository: Path, *variants) -> None:
     """Write the file of route `r`."""
-    import json
-
     replace(repository / f"{ROUTE}.route.json", json.dumps(document(*variants)).encode())
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from ops.check import check
 from ops.cli import CommandFailed, WrongUsage
@@ -11,29 +11,7 @@ from ops.publish.add import Wish, add
 from ops.repository import Pin, configs, hidden_models, pins
 from python_backend.model_config import ModelConfig
 from python_backend.routing import parse_route
-from tests.networks import constant, network, value
-from tests.publishing import contents
-
-CLASSES, SIDE = 5, 32
-FLOATS = ("FP32", ["N", 3, SIDE, SIDE])
-
-
-def classifier(datatype="FP32", shape=FLOATS[1], outputs=("logits",), classes=CLASSES) -> onnx.ModelProto:
-    """Build a network that averages the pixels of each channel and draws class scores from them."""
-    is_last = shape[-1] == 3
-    axes = [1, 2] if is_last else [2, 3]
-    nodes = [
-        helper.make_node("Cast", ["images"], ["floats"], to=onnx.TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["floats"], ["means"], axes=axes, keepdims=0),
-    ]
-    nodes += [helper.make_node("MatMul", ["means", "weights"], [name]) for name in outputs]
-    weights = np.linspace(-1, 1, 3 * classes, dtype=np.float32).reshape(3, classes)
-    return network(
-        nodes,
-        [value("images", datatype, shape)],
-        [value(name, "FP32", [shape[0], classes]) for name in outputs],
-        [constant("weights", weights)],
-    )
+from tests.publishing import CLASSES, SIDE, classifier, contents
 
 
 @pytest.fixture

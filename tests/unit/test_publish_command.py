@@ -1,0 +1,81 @@
+"""The commands that change the set of models: what they print, where, and with which exit code."""
+
+import json
+
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from ops.__main__ import app
+from tests.publishing import NET, candidate, classifier, contents, store_published
+
+
+@pytest.fixture
+def nereid(tmp_path):
+    """Run `nereid`, on a repository of `net` that no server serves."""
+    store_published(tmp_path / "models")
+    environment = {"NEREID_REPOSITORY": str(tmp_path / "models"), "XDG_RUNTIME_DIR": str(tmp_path)}
+
+    def run(*words: object):
+        return CliRunner().invoke(app, [str(word) for word in words], env=environment)
+
+    return run
+
+
+def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
+    """One line on stdout when it is done, progress on stderr, exit code 0."""
+    done = nereid(
+        "publish", NET, candidate(tmp_path, 2), "--accept-change", "--max-slowdown", 100, "--weight", 7
+    )
+    assert (done.exit_code, done.stdout.split(",")[0]) == (0, "net 2: in the repository")
+    assert "adds-2.onnx: staged as version 2 of net\n" in done.stderr
+
+    listed = json.loads(nereid("versions", "r", "--json").stdout)
+    assert [(each["version"], each["shares"]) for each in listed["versions"]] == [
+        (2, {"r": 7 / 107}),
+        (1, {"r": 100 / 107}),
+    ]
+    assert "adds-2.onnx" in nereid("versions", "r").stdout
+
+    rolled = nereid("rollback", NET)
+    assert (rolled.exit_code, rolled.stdout) == (
+        0,
+        "r: generation 2, v1 100 %, v2 0 %, written without asking a server\n",
+    )
+    assert nereid("retire", NET, 2).stdout == "net 2: retired\n"
+
+
+def test_network_is_added(nereid, tmp_path):
+    """The line says what it is called, and that no server has it yet."""
+    onnx.save(classifier(), tmp_path / "new.onnx")
+
+    done = nereid("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet", "--profile", "cpu")
+
+    assert (done.exit_code, done.stdout.split(",")[0]) == (0, "small: in the repository")
+    assert "note: output 'logits' holds no probabilities" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "reason"),
+    [
+        (("publish", NET, "{bad}"), 1, "is empty (0 bytes)"),
+        (("publish", NET, "nowhere.onnx"), 2, "nowhere.onnx does not exist"),
+        (("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
+        (("publish", NET, "{bad}", "--images", "nowhere"), 2, "nowhere does not exist"),
+        (("add", "{bad}", "--name", "a b", "--preset", "imagenet"), 2, "a name has letters"),
+        (("rollback", NET), 2, "has no version of 'net' before 1"),
+        (("retire", NET, 5), 2, "'net' has no version 5, it has: 1"),
+        (("versions", "other"), 2, "has no network 'other', it has: net"),
+    ],
+    ids=["empty", "no-file", "no-model", "no-images", "bad-name", "no-way-back", "no-version", "unknown"],
+)
+def test_failure_is_told_and_changes_nothing(nereid, tmp_path, words, status, reason):
+    """Exit code 1 for what cannot be done, 2 for what cannot be meant, and the reason on stderr."""
+    (tmp_path / "bad.onnx").write_bytes(b"")
+    before = contents(tmp_path / "models")
+
+    done = nereid(*(str(word).replace("{bad}", str(tmp_path / "bad.onnx")) for word in words))
+
+    assert (done.exit_code, done.stdout) == (status, "")
+    assert reason in done.stderr
+    assert contents(tmp_path / "models") == before
