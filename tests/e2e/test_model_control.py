@@ -141,7 +141,7 @@ def test_old_network_answers_while_the_new_one_loads(server, client):
     assert [number for number, _ in itertools.groupby(seen)] == [1, 2]
 
 
-@pytest.mark.parametrize("broken", ["model.onnx", "config.pbtxt"])
+@pytest.mark.parametrize("broken", ["model.onnx", pytest.param("config.pbtxt", marks=pytest.mark.slow)])
 def test_failed_reload_leaves_the_old_network_serving(server, client, broken):
     """A bad file or a bad config is refused, and the model goes on as it was."""
     name = f"kept_{broken.partition('.')[0]}"
@@ -175,6 +175,7 @@ def override(**changes) -> str:
     )
 
 
+@pytest.mark.slow
 def test_load_may_bring_its_own_config(server, client):
     """A config in the load request holds until the repository's own is touched and loaded."""
     publish(server, "adjusted", 1)
@@ -214,6 +215,7 @@ def test_load_may_bring_its_own_network(server, client):
     assert not client.is_model_ready("carried", "1")
 
 
+@pytest.mark.slow
 def test_load_that_brings_a_bad_network_is_refused(server, client):
     """A broken file in a load request fails that load; the repository's own can be loaded afterwards."""
     publish(server, "spoiled", 1)

@@ -183,6 +183,7 @@ def test_runs_and_refusals_are_counted(server):
     await_metric(server, f'nereid_onnxruntime_instances{labels}provider="CPUExecutionProvider"', 1)
 
 
+@pytest.mark.slow
 def test_unloaded_model_leaves_the_metrics_page(server):
     """An instance that is gone is not counted any more."""
     pattern = r'nereid_onnxruntime_instances\{model="brief"'

@@ -648,9 +648,10 @@ def test_completion_is_logged_in_the_words_of_nvidia(loader, repository, alone, 
 
 @pytest.mark.parametrize(
     ("default", "expected", "dims"),
-    [pytest.param(0, (0, None), [-1, 4], marks=pytest.mark.slow), (16, (16, [16]), [4])],
+    [(0, (0, None), [-1, 4]), (16, (16, [16]), [4])],
     ids=["never", "sixteen"],
 )
+@pytest.mark.slow
 def test_default_batch_size_is_taken_from_the_command_line(tmp_path, default, expected, dims):
     """`--backend-config=onnxruntime,default-max-batch-size=N` replaces the 4; 0 turns batching off."""
     for folder in ("models", "run"):

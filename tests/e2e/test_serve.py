@@ -175,7 +175,13 @@ NETWORK_2 = "efficientnet_lite0/2/model.onnx"
             ["model 'efficientnet_lite0'", "unable to find", NETWORK_2],
             marks=pytest.mark.slow,
         ),
-        ("cpu", NETWORK_2, None, ["model 'classify_v2'", "unable to find", NETWORK_2]),
+        pytest.param(
+            "cpu",
+            NETWORK_2,
+            None,
+            ["model 'classify_v2'", "unable to find", NETWORK_2],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "cpu",
             "imagenet_preprocess/config.pbtxt",
@@ -260,6 +266,7 @@ def test_unusable_host_is_an_error(host, environment):
     assert f"on {host} cannot be used" in done.stderr
 
 
+@pytest.mark.slow
 def test_repository_without_profiles_is_served(environment, tmp_path):
     """Somebody else's repository has no configs/cpu.pbtxt; it is served as it is."""
     model = shutil.copytree(REPOSITORY / "imagenet_preprocess", tmp_path / "theirs" / "imagenet_preprocess")
