@@ -197,6 +197,7 @@ def test_unloaded_model_leaves_the_metrics_page(server):
     await_metric(server, pattern, 0)
 
 
+@pytest.mark.slow
 def test_cancelled_request_does_not_run(server):
     """A request that waits for a busy instance is not computed once its client has left."""
     runs = r'nereid_onnxruntime_run_seconds_count\{model="slow"'

@@ -457,8 +457,9 @@ def test_what_this_backend_does_not_do_is_refused_by_name(loader, case):
     assert [word for word in case.expected if word not in refusal or word not in reason] == []
 
 
-@pytest.mark.parametrize("config", ["", BATCHED], ids=["to be filled in", "complete"])
-@pytest.mark.parametrize("is_folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize(
+    ("config", "is_folder"), [("", False), (BATCHED, True)], ids=["file, to be filled in", "folder, complete"]
+)
 def test_missing_network_is_named_by_its_path(loader, repository, config, is_folder):
     """Without the file, or without `model.onnx` in a folder of that name, the message has the whole path."""
     name = f"missing_{is_folder}_{bool(config)}"

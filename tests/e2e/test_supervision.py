@@ -87,6 +87,7 @@ def test_killed_stub_is_replaced(served):
     assert served.log.count("supervisor: model 'eyes' version 1 had a dead stub (found by pid)") == before + 1
 
 
+@pytest.mark.slow
 def test_sigterm_turns_readiness_off_first(tmp_path):
     """After SIGTERM the server answers for the drain time, but is not ready; a second signal ends it now."""
     store_eyes(tmp_path / "repository", "eyes", 10)
