@@ -50,13 +50,13 @@ class Control:
     def is_ready(self, model: str, version: int) -> bool:
         """Tell whether a version of a model can be called."""
         try:
-            return bool(self._call("is_model_ready", self._ask_s, model, str(version), with_token=False))
+            return bool(self._call("is_model_ready", model, str(version), with_token=False))
         except Refused:
             return False
 
     def ready_versions(self) -> dict[str, set[int]]:
         """Return which versions of which models can be called, as the server's index has it."""
-        index = self._call("get_model_repository_index", self._ask_s)
+        index = self._call("get_model_repository_index")
         found: dict[str, set[int]] = {}
         for entry in index.models:
             if entry.state == "READY":
@@ -65,22 +65,22 @@ class Control:
 
     def load(self, model: str) -> None:
         """Load a model as its folder has it now; versions that have not changed stay as they are."""
-        self._call("load_model", self._load_s, model)
+        self._call("load_model", model, is_load=True)
 
     def unload(self, model: str) -> None:
         """Unload all versions of a model once their requests are answered."""
-        self._call("unload_model", self._load_s, model)
+        self._call("unload_model", model, is_load=True)
 
-    def _call(self, name: str, timeout_s: float, *args: Any, with_token: bool = True) -> Any:
+    def _call(self, name: str, *args: Any, is_load: bool = False, with_token: bool = True) -> Any:
         headers = self._headers if with_token else {}
+        timeout_s = self._load_s if is_load else self._ask_s
         with self._connected() as client:
             call: Callable[..., Any] = getattr(client, name)
             try:
                 return call(*args, headers=headers, client_timeout=timeout_s)
             except InferenceServerException as error:
                 text = error.message() or str(error)
-                is_late_load = timeout_s == self._load_s and error.status() == LATE
-                if is_late_load:
+                if is_load and error.status() == LATE:
                     raise Refused(f"not done after {timeout_s:g} s") from None
                 if error.status() in UNREACHED and not any(word in text for word in OWN_WORDS):
                     raise NotReached(f"the server at {self._url} does not answer: {text}") from None

@@ -30,6 +30,7 @@ Salt = Annotated[
     Meta(pattern=r"^[ -~]{1,64}(?!\n)$", description="Printable ASCII, the hash's key; another shuffles."),
 ]
 DEADLINE_MS = 10_000
+MOST_VARIANTS, MOST_WEIGHT = 16, 10**9
 # What one instance of a route can be set to at most.
 MOST_IN_FLIGHT, MOST_MIRRORED = 64, 16
 # Each holds a thread: as many calls again may be late, whose clients have been told.
@@ -43,7 +44,7 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     model: Annotated[str, Meta(min_length=1, description="A model of the repository.")]
     version: Version
     weight: Annotated[
-        Annotated[int, Meta(ge=0, le=10**9)] | Annotated[float, Meta(ge=0, le=1e9)],
+        Annotated[int, Meta(ge=0, le=MOST_WEIGHT)] | Annotated[float, Meta(ge=0, le=float(MOST_WEIGHT))],
         Meta(description="Relative share; 0 for only when asked for."),
     ]
     headers: Annotated[
@@ -88,7 +89,7 @@ class BreakerSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of a route file: the variants behind one public name."""
 
-    variants: Annotated[tuple[Variant, ...], Meta(min_length=1, max_length=16)]
+    variants: Annotated[tuple[Variant, ...], Meta(min_length=1, max_length=MOST_VARIANTS)]
     default: Annotated[str, Meta(description="The variant that serves for one that is failing.")]
     salts: Salts
     shadows: tuple[Shadow, ...] = ()

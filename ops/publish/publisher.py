@@ -27,9 +27,8 @@ from ops.route.server import RunningServer
 from ops.route.target import Target, find_routes, look
 from ops.run_dir import ServerRecord
 from python_backend.model_config import read_pbtxt
+from python_backend.routing import MOST_VARIANTS, MOST_WEIGHT
 
-# Of a route, as python_backend.routing has it.
-MOST_VARIANTS, MOST_WEIGHT = 16, 1e9
 ROLLBACK_S = 30.0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ops.check import SUMS, digest
 from ops.control import Control
+from ops.onnx_file import network_path
 from ops.publish.network import Network, find_network
 from ops.repository import versions_there
 from ops.route.target import find_routes, look
@@ -56,7 +57,7 @@ def _state(
     told = PUBLISHED.search(sums.read_text()) if sums.exists() else None
     files = [path for path in folder.rglob("*") if path.is_file()]
     document = network.config(version).document
-    model = folder / str(document.get("default_model_filename") or "model.onnx")
+    model = network_path(folder, document)
     names = tuple(pin.model for pin in own.pins)
     return VersionState(
         version=version,
