@@ -1,0 +1,91 @@
+"""What a classifier raises, and whose fault it was: the same classes over every transport.
+
+    ClassifierError
+    ├── RequestRefused    caller    the request itself: the same one will be refused again
+    ├── ServerFailed      server    it took the request, and failed
+    ├── Overloaded        server    it took none: too much at once, so not again at once
+    ├── TimedOut          server    no answer in time; it may still be computed
+    ├── Unavailable       server    the model is not there: it has not seen the request
+    └── Unreachable       network   no connection, or one that broke
+
+The texts that tell them apart are part of the server's contract: docs/contract.md.
+"""
+
+from typing import ClassVar, Literal
+
+from tritonclient.utils import InferenceServerException
+
+Fault = Literal["caller", "server", "network"]
+# The statuses that say the request itself was at fault, as each protocol spells them.
+REFUSED = ("400", "404", "StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
+# gRPC's own words for a call that reached no server have these statuses, and so has what Triton sheds.
+NOT_ANSWERED = ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED")
+LATE = ("StatusCode.DEADLINE_EXCEEDED",)
+
+
+class ClassifierError(Exception):
+    """Base of what a classifier raises; the message is the server's own."""
+
+    fault: ClassVar[Fault] = "server"
+    is_repeatable: ClassVar[bool] = False
+
+
+class RequestRefused(ClassifierError):
+    """The request was at fault: the same one will be refused again."""
+
+    fault = "caller"
+
+
+class ServerFailed(ClassifierError):
+    """The server took the request, and failed."""
+
+
+class Overloaded(ServerFailed):
+    """The server has too much to do, and took no notice of the request; sending it again makes it worse."""
+
+
+class TimedOut(ServerFailed):
+    """The answer did not come in time; it may still be computed."""
+
+
+class Unavailable(ServerFailed):
+    """The model that would answer is not there; it has not seen the request."""
+
+    is_repeatable = True
+
+
+class Unreachable(ServerFailed):
+    """The server cannot be reached, the connection broke, or what answers there is no Triton."""
+
+    fault = "network"
+    is_repeatable = True
+
+
+# Where each text stands in a message is not fixed: an ensemble puts its own words in front.
+_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
+    ("invalid request: ", RequestRefused),
+    ("invalid image: ", RequestRefused),
+    ("inference failed: ", ServerFailed),
+    ("overloaded: ", Overloaded),
+    ("deadline exceeded: ", TimedOut),
+    ("unavailable: ", Unavailable),
+    # Triton's own. Source: core and python_backend r24.10; each was seen.
+    ("Exceeds maximum queue size", Overloaded),
+    ("Request timeout expired", TimedOut),
+    ("is not healthy", ServerFailed),
+    ("is not ready", Unavailable),
+    ("is restricted", RequestRefused),
+)
+
+
+def from_triton(error: InferenceServerException) -> ClassifierError:
+    """Return the error that Triton's answer, or the transport's failure, means."""
+    status, text = error.status(), error.message() or str(error)
+    found = [(text.find(words), kind) for words, kind in _TEXTS if words in text]
+    if found:
+        return min(found, key=lambda pair: pair[0])[1](text)
+    if status in REFUSED:
+        return RequestRefused(text)
+    if status in LATE:
+        return TimedOut(text)
+    return Unreachable(text) if status in NOT_ANSWERED else ServerFailed(text)

@@ -1,0 +1,120 @@
+"""What all classifiers share of a request: its options, and how tritonclient takes it. No I/O."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+
+from clients.errors import RequestRefused
+from clients.prediction import REASON, SCORES, VARIANT, VERSION
+
+Protocol = Literal["grpc", "http"]
+DEFAULT_PORTS: dict[Protocol, int] = {"http": 8000, "grpc": 8001}
+TENSORS: dict[Protocol, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+TIMEOUT_S = 30.0
+# Triton takes a timeout in µs, as an integer; beyond this nobody waits.
+MOST_TIMEOUT_S = 86_400.0
+# A broken connection is tried again soon: by default gRPC waits a second, then longer and longer.
+CHANNEL = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+class Options(TypedDict, total=False):
+    """How an image is classified; every one may be left out.
+
+    Attributes:
+        top_k: how many classes to return, best first; 5.
+        variant: let this variant of the route answer.
+        version: let the variant with this version of the network answer.
+        route_key: sticky identity: the same key gets the same variant.
+        timeout_s: how long the answer may take, all attempts together; what is left of it goes to the server.
+        request_id: printable ASCII that the answer repeats; a random one.
+        headers: further ones, such as `x-route-group` for a route's rules, or `traceparent`.
+    """
+
+    top_k: int
+    variant: str
+    version: str
+    route_key: str
+    timeout_s: float
+    request_id: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is asked of a model, whatever the image; `top_k` 0 is for the scores of all classes."""
+
+    top_k: int
+    headers: Mapping[str, str]
+    request_id: str
+    timeout_s: float
+
+    def arguments(
+        self, protocol: Protocol, tensor: Any, outputs: Sequence[str], remaining_s: float
+    ) -> dict[str, Any]:
+        """Return what `infer` of tritonclient takes beside the model."""
+        requested = TENSORS[protocol].InferRequestedOutput
+        arguments = {
+            "inputs": [tensor],
+            "outputs": [requested(name, class_count=self.top_k if name == SCORES else 0) for name in outputs],
+            "headers": dict(self.headers),
+            "request_id": self.request_id,
+            "timeout": max(1, int(remaining_s * 1e6)),
+        }
+        return arguments | ({"client_timeout": remaining_s} if protocol == "grpc" else {})
+
+
+def ask(options: Options, timeout_s: float) -> Ask:
+    """Read the options of one call; `timeout_s` is that of a call that says none.
+
+    Raises:
+        ValueError: one of them cannot be meant.
+    """
+    given = {
+        **{name.lower(): value for name, value in options.get("headers", {}).items()},
+        "x-variant": options.get("variant", ""),
+        "x-model-version": options.get("version", ""),
+        "x-route-key": options.get("route_key", ""),
+    }
+    headers = {name: value for name, value in given.items() if value}
+    request_id = options.get("request_id") or uuid.uuid4().hex
+    for name, value in {**headers, "request_id": request_id}.items():
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError(f"{name} must be printable ASCII, got {value!r}")
+    if (top_k := options.get("top_k", 5)) < 1:
+        raise ValueError(f"top_k must be at least 1, got {top_k}")
+    timeout_s = options.get("timeout_s", timeout_s)
+    if not 0 < timeout_s <= MOST_TIMEOUT_S:
+        raise ValueError(f"timeout_s must be more than 0 and at most {MOST_TIMEOUT_S:g}, got {timeout_s}")
+    return Ask(top_k, headers, request_id, timeout_s)
+
+
+def image_tensor(protocol: Protocol, images: Sequence[bytes]) -> Any:
+    """Return encoded images as the input `image`, BYTES [N, 1]."""
+    tensor = TENSORS[protocol].InferInput("image", [len(images), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array(images, dtype=object).reshape(-1, 1))
+    return tensor
+
+
+def wanted_outputs(metadata: Mapping[str, Any]) -> list[str]:
+    """Return which of a model's outputs are asked for.
+
+    Raises:
+        RequestRefused: the model is none that classifies.
+    """
+    names = {output["name"] for output in metadata["outputs"]}
+    if SCORES not in names:
+        raise RequestRefused(
+            f"model '{metadata['name']}' has no output '{SCORES}', it has: {', '.join(sorted(names))}"
+        )
+    return sorted(names & {SCORES, VARIANT, VERSION, REASON})
