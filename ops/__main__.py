@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ops import keys
 from ops.cli import FAILED, WRONG_USAGE, Repository, fail, reporting
 from ops.embedded import DEFAULT_PROFILE, REPOSITORY, Ports, ServerError, ServerOptions
 from ops.publish import commands as publish_commands
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(route_commands.app, name="route")
+app.add_typer(keys.app, name="key")
 for command in (
     publish_commands.add,
     publish_commands.publish,
@@ -174,6 +176,11 @@ def hand_on_environment(context: typer.Context) -> None:
 @route_commands.app.callback()
 def route() -> None:
     """Look at a route and change it: what a change breaks is refused, and one command goes back."""
+
+
+@keys.app.callback()
+def key() -> None:
+    """Say who may use a gateway: make keys, list them, take them back."""
 
 
 def main() -> None:

@@ -9,10 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from clients.classifier import Classifier
+from clients.gateway.route import RouteConflict, RouteFailed, RouteRefused
 from clients.samples import COFFEE
 from ops import run_dir
 from ops.__main__ import app
 from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerOptions, free_ports
+from ops.route.gateway import RepositoryRoute
 from ops.run_dir import ServerRecord
 from tests.e2e.conftest import url
 
@@ -80,6 +82,32 @@ def test_show_tells_what_the_server_does(served, nereid):
 
     assert (shown["status"], shown["served_sha256"]) == ("served", [shown["sha256"]])
     assert shown["breakers"] == {"v1": "closed", "v2": "closed"}
+
+
+def test_gateway_shows_and_changes_the_same_route(served, nereid):
+    """A gateway's change is one like any other: checked, served, in the history; late, it is refused."""
+    environment, repository = served[1], served[0].options.repository
+    route = RepositoryRoute(repository, "", lambda: run_dir.find(run_dir.root(environment), repository))
+    before = route.show()
+    assert (before.model, before.is_served) == ("classify", True)
+
+    after = route.set_weights({"v1": 25, "v2": 75}, before.generation, "key 'alice'")
+
+    assert (after.generation, after.is_served) == (before.generation + 1, True)
+    assert {each.name: (each.version, each.share) for each in after.variants} == {
+        "v1": ("1", 0.25),
+        "v2": ("2", 0.75),
+    }
+    assert (
+        json.loads(nereid("history", "--json").stdout)[0]["note"] == "set through the gateway by key 'alice'"
+    )
+    with pytest.raises(RouteConflict, match=f"has generation {after.generation}, not {before.generation}"):
+        route.set_weights({"v1": 1}, before.generation, "")
+    with pytest.raises(RouteRefused, match="unknown variant 'v9', known are: v1, v2"):
+        route.set_weights({"v9": 1}, None, "")
+    assert route.show().generation == after.generation
+    with pytest.raises(RouteFailed, match="has no route"):
+        RepositoryRoute(repository / "classify", "", lambda: None).show()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""The route of a repository on this machine, as a gateway shows and changes it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from clients.gateway.route import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
+from ops.cli import CommandFailed, WrongUsage
+from ops.route import change
+from ops.route.change import Proposal, Propose
+from ops.route.server import SERVED, RunningServer, ask_served
+from ops.route.target import Present, check, find_route, look
+from ops.run_dir import ServerRecord
+from python_backend.errors import InvalidConfig
+from python_backend.routing import shares
+
+
+class RepositoryRoute:
+    """One route; its methods block.
+
+    Args:
+        repository: the one that is served.
+        name: of the route.
+        find: returns the running server of the repository, if there is one.
+    """
+
+    def __init__(self, repository: Path, name: str, find: Callable[[], ServerRecord | None]) -> None:
+        self._repository, self._name, self._find = repository, name, find
+
+    def show(self) -> RouteState:
+        """Return the route as its file has it, and what the server makes of it.
+
+        Raises:
+            RouteFailed: there is no such route, or its file cannot be read.
+        """
+        try:
+            target = find_route(self._repository, self._name)
+            present = look(target)
+            route = present.route()
+            table = check(target, present.text or b"")
+            told, served = ask_served(self._server(), target.name, table.sha256)
+        except (CommandFailed, InvalidConfig, OSError) as error:
+            raise RouteFailed(str(error)) from None
+        share, breakers = shares(route), served.breakers if served else {}
+        variants = [
+            VariantState(
+                each.name,
+                each.model,
+                table.network_versions[each.name],
+                each.weight,
+                share[each.name],
+                breakers.get((each.name, table.network_versions[each.name]), ""),
+            )
+            for each in route.variants
+        ]
+        return RouteState(target.name, route.generation, route.default, told == SERVED, told, variants)
+
+    def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
+        """Give variants new weights, and wait until the server serves that.
+
+        Args:
+            weights: by variant; others keep theirs.
+            generation: which the route must still have; None for any.
+            who: whose change it is, for the history.
+
+        Raises:
+            RouteConflict: the route has another generation.
+            RouteRefused: there is no such variant, or the weights make no route.
+            RouteFailed: it cannot be written, or the server does not take it.
+        """
+        try:
+            target = find_route(self._repository, self._name)
+            change.change(target, _propose(weights, generation, who), self._server())
+        except (WrongUsage, InvalidConfig) as error:
+            raise RouteRefused(str(error)) from None
+        except (CommandFailed, OSError) as error:
+            raise RouteFailed(str(error)) from None
+        return self.show()
+
+    def _server(self) -> RunningServer | None:
+        record = self._find()
+        return RunningServer(record) if record else None
+
+
+def _propose(weights: Mapping[str, float], generation: int | None, who: str) -> Propose:
+    def propose(present: Present) -> Proposal:
+        current = present.route().generation
+        if generation is not None and generation != current:
+            raise RouteConflict(f"the route has generation {current}, not {generation}")
+        return Proposal(change.reweighted(weights)(present).route, f"set through the gateway by {who}")
+
+    return propose

@@ -1,0 +1,146 @@
+"""API keys of the gateway: their file, and the commands that change it."""
+
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from typer.testing import CliRunner
+
+from clients.gateway.keys import InvalidKeys, KeyRing
+from ops.__main__ import app
+
+
+@pytest.fixture
+def nereid(tmp_path, monkeypatch):
+    """Run `nereid key …` on keys of its own: `nereid("add", "alice")` gives the result."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return lambda *words: CliRunner().invoke(app, ["key", *words])
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where the keys are kept."""
+    return tmp_path / "nereid" / "keys.json"
+
+
+def test_key_is_shown_once_and_kept_as_digest(nereid, path):
+    """The secret opens what its scopes say; the file, which nobody else may read, does not have it."""
+    result = nereid("add", "alice", "--scope", "infer", "--scope", "route", "--rate", "5")
+
+    secret = result.stdout.strip()
+    key = KeyRing(path).find(secret)
+    assert re.fullmatch(r"nereid_[\w-]{43}", secret)
+    assert (key.name, key.may("infer"), key.may("route"), key.may("admin")) == ("alice", True, True, False)
+    assert key.rate_per_s == 5
+    assert secret not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_admin_may_everything(nereid, path):
+    """One scope contains the others."""
+    secret = nereid("add", "root", "--scope", "admin").stdout.strip()
+
+    assert all(KeyRing(path).find(secret).may(scope) for scope in ("infer", "route", "admin"))
+
+
+def test_ring_takes_changes_of_its_file(nereid, path):
+    """A key opens from when it is made until it is revoked, without a restart."""
+    first = nereid("add", "first", "--scope", "infer").stdout.strip()
+    ring = KeyRing(path)
+    second = nereid("add", "second", "--scope", "infer").stdout.strip()
+    assert (ring.find(first).name, ring.find(second).name, len(ring)) == ("first", "second", 2)
+
+    assert nereid("revoke", "first").exit_code == 0
+
+    assert ring.find(first) is None
+    assert ring.find(second).name == "second"
+    path.unlink()
+    assert ring.find(second) is None
+    assert "No such file" in ring.failure
+
+
+def test_list_shows_no_secret(nereid):
+    """Names, scopes and rates, but nothing that opens."""
+    secret = nereid("add", "alice", "--scope", "infer", "--rate", "2.5").stdout.strip()
+
+    shown = nereid("list").stdout
+
+    assert "alice" in shown
+    assert "2.5" in shown
+    assert secret[10:20] not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (["add", "bob"], 2, "say with --scope what the key may do, once or more: infer, route, admin"),
+        (["add", "bob", "--scope", "infer", "--scope", "all"], 2, "infer, route, admin, got infer, all"),
+        (["add", "", "--scope", "infer"], 2, "a name is 1 to 64 printable ASCII characters, got ''"),
+        (
+            ["add", "alice", "--scope", "infer"],
+            1,
+            "there is a key of 'alice' already; mend: nereid key revoke",
+        ),
+        (["revoke", "carol"], 1, "has no key 'carol', it has: alice"),
+    ],
+)
+def test_wrong_command_changes_nothing(nereid, path, words, status, text):
+    """The reason is on stderr, and the file stays as it was."""
+    nereid("add", "alice", "--scope", "infer")
+    before = path.read_bytes()
+
+    result = nereid(*words)
+
+    assert result.exit_code == status
+    assert text in result.stderr
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "reason"),
+    [
+        ("{", 0o600, "holds no keys"),
+        ('{"keys": [{"id": "x"}]}', 0o600, "holds no keys"),
+        (json.dumps({"keys": []}), 0o622, "can be changed by others; mend: chmod 600"),
+        (" " * 1_000_001, 0o600, "has more than 1,000,000 bytes"),
+    ],
+    ids=["no JSON", "no key", "writable by others", "too large"],
+)
+def test_unusable_file_is_refused(path, text, mode, reason):
+    """A file that nobody can trust opens nothing."""
+    path.parent.mkdir()
+    path.write_text(text)
+    path.chmod(mode)
+
+    with pytest.raises(InvalidKeys, match=reason):
+        KeyRing(path)
+
+
+def test_file_that_breaks_closes(nereid, path):
+    """An edit by hand that went wrong lets nobody in, and says why."""
+    secret = nereid("add", "alice", "--scope", "infer").stdout.strip()
+    ring = KeyRing(path)
+    path.write_text("{")
+
+    assert ring.find(secret) is None
+    assert "holds no keys" in ring.failure
+
+
+def test_adding_at_once_loses_no_key(tmp_path, monkeypatch):
+    """Commands that run side by side wait for each other."""
+    from ops import keys
+
+    path = tmp_path / "keys.json"
+
+    def add(number: int) -> None:
+        key, _ = keys.make(f"user{number}", ["infer"], None)
+        with keys._changing(path) as known:
+            os.sched_yield()
+            keys._write(path, (*known.keys, key))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(24)))
+
+    assert len(KeyRing(path)) == 24
