@@ -8,6 +8,8 @@ BIN := .venv/bin
 RUNTIME := $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
 # How many requests the long tests send; `make proof` sends the full count.
 SLOW_REQUESTS ?= 2000
+# Most tests wait for a server more than they compute. A file's tests stay together: they share its servers.
+SIDE_BY_SIDE := -n 2 --dist loadfile
 
 .PHONY: help setup demo serve check test test-slow proof bench docs clean
 help:  ## list the targets
@@ -42,13 +44,13 @@ check: .venv/.testing  ## format, lint, types, docstrings, contracts
 	$(BIN)/pytest --quiet tests/contract
 
 test: .venv/.testing  ## all tests but the long ones, against the real server
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow'
 
 test-slow: .venv/.testing  ## the long tests, with SLOW_REQUESTS requests each
-	SLOW_REQUESTS=$(SLOW_REQUESTS) $(BIN)/pytest -m slow
+	SLOW_REQUESTS=$(SLOW_REQUESTS) $(BIN)/pytest $(SIDE_BY_SIDE) -m slow
 
 proof: .venv/.testing bench  ## the long tests with full counts, and the recorded measurements
-	SLOW_REQUESTS=20000 $(BIN)/pytest -m slow
+	SLOW_REQUESTS=20000 $(BIN)/pytest $(SIDE_BY_SIDE) -m slow
 
 bench: .venv/.testing  ## what serving costs against the same work in process; records the result
 	$(BIN)/python -m loadtest.pieces --record pieces

@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,9 @@ def _measure_round(
         alone = pool.map(_classify_for, [(jpeg, 1, seconds / 2)], chunksize=1)
         yield Sample(name, SINGLES, "ms", statistics.median(alone[0]) * 1e3)
         for profile, port in ports.items():
-            yield Sample(name, profile, "images/s", wrk.post(port, model, path, CONCURRENCY, seconds).rate)
-            yield Sample(name, profile, "ms", wrk.post(port, model, path, 1, seconds / 2).p50_ms)
+            ask = partial(wrk.post, port, embedded.infer_path(model), path)
+            yield Sample(name, profile, "images/s", ask(CONCURRENCY, seconds).rate)
+            yield Sample(name, profile, "ms", ask(1, seconds / 2).p50_ms)
 
 
 @contextlib.contextmanager

@@ -67,9 +67,9 @@ def _measure_round(ports: dict[str, embedded.Ports], photo: Path, seconds: float
     for profile, each in ports.items():
         for path, model in MODELS.items():
             # Before each saturating run: none begins behind what the one before has left in the queues.
-            alone = wrk.post(each.http, model, photo, 1, seconds, TO_VARIANT)
+            alone = wrk.post(each.http, embedded.infer_path(model), photo, 1, seconds, TO_VARIANT)
             series[profile, path, "ms (p50)"].append(alone.p50_ms)
-            load = wrk.post(each.http, model, photo, CONCURRENCY, seconds, TO_VARIANT)
+            load = wrk.post(each.http, embedded.infer_path(model), photo, CONCURRENCY, seconds, TO_VARIANT)
             series[profile, path, "images/s"].append(load.rate)
             series[profile, path, "ms (p99)"].append(load.p99_ms)
 

@@ -27,19 +27,19 @@ def is_installed() -> bool:
 
 def post(
     port: int,
-    model: str,
+    path: str,
     photo: Path,
     concurrency: int,
     seconds: float,
     headers: Mapping[str, str] | None = None,
 ) -> Load:
-    """Post `photo` as the raw request body, over and over; a request that fails ends the measurement."""
+    """Post `photo` to `path` as the raw request body, over and over; one that fails ends the measurement."""
     lines = ['wrk.method = "POST"', f'wrk.body = io.open("{photo}", "rb"):read("*a")']
     for name, value in {"Inference-Header-Content-Length": "0", **(headers or {})}.items():
         lines.append(f'wrk.headers["{name}"] = "{value}"')
     script = photo.with_suffix(".lua")
     script.write_text("\n".join(lines) + "\n")
-    url = f"http://127.0.0.1:{port}/v2/models/{model}/infer"
+    url = f"http://127.0.0.1:{port}{path}"
     # wrk counts whole seconds.
     load = ["-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}", "--latency"]
     args = ["wrk", *load, "-s", str(script), url]
