@@ -23,11 +23,11 @@ setup: .venv/.serving  ## create .venv with all that serving needs
 	@$(PYTHON) ops/preflight.py
 	@echo "setting up .venv with $(PYTHON) …"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish,gateway]'
 	@touch $@
 
 .venv/.testing: .venv/.serving
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish,dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish,gateway,dev]'
 	@touch $@
 
 demo: setup  ## start the real Triton server, classify the sample photo on both versions, stop

@@ -1,6 +1,8 @@
 """What the gateway shows and changes of a route; whoever starts it brings the hands for that."""
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from msgspec import Struct
@@ -61,3 +63,33 @@ class RouteControl(Protocol):
         Raises:
             RouteConflict, RouteRefused, RouteFailed: it was not changed, or is not served.
         """
+
+
+class RouteView:
+    """A route as many may look at it: what blocks runs in a thread, and an answer is good for a second."""
+
+    FRESH_S = 1.0
+
+    def __init__(self, control: RouteControl, clock: Callable[[], float] = time.monotonic) -> None:
+        self._control, self._clock = control, clock
+        self._looking: asyncio.Task[RouteState] | None = None
+        self._looked_s = 0.0
+
+    async def show(self) -> RouteState:
+        """Return the route; all who ask at once share one look."""
+        looking = self._looking
+        if looking is None or (looking.done() and self._clock() - self._looked_s >= self.FRESH_S):
+            looking = self._looking = asyncio.create_task(self._look())
+        return await asyncio.shield(looking)
+
+    async def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
+        """Change weights; raises what `RouteControl.set_weights` does."""
+        state = await asyncio.to_thread(self._control.set_weights, weights, generation, who)
+        self._looking = None
+        return state
+
+    async def _look(self) -> RouteState:
+        try:
+            return await asyncio.to_thread(self._control.show)
+        finally:
+            self._looked_s = self._clock()

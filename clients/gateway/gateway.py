@@ -1,0 +1,69 @@
+"""What all requests of one gateway share."""
+
+from dataclasses import dataclass
+from typing import Protocol, Unpack
+
+from clients.gateway.access import KeyRing
+from clients.gateway.admission import Admission
+from clients.gateway.buckets import Buckets
+from clients.gateway.health import Readiness
+from clients.gateway.live import Live
+from clients.gateway.metrics import Metrics
+from clients.gateway.route import RouteControl, RouteView
+from clients.gateway.settings import Settings
+from clients.gateway.upload import Uploads
+from clients.prediction import Prediction
+from clients.request import Options
+
+CLIENT_CLOSED = "client_closed"
+
+
+class Upstream(Protocol):
+    """What classifies; `clients.aio.AsyncClassifier` outside of tests."""
+
+    async def classify(self, image: bytes, **options: Unpack[Options]) -> Prediction:
+        """Classify one image."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """One gateway: its settings, the server behind it, and what it counts."""
+
+    settings: Settings
+    keys: KeyRing | None
+    upstream: Upstream
+    admission: Admission
+    buckets: Buckets
+    uploads: Uploads
+    metrics: Metrics
+    live: Live
+    readiness: Readiness
+    route: RouteView | None
+
+    def count_image(self, endpoint: str, variant: str, outcome: str, seconds: float) -> None:
+        """Note what became of an image, and how long the server took, if it was asked."""
+        self.metrics.count_image(endpoint, variant, outcome)
+        self.metrics.observe(endpoint, variant, "inference", outcome, seconds)
+        self.live.note(outcome, variant, seconds)
+
+
+def build(
+    settings: Settings, keys: KeyRing | None, route: RouteControl | None, upstream: Upstream
+) -> Gateway:
+    """Return a gateway in front of `upstream`."""
+    admission = Admission(settings.most_in_flight)
+    return Gateway(
+        settings,
+        keys,
+        upstream,
+        admission,
+        Buckets(settings.rate_per_s, settings.burst),
+        Uploads(settings),
+        Metrics(lambda: admission.in_flight, lambda: admission.limit),
+        Live(),
+        Readiness(upstream.classify),
+        RouteView(route) if route else None,
+    )

@@ -1,0 +1,101 @@
+"""How many requests may be in flight: found by watching how long they take.
+
+Source: the update is that of Netflix's Gradient2Limit (github.com/Netflix/concurrency-limits), with Envoy's
+square root as the room to grow. They compare the round trip with a long average, or with a minimum. The average
+follows a queue that stays, so that the limit creeps up for as long as there is overload; the minimum is that of
+the smallest image. Here the round trip is compared with one measured at half the limit: every `PROBE_S` the
+limit is halved until enough answers have come. If half as many are answered more than `TOLERANCE` times as fast,
+the other half only waited. That costs no throughput as long as the limit is twice what the server needs, and it
+takes dynamic batches as what they are: a reason to allow more.
+"""
+
+from math import inf, sqrt
+
+FEWEST, INITIAL = 4.0, 8.0
+TOLERANCE, SMOOTHING = 1.5, 0.5
+WINDOW_S, WINDOW_SAMPLES = 0.1, 10
+# Without load answers are rare, and an estimate should not be old.
+LONGEST_WINDOW_S = 1.0
+PROBE_S, PROBE_SAMPLES = 10.0, 30
+DROP = 0.9
+
+
+class Gradient:
+    """An adaptive limit; pure, times are handed in.
+
+    Attributes:
+        rtt_s: mean round trip of the last window, 0 before the first.
+        rate_per_s: answers per second of the last window.
+
+    Args:
+        most: upper bound of the limit.
+        now_s: the time, in seconds of any clock that never jumps.
+    """
+
+    def __init__(self, most: int, now_s: float) -> None:
+        self._most = float(most)
+        self._fewest = min(FEWEST, self._most)
+        self._limit = min(INITIAL, self._most)
+        self._base_s = 0.0
+        self.rtt_s = self.rate_per_s = self._probed_s = 0.0
+        self._opened_s = self._since_s = self._sum_s = 0.0
+        self._answers = self._samples = self._peak = 0
+        self._is_probing = True
+        self._probe(now_s)
+
+    @property
+    def limit(self) -> int:
+        """How many may be in flight now."""
+        return int(max(self._fewest, self._limit / 2) if self._is_probing else self._limit)
+
+    def sample(self, rtt_s: float, in_flight: int, now_s: float) -> None:
+        """Take note of an answer that took `rtt_s`; `in_flight` are left."""
+        self._answers += 1
+        self._peak = max(self._peak, in_flight + 1)
+        if in_flight < self.limit:
+            self._since_s = min(self._since_s, now_s)
+        if now_s - rtt_s < self._since_s:
+            return
+        self._samples += 1
+        self._sum_s += rtt_s
+        wanted = PROBE_SAMPLES if self._is_probing else WINDOW_SAMPLES
+        age_s = now_s - self._opened_s
+        if age_s >= (WINDOW_S if self._samples >= wanted else LONGEST_WINDOW_S):
+            self._close(age_s, now_s)
+
+    def dropped(self) -> None:
+        """Take note that the server itself refused for overload."""
+        self._limit = max(self._fewest, self._limit * DROP)
+
+    def _close(self, age_s: float, now_s: float) -> None:
+        self.rtt_s = self._sum_s / self._samples
+        self.rate_per_s = self._answers / age_s
+        if self._is_probing:
+            self._base_s, self._probed_s = self.rtt_s, now_s
+            self._open(now_s)
+            return
+        self._update()
+        # At the bottom and still slow: it is the base that is wrong.
+        is_stale = self._limit <= self._fewest and self.rtt_s > TOLERANCE * self._base_s
+        if is_stale or now_s - self._probed_s >= PROBE_S:
+            self._probe(now_s)
+        else:
+            self._open(now_s)
+
+    def _update(self) -> None:
+        gradient = min(1.0, max(0.5, TOLERANCE * self._base_s / self.rtt_s))
+        wanted = self._limit * gradient + sqrt(self._limit) / 2
+        if wanted > self._limit and self._peak < self._limit / 2:
+            return
+        limit = self._limit + SMOOTHING * (wanted - self._limit)
+        self._limit = min(self._most, max(self._fewest, limit))
+
+    def _open(self, now_s: float, since_s: float = -inf) -> None:
+        self._opened_s, self._since_s = now_s, since_s
+        self._is_probing = since_s == inf
+        self._answers = self._samples = self._peak = 0
+        self._sum_s = 0.0
+
+    def _probe(self, now_s: float) -> None:
+        # What was sent before the shorter queue is reached does not count: it waited in the longer one.
+        self._open(now_s, inf)

@@ -1,0 +1,132 @@
+"""What happened in the last minute: rates, latencies and outcomes, second by second."""
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any
+
+from msgspec import Struct
+
+WINDOW_S = 60
+# 0.5 ms to 85 s, each bound 15 % above the last: the error of a quantile is less.
+BOUNDS_S = tuple(0.0005 * 1.15**step for step in range(87))
+
+
+class VariantLive(Struct):
+    """One variant in the last minute; `share` is that of the images answered."""
+
+    variant: str
+    share: float
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Second(Struct):
+    """One second; nothing came if there are no quantiles."""
+
+    age_s: int
+    requests_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+class LiveState(Struct):
+    """The last minute; outcomes are of images."""
+
+    window_s: int
+    requests_per_s: float
+    in_flight: int
+    limit: int
+    outcomes: dict[str, int]
+    variants: list[VariantLive]
+    history: list[Second]
+
+
+class _Slot:
+    """One second's counts: of outcomes, and by variant of latencies."""
+
+    __slots__ = ("latencies", "outcomes", "second")
+
+    def __init__(self, second: int) -> None:
+        self.second = second
+        self.outcomes: Counter[str] = Counter()
+        self.latencies: dict[str, Counter[int]] = {}
+
+
+class Live:
+    """The last minute's images.
+
+    Args:
+        clock: seconds that never jump.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = int(clock())
+        self._slots = [_Slot(-1) for _ in range(WINDOW_S)]
+
+    def note(self, outcome: str, variant: str, seconds: float) -> None:
+        """Note an image that was answered, or was not; only answers have a latency."""
+        second = int(self._clock())
+        slot = self._slots[second % WINDOW_S]
+        if slot.second != second:
+            slot = self._slots[second % WINDOW_S] = _Slot(second)
+        slot.outcomes[outcome] += 1
+        if outcome == "ok":
+            counts = slot.latencies.get(variant)
+            if counts is None:
+                counts = slot.latencies[variant] = Counter()
+            counts[bisect_left(BOUNDS_S, seconds)] += 1
+
+    def state(self, in_flight: int, limit: int) -> LiveState:
+        """Return the last minute, without the second that has just begun."""
+        now = int(self._clock())
+        slots = {slot.second: slot for slot in self._slots if now - WINDOW_S < slot.second < now}
+        length_s = max(1, min(WINDOW_S - 1, now - self._began))
+        outcomes = _sum(slot.outcomes for slot in slots.values())
+        names = sorted({name for slot in slots.values() for name in slot.latencies})
+        of_variant = {
+            name: _sum(slot.latencies.get(name, Counter()) for slot in slots.values()) for name in names
+        }
+        answered = sum(counts.total() for counts in of_variant.values())
+        variants = [
+            VariantLive(
+                name,
+                round(counts.total() / answered, 4),
+                round(counts.total() / length_s, 2),
+                _quantile_ms(counts, 0.5),
+                _quantile_ms(counts, 0.99),
+            )
+            for name, counts in of_variant.items()
+        ]
+        history = [_second(now - second, slots.get(second)) for second in range(now - length_s, now)]
+        per_s = round(sum(outcomes.values()) / length_s, 2)
+        return LiveState(WINDOW_S, per_s, in_flight, limit, dict(outcomes), variants, history)
+
+
+def _second(age_s: int, slot: _Slot | None) -> Second:
+    if slot is None:
+        return Second(age_s, 0.0, None, None)
+    counts = _sum(slot.latencies.values())
+    if not counts:
+        return Second(age_s, float(slot.outcomes.total()), None, None)
+    p50_ms, p99_ms = _quantile_ms(counts, 0.5), _quantile_ms(counts, 0.99)
+    return Second(age_s, float(slot.outcomes.total()), p50_ms, p99_ms)
+
+
+def _sum(counters: Iterable[Counter[Any]]) -> Counter[Any]:
+    total: Counter[Any] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
+def _quantile_ms(counts: Counter[int], share: float) -> float:
+    """Return the upper bound of the bucket in which a quantile lies."""
+    buckets = sorted(counts)
+    below = list(accumulate(counts[bucket] for bucket in buckets))
+    bucket = buckets[bisect_left(below, share * below[-1])]
+    return round(BOUNDS_S[min(bucket, len(BOUNDS_S) - 1)] * 1e3, 2)

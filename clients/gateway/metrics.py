@@ -1,0 +1,94 @@
+"""What the gateway counts, in a registry of its own; labels come from lists that are bounded."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+PREFIX = "nereid_gateway_"
+DURATIONS_S = (
+    0.001,
+    0.002,
+    0.004,
+    0.008,
+    0.016,
+    0.032,
+    0.064,
+    0.125,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    4.0,
+    8.0,
+    16.0,
+    32.0,
+)
+MOST_VARIANTS = 32
+OTHER = "other"
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
+
+
+class Metrics:
+    """The gateway's metrics.
+
+    Args:
+        in_flight: gives how many requests the server has now.
+        limit: gives how many it may have.
+    """
+
+    def __init__(self, in_flight: Callable[[], float], limit: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        labels = ("endpoint", "variant", "outcome")
+        self._requests = Counter(
+            f"{PREFIX}requests", "Requests, by what became of them", labels, registry=self.registry
+        )
+        self._images = Counter(
+            f"{PREFIX}images", "Images, by what became of them", labels, registry=self.registry
+        )
+        self._stages = Histogram(
+            f"{PREFIX}stage_seconds",
+            "Duration of a stage: receive, inference, or total of the request",
+            ("endpoint", "variant", "stage", "outcome"),
+            buckets=DURATIONS_S,
+            registry=self.registry,
+        )
+        for name, text, value in (
+            ("in_flight", "Images the server has been asked for and not answered", in_flight),
+            ("limit", "How many images may be in flight now", limit),
+        ):
+            Gauge(f"{PREFIX}{name}", text, registry=self.registry).set_function(value)
+        self._variants: set[str] = {""}
+        # `labels` of prometheus_client costs more than the observation.
+        self._observe: dict[tuple[str, str, str, str], Callable[[float], None]] = {}
+        self._count: dict[tuple[str, str, str], Callable[[], None]] = {}
+
+    def variant(self, name: str) -> str:
+        """Return the label for a variant that has answered; of too many, the later ones share one."""
+        if name not in self._variants:
+            if len(self._variants) > MOST_VARIANTS:
+                return OTHER
+            self._variants.add(name)
+        return name
+
+    def count_request(self, endpoint: str, variant: str, outcome: str) -> None:
+        """Count a request that has ended."""
+        labels = endpoint, variant, outcome
+        if (count := self._count.get(labels)) is None:
+            count = self._count[labels] = self._requests.labels(*labels).inc
+        count()
+
+    def count_image(self, endpoint: str, variant: str, outcome: str) -> None:
+        """Count one image of a request."""
+        self._images.labels(endpoint, variant, outcome).inc()
+
+    def observe(self, endpoint: str, variant: str, stage: str, outcome: str, seconds: float) -> None:
+        """Note how long a stage took."""
+        labels = endpoint, variant, stage, outcome
+        if (observe := self._observe.get(labels)) is None:
+            observe = self._observe[labels] = self._stages.labels(*labels).observe
+        observe(seconds)
+
+    def page(self) -> bytes:
+        """Return the page in Prometheus' text format."""
+        return generate_latest(self.registry)

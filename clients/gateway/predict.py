@@ -1,0 +1,239 @@
+"""`POST /predict` and `POST /v1/classify`: from a body to an answer, or to nothing if the client has gone."""
+
+import asyncio
+import re
+import time
+from types import TracebackType
+
+from clients.errors import ClassifierError, Overloaded
+from clients.gateway import images
+from clients.gateway.answers import Answer, BatchAnswer, FailedResult, Result, TimingsMs, scores
+from clients.gateway.errors import Failure, from_classifier
+from clients.gateway.exchange import Exchange, Reply, json_reply
+from clients.gateway.gateway import CLIENT_CLOSED, Gateway
+from clients.gateway.tracing import is_word
+from clients.gateway.upload import MOST_TOP_K, BatchBody, BatchImage, ClientClosed
+from clients.prediction import Prediction
+from clients.request import Options
+
+PARAMETERS = ("top_k", "variant", "version", "route_key")
+HEADERS = {"variant": b"x-variant", "version": b"x-model-version", "route_key": b"x-route-key"}
+# gRPC takes no other names, and would read the value of one in `-bin` as base64.
+_RULE_HEADER = re.compile(r"x-route-[a-z0-9-]{1,56}(?<!-bin)")
+# Triton's gRPC takes 8 KiB of metadata.
+MOST_RULE_HEADERS = 16
+
+
+async def predict(gateway: Gateway, exchange: Exchange) -> Reply:
+    """Classify one image."""
+    settings = gateway.settings
+    timeout_s = exchange.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
+    options = read_options(exchange, exchange.query(PARAMETERS))
+    gateway.admission.check(timeout_s - exchange.elapsed_s())
+    image = await gateway.uploads.one(exchange, timeout_s - exchange.elapsed_s())
+    received_s = exchange.stages_s["receive"] = exchange.elapsed_s()
+    async with Watch(exchange):
+        prediction, inference_s = await classify(gateway, exchange, image, options, timeout_s)
+    return json_reply(
+        Answer(
+            exchange.request_id,
+            prediction.model,
+            prediction.variant,
+            prediction.version,
+            prediction.reason,
+            scores(prediction),
+            timings_ms(exchange, received_s, inference_s),
+        )
+    )
+
+
+async def classify_batch(gateway: Gateway, exchange: Exchange) -> Reply:
+    """Classify several images; each is admitted, and fails, on its own."""
+    settings = gateway.settings
+    timeout_s = exchange.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
+    query = exchange.query(PARAMETERS)
+    gateway.admission.check(timeout_s - exchange.elapsed_s())
+    batch = await gateway.uploads.several(exchange, timeout_s - exchange.elapsed_s())
+    received_s = exchange.stages_s["receive"] = exchange.elapsed_s()
+    gateway.buckets.take(exchange.key, len(batch.images) - 1, is_debt=True)
+    options = read_options(exchange, merged(query, batch))
+    # A batch leaves half of what there is to others.
+    room = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
+
+    async def outcome(place: int, image: BatchImage) -> Result | FailedResult:
+        name = place if image.id is None else image.id
+        async with room:
+            try:
+                found, inference_s = await classify(gateway, exchange, image.image, options, timeout_s)
+            except Failure as failure:
+                return FailedResult(name, failure.reason)
+        return Result(
+            name,
+            found.model,
+            found.variant,
+            found.version,
+            found.reason,
+            scores(found),
+            timings_ms(exchange, received_s, inference_s),
+        )
+
+    async with Watch(exchange), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(outcome(place, image)) for place, image in enumerate(batch.images)]
+    return json_reply(BatchAnswer(exchange.request_id, [task.result() for task in tasks]))
+
+
+async def classify(
+    gateway: Gateway, exchange: Exchange, image: bytes, options: Options, timeout_s: float
+) -> tuple[Prediction, float]:
+    """Have one image classified within admission; gives the prediction and how long it took, in seconds.
+
+    Raises:
+        Failure: it is too large, was not let in, or could not be classified.
+    """
+    began_s = time.perf_counter()
+    outcome = variant = ""
+    try:
+        prediction = await _admitted(gateway, exchange, image, options, timeout_s)
+        outcome, variant = "ok", gateway.metrics.variant(prediction.variant)
+    except Failure as failure:
+        outcome = failure.code
+        raise
+    except asyncio.CancelledError:
+        outcome = CLIENT_CLOSED
+        raise
+    finally:
+        inference_s = time.perf_counter() - began_s
+        exchange.images += 1
+        exchange.variant = variant
+        gateway.count_image(exchange.endpoint, variant, outcome, inference_s)
+    return prediction, inference_s
+
+
+async def _admitted(
+    gateway: Gateway, exchange: Exchange, image: bytes, options: Options, timeout_s: float
+) -> Prediction:
+    settings, admission = gateway.settings, gateway.admission
+    if not image:
+        raise Failure("invalid_image", "there are no bytes in it")
+    images.check(image, settings.max_pixels, settings.max_side_px)
+    remaining_s = timeout_s - exchange.elapsed_s()
+    if remaining_s <= 0:
+        raise Failure("deadline_exceeded", f"no answer within {timeout_s:.3g} s")
+    permit = admission.take(remaining_s)
+    try:
+        asked: Options = {**options, "timeout_s": remaining_s}
+        prediction = await gateway.upstream.classify(image, **asked)
+    except asyncio.CancelledError:
+        asyncio.get_running_loop().call_later(permit.rest_s(), permit.release)
+        raise
+    except ClassifierError as error:
+        if isinstance(error, Overloaded):
+            permit.refused()
+        permit.release()
+        raise from_classifier(error, timeout_s, admission.retry_after_s()) from error
+    except BaseException:
+        permit.release()
+        raise
+    permit.answered()
+    return prediction
+
+
+def read_options(exchange: Exchange, given: dict[str, str]) -> Options:
+    """Return how images are classified, as parameters and headers say.
+
+    Raises:
+        Failure: one of them cannot be meant, or two disagree.
+    """
+    options: Options = {"request_id": exchange.request_id, "top_k": _top_k(given.get("top_k", "5"))}
+    for name, header in HEADERS.items():
+        in_query, in_head = given.get(name, ""), exchange.header(header)
+        if in_query and in_head and in_query != in_head:
+            raise Failure("invalid_request", f"{name} is {in_query!r}, but {header.decode()} is {in_head!r}")
+        if value := in_query or in_head:
+            if not is_word(value):
+                raise Failure("invalid_request", f"{name} must be printable ASCII of at most 128 characters")
+            options[name] = value  # type: ignore[literal-required]
+    handed_on = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in exchange.headers.items()
+        if name.startswith(b"x-route-") and name != b"x-route-key"
+    }
+    if len(handed_on) > MOST_RULE_HEADERS:
+        raise Failure(
+            "invalid_request", f"at most {MOST_RULE_HEADERS} headers x-route-…, got {len(handed_on)}"
+        )
+    for name, value in handed_on.items():
+        if not (_RULE_HEADER.fullmatch(name) and is_word(value)):
+            raise Failure(
+                "invalid_request", f"{name[:64]!r} is no header of a rule, or its value is not ASCII"
+            )
+    if exchange.continues_trace:
+        handed_on["traceparent"] = exchange.traceparent
+    if handed_on:
+        options["headers"] = handed_on
+    return options
+
+
+def merged(query: dict[str, str], batch: BatchBody) -> dict[str, str]:
+    """Return the parameters of the query and of the body together.
+
+    Raises:
+        Failure: they disagree.
+    """
+    given = dict(query)
+    for name in PARAMETERS:
+        value = getattr(batch, name)
+        if value in (None, ""):
+            continue
+        if given.setdefault(name, str(value)) != str(value):
+            raise Failure(
+                "invalid_request", f"{name} is {given[name]!r} in the query, but {value!r} in the body"
+            )
+    return given
+
+
+def timings_ms(exchange: Exchange, received_s: float, inference_s: float) -> TimingsMs:
+    """Return the stages of a request that is about to be answered."""
+    total_s = exchange.elapsed_s()
+    waited_s = max(0.0, total_s - received_s - inference_s)
+    return TimingsMs(*(round(stage * 1e3, 3) for stage in (received_s, waited_s, inference_s, total_s)))
+
+
+def _top_k(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MOST_TOP_K:
+        return int(text)
+    raise Failure("invalid_request", f"top_k must be a whole number of 1..{MOST_TOP_K}, got {text[:64]!r}")
+
+
+class Watch:
+    """While it lasts, the client's leaving cancels what the current task awaits.
+
+    Raises:
+        ClientClosed: the client has left.
+    """
+
+    __slots__ = ("_exchange", "_has_left", "_task", "_watching")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._has_left = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._task = task
+        self._watching = asyncio.create_task(self._watch())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watching.cancel()
+        if self._has_left:
+            self._task.uncancel()
+            raise ClientClosed from None
+
+    async def _watch(self) -> None:
+        while (await self._exchange.receive())["type"] != "http.disconnect":
+            pass
+        self._has_left = True
+        self._task.cancel()
