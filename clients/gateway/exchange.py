@@ -24,12 +24,14 @@ class Exchange:
         traceparent: this hop; `continues_trace` if the caller began the trace.
         began_s: when its head had arrived, of `time.perf_counter`.
         endpoint, variant, outcome: what metrics and the log call it; "" for not known.
+        body_bytes: of the body, as far as it has come.
         images: of how many images it is known what became of them.
         stages_s: how long its stages took.
     """
 
     __slots__ = (
         "began_s",
+        "body_bytes",
         "continues_trace",
         "endpoint",
         "headers",
@@ -56,7 +58,7 @@ class Exchange:
         self.traceparent = continued or new_traceparent()
         self.endpoint = self.variant = self.outcome = ""
         self.key: Key | None = None
-        self.status = self.images = 0
+        self.status = self.images = self.body_bytes = 0
         self.stages_s: dict[str, float] = {}
 
     def elapsed_s(self) -> float:

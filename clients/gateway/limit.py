@@ -1,12 +1,12 @@
 """How many requests may be in flight: found by watching how long they take.
 
 Source: the update is that of Netflix's Gradient2Limit (github.com/Netflix/concurrency-limits), with Envoy's
-square root as the room to grow. They compare the round trip with a long average, or with a minimum. The average
-follows a queue that stays, so that the limit creeps up for as long as there is overload; the minimum is that of
-the smallest image. Here the round trip is compared with one measured at half the limit: every `PROBE_S` the
-limit is halved until enough answers have come. If half as many are answered more than `TOLERANCE` times as fast,
-the other half only waited. That costs no throughput as long as the limit is twice what the server needs, and it
-takes dynamic batches as what they are: a reason to allow more.
+square root as the room to grow. They compare the round trip with a long average, or with a minimum. The
+average follows a queue that stays, so that the limit creeps up for as long as there is overload; the minimum
+is that of the smallest image. Here the round trip is compared with one measured at half the limit: every
+`PROBE_S` the limit is halved until enough answers have come. If half as many are answered more than
+`TOLERANCE` times as fast, the other half only waited. That costs no throughput as long as the limit is twice
+what the server needs, and it takes dynamic batches as what they are: a reason to allow more.
 """
 
 from math import inf, sqrt

@@ -50,6 +50,8 @@ class Frame:
             await (reply or self._app)(scope, receive, send_framed)
         except Failure as failure:
             exchange.outcome = failure.code
+            if failure.status >= 500:
+                log.warning("request %s: %s: %r", exchange.request_id, failure.code, failure.__cause__)
             await failure_reply(failure, exchange.request_id)(scope, receive, send_framed)
         except ClientClosed:
             exchange.outcome, exchange.status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
@@ -67,6 +69,7 @@ class Frame:
         outcome = exchange.outcome or _CODES.get(exchange.status, "ok")
         endpoint, metrics = exchange.endpoint or OTHER, self._gateway.metrics
         total_s = exchange.elapsed_s()
+        self._gateway.uploads.buffers.give_back(exchange.body_bytes)
         metrics.count_request(endpoint, exchange.variant, outcome)
         metrics.observe(endpoint, exchange.variant, "total", outcome, total_s)
         for stage, seconds in exchange.stages_s.items():

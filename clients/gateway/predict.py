@@ -34,6 +34,7 @@ async def predict(gateway: Gateway, exchange: Exchange) -> Reply:
     received_s = exchange.stages_s["receive"] = exchange.elapsed_s()
     async with Watch(exchange):
         prediction, inference_s = await classify(gateway, exchange, image, options, timeout_s)
+    exchange.variant = gateway.metrics.variant(prediction.variant)
     return json_reply(
         Answer(
             exchange.request_id,
@@ -104,7 +105,6 @@ async def classify(
     finally:
         inference_s = time.perf_counter() - began_s
         exchange.images += 1
-        exchange.variant = variant
         gateway.count_image(exchange.endpoint, variant, outcome, inference_s)
     return prediction, inference_s
 

@@ -40,8 +40,9 @@ def head_of(path: str) -> Head:
 class Door:
     """Looks at `Host` and `Origin`.
 
-    A page elsewhere can point a name of its own at this machine (DNS rebinding), which `Host` betrays, and can
-    send simple requests without reading the answers, which `Origin` betrays. What is no browser sends no `Origin`.
+    A page elsewhere can point a name of its own at this machine (DNS rebinding), which `Host` betrays, and
+    can send simple requests without reading the answers, which `Origin` betrays. What is no browser sends no
+    `Origin`.
     """
 
     def __init__(self, settings: Settings) -> None:

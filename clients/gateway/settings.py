@@ -19,7 +19,7 @@ class Settings:
         rate_per_s: requests of one key; None is for no limit. A key may have its own.
         burst: how many of them may come at once.
         max_body_bytes: of one request.
-        max_buffered_bytes: of all requests whose bodies are arriving.
+        max_buffered_bytes: of all requests at once.
         max_pixels: of one image, as its header says.
         max_images: of one batch.
         most_in_flight: bound of the adaptive limit; a route refuses more than 64.

@@ -1,6 +1,7 @@
 """Files that the gateway serves: the page, the sample photos, and Swagger UI."""
 
 from pathlib import Path
+from typing import Any
 
 import swagger_ui_bundle
 from starlette.exceptions import HTTPException
@@ -28,6 +29,16 @@ _START = """const answer = await fetch("/openapi.json");
 const spec = { ...(await answer.json()), openapi: "3.0.3" };
 SwaggerUIBundle({ spec, dom_id: "#ui", deepLinking: true });
 """
+
+
+class Page(StaticFiles):
+    """Files that a browser asks for again, so that a new release is seen."""
+
+    def file_response(self, *words: Any, **options: Any) -> Response:
+        """Return a file that may be kept, but not used unasked."""
+        response = super().file_response(*words, **options)
+        response.headers["cache-control"] = "no-cache"
+        return response
 
 
 async def docs(request: Request) -> Response:
@@ -70,5 +81,5 @@ def routes(page: Path | None) -> list[BaseRoute]:
         Route("/docs/{name}", docs_file),
     ]
     if page is not None:
-        found.append(Mount("/page", StaticFiles(directory=page, check_dir=False)))
+        found.append(Mount("/page", Page(directory=page, check_dir=False)))
     return found

@@ -48,7 +48,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Buffers:
-    """How much memory the bodies that are arriving may take together."""
+    """How much memory the bodies of all requests may take together."""
 
     def __init__(self, most_bytes: int) -> None:
         self._left_bytes = most_bytes
@@ -60,7 +60,7 @@ class Buffers:
             Failure: `overloaded`, there is no room for them.
         """
         if size_bytes > self._left_bytes:
-            raise Failure("overloaded", "too many bodies are arriving; come later", 1.0)
+            raise Failure("overloaded", "too many bytes of other requests are here; come later", 1.0)
         self._left_bytes -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
@@ -69,11 +69,11 @@ class Buffers:
 
 
 class Uploads:
-    """Reads bodies within the limits of the settings."""
+    """Reads bodies within the limits of the settings; `buffers` are given back when a request has ended."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._buffers = Buffers(settings.max_buffered_bytes)
+        self.buffers = Buffers(settings.max_buffered_bytes)
 
     async def one(self, exchange: Exchange, remaining_s: float) -> bytes:
         """Read the body of a request for one image.
@@ -139,7 +139,6 @@ class Uploads:
         declared = exchange.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > most:
             raise Failure("too_large", f"the body may have {most} bytes, it has {int(declared)}")
-        size = 0
         try:
             async with asyncio.timeout(remaining_s):
                 while True:
@@ -147,17 +146,15 @@ class Uploads:
                     if message["type"] == "http.disconnect":
                         raise ClientClosed
                     chunk = message.get("body", b"")
-                    if size + len(chunk) > most:
+                    if exchange.body_bytes + len(chunk) > most:
                         raise Failure("too_large", f"the body may have {most} bytes, it has more")
-                    self._buffers.take(len(chunk))
-                    size += len(chunk)
+                    self.buffers.take(len(chunk))
+                    exchange.body_bytes += len(chunk)
                     take(chunk)
                     if not message.get("more_body", False):
                         return
         except TimeoutError:
             raise Failure("body_timeout", f"the body did not come within {remaining_s:.3g} s") from None
-        finally:
-            self._buffers.give_back(size)
 
 
 class Form:
