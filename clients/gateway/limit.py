@@ -11,12 +11,14 @@ what the server needs, and it takes dynamic batches as what they are: a reason t
 
 from math import inf, sqrt
 
-FEWEST, INITIAL = 4.0, 8.0
+# A browser opens six connections to a host; they are never too many.
+FEWEST, INITIAL = 6.0, 12.0
 TOLERANCE, SMOOTHING = 1.5, 0.5
 WINDOW_S, WINDOW_SAMPLES = 0.1, 10
 # Without load answers are rare, and an estimate should not be old.
 LONGEST_WINDOW_S = 1.0
 PROBE_S, PROBE_SAMPLES = 10.0, 30
+QUIET_SMOOTHING = 0.2
 DROP = 0.9
 
 
@@ -32,16 +34,21 @@ class Gradient:
         now_s: the time, in seconds of any clock that never jumps.
     """
 
+    _opened_s: float
+    _since_s: float
+    _sum_s: float
+    _answers: int
+    _samples: int
+    _peak: int
+    _is_probing: bool
+
     def __init__(self, most: int, now_s: float) -> None:
         self._most = float(most)
         self._fewest = min(FEWEST, self._most)
         self._limit = min(INITIAL, self._most)
-        self._base_s = 0.0
-        self.rtt_s = self.rate_per_s = self._probed_s = 0.0
-        self._opened_s = self._since_s = self._sum_s = 0.0
-        self._answers = self._samples = self._peak = 0
-        self._is_probing = True
-        self._probe(now_s)
+        self._base_s = self.rtt_s = self.rate_per_s = 0.0
+        self._probed_s = now_s
+        self._open(now_s)
 
     @property
     def limit(self) -> int:
@@ -70,32 +77,30 @@ class Gradient:
     def _close(self, age_s: float, now_s: float) -> None:
         self.rtt_s = self._sum_s / self._samples
         self.rate_per_s = self._answers / age_s
-        if self._is_probing:
-            self._base_s, self._probed_s = self.rtt_s, now_s
-            self._open(now_s)
-            return
-        self._update()
-        # At the bottom and still slow: it is the base that is wrong.
-        is_stale = self._limit <= self._fewest and self.rtt_s > TOLERANCE * self._base_s
-        if is_stale or now_s - self._probed_s >= PROBE_S:
-            self._probe(now_s)
-        else:
-            self._open(now_s)
+        is_quiet = self._peak <= self._limit / 2
+        if self._is_probing or is_quiet:
+            weight = 1.0 if self._is_probing or not self._base_s else QUIET_SMOOTHING
+            self._base_s += weight * (self.rtt_s - self._base_s)
+            self._probed_s = now_s
+        elif self._base_s:
+            self._update()
+        self._open(now_s, is_probing=not is_quiet and self._is_stale(now_s))
+
+    def _is_stale(self, now_s: float) -> bool:
+        # At the bottom and still slow, or faster than with half as many: the base is wrong.
+        is_slower = self._limit <= self._fewest and self.rtt_s > TOLERANCE * self._base_s
+        is_faster = self.rtt_s < self._base_s / TOLERANCE
+        return is_slower or is_faster or not self._base_s or now_s - self._probed_s >= PROBE_S
 
     def _update(self) -> None:
         gradient = min(1.0, max(0.5, TOLERANCE * self._base_s / self.rtt_s))
         wanted = self._limit * gradient + sqrt(self._limit) / 2
-        if wanted > self._limit and self._peak < self._limit / 2:
-            return
         limit = self._limit + SMOOTHING * (wanted - self._limit)
         self._limit = min(self._most, max(self._fewest, limit))
 
-    def _open(self, now_s: float, since_s: float = -inf) -> None:
-        self._opened_s, self._since_s = now_s, since_s
-        self._is_probing = since_s == inf
+    def _open(self, now_s: float, is_probing: bool = False) -> None:
+        self._opened_s, self._is_probing = now_s, is_probing
+        # What was sent before the probe's shorter queue is reached does not count: it waited in the longer.
+        self._since_s = inf if is_probing else -inf
         self._answers = self._samples = self._peak = 0
         self._sum_s = 0.0
-
-    def _probe(self, now_s: float) -> None:
-        # What was sent before the shorter queue is reached does not count: it waited in the longer one.
-        self._open(now_s, inf)

@@ -73,13 +73,13 @@ async def index(request: Request) -> Response:
 
 
 def routes(page: Path | None) -> list[BaseRoute]:
-    """Return the routes of all files; without `page` there is none."""
+    """Return the routes of all files; the page's, if its folder is there."""
     found: list[BaseRoute] = [
         Route("/", index),
         Route("/samples/{name}", sample),
         Route("/docs", docs),
         Route("/docs/{name}", docs_file),
     ]
-    if page is not None:
+    if page is not None and page.is_dir():
         found.append(Mount("/page", Page(directory=page, check_dir=False)))
     return found
