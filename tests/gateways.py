@@ -1,14 +1,16 @@
 """Gateways for tests: an upstream that answers what it is told, and requests without a network."""
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 
 from clients.gateway.app import app_of
 from clients.gateway.gateway import build
-from clients.gateway.route import RouteState, VariantState
+from clients.gateway.keys import SCOPES, Key, KeyRing, Scope, digest
+from clients.gateway.route import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
 from clients.gateway.settings import Settings
 from clients.prediction import Label, Prediction, Timings
 
@@ -22,6 +24,7 @@ ROUTE = RouteState(
 SMALL = Settings(
     max_body_bytes=1000, max_buffered_bytes=3000, max_pixels=10_000, max_side_px=500, max_images=3
 )
+NO_KEYS = KeyRing()
 
 
 class Upstream:
@@ -50,31 +53,44 @@ class Upstream:
         """Nothing is open."""
 
 
-@dataclass(frozen=True)
-class Key:
-    """A key as `clients.gateway.keys` has them."""
+class Control:
+    """A route whose changes are refused as they say."""
 
-    id: str
-    name: str
-    scopes: frozenset[str]
-    rate_per_s: float | None = None
+    def show(self) -> RouteState:
+        """Return a route."""
+        return ROUTE
 
-
-@dataclass
-class Ring:
-    """Keys by their secrets."""
-
-    keys: dict[str, Key] = field(default_factory=dict)
-
-    def find(self, secret: str) -> Key | None:
-        """Return the key with this secret."""
-        return self.keys.get(secret)
+    def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
+        """Refuse an old generation and an unknown variant."""
+        if generation == 1:
+            raise RouteConflict("the route has generation 3, got 1")
+        if generation == 0:
+            raise RouteFailed("the server does not take it")
+        assert who
+        if "v9" in weights:
+            raise RouteRefused("no variant 'v9'")
+        return ROUTE
 
 
-RING = Ring({each: Key(f"id-{each}", each, frozenset({each})) for each in ("infer", "route", "admin")})
+class Ring(KeyRing):
+    """Keys by their secrets, without a file."""
+
+    def __init__(self, keys: dict[str, Key]) -> None:
+        super().__init__()
+        self._by_digest = {digest(secret): found for secret, found in keys.items()}
 
 
-def gateway(upstream: Upstream, settings: Settings = SMALL, keys: Any = None, route: Any = None) -> Any:
+def key(name: str, *scopes: Scope, rate_per_s: float | None = None) -> Key:
+    """Return a key with an id that can be told."""
+    return Key(f"id-{name}", name, "", frozenset(scopes), datetime(2026, 1, 1, tzinfo=UTC), rate_per_s)
+
+
+RING = Ring({each: key(each, each) for each in SCOPES})
+
+
+def gateway(
+    upstream: Upstream, settings: Settings = SMALL, keys: KeyRing = NO_KEYS, route: Any = None
+) -> Any:
     """Return a gateway in front of `upstream`."""
     return build(settings, keys, route, upstream)
 
@@ -83,6 +99,7 @@ def ask(made: Any, method: str, path: str, page: Any = None, **request: Any) -> 
     """Send one request to a gateway, and wait for the answer."""
 
     async def run() -> httpx.Response:
+        """Ask inside an event loop."""
         transport = httpx.ASGITransport(app_of(made, page))
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             return await client.request(method, path, **request)

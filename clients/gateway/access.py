@@ -1,46 +1,20 @@
-"""Who may do what: API keys and their scopes, as `clients.gateway.keys` keeps them."""
+"""Who may do what: which key an operation needs, and whether a request shows one."""
 
-from typing import Literal, Protocol
+from typing import Literal
 
 from clients.gateway.errors import Failure
+from clients.gateway.keys import Key, KeyRing
 
-Scope = Literal["infer", "route", "admin"]
 # "open": everybody; "any": whoever has a key.
 Need = Literal["open", "any", "infer", "route"]
+EXPOSED = (
+    "listening beyond loopback needs API keys; mend: nereid key add NAME --scope infer, then --keys FILE"
+)
 NO_KEYS = (
     "changing a route needs a key; mend: nereid key add NAME --scope route, then start the gateway "
     "with --keys FILE"
 )
-EXPOSED = (
-    "listening beyond loopback needs API keys; mend: nereid key add NAME --scope infer, then --keys FILE"
-)
-
-
-class Key(Protocol):
-    """One key, without its secret."""
-
-    @property
-    def id(self) -> str:
-        """What logs call it."""
-
-    @property
-    def name(self) -> str:
-        """Whose it is."""
-
-    @property
-    def scopes(self) -> frozenset[Scope]:
-        """What it is for; `admin` is for everything."""
-
-    @property
-    def rate_per_s(self) -> float | None:
-        """Its own limit."""
-
-
-class KeyRing(Protocol):
-    """The keys that are good at the moment."""
-
-    def find(self, secret: str) -> Key | None:
-        """Return the key that has this secret."""
+HOW = "it comes as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
 
 def secret_of(headers: dict[bytes, bytes]) -> str:
@@ -50,25 +24,27 @@ def secret_of(headers: dict[bytes, bytes]) -> str:
     return given.decode("latin-1")
 
 
-def identify(keys: KeyRing | None, headers: dict[bytes, bytes], need: Need) -> Key | None:
-    """Return whose request it is; None where no key is needed and none is known.
+def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need: Need) -> Key | None:
+    """Return whose request it is; None if it shows no key and needs none.
+
+    Args:
+        keys: those that are good.
+        keys_needed: classifying and looking need one, too; changing always does.
+        headers: of the request, by lower-case name.
+        need: of the operation.
 
     Raises:
-        Failure: `need` is not met.
+        Failure: `need` is not met, or the key is not known.
     """
-    if keys is None:
-        if need == "route":
-            raise Failure("unauthenticated", NO_KEYS)
-        return None
+    is_needed = need == "route" or (keys_needed and need != "open")
     secret = secret_of(headers)
-    key = keys.find(secret) if secret else None
-    if need == "open":
-        return key
-    if key is None:
-        what = "this API key is not known" if secret else "an API key is needed"
-        raise Failure(
-            "unauthenticated", f"{what}; it comes as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
-        )
-    if need != "any" and not key.scopes & {need, "admin"}:
+    if not secret:
+        if not is_needed:
+            return None
+        is_change = need == "route" and not keys
+        raise Failure("unauthenticated", NO_KEYS if is_change else f"an API key is needed; {HOW}")
+    if (key := keys.find(secret)) is None:
+        raise Failure("unauthenticated", f"this API key is not known; {HOW}")
+    if is_needed and need in ("infer", "route") and not key.may(need):
         raise Failure("forbidden", f"the key '{key.name}' lacks the scope '{need}'")
     return key

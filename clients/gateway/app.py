@@ -14,10 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from clients.aio import AsyncClassifier
 from clients.gateway import static
-from clients.gateway.access import EXPOSED, KeyRing, identify
+from clients.gateway.access import EXPOSED, identify
 from clients.gateway.errors import Code, Failure
 from clients.gateway.exchange import Exchange, Reply, failure_reply, json_reply
 from clients.gateway.gateway import Gateway, build
+from clients.gateway.keys import KeyRing
 from clients.gateway.middleware import Frame
 from clients.gateway.openapi import document
 from clients.gateway.operations import OPERATIONS, Operation
@@ -35,17 +36,17 @@ def create_app(
 
     Args:
         settings: where it listens, whom it asks, what it lets in.
-        keys: who may ask; None is for everybody, on loopback only.
+        keys: who may ask; without any, everybody may classify and look, on loopback only.
         route: means to show and change the route's weights, if there are any.
         page: folder of the web page, whose `index.html` is `/`.
 
     Raises:
         ValueError: it would be open to the network without keys.
     """
-    if keys is None and not settings.is_on_loopback:
+    if not (keys or settings.is_on_loopback):
         raise ValueError(EXPOSED)
     upstream = AsyncClassifier(settings.url, "grpc", settings.model, settings.default_timeout_s)
-    return app_of(build(settings, keys, route, upstream), page)
+    return app_of(build(settings, keys or KeyRing(), route, upstream), page)
 
 
 def app_of(gateway: Gateway, page: Path | None = PAGE) -> Starlette:
@@ -74,13 +75,14 @@ class Endpoint:
 
     def __init__(self, gateway: Gateway, operation: Operation) -> None:
         self._gateway, self._operation = gateway, operation
+        self._keys_needed = gateway.settings.asks_for_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         exchange: Exchange = scope["exchange"]
         gateway, operation = self._gateway, self._operation
         exchange.endpoint = operation.path
-        exchange.key = identify(gateway.keys, exchange.headers, operation.need)
+        exchange.key = identify(gateway.keys, self._keys_needed, exchange.headers, operation.need)
         if operation.is_limited:
             gateway.buckets.take(exchange.key)
         else:

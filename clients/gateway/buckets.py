@@ -1,10 +1,10 @@
-"""How often each key may ask: a token bucket per key."""
+"""How many images each key may have classified: a token bucket per key."""
 
 import time
 from collections.abc import Callable
 
-from clients.gateway.access import Key
 from clients.gateway.errors import Failure
+from clients.gateway.keys import Key
 
 
 class Buckets:
@@ -12,7 +12,7 @@ class Buckets:
 
     Args:
         rate_per_s: of a key without a rate of its own; None is for no limit.
-        burst: how many requests a bucket holds.
+        burst: how many images a bucket holds.
         clock: seconds that never jump.
     """
 
@@ -44,4 +44,4 @@ class Buckets:
         self._filled[name] = left - tokens if is_enough else left, now_s
         if not is_enough:
             wait_s = (tokens - left) / rate_per_s if rate_per_s else 3600.0
-            raise Failure("rate_limited", f"more than {rate_per_s:g} requests per second", wait_s)
+            raise Failure("rate_limited", f"more than {rate_per_s:g} images per second", wait_s)

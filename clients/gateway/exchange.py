@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from clients.gateway.access import Key
 from clients.gateway.errors import ErrorAnswer, Failure
+from clients.gateway.keys import Key
 from clients.gateway.tracing import child_of, is_word, new_request_id, new_traceparent
 
 JSON = b"application/json"

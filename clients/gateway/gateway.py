@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Protocol, Unpack
 
-from clients.gateway.access import KeyRing
 from clients.gateway.admission import Admission
 from clients.gateway.buckets import Buckets
 from clients.gateway.health import Readiness
+from clients.gateway.keys import KeyRing
 from clients.gateway.live import Live
 from clients.gateway.metrics import Metrics
 from clients.gateway.route import RouteControl, RouteView
@@ -33,7 +33,7 @@ class Gateway:
     """One gateway: its settings, the server behind it, and what it counts."""
 
     settings: Settings
-    keys: KeyRing | None
+    keys: KeyRing
     upstream: Upstream
     admission: Admission
     buckets: Buckets
@@ -50,9 +50,7 @@ class Gateway:
         self.live.note(outcome, variant, seconds)
 
 
-def build(
-    settings: Settings, keys: KeyRing | None, route: RouteControl | None, upstream: Upstream
-) -> Gateway:
+def build(settings: Settings, keys: KeyRing, route: RouteControl | None, upstream: Upstream) -> Gateway:
     """Return a gateway in front of `upstream`."""
     admission = Admission(settings.most_in_flight)
     return Gateway(

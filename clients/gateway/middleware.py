@@ -14,6 +14,8 @@ from clients.gateway.upload import ClientClosed
 
 log = logging.getLogger("nereid.gateway")
 CLIENT_CLOSED_STATUS = 499
+# What somebody has to look after; the rest is the caller's, or load.
+FAULTS = frozenset({"inference_failed", "unavailable", "unreachable"})
 IMAGE_ENDPOINTS = ("/predict", "/v1/classify")
 # The first of several codes with a status stands for it.
 _CODES = {status: code for code, status in reversed(STATUS.items())}
@@ -50,7 +52,7 @@ class Frame:
             await (reply or self._app)(scope, receive, send_framed)
         except Failure as failure:
             exchange.outcome = failure.code
-            if failure.status >= 500:
+            if failure.code in FAULTS:
                 log.warning("request %s: %s: %r", exchange.request_id, failure.code, failure.__cause__)
             await failure_reply(failure, exchange.request_id)(scope, receive, send_framed)
         except ClientClosed:

@@ -6,16 +6,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from clients.gateway.access import Need, Scope
+from clients.gateway.access import Need
 from clients.gateway.answers import Answer, BatchAnswer
 from clients.gateway.errors import Code, Failure
 from clients.gateway.exchange import Exchange, Reply, json_reply
 from clients.gateway.gateway import Gateway
 from clients.gateway.health import Health, Ready
+from clients.gateway.keys import Scope
 from clients.gateway.live import LiveState
 from clients.gateway.metrics import CONTENT_TYPE
 from clients.gateway.predict import PARAMETERS, classify_batch, predict
-from clients.gateway.route import RouteConflict, RouteRefused, RouteState, RouteView
+from clients.gateway.route import RouteConflict, RouteFailed, RouteRefused, RouteState, RouteView
 from clients.gateway.upload import BatchBody, ImageBody
 from clients.samples import SAMPLES
 
@@ -56,7 +57,11 @@ async def live(gateway: Gateway, exchange: Exchange) -> Reply:
 
 async def show_route(gateway: Gateway, exchange: Exchange) -> Reply:
     """Tell the route's variants and weights."""
-    return json_reply(await _route(gateway).show())
+    route = _route(gateway)
+    try:
+        return json_reply(await route.show())
+    except RouteFailed as error:
+        raise Failure("unavailable", "the route cannot be read", 1.0) from error
 
 
 async def set_weights(gateway: Gateway, exchange: Exchange) -> Reply:
@@ -64,21 +69,23 @@ async def set_weights(gateway: Gateway, exchange: Exchange) -> Reply:
     route = _route(gateway)
     settings = gateway.settings
     timeout_s = exchange.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
+    who = exchange.key.name if exchange.key else ""
     change = await gateway.uploads.json(exchange, timeout_s, Weights)
     try:
-        return json_reply(await route.set_weights(change.weights, change.generation))
+        return json_reply(await route.set_weights(change.weights, change.generation, who))
     except RouteConflict as error:
         raise Failure("conflict", str(error)) from None
     except RouteRefused as error:
         raise Failure("invalid_request", str(error)) from None
+    except RouteFailed as error:
+        raise Failure("unavailable", str(error), 1.0) from error
 
 
 async def access(gateway: Gateway, exchange: Exchange) -> Reply:
     """Tell what the caller's key is for."""
-    if gateway.keys is None:
-        return json_reply(Access(False, None, ["infer"]))
-    key = exchange.key
-    return json_reply(Access(True, key.name if key else None, sorted(key.scopes) if key else []))
+    keys_needed, key = gateway.settings.asks_for_keys, exchange.key
+    scopes = {*(key.scopes if key else ()), *(() if keys_needed else ("infer",))}
+    return json_reply(Access(keys_needed, key.name if key else None, sorted(scopes)))
 
 
 async def metrics(gateway: Gateway, exchange: Exchange) -> Reply:
@@ -171,7 +178,9 @@ OPERATIONS = (
         True,
     ),
     Operation("GET", "/v1/live", live, "infer", LiveState),
-    Operation("GET", "/v1/route", show_route, "infer", RouteState, errors=("no_route_control",)),
+    Operation(
+        "GET", "/v1/route", show_route, "infer", RouteState, errors=("no_route_control", "unavailable")
+    ),
     Operation(
         "PUT",
         "/v1/route/weights",
@@ -180,7 +189,7 @@ OPERATIONS = (
         RouteState,
         body=Weights,
         kinds=(_JSON,),
-        errors=("no_route_control", "conflict", *_BODY),
+        errors=("no_route_control", "conflict", "unavailable", *_BODY),
     ),
     Operation("GET", "/v1/access", access, "open", Access),
     Operation("GET", "/metrics", metrics, "any", None),

@@ -14,9 +14,10 @@ class Settings:
         url: HOST:PORT of Triton's gRPC.
         model: a route, or any model that a classifier can ask.
         host: what the gateway listens on; on loopback it answers to loopback's names only.
+        keys_needed: classifying and looking need an API key also on loopback; beyond it they always do.
         allowed_hosts: names that a request's `Host` may have beside those; beyond loopback, () is for any.
         cors_origins: pages of these origins may call, such as `https://photos.example`.
-        rate_per_s: requests of one key; None is for no limit. A key may have its own.
+        rate_per_s: images of one key; None is for no limit. A key may have its own.
         burst: how many of them may come at once.
         max_body_bytes: of one request.
         max_buffered_bytes: of all requests at once.
@@ -28,6 +29,7 @@ class Settings:
     url: str = "127.0.0.1:8001"
     model: str = "classify"
     host: str = "127.0.0.1"
+    keys_needed: bool = False
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     rate_per_s: float | None = None
@@ -45,7 +47,7 @@ class Settings:
         positive = {
             name: getattr(self, name)
             for name in self.__slots__
-            if isinstance(getattr(self, name), int | float)
+            if isinstance(getattr(self, name), int | float) and name != "keys_needed"
         }
         for name, value in positive.items():
             if not value > 0:
@@ -69,6 +71,11 @@ class Settings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Tell whether classifying and looking need a key."""
+        return self.keys_needed or not self.is_on_loopback
 
     @property
     def hosts(self) -> frozenset[str]:

@@ -14,11 +14,11 @@ from clients.gateway.access import EXPOSED
 from clients.gateway.app import app_of, create_app
 from clients.gateway.errors import STATUS
 from clients.gateway.images import size_wh
+from clients.gateway.keys import KeyRing
 from clients.gateway.live import Live
 from clients.gateway.operations import OPERATIONS
-from clients.gateway.route import RouteConflict, RouteRefused
 from clients.gateway.settings import Settings
-from tests.gateways import RING, ROUTE, Upstream, ask, gateway
+from tests.gateways import RING, Control, Upstream, ask, gateway
 
 IMAGE = b"an image of some kind"
 JSON_IMAGE = {"image": base64.b64encode(IMAGE).decode()}
@@ -108,6 +108,7 @@ def test_chunked_body_is_cut_at_the_limit():
     """A length that is not declared is counted."""
 
     async def chunks():
+        """Send ten times as much as is allowed."""
         for _ in range(100):
             yield bytes(100)
 
@@ -176,12 +177,12 @@ def test_only_headers_of_the_route_are_handed_on():
         "x-model-version": "2",
         "x-route-key": "me",
         "x-route-group": "beta",
-        "x-api-key": "secret",
+        "x-api-key": "infer",
         "traceparent": f"00-{trace}-01",
         "x-request-id": "mine",
     }
 
-    answer = ask(gateway(upstream), "POST", "/predict", content=IMAGE, headers=headers)
+    answer = ask(gateway(upstream, keys=RING), "POST", "/predict", content=IMAGE, headers=headers)
 
     ((_, options),) = upstream.asked
     assert (options["variant"], options["version"], options["route_key"]) == ("v2", "2", "me")
@@ -207,7 +208,7 @@ def test_bad_ids_are_replaced(given):
     ("secret", "expected"),
     [
         (None, {"/v1/live": 401, "/metrics": 401, "/v1/access": 200, "/healthz": 200, "/readyz": 200}),
-        ("wrong", {"/v1/live": 401, "/metrics": 401, "/v1/access": 200}),
+        ("wrong", {"/v1/live": 401, "/metrics": 401, "/v1/access": 401}),
         ("infer", {"/v1/live": 200, "/metrics": 200, "/v1/route": 200}),
         ("route", {"/v1/live": 403, "/metrics": 200}),
         ("admin", {"/v1/live": 200, "/metrics": 200}),
@@ -215,7 +216,7 @@ def test_bad_ids_are_replaced(given):
 )
 def test_key_opens_what_it_is_for(secret, expected):
     """Of both headers; whoever looks after the process needs none."""
-    made = gateway(Upstream(), keys=RING, route=Control())
+    made = gateway(Upstream(), Settings(keys_needed=True), keys=RING, route=Control())
 
     for headers in ({"authorization": f"Bearer {secret}"}, {"x-api-key": f"{secret}"}):
         found = {path: ask(made, "GET", path, headers=headers if secret else {}) for path in expected}
@@ -230,6 +231,8 @@ def test_gateway_without_keys_stays_on_loopback():
     with pytest.raises(ValueError, match=re.escape(EXPOSED)):
         create_app(Settings(host="0.0.0.0"), None, None)
 
+    with pytest.raises(ValueError, match="nereid key add"):
+        create_app(Settings(host="192.168.1.2"), KeyRing(), None)
     assert create_app(Settings(host="::1"), None, None)
     assert create_app(Settings(host="0.0.0.0"), RING, None)
 
@@ -245,32 +248,17 @@ def test_settings_that_cannot_be_meant_are_refused(wrong):
         Settings(**wrong)
 
 
-class Control:
-    """A route whose changes are refused as they say."""
-
-    def show(self):
-        """Return a route."""
-        return ROUTE
-
-    def set_weights(self, weights, generation):
-        """Refuse an old generation and an unknown variant."""
-        if generation == 1:
-            raise RouteConflict("the route has generation 3, got 1")
-        if "v9" in weights:
-            raise RouteRefused("no variant 'v9'")
-        return ROUTE
-
-
 @pytest.mark.parametrize(
     ("body", "secret", "status"),
     [
         ({"weights": {"v1": 80, "v2": 20}}, "route", 200),
         ({"weights": {"v1": 80}, "generation": 1}, "route", 409),
+        ({"weights": {"v1": 80}, "generation": 0}, "route", 503),
         ({"weights": {"v9": 80}}, "admin", 400),
         ({"weights": {"v1": "80"}}, "route", 400),
         ({"weights": {"v1": 80}}, "infer", 403),
     ],
-    ids=["good", "old generation", "unknown variant", "no number", "wrong key"],
+    ids=["good", "old generation", "failed", "unknown variant", "no number", "wrong key"],
 )
 def test_weights_are_changed_with_a_key_for_it(body, secret, status):
     """A change needs the scope `route`; without keys there is none, and none without control."""
@@ -278,6 +266,7 @@ def test_weights_are_changed_with_a_key_for_it(body, secret, status):
     made = gateway(Upstream(), keys=RING, route=Control())
 
     assert ask(made, "PUT", "/v1/route/weights", json=body, headers=headers).status_code == status
+    assert ask(made, "GET", "/v1/route").status_code == 200
     answer = ask(gateway(Upstream(), route=Control()), "PUT", "/v1/route/weights", json=body)
     assert code(answer) == (401, "unauthenticated")
     assert "nereid key add" in answer.json()["error"]["message"]
@@ -480,6 +469,7 @@ def test_leaving_cancels_the_call(is_complete):
     made = gateway(upstream)
 
     async def run() -> Caller:
+        """Do it inside an event loop."""
         upstream.gate.clear()
         caller = Caller(made, is_complete=is_complete)
         asked = caller.ask()
@@ -501,6 +491,7 @@ def test_late_body_is_not_waited_for():
     made = gateway(Upstream())
 
     async def run() -> Caller:
+        """Do it inside an event loop."""
         caller = Caller(made, is_complete=False, headers=[(b"x-request-timeout-ms", b"30")])
         await caller.ask()
         return caller
@@ -517,6 +508,7 @@ def test_overload_is_answered_before_the_body_is_read():
     made = gateway(upstream)
 
     async def run() -> Caller:
+        """Do it inside an event loop."""
         upstream.gate.clear()
         limit = made.admission.limit
         waiting = [Caller(made).ask() for _ in range(limit)]
@@ -540,6 +532,7 @@ def test_readiness_asks_once_for_all():
     made = gateway(upstream)
 
     async def run() -> list[bool]:
+        """Do it inside an event loop."""
         upstream.gate.clear()
         asked = [asyncio.create_task(made.readiness.ask()) for _ in range(50)]
         await asyncio.sleep(0.01)

@@ -5,7 +5,7 @@ import pytest
 from clients.gateway.admission import Admission
 from clients.gateway.buckets import Buckets
 from clients.gateway.errors import Failure
-from tests.gateways import Key
+from tests.gateways import key
 
 
 class Clock:
@@ -85,30 +85,30 @@ def test_permit_of_a_cancelled_call_outlasts_it(clock):
 def test_bucket_lets_a_burst_pass_and_then_its_rate(clock):
     """Three at once, then one each half second; the refusal says when."""
     buckets = Buckets(2.0, 3, clock)
-    key = Key("a", "alice", frozenset({"infer"}))
+    alice = key("alice")
 
     for _ in range(3):
-        buckets.take(key)
-    with pytest.raises(Failure, match="2 requests per second") as refused:
-        buckets.take(key)
+        buckets.take(alice)
+    with pytest.raises(Failure, match="2 images per second") as refused:
+        buckets.take(alice)
     assert refused.value.code == "rate_limited"
     assert refused.value.retry_after_s == pytest.approx(0.5)
 
-    buckets.take(Key("b", "bob", frozenset()))
+    buckets.take(key("bob"))
     clock.now_s += 0.5
-    buckets.take(key)
+    buckets.take(alice)
 
 
 def test_images_of_a_batch_are_owed(clock):
     """A batch is taken whole, and paid for by what follows."""
     buckets = Buckets(None, 1, clock)
-    key = Key("a", "alice", frozenset(), rate_per_s=1.0)
+    alice = key("alice", rate_per_s=1.0)
 
-    buckets.take(key)
-    buckets.take(key, 4, is_debt=True)
+    buckets.take(alice)
+    buckets.take(alice, 4, is_debt=True)
     clock.now_s += 4.9
 
     with pytest.raises(Failure):
-        buckets.take(key)
+        buckets.take(alice)
     clock.now_s += 0.1
-    buckets.take(key)
+    buckets.take(alice)

@@ -55,6 +55,7 @@ class Server:
         return sum(self.limits) / len(self.limits)
 
     def _answer(self, done: list[float]) -> None:
+        """Let an instance be idle again, and the limit learn."""
         self.idle += 1
         for arrived_s in done:
             self.in_flight -= 1
@@ -63,12 +64,14 @@ class Server:
             self.limits.append(self.gradient.limit)
 
     def _dispatch(self) -> None:
+        """Give what waits to instances that are idle."""
         while self.waiting and self.idle:
             taken, self.waiting = self.waiting[: self.batch], self.waiting[self.batch :]
             self.idle -= 1
             self._push(self.now_s + self.service(len(taken), self.chance), taken)
 
     def _push(self, at_s: float, done: list[float]) -> None:
+        """Let something happen at a time."""
         heapq.heappush(self.events, (at_s, self.chance.getrandbits(60), done))
 
 

@@ -1,0 +1,191 @@
+"""The gateway in front of the real server: answers, cancellation, its own description."""
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from clients.samples import CHELSEA, COFFEE
+from ops.embedded import free_ports
+from tests.e2e.conftest import CATS, ESPRESSO, url
+
+REQUESTS = int(os.environ.get("SLOW_REQUESTS", "2000"))
+START_S, WATCHDOG_S = 20, 30
+# Metrics of the route are handed on every half second.
+METRIC_S = 10
+PHOTO = COFFEE.read_bytes()
+JPEG = {"content-type": "image/jpeg"}
+# A process of its own, as in production; uvicorn is what `nereid gateway` starts, too.
+RUN = """
+import sys, uvicorn
+from clients.gateway.app import create_app
+from clients.gateway.settings import Settings
+from tests.gateways import RING, Control
+app = create_app(Settings(url=sys.argv[1]), RING, Control())
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning", access_log=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def base(both_profiles, root, tmp_path_factory):
+    """The address of a gateway that is ready."""
+    (port,) = free_ports(1)
+    log = tmp_path_factory.mktemp("gateway") / "log"
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-W", "error", "-c", RUN, url(both_profiles["cpu"], "grpc"), str(port)]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=root, stderr=output)
+        try:
+            wait_for(lambda: httpx.get(f"{address}/readyz").is_success, START_S, log)
+            yield address
+        finally:
+            process.terminate()
+            process.wait(WATCHDOG_S)
+    assert "Traceback" not in log.read_text()
+
+
+def wait_for(is_true, seconds, log=None) -> None:
+    """Ask again and again until something holds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with contextlib.suppress(httpx.TransportError):
+            if is_true():
+                return
+        time.sleep(0.05)
+    pytest.fail(f"not within {seconds} s; {log.read_text() if log else ''}")
+
+
+def sample(page: str, pattern: str) -> float:
+    """Return the sum of a metrics page's samples whose names and labels match."""
+    return sum(float(value) for value in re.findall(rf"^{pattern}.* (\S+)$", page, re.MULTILINE))
+
+
+def test_photo_is_recognised_whichever_way_it_comes(base):
+    """Raw, as a form, and as one of a batch: the same answer, from the variant that was asked for."""
+    raw = httpx.post(f"{base}/predict?variant=v1", content=PHOTO, headers=JPEG)
+    form = httpx.post(f"{base}/predict?variant=v1", files={"file": PHOTO})
+    batch = httpx.post(
+        f"{base}/v1/classify?variant=v2", files=[("file", PHOTO), ("file", CHELSEA.read_bytes())]
+    )
+
+    assert raw.json()["predictions"] == form.json()["predictions"]
+    assert (raw.json()["variant"], raw.json()["version"], raw.json()["reason"]) == ("v1", "1", "variant")
+    best = [each["predictions"][0]["index"] for each in batch.json()["results"]]
+    assert best[0] == raw.json()["predictions"][0]["index"] == ESPRESSO
+    assert best[1] in CATS
+    assert {each["version"] for each in batch.json()["results"]} == {"2"}
+
+
+@pytest.mark.parametrize(
+    ("content", "query", "status", "words"),
+    [
+        (b"not an image", "", 400, ["invalid_image", "expected an image file"]),
+        (PHOTO[:5000], "", 400, ["invalid_image"]),
+        (PHOTO, "?variant=v9", 400, ["invalid_request", "v1, v2"]),
+        (PHOTO, "?version=17", 400, ["invalid_request"]),
+    ],
+    ids=["no image", "cut off", "no such variant", "no such version"],
+)
+def test_servers_refusal_is_handed_on(base, content, query, status, words):
+    """In the server's own words, which name what it expected."""
+    answer = httpx.post(f"{base}/predict{query}", content=content, headers=JPEG)
+
+    assert answer.status_code == status
+    assert all(word in answer.text for word in words), answer.text
+
+
+def test_time_that_is_too_short_is_a_504(base):
+    """The caller's time reaches the server; who allows a millisecond gets no answer."""
+    answer = httpx.post(f"{base}/predict", content=PHOTO, headers={**JPEG, "x-request-timeout-ms": "2"})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+async def leave(port: int, after_s: float) -> None:
+    """Send a whole request, and break the connection without waiting for the answer."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(PHOTO)}\r\n\r\n"
+    writer.write(head.encode() + PHOTO)
+    await writer.drain()
+    await asyncio.sleep(after_s)
+    writer.transport.abort()
+
+
+def told(base, server, name: str) -> float:
+    """Return the sum of a metric, of the gateway's or of the server's route."""
+    if name.startswith("nereid_gateway_"):
+        return sample(httpx.get(f"{base}/metrics").text, name)
+    address = f"http://{url(server, 'metrics')}/metrics"
+    with urllib.request.urlopen(address, timeout=WATCHDOG_S) as page:
+        return sample(page.read().decode(), name)
+
+
+def disconnect(base, server, count: int) -> None:
+    """Let clients leave, fifty at a time; wait until nothing of theirs is left, and the server noticed."""
+    port = int(base.rpartition(":")[2])
+    names = [r'nereid_gateway_requests_total\{.*"client_closed"', r"nereid_route_cancelled_total"]
+    before = [told(base, server, name) for name in names]
+
+    async def all_leave() -> None:
+        """Each a little later than the other."""
+        for _ in range(count // 50):
+            await asyncio.gather(*(leave(port, 0.002 + index / 5000) for index in range(50)))
+
+    asyncio.run(all_leave())
+    for name in ("nereid_gateway_in_flight", "nereid_route_in_flight"):
+        wait_for(lambda name=name: told(base, server, name) == 0, WATCHDOG_S)
+    wait_for(lambda: told(base, server, names[1]) > before[1], METRIC_S)
+    print([told(base, server, name) - was for name, was in zip(names, before, strict=True)])
+
+
+def test_five_hundred_who_leave_leave_nothing_behind(base, both_profiles):
+    """Neither a call, nor a permit, nor a slower server: what is in flight returns to nothing."""
+    disconnect(base, both_profiles["cpu"], 500)
+
+    assert httpx.get(f"{base}/v1/live").json()["in_flight"] == 0
+    began = time.monotonic()
+    assert httpx.post(f"{base}/predict", content=PHOTO, headers=JPEG).status_code == 200
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.slow
+def test_overload_is_refused_and_the_rest_is_answered(base):
+    """Four times as many callers as are let in: 429 with a time, never a fault, and answers keep coming."""
+
+    def call(_: int) -> tuple[int, bool]:
+        """Ask once."""
+        answer = client.post("/predict", content=PHOTO, headers=JPEG)
+        return answer.status_code, "retry-after" in answer.headers
+
+    limits = httpx.Limits(max_connections=48)
+    with (
+        httpx.Client(base_url=base, limits=limits, timeout=WATCHDOG_S) as client,
+        ThreadPoolExecutor(48) as pool,
+    ):
+        outcomes = list(pool.map(call, range(max(200, REQUESTS // 4))))
+
+    assert {*outcomes} == {(200, False), (429, True)}
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_no_fault(base, root, tmp_path):
+    """Requests made up from the gateway's own description never get a 5xx, nor what it does not describe."""
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,"
+    checks += "response_schema_conformance"
+    count = max(10, REQUESTS // 100)
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{base}/openapi.json", "--checks", checks]
+    # A millisecond would be a 504, and rightly.
+    command += ["-H", "X-API-Key: admin", "-H", "X-Request-Timeout-Ms: 30000"]
+    command += ["--max-examples", str(count), "--seed", "1", "--phases", "examples,coverage,fuzzing"]
+
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
