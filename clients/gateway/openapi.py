@@ -1,6 +1,7 @@
 """The gateway's OpenAPI document, from the table of operations and the classes they read and answer."""
 
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -10,7 +11,6 @@ from clients.gateway.errors import STATUS, Code, ErrorAnswer
 from clients.gateway.operations import Operation
 from clients.gateway.upload import FORM, JSON, MOST_TOP_K
 
-VERSION = "0.1.0"
 _WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
 _PARAMETERS = {
     "top_k": (
@@ -58,7 +58,7 @@ def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str,
         "openapi": "3.1.0",
         "info": {
             "title": "Nereid",
-            "version": VERSION,
+            "version": metadata.version("nereid"),
             "description": "Image recognition. Every error has a code and a message.",
         },
         "paths": paths,

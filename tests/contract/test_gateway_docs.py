@@ -1,0 +1,59 @@
+"""The page about the gateway has all that the gateway has."""
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from clients.gateway.errors import STATUS
+from clients.gateway.metrics import Metrics
+from clients.gateway.operations import OPERATIONS
+from clients.gateway.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def text(root):
+    """The page."""
+    return (root / "docs" / "gateway.md").read_text()
+
+
+def named(section: str) -> set[str]:
+    """Return what stands in code in the first two cells of a section's rows."""
+    cells = ["|".join(row.split("|")[1:3]) for row in re.findall(r"^\|.*\|$", section, re.M)]
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def section(text: str, title: str) -> str:
+    """Return one section."""
+    return text.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_operation_is_documented(text):
+    """With its method."""
+    operations = {f"{each.method} {each.path}" for each in OPERATIONS}
+
+    assert operations <= named(section(text, "Operations"))
+
+
+def test_every_error_is_documented(text):
+    """With its status."""
+    rows = re.findall(r"^\| ([\d, ]+) \| (.*?) \|", section(text, "Errors"), re.M)
+    found = {code: statuses for statuses, cell in rows for code in re.findall(r"`(\w+)`", cell)}
+
+    assert {*found} == {*STATUS}
+    assert [code for code, statuses in found.items() if str(STATUS[code]) not in statuses] == []
+
+
+def test_every_setting_is_documented(text):
+    """No other is named."""
+    assert named(section(text, "Settings")) - {"classify"} == {each.name for each in fields(Settings)}
+
+
+def test_every_metric_is_documented(text):
+    """With its kind."""
+    table = re.findall(r"^\| `(\w+)` \| (\w+)", section(text, "Metrics"), re.M)
+    metrics = Metrics(lambda: 0, lambda: 0).registry.collect()
+
+    assert {name.removesuffix("_total"): kind for name, kind in table} == {
+        each.name: each.type for each in metrics
+    }
