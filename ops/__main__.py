@@ -1,7 +1,9 @@
 """The `nereid` command: its table of commands, and the only place in `ops` that reads the environment."""
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ops import keys
-from ops.cli import FAILED, WRONG_USAGE, Repository, fail, reporting
+from ops.cli import FAILED, WRONG_USAGE, Repository, fail, find_server, reporting
 from ops.embedded import DEFAULT_PROFILE, REPOSITORY, Ports, ServerError, ServerOptions
 from ops.publish import commands as publish_commands
 from ops.route import commands as route_commands
@@ -75,10 +77,8 @@ def serve(
     options = ServerOptions(
         repository.resolve(), profile, host, ports, model_control_mode, flags=tuple(flags or ())
     )
-    try:
+    with _meant():
         server.check_options(options)
-    except ValueError as error:
-        fail(str(error), WRONG_USAGE)
     try:
         server.serve(options, os.environ, health_port, drain_s)
     except ServerError as error:
@@ -100,12 +100,9 @@ def classify(
     from ops import classify as client
     from ops import run_dir
 
-    try:
+    with _meant():
         paths = client.collect(images)
-    except ValueError as error:
-        fail(str(error), WRONG_USAGE)
-    if url and not re.fullmatch(r"[^/:]+:\d+", url):
-        fail(f"--url must be HOST:PORT without a scheme, got '{url}'", WRONG_USAGE)
+    _check_url(url)
     if not url:
         running = run_dir.find(run_dir.root(os.environ), repository)
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
@@ -113,6 +110,64 @@ def classify(
         failed = client.classify(classifier, paths, top, as_json)
     if failed:
         fail(f"{failed} of {len(paths)} images could not be classified", FAILED)
+
+
+@app.command()
+def gateway(
+    context: typer.Context,
+    url: Annotated[
+        str, typer.Option(help="HOST:PORT of Triton's gRPC; default: the repository's running server.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Model to ask.")] = "classify",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port; 0 for any free one.")] = 8080,
+    keys_file: keys.KeysFile = None,
+    require_keys: Annotated[
+        bool, typer.Option("--require-keys", help="Need a key on loopback, too, as behind a proxy.")
+    ] = False,
+    rate: Annotated[
+        float | None, typer.Option(help="Images per second of a key that has no rate.", min=0.001)
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Name that requests may have as their Host. May be repeated.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin whose pages may call. May be repeated.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate (PEM).")] = None,
+    certificate_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Serve a REST API and a web page in front of a running server, until Ctrl-C.
+
+    When it listens, its port is printed as one JSON line on stdout. On loopback everybody may classify;
+    beyond, everybody needs a key, and a route's weights are changed with one only.
+    """
+    from clients.gateway.settings import Settings
+    from clients.request import DEFAULT_PORTS
+    from ops import gateway as server
+    from ops.route.gateway import RepositoryRoute
+
+    with reporting():
+        _check_url(url)
+        running = None if url else find_server(context, repository)
+        default_file = keys.default_path(context.obj)
+        with _meant():
+            settings = Settings(
+                url=url or (running.url("grpc") if running else f"127.0.0.1:{DEFAULT_PORTS['grpc']}"),
+                model=model,
+                host=host,
+                keys_needed=require_keys,
+                rate_per_s=rate,
+                allowed_hosts=tuple(allowed_host or ()),
+                cors_origins=tuple(cors_origin or ()),
+            )
+        server.serve(
+            settings,
+            server.Listen(host, port, certificate, certificate_key),
+            keys_file or (default_file if default_file.exists() else None),
+            None if url else RepositoryRoute(repository, model, lambda: find_server(context, repository)),
+        )
 
 
 @app.command()
@@ -165,6 +220,19 @@ def check(
     if failures:
         first = f"{failures[0].model}, {failures[0].what}: {failures[0].found}"
         fail(f"{len(failures)} failure{'s' if failures[1:] else ''}, the first: {first}", FAILED)
+
+
+@contextlib.contextmanager
+def _meant() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        fail(str(error), WRONG_USAGE)
+
+
+def _check_url(url: str) -> None:
+    if url and not re.fullmatch(r"[^/:]+:\d+", url):
+        fail(f"--url must be HOST:PORT without a scheme, got '{url}'", WRONG_USAGE)
 
 
 @app.callback()

@@ -7,13 +7,9 @@ from clients.gateway.keys import Key, KeyRing
 
 # "open": everybody; "any": whoever has a key.
 Need = Literal["open", "any", "infer", "route"]
-EXPOSED = (
-    "listening beyond loopback needs API keys; mend: nereid key add NAME --scope infer, then --keys FILE"
-)
-NO_KEYS = (
-    "changing a route needs a key; mend: nereid key add NAME --scope route, then start the gateway "
-    "with --keys FILE"
-)
+EXPOSED = "listening beyond loopback needs API keys; mend: nereid key add NAME --scope infer"
+NONE_YET = "there are no API keys yet; mend: nereid key add NAME --scope infer"
+NO_KEYS = "changing a route needs a key; mend: nereid key add NAME --scope route"
 HOW = "it comes as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
 

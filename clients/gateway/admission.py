@@ -1,16 +1,22 @@
-"""Who is let in to the server: as many as the limit allows, and nobody whose time is too short."""
+"""Who is let in to the server: as many as the limit allows, in turn, and nobody who would wait too long."""
 
+import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 
 from clients.gateway.errors import Failure
 from clients.gateway.limit import Gradient
 
 MOST_RETRY_AFTER_S = 30.0
+# So many may wait for each that is in flight: an answer takes at most about nine round trips.
+WAITING_PER_PERMIT = 8
 
 
 class Admission:
-    """Counts what is in flight to the server against an adaptive limit.
+    """Counts what is in flight to the server against an adaptive limit, and lets the next one wait.
+
+    What waits here can still leave, and costs the server nothing; in Triton's queue it could not.
 
     Args:
         most: upper bound of the limit.
@@ -20,6 +26,7 @@ class Admission:
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._gradient = Gradient(most, clock())
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self.in_flight = 0
 
     @property
@@ -27,37 +34,72 @@ class Admission:
         """How many may be in flight now."""
         return self._gradient.limit
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+        return len(self._waiting)
+
     def check(self, remaining_s: float) -> None:
-        """Refuse a request that could not be answered in time; takes nothing.
+        """Refuse a request that would wait too long, or could not be answered in time; takes nothing.
 
         Raises:
             Failure: `overloaded`, with the time after which there will be room.
         """
-        if self.in_flight >= self._gradient.limit:
-            raise Failure("overloaded", "too many images are in flight; come later", self.retry_after_s())
+        waiting, rate_per_s = self.waiting, self._gradient.rate_per_s
+        if waiting >= WAITING_PER_PERMIT * self._gradient.steady:
+            raise Failure("overloaded", f"{waiting} images are waiting; come later", self.retry_after_s())
+        needed_s = self._gradient.rtt_s + (waiting / rate_per_s if rate_per_s else 0.0)
         # One is always let through: else a prediction that was wrong would never be mended.
-        rtt_s = self._gradient.rtt_s
-        if self.in_flight and rtt_s > remaining_s:
+        if self.in_flight and needed_s > remaining_s:
             raise Failure(
                 "overloaded",
-                f"an answer takes about {rtt_s:.2g} s now, and {remaining_s:.2g} s are left",
+                f"an answer takes about {needed_s:.2g} s now, and {remaining_s:.2g} s are left",
                 self.retry_after_s(),
             )
 
-    def take(self, remaining_s: float) -> "Permit":
-        """Let a request in.
+    async def take(self, remaining_s: float) -> "Permit":
+        """Let a request in, when its turn comes.
 
         Raises:
-            Failure: as `check` does.
+            Failure: as `check` does; `deadline_exceeded` if its turn did not come in time.
         """
         self.check(remaining_s)
-        self.in_flight += 1
+        if self.in_flight < self.limit:
+            self.in_flight += 1
+            return Permit(self)
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(remaining_s):
+                await turn
+        except TimeoutError:
+            self._give_up(turn)
+            raise Failure("deadline_exceeded", f"no room within {remaining_s:.3g} s") from None
+        except asyncio.CancelledError:
+            self._give_up(turn)
+            raise
         return Permit(self)
+
+    def _give_up(self, turn: "asyncio.Future[None]") -> None:
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+        elif not turn.cancelled():  # its turn had come in the same moment
+            self.leave()
+
+    def leave(self) -> None:
+        """Make room, and give the first of those that wait their turn."""
+        self.in_flight -= 1
+        while self._waiting and self.in_flight < self.limit:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self.in_flight += 1
+                turn.set_result(None)
 
     def retry_after_s(self) -> float:
         """Return how long the server needs for what it has, as it worked lately."""
         rate_per_s = self._gradient.rate_per_s
-        return min(MOST_RETRY_AFTER_S, self.in_flight / rate_per_s) if rate_per_s else 1.0
+        known = self.in_flight + self.waiting
+        return min(MOST_RETRY_AFTER_S, known / rate_per_s) if rate_per_s else 1.0
 
 
 class Permit:
@@ -72,20 +114,20 @@ class Permit:
 
     def answered(self) -> None:
         """Give it back after a right answer, which tells how fast the server is."""
-        self.release()
         admission, now_s = self._admission, self._admission._clock()
-        admission._gradient.sample(now_s - self._began_s, admission.in_flight, now_s)
+        admission._gradient.sample(now_s - self._began_s, admission.in_flight - 1, now_s)
+        self.release()
 
     def refused(self) -> None:
         """Give it back after the server said that it has too much to do."""
-        self.release()
         self._admission._gradient.dropped()
+        self.release()
 
     def release(self) -> None:
         """Give it back; nothing is learnt."""
         if self._is_held:
             self._is_held = False
-            self._admission.in_flight -= 1
+            self._admission.leave()
 
     def rest_s(self) -> float:
         """Return how long the server is still busy with a request that was cancelled.

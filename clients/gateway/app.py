@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from clients.aio import AsyncClassifier
 from clients.gateway import static
-from clients.gateway.access import EXPOSED, identify
+from clients.gateway.access import EXPOSED, NONE_YET, identify
 from clients.gateway.errors import Code, Failure
 from clients.gateway.exchange import Exchange, Reply, failure_reply, json_reply
 from clients.gateway.gateway import Gateway, build
@@ -30,7 +30,7 @@ _CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
 
 
 def create_app(
-    settings: Settings, keys: KeyRing | None, route: RouteControl | None, page: Path | None = PAGE
+    settings: Settings, keys: KeyRing, route: RouteControl | None, page: Path | None = PAGE
 ) -> Starlette:
     """Return the gateway; it connects to Triton with the first request.
 
@@ -41,12 +41,12 @@ def create_app(
         page: folder of the web page, whose `index.html` is `/`.
 
     Raises:
-        ValueError: it would be open to the network without keys.
+        ValueError: keys are needed, and there are none.
     """
-    if not (keys or settings.is_on_loopback):
-        raise ValueError(EXPOSED)
+    if settings.asks_for_keys and not keys:
+        raise ValueError(NONE_YET if settings.is_on_loopback else EXPOSED)
     upstream = AsyncClassifier(settings.url, "grpc", settings.model, settings.default_timeout_s)
-    return app_of(build(settings, keys or KeyRing(), route, upstream), page)
+    return app_of(build(settings, keys, route, upstream), page)
 
 
 def app_of(gateway: Gateway, page: Path | None = PAGE) -> Starlette:

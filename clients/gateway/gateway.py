@@ -11,6 +11,7 @@ from clients.gateway.live import Live
 from clients.gateway.metrics import Metrics
 from clients.gateway.route import RouteControl, RouteView
 from clients.gateway.settings import Settings
+from clients.gateway.spent import Spent
 from clients.gateway.upload import Uploads
 from clients.prediction import Prediction
 from clients.request import Options
@@ -43,11 +44,13 @@ class Gateway:
     readiness: Readiness
     route: RouteView | None
 
-    def count_image(self, endpoint: str, variant: str, outcome: str, seconds: float) -> None:
-        """Note what became of an image, and how long the server took, if it was asked."""
+    def count_image(self, endpoint: str, variant: str, outcome: str, spent: Spent) -> None:
+        """Note what became of an image, how long it waited, and how long the server took if it was asked."""
         self.metrics.count_image(endpoint, variant, outcome)
-        self.metrics.observe(endpoint, variant, "inference", outcome, seconds)
-        self.live.note(outcome, variant, seconds)
+        self.metrics.observe(endpoint, variant, "admission", outcome, spent.admission_s)
+        if spent.inference_s:
+            self.metrics.observe(endpoint, variant, "inference", outcome, spent.inference_s)
+        self.live.note(outcome, variant, spent.total_s)
 
 
 def build(settings: Settings, keys: KeyRing, route: RouteControl | None, upstream: Upstream) -> Gateway:
@@ -60,7 +63,7 @@ def build(settings: Settings, keys: KeyRing, route: RouteControl | None, upstrea
         admission,
         Buckets(settings.rate_per_s, settings.burst),
         Uploads(settings),
-        Metrics(lambda: admission.in_flight, lambda: admission.limit),
+        Metrics(lambda: admission.in_flight, lambda: admission.waiting, lambda: admission.limit),
         Live(),
         Readiness(upstream.classify),
         RouteView(route) if route else None,

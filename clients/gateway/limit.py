@@ -55,6 +55,11 @@ class Gradient:
         """How many may be in flight now."""
         return int(max(self._fewest, self._limit / 2) if self._is_probing else self._limit)
 
+    @property
+    def steady(self) -> int:
+        """The limit, also while it is halved for a probe."""
+        return int(self._limit)
+
     def sample(self, rtt_s: float, in_flight: int, now_s: float) -> None:
         """Take note of an answer that took `rtt_s`; `in_flight` are left."""
         self._answers += 1

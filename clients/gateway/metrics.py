@@ -33,11 +33,14 @@ class Metrics:
     """The gateway's metrics.
 
     Args:
-        in_flight: gives how many requests the server has now.
-        limit: gives how many it may have.
+        in_flight: gives how many images the server has now.
+        waiting: gives how many wait for their turn.
+        limit: gives how many the server may have.
     """
 
-    def __init__(self, in_flight: Callable[[], float], limit: Callable[[], float]) -> None:
+    def __init__(
+        self, in_flight: Callable[[], float], waiting: Callable[[], float], limit: Callable[[], float]
+    ) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         labels = ("endpoint", "variant", "outcome")
         self._requests = Counter(
@@ -48,13 +51,14 @@ class Metrics:
         )
         self._stages = Histogram(
             f"{PREFIX}stage_seconds",
-            "Duration of a stage: receive, inference, or total of the request",
+            "Duration of a stage: receive, admission, inference, or total of the request",
             ("endpoint", "variant", "stage", "outcome"),
             buckets=DURATIONS_S,
             registry=self.registry,
         )
         for name, text, value in (
             ("in_flight", "Images the server has been asked for and not answered", in_flight),
+            ("waiting", "Images that wait for their turn", waiting),
             ("limit", "How many images may be in flight now", limit),
         ):
             Gauge(f"{PREFIX}{name}", text, registry=self.registry).set_function(value)

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from types import TracebackType
 
 from clients.errors import ClassifierError, Overloaded
@@ -11,6 +10,7 @@ from clients.gateway.answers import Answer, BatchAnswer, FailedResult, Result, T
 from clients.gateway.errors import Failure, from_classifier
 from clients.gateway.exchange import Exchange, Reply, json_reply
 from clients.gateway.gateway import CLIENT_CLOSED, Gateway
+from clients.gateway.spent import Spent
 from clients.gateway.tracing import is_word
 from clients.gateway.upload import MOST_TOP_K, BatchBody, BatchImage, ClientClosed
 from clients.prediction import Prediction
@@ -33,7 +33,7 @@ async def predict(gateway: Gateway, exchange: Exchange) -> Reply:
     image = await gateway.uploads.one(exchange, timeout_s - exchange.elapsed_s())
     received_s = exchange.stages_s["receive"] = exchange.elapsed_s()
     async with Watch(exchange):
-        prediction, inference_s = await classify(gateway, exchange, image, options, timeout_s)
+        prediction, spent = await classify(gateway, exchange, image, options, timeout_s)
     exchange.variant = gateway.metrics.variant(prediction.variant)
     return json_reply(
         Answer(
@@ -43,7 +43,7 @@ async def predict(gateway: Gateway, exchange: Exchange) -> Reply:
             prediction.version,
             prediction.reason,
             scores(prediction),
-            timings_ms(exchange, received_s, inference_s),
+            timings_ms(exchange, received_s, spent),
         )
     )
 
@@ -65,7 +65,7 @@ async def classify_batch(gateway: Gateway, exchange: Exchange) -> Reply:
         name = place if image.id is None else image.id
         async with room:
             try:
-                found, inference_s = await classify(gateway, exchange, image.image, options, timeout_s)
+                found, spent = await classify(gateway, exchange, image.image, options, timeout_s)
             except Failure as failure:
                 return FailedResult(name, failure.reason)
         return Result(
@@ -75,7 +75,7 @@ async def classify_batch(gateway: Gateway, exchange: Exchange) -> Reply:
             found.version,
             found.reason,
             scores(found),
-            timings_ms(exchange, received_s, inference_s),
+            timings_ms(exchange, received_s, spent),
         )
 
     async with Watch(exchange), asyncio.TaskGroup() as group:
@@ -85,16 +85,16 @@ async def classify_batch(gateway: Gateway, exchange: Exchange) -> Reply:
 
 async def classify(
     gateway: Gateway, exchange: Exchange, image: bytes, options: Options, timeout_s: float
-) -> tuple[Prediction, float]:
-    """Have one image classified within admission; gives the prediction and how long it took, in seconds.
+) -> tuple[Prediction, Spent]:
+    """Have one image classified within admission; gives the prediction and how long that took.
 
     Raises:
         Failure: it is too large, was not let in, or could not be classified.
     """
-    began_s = time.perf_counter()
+    spent = Spent()
     outcome = variant = ""
     try:
-        prediction = await _admitted(gateway, exchange, image, options, timeout_s)
+        prediction = await _admitted(gateway, exchange, image, options, timeout_s, spent)
         outcome, variant = "ok", gateway.metrics.variant(prediction.variant)
     except Failure as failure:
         outcome = failure.code
@@ -103,26 +103,22 @@ async def classify(
         outcome = CLIENT_CLOSED
         raise
     finally:
-        inference_s = time.perf_counter() - began_s
         exchange.images += 1
-        gateway.count_image(exchange.endpoint, variant, outcome, inference_s)
-    return prediction, inference_s
+        gateway.count_image(exchange.endpoint, variant, outcome, spent)
+    return prediction, spent
 
 
 async def _admitted(
-    gateway: Gateway, exchange: Exchange, image: bytes, options: Options, timeout_s: float
+    gateway: Gateway, exchange: Exchange, image: bytes, options: Options, timeout_s: float, spent: Spent
 ) -> Prediction:
     settings, admission = gateway.settings, gateway.admission
     if not image:
         raise Failure("invalid_image", "there are no bytes in it")
     images.check(image, settings.max_pixels, settings.max_side_px)
-    remaining_s = timeout_s - exchange.elapsed_s()
-    if remaining_s <= 0:
-        raise Failure("deadline_exceeded", f"no answer within {timeout_s:.3g} s")
-    permit = admission.take(remaining_s)
+    permit = await spent.waiting(admission.take(_left_s(exchange, timeout_s)))
     try:
-        asked: Options = {**options, "timeout_s": remaining_s}
-        prediction = await gateway.upstream.classify(image, **asked)
+        asked: Options = {**options, "timeout_s": _left_s(exchange, timeout_s)}
+        prediction = await spent.asking(gateway.upstream.classify(image, **asked))
     except asyncio.CancelledError:
         asyncio.get_running_loop().call_later(permit.rest_s(), permit.release)
         raise
@@ -136,6 +132,12 @@ async def _admitted(
         raise
     permit.answered()
     return prediction
+
+
+def _left_s(exchange: Exchange, timeout_s: float) -> float:
+    if (left_s := timeout_s - exchange.elapsed_s()) > 0:
+        return left_s
+    raise Failure("deadline_exceeded", f"no answer within {timeout_s:.3g} s")
 
 
 def read_options(exchange: Exchange, given: dict[str, str]) -> Options:
@@ -192,11 +194,10 @@ def merged(query: dict[str, str], batch: BatchBody) -> dict[str, str]:
     return given
 
 
-def timings_ms(exchange: Exchange, received_s: float, inference_s: float) -> TimingsMs:
+def timings_ms(exchange: Exchange, received_s: float, spent: Spent) -> TimingsMs:
     """Return the stages of a request that is about to be answered."""
-    total_s = exchange.elapsed_s()
-    waited_s = max(0.0, total_s - received_s - inference_s)
-    return TimingsMs(*(round(stage * 1e3, 3) for stage in (received_s, waited_s, inference_s, total_s)))
+    stages = received_s, spent.admission_s, spent.inference_s, exchange.elapsed_s()
+    return TimingsMs(*(round(seconds * 1e3, 3) for seconds in stages))
 
 
 def _top_k(text: str) -> int:

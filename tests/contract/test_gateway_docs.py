@@ -52,7 +52,7 @@ def test_every_setting_is_documented(text):
 def test_every_metric_is_documented(text):
     """With its kind."""
     table = re.findall(r"^\| `(\w+)` \| (\w+)", section(text, "Metrics"), re.M)
-    metrics = Metrics(lambda: 0, lambda: 0).registry.collect()
+    metrics = Metrics(lambda: 0, lambda: 0, lambda: 0).registry.collect()
 
     assert {name.removesuffix("_total"): kind for name, kind in table} == {
         each.name: each.type for each in metrics

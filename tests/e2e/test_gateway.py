@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from clients.gateway.admission import WAITING_PER_PERMIT
+from clients.gateway.limit import INITIAL
 from clients.samples import CHELSEA, COFFEE
 from ops.embedded import free_ports
 from tests.e2e.conftest import CATS, ESPRESSO, url
@@ -21,6 +23,8 @@ REQUESTS = int(os.environ.get("SLOW_REQUESTS", "2000"))
 START_S, WATCHDOG_S = 20, 30
 # Metrics of the route are handed on every half second.
 METRIC_S = 10
+# Twice as many as the gateway lets in and lets wait when it starts.
+CALLERS = 2 * int(INITIAL * (1 + WAITING_PER_PERMIT))
 PHOTO = COFFEE.read_bytes()
 JPEG = {"content-type": "image/jpeg"}
 # A process of its own, as in production; uvicorn is what `nereid gateway` starts, too.
@@ -147,30 +151,28 @@ def disconnect(base, server, count: int) -> None:
 
 
 def test_five_hundred_who_leave_leave_nothing_behind(base, both_profiles):
-    """Neither a call, nor a permit, nor a slower server: what is in flight returns to nothing."""
+    """Neither a call nor a permit: what is in flight returns to nothing, and the next one is served."""
     disconnect(base, both_profiles["cpu"], 500)
 
     assert httpx.get(f"{base}/v1/live").json()["in_flight"] == 0
-    began = time.monotonic()
     assert httpx.post(f"{base}/predict", content=PHOTO, headers=JPEG).status_code == 200
-    assert time.monotonic() - began < 1
 
 
 @pytest.mark.slow
 def test_overload_is_refused_and_the_rest_is_answered(base):
-    """Four times as many callers as are let in: 429 with a time, never a fault, and answers keep coming."""
+    """More callers than may wait: 429 with a time, never a fault, and answers keep coming."""
 
     def call(_: int) -> tuple[int, bool]:
         """Ask once."""
         answer = client.post("/predict", content=PHOTO, headers=JPEG)
         return answer.status_code, "retry-after" in answer.headers
 
-    limits = httpx.Limits(max_connections=48)
+    limits = httpx.Limits(max_connections=CALLERS)
     with (
         httpx.Client(base_url=base, limits=limits, timeout=WATCHDOG_S) as client,
-        ThreadPoolExecutor(48) as pool,
+        ThreadPoolExecutor(CALLERS) as pool,
     ):
-        outcomes = list(pool.map(call, range(max(200, REQUESTS // 4))))
+        outcomes = list(pool.map(call, range(max(2 * CALLERS, REQUESTS // 4))))
 
     assert {*outcomes} == {(200, False), (429, True)}
 

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from clients import errors
 from clients.gateway.access import EXPOSED
+from clients.gateway.admission import WAITING_PER_PERMIT
 from clients.gateway.app import app_of, create_app
 from clients.gateway.errors import STATUS
 from clients.gateway.images import size_wh
@@ -229,11 +230,11 @@ def test_key_opens_what_it_is_for(secret, expected):
 def test_gateway_without_keys_stays_on_loopback():
     """Listening for others needs keys, and the refusal says how to get them."""
     with pytest.raises(ValueError, match=re.escape(EXPOSED)):
-        create_app(Settings(host="0.0.0.0"), None, None)
+        create_app(Settings(host="0.0.0.0"), KeyRing(), None)
 
-    with pytest.raises(ValueError, match="nereid key add"):
-        create_app(Settings(host="192.168.1.2"), KeyRing(), None)
-    assert create_app(Settings(host="::1"), None, None)
+    with pytest.raises(ValueError, match="there are no API keys yet; mend: nereid key add"):
+        create_app(Settings(keys_needed=True), KeyRing(), None)
+    assert create_app(Settings(host="::1"), KeyRing(), None)
     assert create_app(Settings(host="0.0.0.0"), RING, None)
 
 
@@ -246,6 +247,22 @@ def test_settings_that_cannot_be_meant_are_refused(wrong):
     """At the start, not at a request."""
     with pytest.raises(ValueError, match=next(iter(wrong)).partition("_")[0].replace("cors", "CORS")):
         Settings(**wrong)
+
+
+@pytest.mark.parametrize("secret", [None, "infer", "route", "wrong"])
+def test_on_loopback_a_key_only_adds(secret):
+    """Everybody may classify and look there, whatever their key is for; a key that is not known is told."""
+    made = gateway(Upstream(), keys=RING, route=Control())
+    headers = {"x-api-key": secret} if secret else {}
+
+    answers = [ask(made, "GET", path, headers=headers).status_code for path in ("/v1/live", "/metrics")]
+    assert answers == [401 if secret == "wrong" else 200] * 2
+    changed = ask(made, "PUT", "/v1/route/weights", json={"weights": {"v1": 1, "v2": 1}}, headers=headers)
+    assert changed.status_code == {"route": 200, "infer": 403}.get(secret, 401)
+    if secret != "wrong":
+        found = ask(made, "GET", "/v1/access", headers=headers).json()
+        scopes = ["infer", "route"] if secret == "route" else ["infer"]
+        assert (found["keys_needed"], sorted(found["scopes"])) == (False, scopes)
 
 
 @pytest.mark.parametrize(
@@ -510,9 +527,10 @@ def test_overload_is_answered_before_the_body_is_read():
     async def run() -> Caller:
         """Do it inside an event loop."""
         upstream.gate.clear()
-        limit = made.admission.limit
-        waiting = [Caller(made).ask() for _ in range(limit)]
-        await asyncio.sleep(0.01)
+        most = made.admission.limit * (1 + WAITING_PER_PERMIT)
+        waiting = [Caller(made).ask() for _ in range(most)]
+        await asyncio.sleep(0.05)
+        assert made.admission.in_flight + made.admission.waiting == most
         refused = Caller(made)
         await refused.ask()
         assert refused.messages.qsize() == 1

@@ -1,8 +1,10 @@
 """Who is let in: permits, predictions of the wait, and token buckets."""
 
+import asyncio
+
 import pytest
 
-from clients.gateway.admission import Admission
+from clients.gateway.admission import WAITING_PER_PERMIT, Admission, Permit
 from clients.gateway.buckets import Buckets
 from clients.gateway.errors import Failure
 from tests.gateways import key
@@ -28,23 +30,71 @@ def clock():
 def learn(admission: Admission, clock: Clock, rtt_s: float, count: int = 40) -> None:
     """Let requests be answered one after the other, so that round trip and rate are known."""
     for _ in range(count):
-        permit = admission.take(9)
+        permit = take(admission)
         clock.now_s += rtt_s
         permit.answered()
 
 
+def take(admission: Admission) -> Permit:
+    """Take a permit while there is room."""
+    return asyncio.run(admission.take(9))
+
+
 def test_no_more_than_the_limit_are_in_flight(clock):
-    """The next one is refused as overload with a time; a permit given back twice counts once."""
-    admission = Admission(64, clock)
-    permits = [admission.take(9) for _ in range(admission.limit)]
+    """The next wait for their turn, in order, up to a bound; a permit given back twice counts once."""
 
-    with pytest.raises(Failure, match="in flight") as refused:
-        admission.take(9)
+    async def run() -> None:
+        admission, came = Admission(64, clock), []
+        limit = admission.limit
+        permits = [await admission.take(9) for _ in range(limit)]
 
-    assert (refused.value.status, dict(refused.value.headers)) == (429, {b"retry-after": b"1"})
-    permits[0].release()
-    permits[0].release()
-    assert admission.in_flight == len(permits) - 1
+        async def wait(number: int) -> Permit:
+            permit = await admission.take(9)
+            came.append(number)
+            return permit
+
+        waiting = [asyncio.create_task(wait(number)) for number in range(limit * WAITING_PER_PERMIT)]
+        await asyncio.sleep(0)
+        with pytest.raises(Failure, match=f"{len(waiting)} images are waiting") as refused:
+            await admission.take(9)
+        assert (refused.value.status, dict(refused.value.headers)) == (429, {b"retry-after": b"1"})
+        assert (admission.in_flight, admission.waiting, came) == (limit, len(waiting), [])
+
+        permits[0].release()
+        permits[0].release()
+        await asyncio.sleep(0)
+        assert (admission.in_flight, came) == (limit, [0])
+        waiting[1].cancel()
+        await asyncio.sleep(0)
+        for permit in permits[1:]:
+            permit.release()
+        for number, task in enumerate(waiting):
+            if number != 1:
+                (await task).release()
+        assert came == [0, *range(2, len(waiting))]
+        assert (admission.in_flight, admission.waiting) == (0, 0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_who_waits_for_too_long_is_told(clock):
+    """The deadline ends the waiting, and leaves the place to others; a turn given in that moment, too."""
+
+    async def run() -> None:
+        admission = Admission(1, clock)
+        permit = await admission.take(9)
+        with pytest.raises(Failure, match=r"no room within 0.01 s") as late:
+            await admission.take(0.01)
+        assert late.value.code == "deadline_exceeded"
+
+        second = asyncio.create_task(admission.take(9))
+        await asyncio.sleep(0)
+        permit.release()
+        second.cancel()  # its turn has come, and it does not know yet
+        await asyncio.gather(second, return_exceptions=True)
+        assert (admission.in_flight, admission.waiting) == (0, 0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_who_has_too_little_time_is_refused(clock):
@@ -53,7 +103,7 @@ def test_who_has_too_little_time_is_refused(clock):
     learn(admission, clock, 0.2)
 
     admission.check(0.1)
-    admission.take(9)
+    take(admission)
     admission.check(0.3)
     with pytest.raises(Failure, match=r"about 0.2 s now, and 0.1 s are left"):
         admission.check(0.1)
@@ -64,7 +114,7 @@ def test_retry_after_is_how_long_the_server_needs(clock):
     admission = Admission(64, clock)
     learn(admission, clock, 2.0)
     for _ in range(3):
-        admission.take(9)
+        take(admission)
 
     failure = Failure("overloaded", "", admission.retry_after_s())
 
@@ -76,7 +126,7 @@ def test_permit_of_a_cancelled_call_outlasts_it(clock):
     """The server computes what it has dispatched to the end, for about a mean round trip."""
     admission = Admission(64, clock)
     learn(admission, clock, 0.2)
-    permit = admission.take(9)
+    permit = take(admission)
     clock.now_s += 0.05
 
     assert permit.rest_s() == pytest.approx(0.15)
@@ -85,7 +135,7 @@ def test_permit_of_a_cancelled_call_outlasts_it(clock):
 def test_bucket_lets_a_burst_pass_and_then_its_rate(clock):
     """Three at once, then one each half second; the refusal says when."""
     buckets = Buckets(2.0, 3, clock)
-    alice = key("alice")
+    alice = key("alice", "infer")
 
     for _ in range(3):
         buckets.take(alice)

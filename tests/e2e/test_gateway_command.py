@@ -1,0 +1,89 @@
+"""`nereid gateway` as a user runs it: a process, its ready line, keys, and its end."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+from typer.testing import CliRunner
+
+from clients.samples import COFFEE
+from ops.__main__ import app
+from tests.e2e.conftest import url
+from tests.supervised import NEREID
+
+WATCHDOG_S = 60
+
+
+@contextlib.contextmanager
+def gateway(*words: str):
+    """Run `nereid gateway` on a free port; gives its process and address."""
+    process = subprocess.Popen(
+        [NEREID, "gateway", "--port", "0", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        ready = process.stdout.readline()
+        assert ready, process.stderr.read()
+        yield process, f"http://127.0.0.1:{json.loads(ready)['http']}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def post(address: str, key: str = "") -> tuple[int, dict]:
+    """Ask for the sample photo, with a key or without."""
+    headers = {"Content-Type": "image/jpeg"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(f"{address}/predict?variant=v1", COFFEE.read_bytes(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=WATCHDOG_S) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, json.load(refused)
+
+
+def test_gateway_serves_who_has_a_key_until_it_is_told_to_stop(both_profiles, tmp_path):
+    """Keys are taken and taken back while it runs; SIGTERM ends it with status 0."""
+
+    def nereid_key(*words: str) -> str:
+        done = CliRunner().invoke(app, ["key", *words, "--keys", str(tmp_path / "keys.json")])
+        assert done.exit_code == 0, done.stderr
+        return done.stdout.strip()
+
+    first = nereid_key("add", "first", "--scope", "infer")
+    words = ["--url", url(both_profiles["cpu"], "grpc"), "--keys", str(tmp_path / "keys.json")]
+    with gateway(*words, "--require-keys") as (process, address):
+        status, answer = post(address, first)
+        assert (status, answer["predictions"][0]["label"]) == (200, "espresso")
+        assert post(address)[0] == 401
+        second = nereid_key("add", "second", "--scope", "infer")
+        assert post(address, second)[0] == 200
+        nereid_key("revoke", "first")
+        assert post(address, first)[0] == 401
+
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(WATCHDOG_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--host", "0.0.0.0"], "needs API keys; mend: nereid key add NAME --scope infer"),
+        (["--require-keys"], "there are no API keys yet; mend: nereid key add NAME --scope infer"),
+        (["--cors-origin", "*"], "a CORS origin is like https://photos.example"),
+        (["--url", "http://localhost:8001"], "--url must be HOST:PORT without a scheme"),
+    ],
+    ids=["exposed without keys", "keys needed and none there", "any origin", "scheme"],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, words, text):
+    """The command ends with 2, and says what to do."""
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+
+    done = CliRunner().invoke(app, ["gateway", "--port", "0", *words], env=environment)
+
+    assert done.exit_code == 2
+    assert text in done.stderr
