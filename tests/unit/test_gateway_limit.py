@@ -115,6 +115,17 @@ def test_limit_falls_when_the_server_slows_and_recovers():
     assert server.run(50).limit == pytest.approx(before, rel=0.4)
 
 
+def test_server_that_stays_slow_gets_what_it_needs():
+    """Slower instances are still as many: what is compared with is measured anew."""
+    server = Server(about(0.01), 16, rate_per_s=4000)
+    server.run(10)
+
+    server.service = about(0.05)
+    server.run(25)
+
+    assert server.run(45).answered / 20 > 0.9 * 16 / 0.05
+
+
 def test_limit_does_not_grow_without_need():
     """A server that is hardly asked tells nothing of what it could do."""
     server = Server(about(0.01), 4, rate_per_s=20)
