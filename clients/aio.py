@@ -2,41 +2,62 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, Unpack
 
-import tritonclient.grpc.aio
-import tritonclient.http.aio
-from tritonclient.utils import InferenceServerException
+import numpy as np
 
 from clients import prediction
-from clients.errors import ClassifierError, TimedOut, Unreachable, from_triton
-from clients.prediction import Prediction, Timings
-from clients.request import CHANNEL, TIMEOUT_S, Ask, Options, Protocol, ask, image_tensor, wanted_outputs
+from clients.errors import ClassifierError, Unreachable
+from clients.group import Group, Outcome, Unusable
+from clients.images import ImageLike, encoded
+from clients.prediction import SCORES, Prediction, Timings
+from clients.request import (
+    CONCURRENCY,
+    NO_LIMIT,
+    TIMEOUT_S,
+    Ask,
+    Options,
+    Protocol,
+    ask,
+    check,
+    image_tensor,
+    metadata_options,
+    wanted_outputs,
+)
 from clients.retry import Attempts, Budget
+from clients.transport import AsyncConnection
 
 
 class AsyncClassifier:
-    """`Classifier` for asyncio: the same arguments, the same answers.
+    """`Classifier` for asyncio: the same arguments, the same answers, the same errors.
 
     A call that is cancelled cancels its request on the server, too (gRPC).
 
     Example:
         >>> async with AsyncClassifier("localhost:8001") as classifier:
-        ...     (await classifier.classify(photo)).labels[0].name
+        ...     (await classifier.classify("cat.jpg")).labels[0].name
         'tabby'
     """
 
     def __init__(
-        self, url: str, protocol: Protocol = "grpc", model: str = "classify", timeout_s: float = TIMEOUT_S
+        self,
+        url: str,
+        protocol: Protocol = "grpc",
+        model: str = "classify",
+        timeout_s: float = TIMEOUT_S,
+        concurrency: int = CONCURRENCY,
     ) -> None:
+        check(url, protocol, concurrency)
         self.model = model
-        self._url = url
         self._protocol = protocol
         self._timeout_s = timeout_s
+        self._concurrency = concurrency
+        self._limit = NO_LIMIT
         self._budget = Budget()
-        self._opened: Any = None
         self._outputs: list[str] = []
+        self._connection = AsyncConnection(url, protocol)
 
     async def __aenter__(self) -> "AsyncClassifier":
         return self
@@ -48,48 +69,147 @@ class AsyncClassifier:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._opened is not None:
-            await self._opened.close()
+        await self._connection.close()
 
-    async def classify(self, image: bytes, **options: Unpack[Options]) -> Prediction:
+    async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
         """Classify one image; see `Classifier.classify`."""
-        asked = ask(options, self._timeout_s)
         began = time.perf_counter()
+        asked = ask(options, self._timeout_s)
         attempts = Attempts(self._budget, asked.timeout_s)
-        while True:
-            try:
-                result = await self._infer(asked, image, attempts.remaining_s())
-                break
-            except ClassifierError as error:
-                await asyncio.sleep(attempts.pause_s(error))
-        attempts.succeeded()
-        timings = Timings(0.0, (time.perf_counter() - began) * 1e3, attempts.count)
+        file = await _encoded(image)
+        encode_s = time.perf_counter() - began
+        result = await self._request(asked, attempts, [file])
+        request_s = time.perf_counter() - began - encode_s
+        timings = Timings(encode_s * 1e3, request_s * 1e3, attempts.count)
         return prediction.read(result, self.model, asked.request_id, timings)[0]
 
-    async def _infer(self, asked: Ask, image: bytes, remaining_s: float) -> Any:
+    async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
+        """Return the scores of all classes as the model gives them, float32[C]; else as `classify`."""
+        asked = ask(options, self._timeout_s, is_for_scores=True)
+        attempts = Attempts(self._budget, asked.timeout_s)
+        result = await self._request(asked, attempts, [await _encoded(image)])
+        scores: np.ndarray = result.as_numpy(SCORES)[0]
+        return scores
+
+    def classify_many(
+        self,
+        images: Iterable[ImageLike] | AsyncIterable[ImageLike],
+        batch_size: int = 1,
+        **options: Unpack[Options],
+    ) -> AsyncIterator[Outcome]:
+        """Classify images as they come, several at a time; see `Classifier.classify_many`.
+
+        Outcomes do not wait for an asynchronous iterable to go on; one that is not is read on the loop.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        ask(options, self._timeout_s)
+        return self._outcomes(images, batch_size, options)
+
+    async def _outcomes(
+        self, images: Iterable[ImageLike] | AsyncIterable[ImageLike], batch_size: int, options: Options
+    ) -> AsyncIterator[Outcome]:
+        started: asyncio.Queue[asyncio.Task[list[Outcome]] | None] = asyncio.Queue(self._concurrency)
+        running: set[asyncio.Task[Any]] = set()
+        slots = asyncio.Semaphore(self._concurrency)
+
+        async def classify(group: list[ImageLike]) -> list[Outcome]:
+            async with slots:
+                return await self._classify_group(group, options)
+
+        async def start() -> None:
+            try:
+                async for group in _groups(images, batch_size):
+                    running.add(task := asyncio.create_task(classify(group)))
+                    await started.put(task)
+            finally:
+                await started.put(None)
+
+        running.add(starting := asyncio.create_task(start()))
         try:
-            async with asyncio.timeout(remaining_s):
-                client = self._client()
-                if not self._outputs:
-                    self._outputs = wanted_outputs(await self._metadata(client))
-                tensor = image_tensor(self._protocol, [image])
-                arguments = asked.arguments(self._protocol, tensor, self._outputs, remaining_s)
-                return await client.infer(self.model, **arguments)
-        except TimeoutError:
-            raise TimedOut(f"{self._url}: no answer within {remaining_s:.3g} s") from None
-        except InferenceServerException as error:
-            raise from_triton(error) from None
-        except (OSError, ValueError) as error:
-            raise Unreachable(f"{self._url}: {type(error).__name__}: {error}") from None
+            while (task := await started.get()) is not None:
+                for outcome in await task:
+                    yield outcome
+                running.discard(task)
+            await starting
+        finally:
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
-    async def _metadata(self, client: Any) -> Any:
-        options = {"as_json": True} if self._protocol == "grpc" else {}
-        return await client.get_model_metadata(self.model, **options)
-
-    def _client(self) -> Any:
-        if self._opened is None:
-            if self._protocol == "grpc":
-                self._opened = tritonclient.grpc.aio.InferenceServerClient(self._url, channel_args=CHANNEL)
+    async def _classify_group(self, images: list[ImageLike], options: Options) -> list[Outcome]:
+        began = time.perf_counter()
+        asked = ask(options, self._timeout_s)
+        attempts = Attempts(self._budget, asked.timeout_s)
+        group = Group([await _encoded_or_why_not(image) for image in images], self._limit)
+        encode_s = time.perf_counter() - began
+        while files := group.next():
+            try:
+                result = await self._request(asked, attempts, files)
+            except ClassifierError as error:
+                group.failed(error)
             else:
-                self._opened = tritonclient.http.aio.InferenceServerClient(self._url)
-        return self._opened
+                request_s = time.perf_counter() - began - encode_s
+                timings = Timings(encode_s * 1e3, request_s * 1e3, attempts.count)
+                group.answered(prediction.read(result, self.model, asked.request_id, timings))
+        self._limit = min(self._limit, group.limit)
+        return group.outcomes()
+
+    async def _request(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
+        while True:
+            try:
+                result = await self._infer(asked, attempts, files)
+            except ClassifierError as error:
+                await asyncio.sleep(attempts.pause_s(error))
+            else:
+                attempts.succeeded()
+                return result
+
+    async def _infer(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
+        if not self._outputs:
+            options = metadata_options(self._protocol)
+            metadata = await self._call("get_model_metadata", attempts, self.model, **options)
+            self._outputs = wanted_outputs(metadata)
+        tensor = image_tensor(self._protocol, files)
+        arguments = asked.arguments(self._protocol, tensor, self._outputs, attempts.remaining_s())
+        result = await self._call("infer", attempts, self.model, **arguments)
+        if not prediction.is_whole(result, len(files)):
+            raise Unreachable("what answers is no Triton: it answers without scores")
+        return result
+
+    async def _call(self, name: str, attempts: Attempts, *args: Any, **options: Any) -> Any:
+        return await self._connection.call(name, attempts.remaining_s(), *args, **options)
+
+
+async def _groups(
+    images: Iterable[ImageLike] | AsyncIterable[ImageLike], size: int
+) -> AsyncIterator[list[ImageLike]]:
+    group: list[ImageLike] = []
+    async for image in _each(images):
+        group.append(image)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+async def _each(images: Iterable[ImageLike] | AsyncIterable[ImageLike]) -> AsyncIterator[ImageLike]:
+    if isinstance(images, AsyncIterable):
+        async for image in images:
+            yield image
+    else:
+        for image in images:
+            yield image
+
+
+async def _encoded(image: ImageLike) -> bytes:
+    # Reading a file and encoding pixels take their time; the loop goes on meanwhile.
+    return image if isinstance(image, bytes) else await asyncio.to_thread(encoded, image)
+
+
+async def _encoded_or_why_not(image: ImageLike) -> bytes | Unusable:
+    try:
+        return await _encoded(image)
+    except (OSError, TypeError, ValueError) as error:
+        return error

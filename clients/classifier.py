@@ -1,78 +1,55 @@
-"""Classify images on a Triton server: one interface, HTTP or gRPC behind it."""
+"""Classify images on a Triton server: one interface, whatever carries the request."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import numpy as np
-import tritonclient.grpc
-import tritonclient.http
-from tritonclient.utils import InferenceServerException
 
-Protocol = Literal["grpc", "http"]
-DEFAULT_PORTS: dict[Protocol, int] = {"http": 8000, "grpc": 8001}
-# The statuses that say the request itself was at fault, as each protocol spells them.
-REFUSED = ("400", "404", "StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
-SCORES, VARIANT, VERSION, REASON = "scores", "variant", "version", "route_reason"
-
-
-class ClassifierError(Exception):
-    """Base of what `Classifier` raises; the message is the server's own."""
-
-
-class RequestRefused(ClassifierError):
-    """The request was at fault: the same one will be refused again."""
-
-
-class ServerFailed(ClassifierError):
-    """The server was at fault, or could not be reached in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """One class and its score, a probability in 0..1."""
-
-    index: int
-    name: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The best classes of one image, and who answered.
-
-    `version` is that of the network behind a route, else that of the model called; `variant` and `reason`
-    are empty for a model that is no route. `latency_ms` is what the caller waited.
-    """
-
-    labels: tuple[Label, ...]
-    model: str
-    version: str
-    variant: str
-    reason: str
-    latency_ms: float
+from clients import prediction, transport
+from clients.errors import ClassifierError, Unreachable
+from clients.group import Group, Outcome, Unusable
+from clients.images import ImageLike, encoded
+from clients.prediction import SCORES, Prediction, Timings
+from clients.request import (
+    CONCURRENCY,
+    NO_LIMIT,
+    TIMEOUT_S,
+    Ask,
+    Options,
+    Protocol,
+    ask,
+    check,
+    image_tensor,
+    metadata_options,
+    wanted_outputs,
+)
+from clients.retry import Attempts, Budget
 
 
 class Classifier:
     """A connection to one model of one server; safe to use from several threads.
 
+    A request is repeated only after a fault that is safe to repeat (docs/clients.md), within its time and a
+    budget that all requests share.
+
     Args:
         url: HOST:PORT of the server, without a scheme.
         protocol: `grpc` or `http`.
         model: a route, or any model with an input `image` and an output `scores`.
-        timeout_s: how long one request may take.
+        timeout_s: how long an answer may take, all attempts together.
         concurrency: how many requests `classify_many` keeps in flight, so that the server can batch them.
+
+    Raises:
+        ValueError: one of these cannot be meant.
 
     Example:
         >>> with Classifier("localhost:8001") as classifier:
-        ...     classifier.classify(Path("cat.jpg")).labels[0].name
+        ...     classifier.classify("cat.jpg").labels[0].name
         'tabby'
     """
 
@@ -81,18 +58,19 @@ class Classifier:
         url: str,
         protocol: Protocol = "grpc",
         model: str = "classify",
-        timeout_s: float = 30.0,
-        concurrency: int = 8,
+        timeout_s: float = TIMEOUT_S,
+        concurrency: int = CONCURRENCY,
     ) -> None:
+        check(url, protocol, concurrency)
         self.model = model
-        self._url = url
+        self._protocol = protocol
         self._timeout_s = timeout_s
         self._concurrency = concurrency
+        self._limit = NO_LIMIT
+        self._budget = Budget()
+        self._outputs: list[str] = []
         self._pool = ThreadPoolExecutor(concurrency)
-        self._grpc = tritonclient.grpc.InferenceServerClient(url) if protocol == "grpc" else None
-        self._per_thread = threading.local()
-        self._opened: list[Any] = [self._grpc] if self._grpc else []
-        self._output_names: set[str] | None = None
+        self._connection = transport.connect(url, protocol)
 
     def __enter__(self) -> "Classifier":
         return self
@@ -104,125 +82,124 @@ class Classifier:
 
     def close(self) -> None:
         """Wait for what is in flight, then close all connections."""
-        self._pool.shutdown()
-        for client in self._opened:
-            client.close()
+        self._pool.shutdown(cancel_futures=True)
+        self._connection.close()
 
-    def classify(
-        self, image: bytes | Path, top_k: int = 5, variant: str = "", version: str = "", route_key: str = ""
-    ) -> Prediction:
-        """Classify one image file.
+    def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
+        """Classify one image.
 
         Args:
-            image: the file's bytes, or its path; the server decodes it.
-            top_k: how many classes to return.
-            variant: let this variant of the route answer.
-            version: let the variant with this version of the network answer.
-            route_key: sticky identity: the same key gets the same variant.
+            image: an image file (its bytes, its path, or opened for reading bytes), a PIL image, or
+                uint8[H, W, 3] (RGB) or uint8[H, W]; the server decodes it.
+            options: see `Options`.
 
         Raises:
             RequestRefused: not an image, or an unknown model, variant or version.
-            ServerFailed: the server failed, cannot be reached, or answers something else than Triton does.
-            ValueError: `top_k` is less than 1, or a header is no printable ASCII.
-            OSError: `image` is a path that cannot be read.
+            ServerFailed: the server failed; its subclasses say how (docs/clients.md).
+            ValueError: an option cannot be meant, or an array or a PIL image has a form that is not known.
+            TypeError: `image` is none of the above.
+            OSError: a file cannot be read, or what pixels are encoded to cannot be stored.
         """
-        encoded = image.read_bytes() if isinstance(image, Path) else image
-        given = {"x-variant": variant, "x-model-version": version, "x-route-key": route_key}
-        headers = {name: value for name, value in given.items() if value}
-        _check(top_k, headers)
-        begin = time.perf_counter()
-        try:
-            result = self._infer(encoded, top_k, headers)
-            return _prediction(result, self.model, (time.perf_counter() - begin) * 1e3)
-        except ClassifierError:
-            raise
-        except InferenceServerException as error:
-            raise _translate(error) from None
-        except Exception as error:  # what a broken connection or a foreign server makes the transports raise
-            raise ServerFailed(f"{self._url}: {type(error).__name__}: {error}") from None
+        began = time.perf_counter()
+        asked = ask(options, self._timeout_s)
+        attempts = Attempts(self._budget, asked.timeout_s)
+        file = encoded(image)
+        encode_s = time.perf_counter() - began
+        result = self._request(asked, attempts, [file])
+        request_s = time.perf_counter() - began - encode_s
+        timings = Timings(encode_s * 1e3, request_s * 1e3, attempts.count)
+        return prediction.read(result, self.model, asked.request_id, timings)[0]
+
+    def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
+        """Return the scores of all classes as the model gives them, float32[C]; else as `classify`."""
+        asked = ask(options, self._timeout_s, is_for_scores=True)
+        attempts = Attempts(self._budget, asked.timeout_s)
+        scores: np.ndarray = self._request(asked, attempts, [encoded(image)]).as_numpy(SCORES)[0]
+        return scores
 
     def classify_many(
-        self, images: Iterable[bytes | Path], **options: Any
-    ) -> Iterator[Prediction | ClassifierError | OSError]:
+        self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[Options]
+    ) -> Iterator[Outcome]:
         """Classify images as they come, several at a time.
 
-        `options` are those of `classify`. Yields, in the order of `images`, the prediction or the error of
-        each: one bad image does not stop the rest.
+        Args:
+            images: read a little ahead of the answers, on the caller's thread.
+            batch_size: how many images share a request; those that the server would not take together are
+                sent apart.
+            options: those of `classify`; `timeout_s` is for each request, with what of it is sent again.
+
+        Returns:
+            In the order of `images`, the prediction of each, or what `classify` would have raised: one bad
+            image does not stop the rest.
+
+        Raises:
+            ValueError: an option cannot be meant.
         """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        ask(options, self._timeout_s)
+        return self._outcomes(iter(images), batch_size, options)
 
-        def outcome(image: bytes | Path) -> Prediction | ClassifierError | OSError:
+    def _outcomes(self, images: Iterator[ImageLike], batch_size: int, options: Options) -> Iterator[Outcome]:
+        waiting: deque[Future[list[Outcome]]] = deque()
+        try:
+            while True:
+                # Twice as many as are in flight: enough to keep all threads busy, few enough to bound memory.
+                while len(waiting) < 2 * self._concurrency and (group := list(islice(images, batch_size))):
+                    waiting.append(self._pool.submit(self._classify_group, group, options))
+                if not waiting:
+                    return
+                yield from waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _classify_group(self, images: list[ImageLike], options: Options) -> list[Outcome]:
+        began = time.perf_counter()
+        asked = ask(options, self._timeout_s)
+        attempts = Attempts(self._budget, asked.timeout_s)
+        group = Group([_encoded_or_why_not(image) for image in images], self._limit)
+        encode_s = time.perf_counter() - began
+        while files := group.next():
             try:
-                return self.classify(image, **options)
-            except (ClassifierError, OSError) as error:
-                return error
+                result = self._request(asked, attempts, files)
+            except ClassifierError as error:
+                group.failed(error)
+            else:
+                request_s = time.perf_counter() - began - encode_s
+                timings = Timings(encode_s * 1e3, request_s * 1e3, attempts.count)
+                group.answered(prediction.read(result, self.model, asked.request_id, timings))
+        self._limit = min(self._limit, group.limit)
+        return group.outcomes()
 
-        remaining = iter(images)
-        # Twice as many as are in flight: enough to keep all threads busy, few enough to bound memory.
-        first = islice(remaining, 2 * self._concurrency)
-        waiting = deque(self._pool.submit(outcome, image) for image in first)
-        while waiting:
-            yield waiting.popleft().result()
-            waiting.extend(self._pool.submit(outcome, image) for image in islice(remaining, 1))
+    def _request(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
+        while True:
+            try:
+                result = self._infer(asked, attempts, files)
+            except ClassifierError as error:
+                time.sleep(attempts.pause_s(error))
+            else:
+                attempts.succeeded()
+                return result
 
-    def _infer(self, encoded: bytes, top_k: int, headers: dict[str, str]) -> Any:
-        client = self._client()
-        protocol = tritonclient.grpc if self._grpc else tritonclient.http
-        tensor = protocol.InferInput("image", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[encoded]], dtype=object))
-        outputs = [
-            protocol.InferRequestedOutput(name, class_count=top_k if name == SCORES else 0)
-            for name in sorted(self._outputs(client) & {SCORES, VARIANT, VERSION, REASON})
-        ]
-        options = {"client_timeout": self._timeout_s} if self._grpc else {}
-        return client.infer(self.model, [tensor], outputs=outputs, headers=headers, **options)
+    def _infer(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
+        if not self._outputs:
+            options = metadata_options(self._protocol)
+            metadata = self._call("get_model_metadata", attempts, self.model, **options)
+            self._outputs = wanted_outputs(metadata)
+        tensor = image_tensor(self._protocol, files)
+        arguments = asked.arguments(self._protocol, tensor, self._outputs, attempts.remaining_s())
+        result = self._call("infer", attempts, self.model, **arguments)
+        if not prediction.is_whole(result, len(files)):
+            raise Unreachable("what answers is no Triton: it answers without scores")
+        return result
 
-    def _client(self) -> Any:
-        if self._grpc:
-            return self._grpc
-        # The HTTP client is built on gevent, whose connections belong to the thread that made them.
-        if not hasattr(self._per_thread, "client"):
-            self._per_thread.client = tritonclient.http.InferenceServerClient(
-                self._url, connection_timeout=self._timeout_s, network_timeout=self._timeout_s
-            )
-            self._opened.append(self._per_thread.client)
-        return self._per_thread.client
-
-    def _outputs(self, client: Any) -> set[str]:
-        if self._output_names is None:
-            options = {"as_json": True, "client_timeout": self._timeout_s} if self._grpc else {}
-            metadata = client.get_model_metadata(self.model, **options)
-            self._output_names = {output["name"] for output in metadata["outputs"]}
-        if SCORES not in self._output_names:
-            names = ", ".join(sorted(self._output_names))
-            raise RequestRefused(f"model '{self.model}' has no output '{SCORES}', it has: {names}")
-        return self._output_names
+    def _call(self, name: str, attempts: Attempts, *args: Any, **options: Any) -> Any:
+        return self._connection.call(name, attempts.remaining_s(), *args, **options)
 
 
-def _check(top_k: int, headers: dict[str, str]) -> None:
-    if top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
-    for name, value in headers.items():
-        if not (value.isascii() and value.isprintable()):
-            raise ValueError(f"{name} must be printable ASCII, got {value!r}")
-
-
-def _prediction(result: Any, model: str, latency_ms: float) -> Prediction:
-    def word(name: str) -> str:
-        array = result.as_numpy(name)
-        return "" if array is None else array.item().decode()
-
-    response = result.get_response()
-    own_version = response["model_version"] if isinstance(response, dict) else response.model_version
-    labels = tuple(_label(entry.decode()) for entry in result.as_numpy(SCORES).ravel())
-    return Prediction(labels, model, word(VERSION) or own_version, word(VARIANT), word(REASON), latency_ms)
-
-
-def _label(entry: str) -> Label:
-    """Read one entry of Triton's classification extension, `SCORE:INDEX:NAME`; the name may be missing."""
-    score, index, *name = entry.split(":", 2)
-    return Label(int(index), name[0] if name else "", float(score))
-
-
-def _translate(error: InferenceServerException) -> ClassifierError:
-    kind = RequestRefused if error.status() in REFUSED else ServerFailed
-    return kind(error.message() or str(error))
+def _encoded_or_why_not(image: ImageLike) -> bytes | Unusable:
+    try:
+        return encoded(image)
+    except (OSError, TypeError, ValueError) as error:
+        return error

@@ -17,10 +17,21 @@ from tritonclient.utils import InferenceServerException
 
 Fault = Literal["caller", "server", "network"]
 # The statuses that say the request itself was at fault, as each protocol spells them.
-REFUSED = ("400", "404", "StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
+REFUSED = (
+    "400",
+    "401",
+    "403",
+    "404",
+    "413",
+    "StatusCode.INVALID_ARGUMENT",
+    "StatusCode.UNAUTHENTICATED",
+    "StatusCode.PERMISSION_DENIED",
+    "StatusCode.NOT_FOUND",
+)
 # gRPC's own words for a call that reached no server have these statuses, and so has what Triton sheds.
 NOT_ANSWERED = ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED")
 LATE = ("StatusCode.DEADLINE_EXCEEDED",)
+BUSY = ("429", "StatusCode.RESOURCE_EXHAUSTED")
 
 
 class ClassifierError(Exception):
@@ -69,12 +80,16 @@ _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     ("overloaded: ", Overloaded),
     ("deadline exceeded: ", TimedOut),
     ("unavailable: ", Unavailable),
+    ("cancelled: ", ServerFailed),
     # Triton's own. Source: core and python_backend r24.10; each was seen.
     ("Exceeds maximum queue size", Overloaded),
     ("Request timeout expired", TimedOut),
     ("is not healthy", ServerFailed),
     ("is not ready", Unavailable),
     ("is restricted", RequestRefused),
+    # gRPC's, of either side, and tritonclient's of an answer that has no JSON.
+    ("message larger than max", RequestRefused),
+    ("client while decoding the response", Unreachable),
 )
 
 
@@ -84,8 +99,14 @@ def from_triton(error: InferenceServerException) -> ClassifierError:
     found = [(text.find(words), kind) for words, kind in _TEXTS if words in text]
     if found:
         return min(found, key=lambda pair: pair[0])[1](text)
-    if status in REFUSED:
-        return RequestRefused(text)
-    if status in LATE:
-        return TimedOut(text)
+    for statuses, kind in ((REFUSED, RequestRefused), (LATE, TimedOut), (BUSY, Overloaded)):
+        if status in statuses:
+            return kind(text)
     return Unreachable(text) if status in NOT_ANSWERED else ServerFailed(text)
+
+
+def from_failure(url: str, error: Exception) -> ClassifierError:
+    """Return the error that whatever a transport raised means."""
+    if isinstance(error, InferenceServerException):
+        return from_triton(error)
+    return Unreachable(f"{url}: {type(error).__name__}: {error}")

@@ -50,7 +50,7 @@ class Prediction:
 
 
 def read(result: Any, model: str, request_id: str, timings: Timings) -> list[Prediction]:
-    """Read one prediction per image out of tritonclient's `InferResult`, of HTTP or gRPC."""
+    """Read one prediction per image out of tritonclient's `InferResult`, of HTTP or gRPC, that `is_whole`."""
     response = result.get_response()
     own_version = response["model_version"] if isinstance(response, dict) else response.model_version
     scores = result.as_numpy(SCORES)
@@ -73,6 +73,12 @@ def read(result: Any, model: str, request_id: str, timings: Timings) -> list[Pre
             scores, words(VARIANT), words(VERSION), words(REASON), strict=True
         )
     ]
+
+
+def is_whole(result: Any, count: int) -> bool:
+    """Tell whether an answer has scores for `count` images."""
+    scores = result.as_numpy(SCORES)
+    return scores is not None and scores.ndim == 2 and len(scores) == count
 
 
 def label(entry: str) -> Label:

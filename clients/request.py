@@ -1,5 +1,6 @@
 """What all classifiers share of a request: its options, and how tritonclient takes it. No I/O."""
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +10,16 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 
-from clients.errors import RequestRefused
+from clients.errors import RequestRefused, Unreachable
 from clients.prediction import REASON, SCORES, VARIANT, VERSION
 
 Protocol = Literal["grpc", "http"]
 DEFAULT_PORTS: dict[Protocol, int] = {"http": 8000, "grpc": 8001}
 TENSORS: dict[Protocol, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TIMEOUT_S = 30.0
+CONCURRENCY = 8
+# Until the server says how many images a request may have.
+NO_LIMIT = 2**31
 # Triton takes a timeout in µs, as an integer; beyond this nobody waits.
 MOST_TIMEOUT_S = 86_400.0
 # A broken connection is tried again soon: by default gRPC waits a second, then longer and longer.
@@ -23,7 +27,6 @@ CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
@@ -62,19 +65,32 @@ class Ask:
     def arguments(
         self, protocol: Protocol, tensor: Any, outputs: Sequence[str], remaining_s: float
     ) -> dict[str, Any]:
-        """Return what `infer` of tritonclient takes beside the model."""
+        """Return what `infer` of tritonclient takes beside the model and its own timeout."""
         requested = TENSORS[protocol].InferRequestedOutput
-        arguments = {
+        return {
             "inputs": [tensor],
             "outputs": [requested(name, class_count=self.top_k if name == SCORES else 0) for name in outputs],
             "headers": dict(self.headers),
             "request_id": self.request_id,
             "timeout": max(1, int(remaining_s * 1e6)),
         }
-        return arguments | ({"client_timeout": remaining_s} if protocol == "grpc" else {})
 
 
-def ask(options: Options, timeout_s: float) -> Ask:
+def check(url: str, protocol: str, concurrency: int) -> None:
+    """Refuse what a classifier cannot be made of.
+
+    Raises:
+        ValueError: with what was expected.
+    """
+    if not re.fullmatch(r"[^/]+:\d+", url):
+        raise ValueError(f"url must be HOST:PORT without a scheme, got '{url}'")
+    if protocol not in DEFAULT_PORTS:
+        raise ValueError(f"protocol must be one of {', '.join(DEFAULT_PORTS)}, got '{protocol}'")
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, got {concurrency}")
+
+
+def ask(options: Options, timeout_s: float, is_for_scores: bool = False) -> Ask:
     """Read the options of one call; `timeout_s` is that of a call that says none.
 
     Raises:
@@ -91,12 +107,12 @@ def ask(options: Options, timeout_s: float) -> Ask:
     for name, value in {**headers, "request_id": request_id}.items():
         if not (value.isascii() and value.isprintable()):
             raise ValueError(f"{name} must be printable ASCII, got {value!r}")
-    if (top_k := options.get("top_k", 5)) < 1:
+    if (top_k := options.get("top_k", 5)) < 1 and not is_for_scores:
         raise ValueError(f"top_k must be at least 1, got {top_k}")
     timeout_s = options.get("timeout_s", timeout_s)
     if not 0 < timeout_s <= MOST_TIMEOUT_S:
         raise ValueError(f"timeout_s must be more than 0 and at most {MOST_TIMEOUT_S:g}, got {timeout_s}")
-    return Ask(top_k, headers, request_id, timeout_s)
+    return Ask(0 if is_for_scores else top_k, headers, request_id, timeout_s)
 
 
 def image_tensor(protocol: Protocol, images: Sequence[bytes]) -> Any:
@@ -106,12 +122,22 @@ def image_tensor(protocol: Protocol, images: Sequence[bytes]) -> Any:
     return tensor
 
 
+def metadata_options(protocol: Protocol) -> dict[str, Any]:
+    """Return what has a model's metadata answered as a mapping."""
+    return {"as_json": True} if protocol == "grpc" else {}
+
+
 def wanted_outputs(metadata: Mapping[str, Any]) -> list[str]:
     """Return which of a model's outputs are asked for.
 
     Raises:
         RequestRefused: the model is none that classifies.
+        Unreachable: these are no metadata.
     """
+    if not isinstance(metadata, Mapping) or "outputs" not in metadata:
+        raise Unreachable(
+            f"what answers is no Triton: it has no metadata of a model, but {str(metadata)[:200]}"
+        )
     names = {output["name"] for output in metadata["outputs"]}
     if SCORES not in names:
         raise RequestRefused(

@@ -5,7 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from clients.classifier import Classifier, ClassifierError, Prediction, Protocol
+from clients.classifier import Classifier
+from clients.errors import ClassifierError
+from clients.prediction import Prediction
+from clients.request import Protocol
 from clients.samples import COFFEE
 from ops.run_dir import ServerRecord
 

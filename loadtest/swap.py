@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from clients.classifier import Prediction
+from clients.prediction import Prediction
 from clients.samples import COFFEE
 from loadtest import record
 from loadtest.callers import Callers, Request

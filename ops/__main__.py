@@ -96,7 +96,8 @@ def classify(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Classify images on a running server; a bad one is reported and the rest goes on."""
-    from clients.classifier import DEFAULT_PORTS, Classifier
+    from clients.classifier import Classifier
+    from clients.request import DEFAULT_PORTS
     from ops import classify as client
     from ops import run_dir
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from clients.classifier import Classifier, Prediction
+from clients.classifier import Classifier
+from clients.prediction import Prediction
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
@@ -43,7 +44,7 @@ def classify(classifier: Classifier, images: Sequence[Path], top_k: int, as_json
 def answered(prediction: Prediction) -> str:
     """Say who answered, why, and how long it took."""
     route = f"variant {prediction.variant} by {prediction.reason}, " if prediction.variant else ""
-    return f"{route}model version {prediction.version}, {prediction.latency_ms:.1f} ms"
+    return f"{route}model version {prediction.version}, {prediction.timings.total_ms:.1f} ms"
 
 
 def prediction_table(prediction: Prediction) -> Table:

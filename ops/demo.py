@@ -9,7 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from clients.classifier import Classifier, ClassifierError, Prediction, Protocol
+from clients.classifier import Classifier
+from clients.errors import ClassifierError
+from clients.prediction import Prediction
+from clients.request import Protocol
 from clients.samples import COFFEE
 from ops.embedded import DEFAULT_PROFILE, EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
 
@@ -30,7 +33,7 @@ def add_rows(table: Table, version: str, answers: dict[Protocol, Prediction]) ->
     http, grpc = answers["http"], answers["grpc"]
     if http.labels != grpc.labels:
         raise ServerError(f"HTTP and gRPC disagree on version {version}: {http.labels} and {grpc.labels}")
-    latencies = [f"{answer.latency_ms:.1f} ms" for answer in (http, grpc)]
+    latencies = [f"{answer.timings.total_ms:.1f} ms" for answer in (http, grpc)]
     for rank, label in enumerate(http.labels):
         told = [f"{http.version} ({NETWORKS[version]})", *latencies] if rank == 0 else [""] * 3
         table.add_row(label.name, f"{label.score:.3f}", *told, end_section=rank == len(http.labels) - 1)

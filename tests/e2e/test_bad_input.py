@@ -12,7 +12,8 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from clients.classifier import Classifier, RequestRefused
+from clients.classifier import Classifier
+from clients.errors import RequestRefused
 from clients.samples import COFFEE
 from tests.e2e.conftest import ESPRESSO, url
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from clients.classifier import Classifier, ServerFailed
+from clients.classifier import Classifier
+from clients.errors import ServerFailed
 from clients.samples import CHELSEA, COFFEE
 from loadtest import photos
 from ops.doctor import TRITON_OF_PYTRITON

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clients.classifier import Classifier, Prediction, RequestRefused
+from clients.classifier import Classifier
+from clients.errors import RequestRefused
+from clients.prediction import Prediction
 from clients.samples import CHELSEA, COFFEE
 from tests.e2e.conftest import CATS, ESPRESSO, group_members, url
 

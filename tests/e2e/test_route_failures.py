@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from clients.classifier import Classifier, RequestRefused
+from clients.classifier import Classifier
+from clients.errors import RequestRefused
 from clients.samples import COFFEE
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import (

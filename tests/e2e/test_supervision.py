@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.classifier import ClassifierError
+from clients.errors import ClassifierError
 from ops.control import Control
 from tests.e2e.conftest import group_members
 from tests.networks import tensor

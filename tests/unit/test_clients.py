@@ -1,21 +1,40 @@
-"""The client's parts that need no server, and how it reports one that is not there."""
+"""Both classifiers without Triton: what they make of servers that fail, and of what they are given."""
 
-import socket
-import socketserver
+import asyncio
+import itertools
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from clients.classifier import Classifier, Label, RequestRefused, ServerFailed, _label, _translate
+from clients.aio import AsyncClassifier
+from clients.classifier import Classifier
+from clients.errors import (
+    Overloaded,
+    RequestRefused,
+    ServerFailed,
+    TimedOut,
+    Unavailable,
+    Unreachable,
+    from_triton,
+)
+from clients.prediction import Label, label
 from clients.samples import COFFEE
 from ops.classify import collect
 from ops.embedded import free_ports
+from tests.classifiers import PREDICTION, WAYS, Script, answered, error, opened, serving, silent
+
+both_ways = pytest.mark.parametrize("way", ["sync", "async"])
+all_ways = pytest.mark.parametrize(
+    ("way", "protocol"), WAYS, ids=[f"{way}-{protocol}" for way, protocol in WAYS]
+)
+PHOTO = COFFEE.read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("entry", "label"),
+    ("entry", "expected"),
     [
         ("0.950000:967:espresso", Label(967, "espresso", 0.95)),
         ("0.1:3:a: b", Label(3, "a: b", 0.1)),
@@ -23,97 +42,292 @@ from ops.embedded import free_ports
     ],
     ids=["plain", "colon in the name", "no labels"],
 )
-def test_label_is_read_from_tritons_form(entry, label):
+def test_label_is_read_from_tritons_form(entry, expected):
     """Triton's classification extension answers SCORE:INDEX:NAME."""
-    assert _label(entry) == label
+    assert label(entry) == expected
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("status", "text", "kind"),
     [
-        ("400", RequestRefused),
-        ("404", RequestRefused),
-        ("StatusCode.INVALID_ARGUMENT", RequestRefused),
-        ("StatusCode.NOT_FOUND", RequestRefused),
-        ("500", ServerFailed),
-        ("StatusCode.UNAVAILABLE", ServerFailed),
-        (None, ServerFailed),
+        ("400", "why", RequestRefused),
+        ("404", "why", RequestRefused),
+        ("413", "too large", RequestRefused),
+        ("429", "slow down", Overloaded),
+        ("500", "why", ServerFailed),
+        (None, "why", ServerFailed),
+        ("404", "an exception occurred in the client while decoding the response: <p>", Unreachable),
+        ("StatusCode.INVALID_ARGUMENT", "why", RequestRefused),
+        ("StatusCode.NOT_FOUND", "why", RequestRefused),
+        ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", Unreachable),
+        ("StatusCode.UNAVAILABLE", "This protocol is restricted, expecting header", RequestRefused),
+        ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", TimedOut),
+        ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
+        ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
     ],
 )
-def test_exception_says_whose_fault_it_was(status, kind):
+def test_exception_says_whose_fault_it_was(status, text, kind):
     """The same fault is the same class over both protocols, with the server's own words."""
-    error = _translate(InferenceServerException("why", status))
+    got = from_triton(InferenceServerException(text, status))
 
-    assert (type(error), str(error)) == (kind, "why")
+    assert (type(got), str(got)) == (kind, text)
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_unreachable_server_is_the_servers_fault(protocol):
+@all_ways
+def test_unreachable_server_is_the_networks_fault(way, protocol):
     """Nobody listening is an error of the documented kind, over both protocols."""
     (port,) = free_ports(1)
 
-    with Classifier(f"127.0.0.1:{port}", protocol, timeout_s=5) as classifier, pytest.raises(ServerFailed):
-        classifier.classify(COFFEE)
+    with opened(way, f"127.0.0.1:{port}", protocol) as classifier, pytest.raises(Unreachable) as caught:
+        classifier.classify(PHOTO, timeout_s=5)
+
+    assert caught.value.fault == "network"
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_silent_server_is_given_up(protocol):
-    """A server that accepts and never answers costs the timeout; the watchdog is ten times that."""
-    begin = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with Classifier(address, protocol, timeout_s=1) as classifier, pytest.raises(ServerFailed):
-            classifier.classify(COFFEE)
-    assert time.monotonic() - begin < 10
+@all_ways
+def test_silent_server_is_given_up(way, protocol):
+    """The time that is given bounds all of a call, its connection included."""
+    with silent() as url, opened(way, url, protocol) as classifier:
+        begin = time.monotonic()
+        with pytest.raises(TimedOut):
+            classifier.classify(PHOTO, timeout_s=0.3)
+        took_s = time.monotonic() - begin
+
+    assert 0.3 <= took_s < 2
 
 
+@both_ways
+def test_dribbling_server_is_given_up(way):
+    """Each byte comes soon, but never all of them: no timeout of a socket would end this."""
+    dribble = Script(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n")
+    with serving(dribble) as url, opened(way, url, "http") as classifier:
+        dribble.trickle_s = 0.05
+        begin = time.monotonic()
+        with pytest.raises(TimedOut):
+            classifier.classify(PHOTO, timeout_s=0.3)
+        took_s = time.monotonic() - begin
+
+    assert 0.3 <= took_s < 2
+
+
+@both_ways
 @pytest.mark.parametrize(
-    "answer",
+    "broken",
     [
-        b"",
+        None,
         b"garbage",
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
+        b"HTTP/1.1 502 Bad\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nContent-Le",
     ],
-    ids=["closed", "garbage", "html", "half an answer"],
+    ids=["closed", "garbage", "html", "a proxy's html", "other json", "half an answer"],
 )
-def test_foreign_server_is_the_servers_fault(answer):
+def test_answer_of_something_else_is_the_networks_fault(way, broken):
     """Whatever answers instead of Triton, and whenever it hangs up, the error is of the documented kind."""
+    script = Script(broken)
+    script.hangs_up = True
+    with serving(script) as url, opened(way, url, "http") as classifier:
+        (outcome,) = classifier.classify_many([PHOTO], timeout_s=5)
 
-    class Foreign(socketserver.BaseRequestHandler):
-        """Takes one request and answers what it was told."""
-
-        def handle(self):
-            """Answer the request."""
-            self.request.recv(100_000)
-            self.request.sendall(answer)
-
-    with socketserver.TCPServer(("127.0.0.1", 0), Foreign) as foreign:
-        thread = threading.Thread(target=foreign.serve_forever)
-        thread.start()
-        try:
-            with Classifier(f"127.0.0.1:{foreign.server_address[1]}", "http", timeout_s=5) as classifier:
-                (outcome,) = classifier.classify_many([COFFEE])
-        finally:
-            foreign.shutdown()
-            thread.join()
-
-    assert type(outcome) is ServerFailed
+    assert type(outcome) is Unreachable
 
 
+@both_ways
+@pytest.mark.parametrize(
+    ("steps", "attempts"),
+    [([PREDICTION], 1), ([None, PREDICTION], 2), ([None, None, None, PREDICTION], 4)],
+    ids=["none", "one", "three"],
+)
+def test_request_outlives_broken_connections(way, steps, attempts):
+    """A connection that is cut is a fault that is safe to repeat; the answer says how often it was."""
+    with serving(Script(*steps)) as url, opened(way, url, "http") as classifier:
+        answer = classifier.classify(PHOTO)
+
+    assert (answer.labels[0].name, answer.timings.attempts) == ("espresso", attempts)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("step", "kind", "count"),
+    [
+        (None, Unreachable, 4),
+        (error("unavailable: its breaker is open", 503), Unavailable, 4),
+        (error("overloaded: 64 requests", 503), Overloaded, 1),
+        (error("deadline exceeded: 20 ms", 503), TimedOut, 1),
+        (error("inference failed: why", 500), ServerFailed, 1),
+        (error("invalid image: why", 400), RequestRefused, 1),
+    ],
+    ids=["cut", "unavailable", "overloaded", "timeout", "failed", "refused"],
+)
+def test_only_what_is_safe_is_repeated(way, step, kind, count):
+    """What the server has taken no notice of is asked four times at most; anything else once."""
+    script = Script(step)
+    with serving(script) as url, opened(way, url, "http") as classifier, pytest.raises(kind):
+        classifier.classify(PHOTO)
+
+    assert len(script.asked("/infer")) == count
+
+
+@both_ways
+def test_budget_ends_repeating(way):
+    """While most requests fail, none is repeated: 40 of them are 47 attempts at most, not 160."""
+    script = Script(None)
+    with serving(script) as url, opened(way, url, "http", concurrency=1) as classifier:
+        outcomes = list(classifier.classify_many([PHOTO] * 40))
+
+    assert {type(outcome) for outcome in outcomes} == {Unreachable}
+    assert 40 < len(script.asked("/infer")) <= 47
+
+
+@both_ways
+def test_pauses_keep_the_deadline(way):
+    """A pause that would outlast the time given is not made: the fault is told at once."""
+    with serving(Script(None)) as url, opened(way, url, "http") as classifier:
+        begin = time.monotonic()
+        with pytest.raises((Unreachable, TimedOut)):
+            classifier.classify(PHOTO, timeout_s=0.05)
+
+    assert time.monotonic() - begin < 0.5
+
+
+@both_ways
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"timeout_s": 0}, "timeout_s must be more than 0"),
         ({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
         ({"variant": "v1\r\nx-evil: 1"}, "x-variant must be printable ASCII"),
+        ({"request_id": "\n"}, "request_id must be printable ASCII"),
     ],
-    ids=["top_k", "letters", "line break"],
+    ids=["top_k", "timeout_s", "letters", "line break", "request id"],
 )
-def test_wrong_argument_never_reaches_the_server(options, message):
-    """What no server could answer is the caller's ValueError."""
-    with Classifier("127.0.0.1:1") as classifier, pytest.raises(ValueError, match=message):
-        classifier.classify(COFFEE, **options)
+def test_wrong_argument_never_reaches_the_server(way, options, message):
+    """What no server could answer is the caller's ValueError, for one image and for many."""
+    with opened(way, "127.0.0.1:1") as classifier:
+        with pytest.raises(ValueError, match=message):
+            classifier.classify(PHOTO, **options)
+        with pytest.raises(ValueError, match=message):
+            classifier.classify_many([PHOTO], **options)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"url": "http://localhost:8000"}, "url must be HOST:PORT without a scheme"),
+        ({"url": "localhost"}, "url must be HOST:PORT without a scheme"),
+        ({"protocol": "rest"}, "protocol must be one of http, grpc, got 'rest'"),
+        ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
+    ],
+    ids=["scheme", "no port", "protocol", "concurrency"],
+)
+def test_classifier_of_nothing_is_refused(way, arguments, message):
+    """What can never work fails when it is made."""
+    with pytest.raises(ValueError, match=message), opened(way, **({"url": "localhost:1"} | arguments)):
+        pass
+
+
+def refusal(*bad: int, count: int) -> bytes:
+    """Return how a request of several images is refused for some of them."""
+    listed = "; ".join(f"image {index}: why {index}" for index in bad)
+    text = f"in ensemble 'x', invalid image: {len(bad)} of {count} images cannot be used: {listed}"
+    return error(text)
+
+
+def predictions(count: int) -> bytes:
+    """Return the answer to a request of several images."""
+    return answered(*(f"0.5:{index}:n{index}" for index in range(count)))
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([predictions(4)], ["n0", "n1", "n2", "n3"]),
+        ([refusal(0, 2, count=4), predictions(2)], ["why 0", "n0", "why 2", "n1"]),
+        ([refusal(0, 1, 2, 3, count=4)], ["why 0", "why 1", "why 2", "why 3"]),
+        (
+            [error("batch-size must be <= 3"), predictions(3), predictions(1)],
+            ["n0", "n1", "n2", "n0"],
+        ),
+        ([refusal(9, count=4), *[predictions(1)] * 4], ["n0", "n0", "n0", "n0"]),
+        ([error("invalid request: no such variant")], ["no such variant"] * 4),
+    ],
+    ids=["good", "two bad", "all bad", "too many at once", "no sense", "refused"],
+)
+def test_bad_images_of_a_request_fail_alone(way, steps, told):
+    """The named ones get their reason, the rest is sent again; without sense in it, one by one."""
+    script = Script(*steps)
+    with serving(script) as url, opened(way, url, "http") as classifier:
+        outcomes = list(classifier.classify_many([PHOTO] * 4, batch_size=4))
+
+    got = [str(each) if isinstance(each, RequestRefused) else each.labels[0].name for each in outcomes]
+    assert [each.split(": ")[-1] for each in got] == told
+    assert len(script.asked("/infer")) == len(steps)
+
+
+@both_ways
+def test_what_cannot_be_read_is_an_outcome(way, tmp_path):
+    """A missing file among images, or what is no image at all, stops nothing, also within one request."""
+    images = [PHOTO, tmp_path / "missing.jpg", PHOTO, 5]
+    with serving(Script(predictions(2))) as url, opened(way, url, "http") as classifier:
+        outcomes = list(classifier.classify_many(images, batch_size=4))
+
+    kinds = [type(outcome).__name__ for outcome in outcomes]
+    assert kinds == ["Prediction", "FileNotFoundError", "Prediction", "TypeError"]
+
+
+def test_images_are_read_little_ahead():
+    """Of an endless iterator only as many are taken as keep the connections busy."""
+    taken = itertools.count()
+    with serving(Script(PREDICTION)) as url, Classifier(url, "http", concurrency=2) as classifier:
+        outcomes = classifier.classify_many(PHOTO for _ in taken)
+        next(outcomes)
+        outcomes.close()
+
+    assert next(taken) <= 6
+
+
+def test_outcomes_do_not_wait_for_a_slow_source():
+    """What was answered is told before an asynchronous source gives its next image."""
+    told = asyncio.Event()
+
+    async def source():
+        yield PHOTO
+        await told.wait()
+        yield PHOTO
+
+    async def ask(url: str) -> int:
+        count = 0
+        async with AsyncClassifier(url, "http") as classifier, asyncio.timeout(5):
+            async for _ in classifier.classify_many(source()):
+                count += 1
+                told.set()
+        return count
+
+    with serving(Script(PREDICTION)) as url:
+        assert asyncio.run(ask(url)) == 2
+
+
+def test_threads_leave_nothing_open():
+    """Connections are shared: who asks from ever new threads holds no more files open."""
+    script = Script(PREDICTION)
+    with serving(script) as url, Classifier(url, "http") as classifier:
+        before = threads_fds(classifier, 2)
+        after = threads_fds(classifier, 20)
+
+    assert after <= before
+
+
+def threads_fds(classifier: Classifier, count: int) -> int:
+    """Ask from as many threads, one after the other; returns how many files are open then."""
+    for _ in range(count):
+        thread = threading.Thread(target=classifier.classify, args=[PHOTO])
+        thread.start()
+        thread.join()
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_folders_are_searched_for_images(tmp_path):

@@ -1,0 +1,80 @@
+"""What may be given as an image, turned into the bytes of an image file that the server decodes."""
+
+import io
+import os
+from pathlib import Path
+from typing import IO, TypeAlias
+
+import numpy as np
+from PIL import Image, ImageOps
+
+ImageLike: TypeAlias = (
+    "bytes | bytearray | memoryview | str | os.PathLike[str] | IO[bytes] | Image.Image | np.ndarray"
+)
+
+# Source: docs/contract.md; a larger file is refused.
+MOST_BYTES = 32 * 2**20
+# BMP is written and read many times faster than PNG, and as exact; it has no alpha, CMYK or 16 bits.
+BMP_MODES = ("1", "L", "P", "RGB")
+TIFF_MODES = ("RGBA", "CMYK", "I;16", "I;16B")
+# Neither holds them; the server would convert them just so.
+TO_RGB_MODES = ("RGBX", "YCbCr", "HSV")
+HEADERS_BYTES = 4096
+
+
+def encoded(image: ImageLike) -> bytes:
+    """Return an image as the bytes of a file; files stay as they are, pixels are encoded without loss.
+
+    Args:
+        image: bytes of an image file, its path, a file opened for reading bytes, a PIL image (turned as its
+            EXIF orientation says), or uint8[H, W, 3] (RGB) or uint8[H, W] (grey).
+
+    Raises:
+        OSError: a file cannot be read.
+        TypeError: `image` is none of these.
+        ValueError: an array of another shape or datatype, or a PIL image of a mode that has no RGB.
+    """
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, (bytearray, memoryview)):
+        return bytes(image)
+    if isinstance(image, (str, os.PathLike)):
+        return Path(image).read_bytes()
+    if isinstance(image, np.ndarray):
+        return _from_pixels(_from_array(image))
+    if isinstance(image, Image.Image):
+        return _from_pixels(ImageOps.exif_transpose(image))
+    if not hasattr(image, "read"):
+        expected = "bytes, a path, a binary file, a PIL image or a uint8 array"
+        raise TypeError(f"an image must be {expected}, got {type(image).__name__}")
+    content = image.read()
+    if not isinstance(content, bytes):
+        raise TypeError(f"a file must be opened for reading bytes, this one reads {type(content).__name__}")
+    return content
+
+
+def _from_array(pixels: np.ndarray) -> Image.Image:
+    is_grey, is_rgb = pixels.ndim == 2, pixels.ndim == 3 and pixels.shape[2] == 3
+    if pixels.dtype != np.uint8 or not (is_grey or is_rgb) or not pixels.size:
+        got = f"{pixels.dtype}{list(pixels.shape)}"
+        raise ValueError(f"an array must be uint8[H, W, 3] in RGB, or uint8[H, W], and not empty, got {got}")
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def _from_pixels(image: Image.Image) -> bytes:
+    if image.has_transparency_data:
+        image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+    if image.mode in TO_RGB_MODES:
+        image = image.convert("RGB")
+    if image.mode not in BMP_MODES + TIFF_MODES:
+        modes = ", ".join((*BMP_MODES, *TIFF_MODES, *TO_RGB_MODES))
+        raise ValueError(f"a PIL image must have one of the modes {modes}, or alpha, got {image.mode}")
+    bytes_per_pixel = len(image.getbands()) * (2 if image.mode.startswith("I;16") else 1)
+    target = io.BytesIO()
+    if image.width * image.height * bytes_per_pixel + image.height * 4 + HEADERS_BYTES <= MOST_BYTES:
+        image.save(target, "BMP" if image.mode in BMP_MODES else "TIFF")
+    elif image.mode == "CMYK":
+        image.save(target, "TIFF", compression="tiff_adobe_deflate")
+    else:
+        image.save(target, "PNG", compress_level=1)
+    return target.getvalue()
