@@ -2,14 +2,16 @@
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, Unpack
 
 import numpy as np
 
-from clients import prediction
-from clients.errors import ClassifierError, Unreachable
+from clients import prediction, transport
+from clients.errors import ClassifierError
+from clients.exchange import Exchange
 from clients.group import Group, Outcome, Unusable
 from clients.images import ImageLike, encoded
 from clients.prediction import SCORES, Prediction, Timings
@@ -19,14 +21,12 @@ from clients.request import (
     TIMEOUT_S,
     Ask,
     Options,
-    Protocol,
+    ProtocolName,
     ask,
     check,
-    image_tensor,
-    metadata_options,
-    wanted_outputs,
 )
-from clients.retry import Attempts, Budget
+from clients.retry import Attempts
+from clients.shared_memory import Kind, Regions
 from clients.transport import AsyncConnection
 
 
@@ -44,20 +44,21 @@ class AsyncClassifier:
     def __init__(
         self,
         url: str,
-        protocol: Protocol = "grpc",
+        protocol: ProtocolName = "grpc",
         model: str = "classify",
         timeout_s: float = TIMEOUT_S,
         concurrency: int = CONCURRENCY,
+        shared_memory: Kind | None = None,
     ) -> None:
-        check(url, protocol, concurrency)
+        check(url, protocol, concurrency, shared_memory)
         self.model = model
-        self._protocol = protocol
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._limit = NO_LIMIT
-        self._budget = Budget()
-        self._outputs: list[str] = []
         self._connection = AsyncConnection(url, protocol)
+        regions = Regions(shared_memory, url, protocol) if shared_memory else None
+        self._exchange = Exchange(protocol, model, regions)
+        self._farewell = weakref.finalize(self, regions.close) if regions else None
 
     async def __aenter__(self) -> "AsyncClassifier":
         return self
@@ -68,14 +69,16 @@ class AsyncClassifier:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, after what shared memory there is."""
+        if self._farewell:
+            await asyncio.to_thread(self._farewell)
         await self._connection.close()
 
     async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
         """Classify one image; see `Classifier.classify`."""
         began = time.perf_counter()
         asked = ask(options, self._timeout_s)
-        attempts = Attempts(self._budget, asked.timeout_s)
+        attempts = self._exchange.attempts(asked)
         file = await _encoded(image)
         encode_s = time.perf_counter() - began
         result = await self._request(asked, attempts, [file])
@@ -86,7 +89,7 @@ class AsyncClassifier:
     async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model gives them, float32[C]; else as `classify`."""
         asked = ask(options, self._timeout_s, is_for_scores=True)
-        attempts = Attempts(self._budget, asked.timeout_s)
+        attempts = self._exchange.attempts(asked)
         result = await self._request(asked, attempts, [await _encoded(image)])
         scores: np.ndarray = result.as_numpy(SCORES)[0]
         return scores
@@ -140,7 +143,7 @@ class AsyncClassifier:
     async def _classify_group(self, images: list[ImageLike], options: Options) -> list[Outcome]:
         began = time.perf_counter()
         asked = ask(options, self._timeout_s)
-        attempts = Attempts(self._budget, asked.timeout_s)
+        attempts = self._exchange.attempts(asked)
         group = Group([await _encoded_or_why_not(image) for image in images], self._limit)
         encode_s = time.perf_counter() - began
         while files := group.next():
@@ -156,29 +159,7 @@ class AsyncClassifier:
         return group.outcomes()
 
     async def _request(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
-        while True:
-            try:
-                result = await self._infer(asked, attempts, files)
-            except ClassifierError as error:
-                await asyncio.sleep(attempts.pause_s(error))
-            else:
-                attempts.succeeded()
-                return result
-
-    async def _infer(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
-        if not self._outputs:
-            options = metadata_options(self._protocol)
-            metadata = await self._call("get_model_metadata", attempts, self.model, **options)
-            self._outputs = wanted_outputs(metadata)
-        tensor = image_tensor(self._protocol, files)
-        arguments = asked.arguments(self._protocol, tensor, self._outputs, attempts.remaining_s())
-        result = await self._call("infer", attempts, self.model, **arguments)
-        if not prediction.is_whole(result, len(files)):
-            raise Unreachable("what answers is no Triton: it answers without scores")
-        return result
-
-    async def _call(self, name: str, attempts: Attempts, *args: Any, **options: Any) -> Any:
-        return await self._connection.call(name, attempts.remaining_s(), *args, **options)
+        return await transport.run_async(self._connection, self._exchange.request(asked, attempts, files))
 
 
 async def _groups(

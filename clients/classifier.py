@@ -1,6 +1,7 @@
 """Classify images on a Triton server: one interface, whatever carries the request."""
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from clients import prediction, transport
-from clients.errors import ClassifierError, Unreachable
+from clients.errors import ClassifierError
+from clients.exchange import Exchange
 from clients.group import Group, Outcome, Unusable
 from clients.images import ImageLike, encoded
 from clients.prediction import SCORES, Prediction, Timings
@@ -21,14 +23,12 @@ from clients.request import (
     TIMEOUT_S,
     Ask,
     Options,
-    Protocol,
+    ProtocolName,
     ask,
     check,
-    image_tensor,
-    metadata_options,
-    wanted_outputs,
 )
-from clients.retry import Attempts, Budget
+from clients.retry import Attempts
+from clients.shared_memory import Kind, Regions
 
 
 class Classifier:
@@ -43,9 +43,12 @@ class Classifier:
         model: a route, or any model with an input `image` and an output `scores`.
         timeout_s: how long an answer may take, all attempts together.
         concurrency: how many requests `classify_many` keeps in flight, so that the server can batch them.
+        shared_memory: `system` hands images over in this machine's memory, `cuda` in that of its first GPU;
+            for `nereid serve --allow-shm`. Close the classifier, which takes its regions away again.
 
     Raises:
         ValueError: one of these cannot be meant.
+        NoCuda: there is no GPU, or no library for it.
 
     Example:
         >>> with Classifier("localhost:8001") as classifier:
@@ -56,21 +59,23 @@ class Classifier:
     def __init__(
         self,
         url: str,
-        protocol: Protocol = "grpc",
+        protocol: ProtocolName = "grpc",
         model: str = "classify",
         timeout_s: float = TIMEOUT_S,
         concurrency: int = CONCURRENCY,
+        shared_memory: Kind | None = None,
     ) -> None:
-        check(url, protocol, concurrency)
+        check(url, protocol, concurrency, shared_memory)
         self.model = model
-        self._protocol = protocol
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._limit = NO_LIMIT
-        self._budget = Budget()
-        self._outputs: list[str] = []
         self._pool = ThreadPoolExecutor(concurrency)
         self._connection = transport.connect(url, protocol)
+        regions = Regions(shared_memory, url, protocol) if shared_memory else None
+        self._exchange = Exchange(protocol, model, regions)
+        # Also when the process ends, and nobody has closed it.
+        self._farewell = weakref.finalize(self, regions.close) if regions else None
 
     def __enter__(self) -> "Classifier":
         return self
@@ -83,6 +88,8 @@ class Classifier:
     def close(self) -> None:
         """Wait for what is in flight, then close all connections."""
         self._pool.shutdown(cancel_futures=True)
+        if self._farewell:
+            self._farewell()
         self._connection.close()
 
     def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
@@ -102,7 +109,7 @@ class Classifier:
         """
         began = time.perf_counter()
         asked = ask(options, self._timeout_s)
-        attempts = Attempts(self._budget, asked.timeout_s)
+        attempts = self._exchange.attempts(asked)
         file = encoded(image)
         encode_s = time.perf_counter() - began
         result = self._request(asked, attempts, [file])
@@ -113,7 +120,7 @@ class Classifier:
     def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model gives them, float32[C]; else as `classify`."""
         asked = ask(options, self._timeout_s, is_for_scores=True)
-        attempts = Attempts(self._budget, asked.timeout_s)
+        attempts = self._exchange.attempts(asked)
         scores: np.ndarray = self._request(asked, attempts, [encoded(image)]).as_numpy(SCORES)[0]
         return scores
 
@@ -157,7 +164,7 @@ class Classifier:
     def _classify_group(self, images: list[ImageLike], options: Options) -> list[Outcome]:
         began = time.perf_counter()
         asked = ask(options, self._timeout_s)
-        attempts = Attempts(self._budget, asked.timeout_s)
+        attempts = self._exchange.attempts(asked)
         group = Group([_encoded_or_why_not(image) for image in images], self._limit)
         encode_s = time.perf_counter() - began
         while files := group.next():
@@ -173,29 +180,7 @@ class Classifier:
         return group.outcomes()
 
     def _request(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
-        while True:
-            try:
-                result = self._infer(asked, attempts, files)
-            except ClassifierError as error:
-                time.sleep(attempts.pause_s(error))
-            else:
-                attempts.succeeded()
-                return result
-
-    def _infer(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
-        if not self._outputs:
-            options = metadata_options(self._protocol)
-            metadata = self._call("get_model_metadata", attempts, self.model, **options)
-            self._outputs = wanted_outputs(metadata)
-        tensor = image_tensor(self._protocol, files)
-        arguments = asked.arguments(self._protocol, tensor, self._outputs, attempts.remaining_s())
-        result = self._call("infer", attempts, self.model, **arguments)
-        if not prediction.is_whole(result, len(files)):
-            raise Unreachable("what answers is no Triton: it answers without scores")
-        return result
-
-    def _call(self, name: str, attempts: Attempts, *args: Any, **options: Any) -> Any:
-        return self._connection.call(name, attempts.remaining_s(), *args, **options)
+        return transport.run(self._connection, self._exchange.request(asked, attempts, files))
 
 
 def _encoded_or_why_not(image: ImageLike) -> bytes | Unusable:

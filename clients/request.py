@@ -13,9 +13,9 @@ import tritonclient.http
 from clients.errors import RequestRefused, Unreachable
 from clients.prediction import REASON, SCORES, VARIANT, VERSION
 
-Protocol = Literal["grpc", "http"]
-DEFAULT_PORTS: dict[Protocol, int] = {"http": 8000, "grpc": 8001}
-TENSORS: dict[Protocol, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+ProtocolName = Literal["grpc", "http"]
+DEFAULT_PORTS: dict[ProtocolName, int] = {"http": 8000, "grpc": 8001}
+TENSORS: dict[ProtocolName, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TIMEOUT_S = 30.0
 CONCURRENCY = 8
 # Until the server says how many images a request may have.
@@ -63,7 +63,7 @@ class Ask:
     timeout_s: float
 
     def arguments(
-        self, protocol: Protocol, tensor: Any, outputs: Sequence[str], remaining_s: float
+        self, protocol: ProtocolName, tensor: Any, outputs: Sequence[str], remaining_s: float
     ) -> dict[str, Any]:
         """Return what `infer` of tritonclient takes beside the model and its own timeout."""
         requested = TENSORS[protocol].InferRequestedOutput
@@ -76,7 +76,7 @@ class Ask:
         }
 
 
-def check(url: str, protocol: str, concurrency: int) -> None:
+def check(url: str, protocol: str, concurrency: int, shared_memory: str | None) -> None:
     """Refuse what a classifier cannot be made of.
 
     Raises:
@@ -88,6 +88,8 @@ def check(url: str, protocol: str, concurrency: int) -> None:
         raise ValueError(f"protocol must be one of {', '.join(DEFAULT_PORTS)}, got '{protocol}'")
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, got {concurrency}")
+    if shared_memory not in (None, "system", "cuda"):
+        raise ValueError(f"shared_memory must be None, 'system' or 'cuda', got '{shared_memory}'")
 
 
 def ask(options: Options, timeout_s: float, is_for_scores: bool = False) -> Ask:
@@ -115,14 +117,14 @@ def ask(options: Options, timeout_s: float, is_for_scores: bool = False) -> Ask:
     return Ask(0 if is_for_scores else top_k, headers, request_id, timeout_s)
 
 
-def image_tensor(protocol: Protocol, images: Sequence[bytes]) -> Any:
+def image_tensor(protocol: ProtocolName, images: Sequence[bytes]) -> Any:
     """Return encoded images as the input `image`, BYTES [N, 1]."""
     tensor = TENSORS[protocol].InferInput("image", [len(images), 1], "BYTES")
     tensor.set_data_from_numpy(np.array(images, dtype=object).reshape(-1, 1))
     return tensor
 
 
-def metadata_options(protocol: Protocol) -> dict[str, Any]:
+def metadata_options(protocol: ProtocolName) -> dict[str, Any]:
     """Return what has a model's metadata answered as a mapping."""
     return {"as_json": True} if protocol == "grpc" else {}
 

@@ -49,11 +49,9 @@ class RestClient:
         """Return tritonclient's `InferResult`."""
         body, json_size = InferenceServerClient.generate_request_body(**options)
         length = {} if json_size is None else {LENGTH: str(json_size)}
-        answer, told = self._ask(
-            "POST", f"models/{quote(model)}/infer", timeout_s, body, {**headers, **length}
-        )
-        size = told.get(LENGTH)
-        return InferenceServerClient.parse_response_body(answer, header_length=size and int(size))
+        path = f"models/{quote(model)}/infer"
+        answer, size = self._ask("POST", path, timeout_s, body, {**headers, **length})
+        return InferenceServerClient.parse_response_body(answer, header_length=size)
 
     def get_model_metadata(self, timeout_s: float, model: str) -> Any:
         """Return a model's metadata as a mapping."""
@@ -64,13 +62,15 @@ class RestClient:
         about = {"key": key, "offset": 0, "byte_size": byte_size}
         self._ask("POST", f"systemsharedmemory/region/{name}/register", timeout_s, json.dumps(about).encode())
 
-    def unregister_system_shared_memory(self, timeout_s: float, name: str) -> None:
+    def unregister_system_shared_memory(
+        self, timeout_s: float, name: str, headers: Mapping[str, str] = {}
+    ) -> None:
         """Have the server let go of a region."""
-        self._ask("POST", f"systemsharedmemory/region/{name}/unregister", timeout_s)
+        self._ask("POST", f"systemsharedmemory/region/{name}/unregister", timeout_s, headers=headers)
 
-    def get_system_shared_memory_status(self, timeout_s: float) -> Any:
+    def get_system_shared_memory_status(self, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
         """Return the regions as a list."""
-        return self._ask_json("GET", "systemsharedmemory/status", timeout_s)
+        return self._ask_json("GET", "systemsharedmemory/status", timeout_s, headers)
 
     def register_cuda_shared_memory(
         self, timeout_s: float, name: str, raw_handle: bytes, device_id: int, byte_size: int
@@ -83,21 +83,23 @@ class RestClient:
         }
         self._ask("POST", f"cudasharedmemory/region/{name}/register", timeout_s, json.dumps(about).encode())
 
-    def unregister_cuda_shared_memory(self, timeout_s: float, name: str) -> None:
+    def unregister_cuda_shared_memory(
+        self, timeout_s: float, name: str, headers: Mapping[str, str] = {}
+    ) -> None:
         """Have the server let go of a region of a GPU."""
-        self._ask("POST", f"cudasharedmemory/region/{name}/unregister", timeout_s)
+        self._ask("POST", f"cudasharedmemory/region/{name}/unregister", timeout_s, headers=headers)
 
-    def get_cuda_shared_memory_status(self, timeout_s: float) -> Any:
+    def get_cuda_shared_memory_status(self, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
         """Return the regions of GPUs as a list."""
-        return self._ask_json("GET", "cudasharedmemory/status", timeout_s)
+        return self._ask_json("GET", "cudasharedmemory/status", timeout_s, headers)
 
-    def _ask_json(self, method: str, path: str, timeout_s: float) -> Any:
-        return json.loads(self._ask(method, path, timeout_s)[0])
+    def _ask_json(self, method: str, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
+        return json.loads(self._ask(method, path, timeout_s, headers=headers)[0])
 
     def _ask(
         self, method: str, path: str, timeout_s: float, body: bytes = b"", headers: Mapping[str, str] = {}
-    ) -> tuple[bytes, Mapping[str, str]]:
-        """Return body and headers of the answer."""
+    ) -> tuple[bytes, int | None]:
+        """Return the body of the answer, and how much of it is JSON if something follows."""
         connection = self._take()
         try:
             connection.deadline = time.monotonic() + timeout_s
@@ -111,7 +113,8 @@ class RestClient:
         self._put_back(connection)
         if response.status != http.client.OK:
             raise InferenceServerException(_why(answer), str(response.status))
-        return answer, response.headers
+        size = response.headers.get(LENGTH)
+        return answer, None if size is None else int(size)
 
     def _take(self) -> "_Connection":
         with self._lock:

@@ -1,6 +1,7 @@
 """How a call reaches a server: kept connections, a deadline, one kind of error for all failures."""
 
 import asyncio
+import time
 from typing import Any, Protocol
 
 import tritonclient.grpc
@@ -8,9 +9,9 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 
 from clients.errors import ClassifierError, TimedOut, from_failure
-from clients.request import CHANNEL
-from clients.request import Protocol as ProtocolName
+from clients.request import CHANNEL, ProtocolName
 from clients.rest import RestClient
+from clients.steps import Pause, Result, Steps
 
 
 class Connection(Protocol):
@@ -25,6 +26,28 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Close what is open."""
+
+
+def run(connection: Connection, steps: Steps[Result]) -> Result:
+    """Do what `steps` say; returns what they return, and raises what they raise."""
+    answer: Any = None
+    error: ClassifierError | None = None
+    try:
+        while True:
+            step = steps.throw(error) if error else steps.send(answer)
+            answer = error = None
+            if isinstance(step, Pause):
+                time.sleep(step.seconds)
+                continue
+            try:
+                answer = connection.call(step.name, step.timeout_s, *step.args, **step.options)
+            except ClassifierError as failed:
+                error = failed
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    finally:
+        steps.close()  # at once, also when a signal has come between
 
 
 def connect(url: str, protocol: ProtocolName) -> Connection:
@@ -92,6 +115,28 @@ class AsyncConnection:
                     self._url, conn_limit=0, conn_timeout=None
                 )
         return self._client
+
+
+async def run_async(connection: AsyncConnection, steps: Steps[Result]) -> Result:
+    """Do what `steps` say; see `run`."""
+    answer: Any = None
+    error: ClassifierError | None = None
+    try:
+        while True:
+            step = steps.throw(error) if error else steps.send(answer)
+            answer = error = None
+            if isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                continue
+            try:
+                answer = await connection.call(step.name, step.timeout_s, *step.args, **step.options)
+            except ClassifierError as failed:
+                error = failed
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    finally:
+        steps.close()  # at once, also when this was cancelled
 
 
 def _failure(url: str, error: Exception, remaining_s: float) -> ClassifierError:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from clients.classifier import Classifier
 from clients.errors import ClassifierError
 from clients.prediction import Prediction
-from clients.request import Protocol
+from clients.request import ProtocolName
 from clients.samples import COFFEE
 from ops.run_dir import ServerRecord
 
-PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
+PROTOCOLS: tuple[ProtocolName, ...] = ("http", "grpc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Callers:
         for thread in self._threads:
             thread.join()
 
-    def _call(self, protocol: Protocol) -> None:
+    def _call(self, protocol: ProtocolName) -> None:
         photo, url = COFFEE.read_bytes(), self._server.url(protocol)
         while not self._over.is_set():
             # A new connection after each failure: an old one of gRPC waits for seconds before it tries again.

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -34,6 +33,7 @@ for command in (
 ):
     app.command()(command)
 
+# Also `clients.request.ProtocolName`, which would take the whole client to start a command.
 Protocol = Literal["grpc", "http"]
 ControlMode = Literal["explicit", "poll", "none"]
 
@@ -65,6 +65,9 @@ def serve(
         float,
         typer.Option(help="Seconds to serve on after SIGTERM, while /readyz already says no.", min=0),
     ] = 0.0,
+    allow_shm: Annotated[
+        bool, typer.Option("--allow-shm", help="Let any user of this machine register shared memory.")
+    ] = False,
 ) -> None:
     """Serve a model repository until Ctrl-C.
 
@@ -75,7 +78,13 @@ def serve(
 
     ports = Ports(http_port, grpc_port, metrics_port)
     options = ServerOptions(
-        repository.resolve(), profile, host, ports, model_control_mode, flags=tuple(flags or ())
+        repository.resolve(),
+        profile,
+        host,
+        ports,
+        model_control_mode,
+        allow_shm=allow_shm,
+        flags=tuple(flags or ()),
     )
     with _meant():
         server.check_options(options)
@@ -87,12 +96,24 @@ def serve(
 
 @app.command()
 def classify(
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders.", metavar="IMAGE|DIR…")],
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Image files, or folders.", metavar="IMAGE|DIR…")
+    ] = None,
     url: Annotated[str, typer.Option(help="HOST:PORT; default: the repository's running server.")] = "",
     protocol: Annotated[Protocol, typer.Option(help="How to talk to the server.")] = "grpc",
+    shm: Annotated[
+        bool, typer.Option("--shm", help="Hand images over by shared memory; see `nereid serve --allow-shm`.")
+    ] = False,
     model: Annotated[str, typer.Option(help="Model to ask.")] = "classify",
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per image.")] = False,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at once.", min=1)] = 8,
+    watch: Annotated[
+        Path | None,
+        typer.Option(help="Then classify what appears in this folder, until Ctrl-C.", metavar="DIR"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array of all answers.")] = False,
+    as_jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object per line and image.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="One row per image, with its best class.")] = False,
     repository: Repository = REPOSITORY,
 ) -> None:
     """Classify images on a running server; a bad one is reported and the rest goes on."""
@@ -101,14 +122,32 @@ def classify(
     from ops import classify as client
     from ops import run_dir
 
+    if as_json + as_jsonl + as_csv > 1:
+        fail("--json, --jsonl and --csv exclude each other", WRONG_USAGE)
+    form: client.Format = "json" if as_json else "jsonl" if as_jsonl else "csv" if as_csv else "table"
+    if not images and not watch:
+        fail("nothing to classify: give IMAGE|DIR, or --watch DIR", WRONG_USAGE)
+    if watch and as_json:
+        fail("--watch never ends a JSON array; take --jsonl", WRONG_USAGE)
+    if watch and not watch.is_dir():
+        fail(f"{watch} is no folder", WRONG_USAGE)
     with _meant():
-        paths = client.collect(images)
-    _check_url(url)
+        paths = client.collect(images or [])
     if not url:
         running = run_dir.find(run_dir.root(os.environ), repository)
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
-    with Classifier(url, protocol, model) as classifier:
-        failed = client.classify(classifier, paths, top, as_json)
+    try:
+        classifier = Classifier(
+            url, protocol, model, concurrency=concurrency, shared_memory="system" if shm else None
+        )
+    except ValueError as error:
+        fail(f"--{error}", WRONG_USAGE)
+    failed = 0
+    with classifier, reporting():
+        if paths:
+            failed = client.classify(classifier, paths, top, form)
+        if watch:
+            client.watch(classifier, watch, top, form)
     if failed:
         fail(f"{failed} of {len(paths)} images could not be classified", FAILED)
 
@@ -150,7 +189,6 @@ def gateway(
     from ops.route.gateway import RepositoryRoute
 
     with reporting():
-        _check_url(url)
         running = None if url else find_server(context, repository)
         default_file = keys.default_path(context.obj)
         with _meant():
@@ -229,11 +267,6 @@ def _meant() -> Iterator[None]:
         yield
     except ValueError as error:
         fail(str(error), WRONG_USAGE)
-
-
-def _check_url(url: str) -> None:
-    if url and not re.fullmatch(r"[^/:]+:\d+", url):
-        fail(f"--url must be HOST:PORT without a scheme, got '{url}'", WRONG_USAGE)
 
 
 @app.callback()

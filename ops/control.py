@@ -32,6 +32,11 @@ class Refused(CommandFailed):
     """The server answers, and will not do it; the message is its own."""
 
 
+def token_headers(record: ServerRecord) -> dict[str, str]:
+    """Return what opens a server's administrative APIs over gRPC."""
+    return {f"triton-grpc-protocol-{TOKEN_HEADER}": record.token} if record.token else {}
+
+
 class Control:
     """Loads and unloads models of a running server.
 
@@ -44,7 +49,7 @@ class Control:
 
     def __init__(self, record: ServerRecord, ask_s: float = ASK_S, load_s: float = LOAD_S) -> None:
         self._url = record.url("grpc")
-        self._headers = {f"triton-grpc-protocol-{TOKEN_HEADER}": record.token} if record.token else {}
+        self._headers = token_headers(record)
         self._ask_s, self._load_s = ask_s, load_s
 
     def is_ready(self, model: str, version: int) -> bool:

@@ -12,23 +12,23 @@ from rich.table import Table
 from clients.classifier import Classifier
 from clients.errors import ClassifierError
 from clients.prediction import Prediction
-from clients.request import Protocol
+from clients.request import ProtocolName
 from clients.samples import COFFEE
 from ops.embedded import DEFAULT_PROFILE, EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
 
 NETWORKS = {"1": "FP32", "2": "INT8"}
-PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
+PROTOCOLS: tuple[ProtocolName, ...] = ("http", "grpc")
 WARM_UP_REQUESTS = 5
 
 
-def ask(server: EmbeddedServer, version: str, protocol: Protocol) -> Prediction:
+def ask(server: EmbeddedServer, version: str, protocol: ProtocolName) -> Prediction:
     """Classify the sample photo on one version; the last of a few answers, when connections are warm."""
     options = server.options
     with Classifier(f"{options.host}:{getattr(options.ports, protocol)}", protocol) as classifier:
         return [classifier.classify(COFFEE, version=version) for _ in range(WARM_UP_REQUESTS)][-1]
 
 
-def add_rows(table: Table, version: str, answers: dict[Protocol, Prediction]) -> None:
+def add_rows(table: Table, version: str, answers: dict[ProtocolName, Prediction]) -> None:
     """Add the top classes of one version, on which both protocols must agree."""
     http, grpc = answers["http"], answers["grpc"]
     if http.labels != grpc.labels:

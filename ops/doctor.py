@@ -3,12 +3,16 @@
 import importlib.metadata
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ops import preflight
+from clients import shared_memory, transport
+from clients.errors import ClassifierError
+from ops import preflight, run_dir
+from ops.control import ASK_S, token_headers
 from ops.embedded import (
     DEFAULT_PROFILE,
     INSTALL,
@@ -46,6 +50,7 @@ def examine(inherited: Mapping[str, str]) -> Iterator[Finding]:
     yield _stub_libraries(inherited)
     yield _onnxruntime()
     yield _shared_memory()
+    yield _regions(inherited)
     yield _gpu()
     options = ServerOptions(profile=DEFAULT_PROFILE)
     yield _threads(options)
@@ -109,6 +114,27 @@ def _shared_memory() -> Finding:
         mend = "mount -o remount,size=1g /dev/shm, in a container --shm-size=1g"
         return Finding("/dev/shm", "note", f"{free / 2**20:.0f} MB free: large batches may not fit", mend)
     return Finding("/dev/shm", "ok", f"{free / 2**20:.0f} MB free")
+
+
+def _regions(inherited: Mapping[str, str]) -> Finding:
+    """Remove what killed callers left in shared memory, also from the servers that mapped it."""
+    what = "shared memory regions"
+    removed: set[str] = set()
+    unasked = []
+    for record in run_dir.find_all(run_dir.root(inherited)):
+        connection = transport.connect(record.url("grpc"), "grpc")
+        try:
+            steps = shared_memory.sweep("grpc", ASK_S, token_headers(record))
+            removed.update(transport.run(connection, steps))
+        except ClassifierError as error:
+            unasked.append(f"{record.url('grpc')} cannot be asked: {error}")
+        finally:
+            connection.close()
+    removed.update(shared_memory.remove_stale(time.time()))
+    found = [f"removed {', '.join(sorted(removed))}: left by callers that were killed"] if removed else []
+    if found or unasked:
+        return Finding(what, "note", "; ".join(found + unasked))
+    return Finding(what, "ok", "none is left over")
 
 
 def _gpu() -> Finding:

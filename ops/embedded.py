@@ -39,7 +39,9 @@ GPU_POOL = f"--cuda-memory-pool-byte-size=0:{512 * 2**20}"
 # Exactly what a route reads, no other `x-` header: API keys are some, too.
 ROUTE_HEADERS = "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$"
 # Whoever may call these can read files, run code or take the server down; see docs of CVE-2025-23319.
-ADMIN_APIS = ("model-repository", "shared-memory", "trace", "logging")
+SHARED_MEMORY = "shared-memory"
+ADMIN_APIS = ("model-repository", SHARED_MEMORY, "trace", "logging")
+LOOPBACK = ("127.0.0.1", "localhost")
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
 INSTALL = "pip install -e '.[embedded,cpu]'"
 TOKEN_HEADER = "nereid-token"
@@ -76,7 +78,10 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What one server serves and where; `flags` are handed to `tritonserver` as they are."""
+    """What one server serves and where; `flags` are handed to `tritonserver` as they are.
+
+    `allow_shm` lets whoever reaches the server have it map shared memory.
+    """
 
     repository: Path = REPOSITORY
     profile: str = PLAIN_PROFILE
@@ -84,6 +89,7 @@ class ServerOptions:
     ports: Ports = Ports(8000, 8001, 8002)
     model_control_mode: str = "explicit"
     token: str = ""
+    allow_shm: bool = False
     flags: tuple[str, ...] = ()
 
 
@@ -162,8 +168,9 @@ def command(
     if options.profile == GPU_PROFILE:
         args.append(GPU_POOL)
     if options.token:
-        loopback = options.host in ("127.0.0.1", "localhost")
-        apis = ",".join(ADMIN_APIS if loopback else ADMIN_APIS + READABLE_ON_LOOPBACK)
+        loopback = options.host in LOOPBACK
+        guarded = ADMIN_APIS if loopback else ADMIN_APIS + READABLE_ON_LOOPBACK
+        apis = ",".join(api for api in guarded if not (options.allow_shm and api == SHARED_MEMORY))
         args += [
             f"--http-restricted-api={apis}:{TOKEN_HEADER}={options.token}",
             f"--grpc-restricted-protocol={apis}:{TOKEN_HEADER}={options.token}",

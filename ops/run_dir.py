@@ -84,16 +84,26 @@ def write(run_dir: Path, record: ServerRecord) -> None:
 
 def find(base: Path, repository: Path) -> ServerRecord | None:
     """Return the newest running server of `repository`, if there is one; nothing that others could write."""
+    found = _running(base, _folder(base, repository).name)
+    return found[-1] if found else None
+
+
+def find_all(base: Path) -> list[ServerRecord]:
+    """Return all running servers of this user, the newest last."""
+    return _running(base, "*")
+
+
+def _running(base: Path, folder: str) -> list[ServerRecord]:
     if not _is_private(base):
-        return None
+        return []
     found: list[tuple[float, ServerRecord]] = []
-    for path in _folder(base, repository).glob(f"*/{SERVER_FILE}"):
+    for path in base.glob(f"{folder}/*/{SERVER_FILE}"):
         with contextlib.suppress(FileNotFoundError):  # its server may end meanwhile
             if _is_locked(path.parent):
                 record = json.loads(path.read_text())
                 ports = Ports(**record.pop("ports"))
                 found.append((path.stat().st_mtime, ServerRecord(**record, ports=ports)))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    return [record for _, record in sorted(found, key=lambda pair: pair[0])]
 
 
 def _folder(base: Path, repository: Path) -> Path:

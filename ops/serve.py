@@ -17,6 +17,7 @@ from ops import run_dir
 from ops.back_off import BackOff
 from ops.embedded import (
     DEFAULT_PROFILE,
+    LOOPBACK,
     PLAIN_PROFILE,
     EmbeddedServer,
     Ports,
@@ -169,8 +170,13 @@ def check_options(options: ServerOptions) -> None:
     """Refuse what `tritonserver` would only complain about later.
 
     Raises:
-        ValueError: no such repository, or no model of it has the profile.
+        ValueError: no such repository, no model of it has the profile, or strangers could map memory.
     """
+    if options.allow_shm and options.host not in LOOPBACK:
+        raise ValueError(
+            f"--allow-shm needs --host 127.0.0.1, got {options.host}: whoever may register shared memory can "
+            "take over the model processes (CVE-2025-23319)"
+        )
     repository, profile = options.repository, options.profile
     if not any(repository.glob("*/config.pbtxt")):
         raise ValueError(f"{repository} is no model repository: no MODEL/config.pbtxt in it")

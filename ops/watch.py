@@ -3,18 +3,16 @@
 import contextlib
 import importlib.util
 import shutil
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from ops import json_lines
 from ops.check import SUMS, digest
 from ops.cli import CommandFailed, WrongUsage
 from ops.drop_folder import JOURNAL, STAGING, DropFolder, NotNow, Publish, Tell
 from ops.examine import ExaminationFailed
+from ops.folder import LOOK_S, Stop, looks_at
 from ops.onnx_file import network_path
 from ops.publish import publisher
 from ops.publish.engine import working
@@ -22,8 +20,6 @@ from ops.publish.network import Network, find_network
 from ops.run_dir import ServerRecord
 from python_backend.errors import InvalidConfig
 
-# Files are looked at this often whether or not anything is heard of them: NFS tells nobody.
-LOOK_S = 2.5
 LOCK_S = 0.5
 
 
@@ -112,13 +108,13 @@ def watch(
     """
     folder = folder.resolve()
     with json_lines.locked(folder / JOURNAL, "nereid watch", LOCK_S) as log:
-        stop = _Stop()
+        stop = Stop()
         shutil.rmtree(folder / STAGING, ignore_errors=True)
         drops = DropFolder(
             folder, log, publish, settle_s=settle_s, model=model, terms=terms, say=_say, tell=tell
         )
         tell(f"watching {folder}")
-        for _ in _looks_at(folder, min(settle_s / 2, LOOK_S), is_polling, stop):
+        for _ in looks_at(folder, min(settle_s / 2, LOOK_S), is_polling, stop, tell):
             while not stop.is_set() and drops.step():
                 pass
     tell("stopped")
@@ -128,43 +124,6 @@ def tell(line: str) -> None:
     """Write a line to stderr; a reader that went away stops nothing."""
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
-
-
-class _Stop:
-    """Whether a signal has asked to stop; no `threading.Event`, which a handler could find locked."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, self._set)
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def _set(self, number: int, frame: FrameType | None) -> None:
-        self._is_set = True
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
-
-
-def _looks_at(folder: Path, every_s: float, is_polling: bool, stop: _Stop) -> Iterator[object]:
-    """Yield when something was heard of, and after `every_s` at the latest, until `stop`."""
-    from watchfiles import watch as events
-
-    try:
-        yield from events(
-            folder,
-            watch_filter=None,
-            stop_event=stop,
-            rust_timeout=max(1, int(every_s * 1000)),
-            yield_on_timeout=True,
-            force_polling=is_polling or None,
-        )
-    except (OSError, RuntimeError) as error:  # such as too many folders that are watched on this machine
-        tell(f"the filesystem does not tell of changes, so it is asked every {every_s:g} s: {error}")
-    while not stop.is_set():
-        yield None
-        time.sleep(every_s)
 
 
 def _say(line: str) -> None:

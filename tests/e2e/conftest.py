@@ -34,18 +34,23 @@ def group_members(leader: int) -> list[int]:
     return members
 
 
-def start(tmp_path_factory, profile: str) -> EmbeddedServer:
+def start(tmp_path_factory, profile: str, allow_shm: bool = False) -> EmbeddedServer:
     """Build a server of the repository on free ports, with the models a profile leaves out unless asked."""
     hidden = sorted(hidden_models(REPOSITORY, profile))
     flags = tuple(f"--load-model={name}" for name in hidden)
-    options = ServerOptions(profile=profile, ports=Ports(*free_ports(3)), token=TOKEN, flags=flags)
+    options = ServerOptions(
+        profile=profile, ports=Ports(*free_ports(3)), token=TOKEN, allow_shm=allow_shm, flags=flags
+    )
     return EmbeddedServer(options, tmp_path_factory.mktemp(profile), os.environ)
 
 
 @pytest.fixture(scope="session")
 def both_profiles(tmp_path_factory):
-    """Two running servers, by profile."""
-    with start(tmp_path_factory, "cpu") as fused, start(tmp_path_factory, "ensemble") as ensemble:
+    """Two running servers, by profile; the one of `cpu` allows shared memory."""
+    with (
+        start(tmp_path_factory, "cpu", allow_shm=True) as fused,
+        start(tmp_path_factory, "ensemble") as ensemble,
+    ):
         yield {"cpu": fused, "ensemble": ensemble}
 
 

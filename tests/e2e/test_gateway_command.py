@@ -75,7 +75,7 @@ def test_gateway_serves_who_has_a_key_until_it_is_told_to_stop(both_profiles, tm
         (["--host", "0.0.0.0"], "needs API keys; mend: nereid key add NAME --scope infer"),
         (["--require-keys"], "there are no API keys yet; mend: nereid key add NAME --scope infer"),
         (["--cors-origin", "*"], "a CORS origin is like https://photos.example"),
-        (["--url", "http://localhost:8001"], "--url must be HOST:PORT without a scheme"),
+        (["--url", "http://localhost:8001"], "url must be HOST:PORT"),
     ],
     ids=["exposed without keys", "keys needed and none there", "any origin", "scheme"],
 )

@@ -302,9 +302,9 @@ def test_doctor_finds_this_machine_fit(environment):
     ["v2/repository/index", "v2/systemsharedmemory/status", "v2/trace/setting", "v2/logging"],
     ids=["model-repository", "shared-memory", "trace", "logging"],
 )
-def test_administrative_apis_need_the_token(server, path):
+def test_administrative_apis_need_the_token(both_profiles, path):
     """Without the token HTTP answers 403; with it, 200."""
-    address = f"http://{url(server, 'http')}/{path}"
+    address = f"http://{url(both_profiles['ensemble'], 'http')}/{path}"
     method = "POST" if "repository" in path else "GET"
 
     with pytest.raises(urllib.error.HTTPError) as refused:

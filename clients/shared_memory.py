@@ -1,0 +1,410 @@
+"""Images handed to a server of the same machine by shared memory: only their place is sent.
+
+A region is a file `/dev/shm/nereid-UID-RANDOM` that its owner keeps locked. The kernel lets go of the lock
+however the owner ends, so a file without it is stale, unless its time of modification lies ahead: until then
+a server may still read what its owner, now gone, has asked for. Triton 24.10 unmaps a region when it is told
+to, also while a request reads it. So what may still be read is neither written nor unregistered.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from clients import transport
+from clients.errors import ClassifierError, RequestRefused, TimedOut, Unreachable
+from clients.request import TENSORS, ProtocolName
+from clients.retry import Attempts
+from clients.steps import Call, Steps
+
+Kind = Literal["system", "cuda"]
+FOLDER = Path("/dev/shm")
+SMALLEST_BYTES = 2**20
+# A request that nobody waits for any more ends by its own timeout, and this much later if the server is late.
+SLACK_S = 60.0
+# For each word to a server that comes after the answers.
+FAREWELL_S = 2.0
+
+
+class NoCuda(RuntimeError):
+    """CUDA shared memory was asked for where there is none; the message has what mends it."""
+
+
+class Region(Protocol):
+    """Memory that a server can read once it `is_known` there; it may be once the server `is_told` of it."""
+
+    name: str
+    byte_size: int
+    is_told: bool
+    is_known: bool
+    is_in_flight: bool
+
+    def write(self, content: Sequence[bytes]) -> None:
+        """Put bytes one after the other at its start."""
+
+    def registration(self) -> tuple[Any, ...]:
+        """Return what the server is told of it."""
+
+    def busy_until(self, moment_s: float) -> None:
+        """Say until when (seconds since 1970) a server may read it, should this process end."""
+
+    def leave(self) -> None:
+        """Let go of it, and leave it to a sweep."""
+
+    def remove(self) -> None:
+        """Let go of it, and remove it."""
+
+
+class _LockedFile:
+    """A file of this process in shared memory, under a name of its own."""
+
+    def __init__(self, byte_size: int) -> None:
+        while True:
+            self.name = f"{_prefix()}{secrets.token_hex(8)}"
+            self._path = FOLDER / self.name
+            self.handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                fcntl.flock(self.handle, fcntl.LOCK_EX)
+                if byte_size:
+                    # Reserved now: to write to memory that cannot be had would kill this process.
+                    os.posix_fallocate(self.handle, 0, byte_size)
+            except OSError as error:
+                self.remove()
+                raise OSError(error.errno, error.strerror, str(self._path)) from None
+            if self._path.exists():
+                return
+            os.close(self.handle)  # a sweep came before the lock
+
+    def busy_until(self, moment_s: float) -> None:
+        os.utime(self.handle, (moment_s, moment_s))
+
+    def leave(self) -> None:
+        os.close(self.handle)
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self.handle)
+
+
+class _SystemRegion:
+    def __init__(self, byte_size: int) -> None:
+        self._file = _LockedFile(byte_size)
+        self._memory = mmap.mmap(self._file.handle, byte_size)
+        self.name, self.byte_size = self._file.name, byte_size
+        self.is_told = self.is_known = self.is_in_flight = False
+        self.busy_until = self._file.busy_until
+
+    def write(self, content: Sequence[bytes]) -> None:
+        self._memory.seek(0)
+        for part in content:
+            self._memory.write(part)
+
+    def registration(self) -> tuple[Any, ...]:
+        return self.name, f"/{self.name}", self.byte_size
+
+    def leave(self) -> None:
+        self._memory.close()
+        self._file.leave()
+
+    def remove(self) -> None:
+        self._memory.close()
+        self._file.remove()
+
+
+class _CudaRegion:
+    """Memory of a GPU, which ends with this process; its empty file only tells a sweep of that."""
+
+    def __init__(self, byte_size: int, device_id: int = 0) -> None:
+        self._cuda = cuda_library()
+        self._file = _LockedFile(0)
+        self.name, self.byte_size, self._device_id = self._file.name, byte_size, device_id
+        self._memory = self._cuda.create_shared_memory_region(self.name, byte_size, device_id)
+        self.is_told = self.is_known = self.is_in_flight = False
+        self.busy_until = self._file.busy_until
+
+    def write(self, content: Sequence[bytes]) -> None:
+        self._cuda.set_shared_memory_region(self._memory, [np.frombuffer(b"".join(content), np.uint8)])
+
+    def registration(self) -> tuple[Any, ...]:
+        return self.name, self._cuda.get_raw_handle(self._memory), self._device_id, self.byte_size
+
+    def leave(self) -> None:
+        self._file.leave()  # the memory is the server's for as long as this process lives
+
+    def remove(self) -> None:
+        self._cuda.destroy_shared_memory_region(self._memory)
+        self._file.remove()
+
+
+MAKERS: dict[Kind, Callable[[int], Region]] = {"system": _SystemRegion, "cuda": _CudaRegion}
+
+
+class Regions:
+    """The regions of one classifier: one for each request in flight, kept for the next ones.
+
+    Args:
+        kind: `system`, or `cuda` for memory of the first GPU.
+        url, protocol: of the server.
+        make: makes a region of so many bytes.
+        clock: seconds since 1970.
+
+    Raises:
+        NoCuda: there is no GPU, or no library for it.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        url: str,
+        protocol: ProtocolName,
+        make: Callable[[int], Region] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if kind == "cuda" and make is None:
+            cuda_library()
+        self._kind, self._url, self._protocol = kind, url, protocol
+        self._make = make or MAKERS[kind]
+        self._clock = clock
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Region] = []
+        self._lent: list[Region] = []
+        # Those that will not be used again, and from when on a server does not read them any more.
+        self._retired: list[tuple[float, Region]] = []
+        self._is_swept = False
+
+    def infer(self, files: Sequence[bytes], attempts: Attempts, call: Callable[[Any], Call]) -> Steps[Any]:
+        """Put images where the server can read them, and have it do so.
+
+        Args:
+            files: those of one request.
+            call: makes the call from its tensor.
+
+        Raises:
+            ClassifierError: as the call, or the server may not or cannot read the region.
+            OSError: there is not enough shared memory.
+        """
+        if not self._is_swept:
+            yield from self._asked_for(sweep(self._protocol, attempts.remaining_s()))
+            self._is_swept = True
+        yield from self._let_go_of_retired(attempts)
+        content = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
+        byte_size = sum(map(len, content))
+        until = self._clock() + attempts.remaining_s() + SLACK_S
+        region = self._take(byte_size)
+        try:
+            region.write(content)
+            region.busy_until(until)
+            tensor = TENSORS[self._protocol].InferInput("image", [len(files), 1], "BYTES")
+            tensor.set_shared_memory(region.name, byte_size)
+            result = yield from self._read_by_server(region, attempts, lambda: call(tensor))
+        except BaseException as error:
+            self._return(region, until, error)
+            raise
+        self._return(region, until, None)
+        return result
+
+    def close(self) -> None:
+        """Have the server let go of all regions, and remove them; those still in use are left to a sweep."""
+        if os.getpid() != self._owner:  # a fork of it: the regions are not ours
+            return
+        with self._lock:
+            now = self._clock()
+            over = [*self._idle, *(region for until, region in self._retired if until <= now)]
+            busy = [*self._lent, *(region for until, region in self._retired if until > now)]
+            self._idle, self._retired = [], []
+        known = [region.name for region in over if region.is_told]
+        if known:
+            connection = transport.connect(self._url, self._protocol)
+            try:
+                # A server that is not there any more has let go.
+                with contextlib.suppress(ClassifierError):
+                    transport.run(connection, _unregistered(self._kind, known, {}, FAREWELL_S))
+            finally:
+                connection.close()
+        for region in over:
+            region.remove()
+        for region in busy:
+            region.leave()
+
+    def _take(self, byte_size: int) -> Region:
+        with self._lock:
+            fitting = [region for region in self._idle if region.byte_size >= byte_size]
+            region = min(fitting, key=lambda each: each.byte_size, default=None)
+            if region is not None:
+                self._idle.remove(region)
+                self._lent.append(region)
+                return region
+            if self._idle:
+                self._retired.append((self._clock(), self._idle.pop()))
+        region = self._make(max(SMALLEST_BYTES, 1 << (byte_size - 1).bit_length()))
+        with self._lock:
+            self._lent.append(region)
+        return region
+
+    def _return(self, region: Region, until: float, error: BaseException | None) -> None:
+        """Keep a region for the next request, or retire it: without an answer it may still be read."""
+        is_unanswered = isinstance(error, (TimedOut, Unreachable)) or not isinstance(error, ClassifierError)
+        with self._lock:
+            self._lent.remove(region)
+            if error is None or not (is_unanswered and region.is_in_flight):
+                region.is_in_flight = False
+                region.busy_until(self._clock())
+                self._idle.append(region)
+            else:
+                self._retired.append((until, region))
+
+    def _let_go_of_retired(self, attempts: Attempts) -> Steps[None]:
+        with self._lock:
+            over = [pair for pair in self._retired if pair[0] <= self._clock()]
+            for pair in over:
+                self._retired.remove(pair)
+        while over:
+            region = over[-1][1]
+            try:
+                if region.is_told:
+                    yield from _unregistered(self._kind, [region.name], {}, attempts.remaining_s())
+            except BaseException:
+                with self._lock:
+                    self._retired += over
+                raise
+            region.remove()
+            over.pop()
+
+    def _read_by_server(self, region: Region, attempts: Attempts, call: Callable[[], Call]) -> Steps[Any]:
+        yield from self._made_known(region, attempts)
+        region.is_in_flight = True
+        try:
+            return (yield call())
+        except ClassifierError as error:
+            if region.name not in str(error):
+                raise
+        # The server does not know it: it is another one than before.
+        region.is_known = region.is_in_flight = False
+        yield from self._made_known(region, attempts)
+        region.is_in_flight = True
+        return (yield call())
+
+    def _made_known(self, region: Region, attempts: Attempts) -> Steps[None]:
+        if region.is_known:
+            return
+        name = f"register_{self._kind}_shared_memory"
+        region.is_told = True
+        try:
+            yield from self._asked_for(_one(Call(name, attempts.remaining_s(), region.registration())))
+        except ClassifierError as error:
+            if "already in manager" not in str(error):  # an answer that did not reach us
+                raise
+        region.is_known = True
+
+    def _asked_for(self, steps: Steps[Any]) -> Steps[Any]:
+        try:
+            return (yield from steps)
+        except ClassifierError as error:
+            text = str(error)
+            if "is restricted" in text:
+                why = "this server lets nobody register shared memory; mend: nereid serve --allow-shm"
+            elif "Unable to open shared memory" in text:
+                why = f"the server cannot open it: it must see this machine's {FOLDER}, and run as this user"
+            else:
+                raise
+            raise RequestRefused(f"{why} ({text})") from None
+
+
+def sweep(
+    protocol: ProtocolName,
+    timeout_s: float,
+    headers: Mapping[str, str] = {},
+    kinds: Sequence[Kind] = ("system",),
+    now_s: float | None = None,
+) -> Steps[list[str]]:
+    """Have a server let go of this user's stale regions, and remove those; returns their names.
+
+    Args:
+        protocol: that the server is asked by.
+        timeout_s: for each call.
+        headers: such as the token of a server that restricts shared memory.
+        kinds: whose regions.
+        now_s: seconds since 1970.
+    """
+    now_s = time.time() if now_s is None else now_s
+    found = set()
+    for kind in kinds:
+        options = {"headers": dict(headers)} | ({"as_json": True} if protocol == "grpc" else {})
+        known = yield Call(f"get_{kind}_shared_memory_status", timeout_s, (), options)
+        names = known.get("regions", {}) if isinstance(known, Mapping) else [each["name"] for each in known]
+        stale = [name for name in names if name.startswith(_prefix()) and is_stale(FOLDER / name, now_s)]
+        yield from _unregistered(kind, stale, headers, timeout_s)
+        found.update(stale)
+    return sorted(found | set(remove_stale(now_s)))
+
+
+def remove_stale(now_s: float) -> list[str]:
+    """Remove the files of this user's stale regions; returns their names."""
+    stale = [path for path in FOLDER.glob(f"{_prefix()}*") if is_stale(path, now_s)]
+    for path in stale:
+        path.unlink(missing_ok=True)
+    return sorted(path.name for path in stale)
+
+
+def is_stale(path: Path, now_s: float) -> bool:
+    """Tell whether a region's file is gone, or its owner, and no server can still be reading for that."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        status = os.fstat(handle)
+        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode) or status.st_mtime > now_s:
+            return False
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def cuda_library() -> Any:
+    """Return tritonclient's module for CUDA shared memory.
+
+    Raises:
+        NoCuda: there is no GPU, or no library for it.
+    """
+    needs = "CUDA shared memory needs an NVIDIA GPU and the package cuda-python"
+    try:
+        from cuda.bindings import runtime
+        from tritonclient.utils import cuda_shared_memory
+    except (ImportError, RuntimeError) as error:
+        raise NoCuda(f"{needs}: {error}; mend: pip install 'tritonclient[cuda]'") from None
+    status, count = runtime.cudaGetDeviceCount()
+    if status != runtime.cudaError_t.cudaSuccess or not count:
+        raise NoCuda(f"{needs}: {status.name}; mend: use system shared memory")
+    return cuda_shared_memory
+
+
+def _unregistered(
+    kind: Kind, names: Sequence[str], headers: Mapping[str, str], timeout_s: float
+) -> Steps[None]:
+    for name in names:
+        options = {"headers": dict(headers)} if headers else {}
+        yield Call(f"unregister_{kind}_shared_memory", timeout_s, (name,), options)
+
+
+def _one(call: Call) -> Steps[Any]:
+    return (yield call)
+
+
+def _prefix() -> str:
+    return f"nereid-{os.getuid()}-"

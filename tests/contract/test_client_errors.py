@@ -1,0 +1,39 @@
+"""The texts by which clients tell errors apart are those that the server uses."""
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from clients.errors import Overloaded, RequestRefused, ServerFailed, TimedOut, Unavailable, from_triton
+from python_backend import errors
+
+MEANT = {
+    errors.InvalidRequest: RequestRefused,
+    errors.InvalidImage: RequestRefused,
+    errors.InferenceFailed: ServerFailed,
+    errors.Overloaded: Overloaded,
+    errors.DeadlineExceeded: TimedOut,
+    errors.Unavailable: Unavailable,
+    errors.Died: ServerFailed,
+    errors.Cancelled: ServerFailed,
+}
+
+
+@pytest.mark.parametrize("raised", errors._RESTORABLE)
+def test_every_prefix_of_the_server_is_known(raised):
+    """The class of an error is found from its text alone, as it comes through BLS and an ensemble."""
+    text = f"in ensemble 'classify_v1', {raised('why')}"
+
+    assert type(from_triton(InferenceServerException(text, "500"))) is MEANT[raised]
+
+
+@pytest.mark.parametrize(("text", "raised"), errors._TRITON_TEXTS)
+def test_every_text_of_triton_is_known(text, raised):
+    """Those that the route looks for, clients look for as well."""
+    assert type(from_triton(InferenceServerException(f"[x] {text} for 'y'", "500"))) is MEANT[raised]
+
+
+def test_only_what_the_server_has_not_seen_is_repeated():
+    """A request that may have been computed, or may have killed a process, is not sent again."""
+    repeated = {raised for raised, kind in MEANT.items() if kind.is_repeatable}
+
+    assert repeated == {errors.Unavailable}

@@ -1,0 +1,223 @@
+"""The classifiers against the real server: every transport answers the same, and leaves nothing behind."""
+
+import asyncio
+import contextlib
+import io
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from PIL import Image
+
+from clients import shared_memory, transport
+from clients.aio import AsyncClassifier
+from clients.classifier import Classifier
+from clients.errors import RequestRefused
+from clients.samples import CHELSEA, COFFEE
+from tests.classifiers import WAYS, opened
+from tests.e2e.conftest import CATS, ESPRESSO, url
+
+TRANSPORTS = [(*way, memory) for way in WAYS for memory in (None, "system")]
+PHOTO = COFFEE.read_bytes()
+# Takes an image by shared memory, is ready, and waits to be killed.
+CALLER = """
+import sys, time
+from clients.classifier import Classifier
+classifier = Classifier(sys.argv[1], "grpc", shared_memory="system")
+print(classifier.classify(sys.argv[2]).labels[0].index, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def server(both_profiles):
+    """A server that allows shared memory."""
+    return both_profiles["cpu"]
+
+
+def known(server) -> set[str]:
+    """Return the regions that the server has mapped."""
+    with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
+        return {*client.get_system_shared_memory_status(as_json=True).get("regions", {})}
+
+
+def files(names: set[str]) -> set[str]:
+    """Return those of some regions that are on this machine; other servers have their own."""
+    return {name for name in names if Path("/dev/shm", name).exists()}
+
+
+def files_of(server) -> set[str]:
+    """Return the regions that the server has mapped, which are all on this machine."""
+    names = known(server)
+    assert files(names) == names
+    return names
+
+
+def forms() -> list[object]:
+    """Return a photo in all forms that are taken; the last three have its pixels."""
+    with Image.open(COFFEE) as photo:
+        pixels = photo.convert("RGB")
+    return [
+        PHOTO,
+        bytearray(PHOTO),
+        COFFEE,
+        str(COFFEE),
+        io.BytesIO(PHOTO),
+        pixels,
+        np.asarray(pixels),
+        np.asfortranarray(pixels),
+    ]
+
+
+def test_transports_give_equal_scores(server):
+    """To the last bit: both protocols, sent or by shared memory, blocking or not, and Triton's own client."""
+    with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
+        tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[PHOTO]], dtype=object))
+        plain = client.infer("classify_v2", [tensor]).as_numpy("scores")[0]
+
+    for way, protocol, memory in TRANSPORTS:
+        with opened(way, url(server, protocol), protocol, "classify_v2", shared_memory=memory) as classifier:
+            scores = classifier.scores(PHOTO)
+        np.testing.assert_array_equal(scores, plain, f"{way} {protocol} {memory}", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "protocol", "memory"), TRANSPORTS, ids=[" ".join(map(str, each)) for each in TRANSPORTS]
+)
+def test_transports_give_equal_answers(server, way, protocol, memory):
+    """The same labels, route, version and request id; many images in order, the bad ones failing alone."""
+    images = [COFFEE, b"not an image", CHELSEA, Path("missing.jpg"), *[COFFEE] * 9]
+    with opened(way, url(server, protocol), protocol, concurrency=3, shared_memory=memory) as classifier:
+        one = classifier.classify(COFFEE, top_k=2, variant="v2", request_id="mine")
+        many = list(classifier.classify_many(images, batch_size=9, top_k=1, route_key="alice"))
+        with pytest.raises(RequestRefused, match="unknown x-variant 'v9'"):
+            classifier.classify(COFFEE, variant="v9")
+        regions = files_of(server)
+
+    assert (one.labels[0].index, len(one.labels), one.version) == (ESPRESSO, 2, "2")
+    assert (one.variant, one.reason, one.request_id) == ("v2", "variant", "mine")
+    kinds = [each.labels[0].index if hasattr(each, "labels") else type(each).__name__ for each in many]
+    assert kinds[:2] == [ESPRESSO, "RequestRefused"]
+    assert kinds[2] in CATS
+    assert kinds[3:] == ["FileNotFoundError", *[ESPRESSO] * 9]
+    assert str(many[1]).startswith("invalid image: ")
+    assert bool(regions) == bool(memory)
+    assert not known(server) | files(regions)
+
+
+def test_an_image_is_taken_in_any_form(server):
+    """Files give the same bits in any form, and so do pixels, however they lie in memory."""
+    with Classifier(url(server, "grpc"), model="classify_v1") as classifier:
+        scores = [classifier.scores(form) for form in forms()]
+
+    assert len({each.tobytes() for each in scores[:5]}) == 1
+    assert len({each.tobytes() for each in scores[5:]}) == 1
+    assert scores[0].argmax() == scores[5].argmax() == ESPRESSO
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_shared_memory_needs_a_server_that_allows_it(both_profiles, protocol):
+    """The refusal names the flag."""
+    address = url(both_profiles["ensemble"], protocol)
+    refused = pytest.raises(RequestRefused, match="mend: nereid serve --allow-shm")
+    with Classifier(address, protocol, shared_memory="system") as classifier, refused:
+        classifier.classify(PHOTO)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_region_that_the_server_has_forgotten_is_registered_again(server, protocol):
+    """As after a restart of the server: the caller does not notice."""
+    with Classifier(url(server, protocol), protocol, shared_memory="system") as classifier:
+        classifier.classify(PHOTO)
+        transport.run(
+            transport.connect(url(server, "grpc"), "grpc"),
+            shared_memory._unregistered("system", sorted(known(server)), {}, 5),
+        )
+        assert not known(server)
+
+        answer = classifier.classify(PHOTO)
+
+        assert (answer.labels[0].index, answer.timings.attempts) == (ESPRESSO, 1)
+        regions = files_of(server)
+        assert len(regions) == 1
+    assert not known(server) | files(regions)
+
+
+def test_regions_grow_with_images(server):
+    """An image that does not fit gets a larger region, and the smaller one is let go of."""
+    photo = Image.open(CHELSEA).resize((2000, 1000)).convert("RGB")
+    with Classifier(url(server, "grpc"), shared_memory="system") as classifier:
+        classifier.classify(PHOTO)
+        small = files_of(server)
+        answers = [classifier.classify(image) for image in (photo, PHOTO, photo)]
+        large = files_of(server)
+
+    assert {answer.labels[0].index for answer in answers} <= CATS | {ESPRESSO}
+    assert (len(small), len(large), files(small | large)) == (1, 1, set())
+
+
+def test_what_a_killed_caller_left_is_removed(server):
+    """A kill leaves a region; the next classifier with shared memory, or a sweep, removes it."""
+    command = [sys.executable, "-c", CALLER, url(server, "grpc"), str(COFFEE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as caller:
+        assert int(caller.stdout.readline()) == ESPRESSO
+        (left,) = files_of(server)
+        with Classifier(url(server, "http"), "http", shared_memory="system") as classifier:
+            classifier.classify(PHOTO)
+            assert left in files_of(server)
+        caller.send_signal(signal.SIGKILL)
+    assert files_of(server) == {left}
+
+    with contextlib.closing(transport.connect(url(server, "grpc"), "grpc")) as connection:
+        removed = transport.run(connection, shared_memory.sweep("grpc", 5))
+
+    assert left in removed
+    assert not known(server) | files({left})
+
+
+@pytest.mark.parametrize("how", ["exit", "interrupt"])
+def test_process_that_ends_takes_its_regions_along(server, how):
+    """Also when nobody has closed the classifier."""
+    end = "input()" if how == "exit" else "input(); import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    command = [sys.executable, "-c", CALLER.replace("time.sleep(60)", end), url(server, "grpc"), str(COFFEE)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+
+    with subprocess.Popen(command, **pipes) as caller:
+        assert int(caller.stdout.readline()) == ESPRESSO
+        regions = files_of(server)
+        caller.communicate(b"\n")
+
+    assert len(regions) == 1
+    assert not known(server) | files(regions)
+
+
+def test_cancelled_request_keeps_its_region_from_the_next(server):
+    """Nobody knows whether the server still reads it: it stays mapped, and the next one is another."""
+
+    async def ask() -> tuple[set[str], set[str]]:
+        async with AsyncClassifier(url(server, "grpc"), shared_memory="system") as classifier:
+            await classifier.classify(PHOTO)
+            before = files_of(server)
+            task = asyncio.create_task(classifier.classify(CHELSEA.read_bytes()))
+            regions = classifier._exchange._regions
+            while not any(region.is_in_flight for region in regions._lent):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await classifier.classify(PHOTO)
+            return before, files_of(server)
+
+    before, after = asyncio.run(ask())
+
+    assert (len(before), len(after)) == (1, 2)
+    assert files(after) == known(server) == before
+    with contextlib.closing(transport.connect(url(server, "grpc"), "grpc")) as connection:
+        removed = transport.run(connection, shared_memory.sweep("grpc", 5, now_s=time.time() + 1000))
+    assert before <= {*removed}
+    assert not known(server)

@@ -1,0 +1,33 @@
+"""CUDA shared memory: the image is copied to the GPU by the caller, the answer is the same."""
+
+import numpy as np
+import pytest
+
+from clients import shared_memory
+from clients.samples import COFFEE
+from tests.classifiers import WAYS, opened
+from tests.e2e.conftest import start, url
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def server(cupy, tmp_path_factory):
+    """A server that allows shared memory."""
+    try:
+        shared_memory.cuda_library()
+    except shared_memory.NoCuda as error:
+        pytest.skip(str(error))
+    with start(tmp_path_factory, "gpu", allow_shm=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize(("way", "protocol"), WAYS)
+def test_scores_are_those_of_what_is_sent(server, way, protocol):
+    """To the last bit, and twice, so that the region is used again."""
+    with opened(way, url(server, protocol), protocol, "classify_v1") as classifier:
+        sent = classifier.scores(COFFEE)
+
+    with opened(way, url(server, protocol), protocol, "classify_v1", shared_memory="cuda") as classifier:
+        for _ in range(2):
+            np.testing.assert_array_equal(classifier.scores(COFFEE), sent, strict=True)

@@ -1,0 +1,149 @@
+"""What is given as an image, against what the server's own decoder makes of it."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clients import images
+from clients.images import encoded
+from clients.samples import COFFEE
+from python_backend.buffers import Buffers
+from python_backend.decode import Limits, open_image
+from tests.conftest import UPRIGHT
+
+WHITE = (255, 255, 255)
+
+
+def decoded(file: bytes) -> np.ndarray:
+    """Return the pixels that the server sees, upright, uint8[H, W, 3]."""
+    image = open_image(file, Limits())
+    return UPRIGHT[image.orientation](image.pixels(1, WHITE, Buffers()))
+
+
+def noise(*shape: int) -> np.ndarray:
+    """Return random pixels: what is lost anywhere is seen."""
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def of_mode(mode: str) -> Image.Image:
+    """Return a picture of random pixels in a mode of PIL's; its sides are odd, for padding."""
+    if mode == "I;16":
+        return Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (7, 13), dtype=np.uint16))
+    if mode == "P transparent":
+        image = Image.fromarray(noise(7, 13, 3)).quantize(16)
+        image.info["transparency"] = 3
+        return image
+    if mode == "RGB transparent":
+        image = Image.fromarray(noise(7, 13, 3))
+        image.info["transparency"] = image.getpixel((1, 1))
+        return image
+    if mode in ("La", "RGBa"):
+        return Image.fromarray(noise(7, 13, 2 if mode == "La" else 4), mode.upper()).convert(mode)
+    if mode in ("RGBA", "CMYK", "RGBX"):
+        return Image.frombytes(mode, (13, 7), noise(7, 13, 4).tobytes())
+    if mode == "LA":
+        return Image.frombytes(mode, (13, 7), noise(7, 13, 2).tobytes())
+    return Image.fromarray(noise(7, 13, 3)).convert(mode)
+
+
+MODES = [
+    "1",
+    "L",
+    "P",
+    "RGB",
+    "LA",
+    "RGBA",
+    "CMYK",
+    "I;16",
+    "YCbCr",
+    "HSV",
+    "P transparent",
+    "RGB transparent",
+]
+MODES += ["La", "RGBa", "RGBX"]
+
+
+def expected(image: Image.Image) -> np.ndarray:
+    """Return what PIL itself makes of a picture: over white, in RGB, 16 bits rounded to 8."""
+    if image.mode == "I;16":
+        grey = (np.asarray(image).astype(np.float64) * 255 / 65535).round().astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.has_transparency_data:
+        over = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+        return np.asarray(
+            Image.alpha_composite(Image.new("RGBA", image.size, (*WHITE, 255)), over).convert("RGB")
+        )
+    return np.asarray(image.convert("RGB"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("limit", [images.MOST_BYTES, 0], ids=["small", "large"])
+def test_pixels_arrive_as_they_are(monkeypatch, mode, limit):
+    """No bit is lost in any mode, in the file that is written fast nor in the one for large pictures."""
+    monkeypatch.setattr(images, "MOST_BYTES", limit)
+    image = of_mode(mode)
+
+    np.testing.assert_array_equal(decoded(encoded(image)), expected(image))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (5, 7, 3), (1, 9, 3)], ids=str)
+@pytest.mark.parametrize("order", ["C", "F", "view"])
+def test_arrays_arrive_as_they_are(shape, order):
+    """Grey and RGB, wherever the pixels lie in memory."""
+    pixels = noise(*shape)
+    given = pixels[::-1, ::-1] if order == "view" else np.asarray(pixels, order=order)
+
+    grey_or_rgb = given if given.ndim == 3 else np.repeat(given[:, :, None], 3, axis=2)
+    np.testing.assert_array_equal(decoded(encoded(given)), grey_or_rgb)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_orientation_is_applied_once(mode, orientation):
+    """What a camera turned stands upright, and is not turned again by the server."""
+    stored, file = Image.fromarray(noise(4, 6, 3)).convert(mode), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(file, "PNG", exif=exif)
+    file.seek(0)
+
+    with Image.open(file) as photo:
+        got = decoded(encoded(photo))
+
+    np.testing.assert_array_equal(got, UPRIGHT[orientation](np.asarray(stored.convert("RGB"))))
+
+
+def test_large_pictures_keep_the_servers_limit():
+    """One whose plain pixels are larger than a file may be is packed."""
+    flat = np.zeros((4000, 4000, 3), np.uint8)
+
+    assert len(encoded(flat)) < images.MOST_BYTES < flat.nbytes
+
+
+def test_files_stay_as_they_are():
+    """Their bytes are sent, wherever they come from."""
+    file = COFFEE.read_bytes()
+    forms = [file, bytearray(file), memoryview(file), COFFEE, str(COFFEE), io.BytesIO(file)]
+
+    assert {encoded(form) for form in forms} == {file}
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "message"),
+    [
+        (5, TypeError, "an image must be bytes, a path, .* got int"),
+        (io.StringIO("x"), TypeError, "opened for reading bytes, this one reads str"),
+        (np.zeros((2, 2, 3), np.float32), ValueError, r"got float32\[2, 2, 3\]"),
+        (np.zeros((2, 2, 4), np.uint8), ValueError, r"must be uint8\[H, W, 3\] .* got uint8\[2, 2, 4\]"),
+        (np.zeros((0, 2, 3), np.uint8), ValueError, "not empty"),
+        (Image.new("F", (2, 2)), ValueError, "must have one of the modes .* got F"),
+        ("no/such/file.jpg", FileNotFoundError, "no/such/file.jpg"),
+    ],
+    ids=["number", "text file", "floats", "four channels", "empty", "mode", "missing"],
+)
+def test_what_is_no_image_is_named(image, error, message):
+    """With what was expected, and what came."""
+    with pytest.raises(error, match=message):
+        encoded(image)
