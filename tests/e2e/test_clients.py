@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -19,8 +20,10 @@ from clients.aio import AsyncClassifier
 from clients.classifier import Classifier
 from clients.errors import RequestRefused
 from clients.samples import CHELSEA, COFFEE
+from ops import doctor, run_dir
+from ops.embedded import REPOSITORY, TOKEN_HEADER
 from tests.classifiers import WAYS, opened
-from tests.e2e.conftest import CATS, ESPRESSO, url
+from tests.e2e.conftest import CATS, ESPRESSO, TOKEN, url
 
 TRANSPORTS = [(*way, memory) for way in WAYS for memory in (None, "system")]
 PHOTO = COFFEE.read_bytes()
@@ -179,6 +182,32 @@ def test_what_a_killed_caller_left_is_removed(server):
 
     assert left in removed
     assert not known(server) | files({left})
+
+
+def test_doctor_removes_what_was_left(both_profiles, tmp_path):
+    """From the machine, and from a running server, whose token it finds; a region in use stays."""
+    address, base = url(both_profiles["ensemble"], "grpc"), tmp_path / f"nereid-{os.getuid()}"
+    ports = both_profiles["ensemble"].options.ports
+    token = {f"triton-grpc-protocol-{TOKEN_HEADER}": TOKEN}
+    used, left = (shared_memory.MAKERS["system"](2**20) for _ in range(2))
+    with (
+        run_dir.occupy(base, REPOSITORY) as folder,
+        tritonclient.grpc.InferenceServerClient(address) as client,
+    ):
+        record = run_dir.ServerRecord(1, "127.0.0.1", ports, str(REPOSITORY), "ensemble", TOKEN)
+        run_dir.write(folder, record)
+        for region in (used, left):
+            client.register_system_shared_memory(*region.registration(), headers=token)
+        left.leave()
+
+        finding = doctor._regions({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+        known = client.get_system_shared_memory_status(headers=token, as_json=True)["regions"]
+        client.unregister_system_shared_memory(headers=token)
+        used.remove()
+    assert (finding.verdict, left.name in finding.found, used.name in finding.found) == ("note", True, False)
+    assert {*known} == {used.name}
+    assert not files({left.name})
 
 
 @pytest.mark.parametrize("how", ["exit", "interrupt"])

@@ -82,7 +82,7 @@ def test_served_repository_is_found_and_used(serving):
 
     for protocol in ("http", "grpc"):
         done = run("classify", str(COFFEE), "--protocol", protocol, "--json", environment=serving.environment)
-        answer = json.loads(done.stdout)
+        (answer,) = json.loads(done.stdout)
         assert (done.returncode, answer["labels"][0]["name"]) == (0, "espresso")
 
     with urllib.request.urlopen(f"http://127.0.0.1:{serving.ports['metrics']}/metrics") as response:
@@ -143,7 +143,9 @@ def test_one_bad_image_does_not_stop_the_others(serving, tmp_path):
 
     done = run("classify", str(tmp_path / "photos"), "--json", environment=serving.environment)
 
-    assert [json.loads(line)["labels"][0]["name"] for line in done.stdout.splitlines()] == ["espresso"]
+    bad, good = json.loads(done.stdout)
+    assert good["labels"][0]["name"] == "espresso"
+    assert bad["error"].startswith("invalid image: expected an image file")
     assert "bad.jpg: invalid image: expected an image file" in done.stderr
     assert done.stderr.splitlines()[-1] == "1 of 2 images could not be classified"
     assert done.returncode == 1
@@ -247,8 +249,25 @@ def test_broken_repository_is_refused_with_model_and_field(
             ["classify", str(COFFEE), "--url", "http://localhost:8000"],
             "--url must be HOST:PORT without a scheme",
         ),
+        (["classify"], "nothing to classify"),
+        (["classify", str(COFFEE), "--json", "--csv"], "exclude each other"),
+        (["classify", "--watch", "/tmp", "--json"], "take --jsonl"),
+        (["serve", "--host", "0.0.0.0", "--allow-shm"], "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
     ],
-    ids=["profile", "repository", "image", "protocol", "mode", "option", "port", "url"],
+    ids=[
+        "profile",
+        "repository",
+        "image",
+        "protocol",
+        "mode",
+        "option",
+        "port",
+        "url",
+        "nothing",
+        "two forms",
+        "endless array",
+        "shared memory beyond loopback",
+    ],
 )
 def test_wrong_usage_is_exit_code_2(words, message, environment):
     """What was asked for wrongly is told apart from what failed."""

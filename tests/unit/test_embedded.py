@@ -70,6 +70,13 @@ def test_token_guards_the_administrative_apis(host, apis):
     assert given["http-restricted-api"] == given["grpc-restricted-protocol"] == f"{apis}:nereid-token=t"
 
 
+def test_shared_memory_is_open_where_it_is_allowed():
+    """Everything else keeps its guard."""
+    given = flags(replace(OPTIONS, token="t", allow_shm=True))
+
+    assert given["http-restricted-api"] == "model-repository,trace,logging:nereid-token=t"
+
+
 def test_own_environment_wins_over_the_defaults():
     """An operator's malloc setting is kept; the stub's Python comes first in PATH."""
     libpython = preflight.find_libpython(preflight.PYTHON, preflight.library_folders())

@@ -1,0 +1,289 @@
+"""What the classifiers cost: images per second of each transport, against plain tritonclient doing the same.
+
+One run interleaves, in every round, a classifier and tritonclient on the same transport, with the same number
+of requests in flight for the same outputs, which both read. The server takes its share of the same cores.
+
+    python -m loadtest.clients [--rounds 5] [--seconds 3] [--record clients]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio
+import tritonclient.http.aio
+from tritonclient.utils import serialize_byte_tensor, shared_memory
+
+from clients.aio import AsyncClassifier
+from clients.classifier import Classifier
+from clients.prediction import REASON, SCORES, VARIANT, VERSION
+from clients.request import CHANNEL, TENSORS, ProtocolName
+from clients.shared_memory import Kind
+from loadtest import photos, record
+from ops.embedded import DEFAULT_PROFILE, EmbeddedServer, Ports, ServerOptions, free_ports
+
+MODEL = "classify"
+CONCURRENCY = 8
+TOP_K = 5
+OUTPUTS = (SCORES, VARIANT, VERSION, REASON)
+TARGET = 0.97
+# Images per second; the CPU is that of the calling process, in ms per image.
+HEADINGS = ("photo", "transport", "classifier", "CPU", "tritonclient", "CPU", "ratio")
+COLUMNS = (
+    "photo",
+    "transport",
+    "classifier",
+    "classifier_cpu_ms",
+    "tritonclient",
+    "tritonclient_cpu_ms",
+    "ratio",
+)
+
+Opened = contextlib.AbstractContextManager[Callable[[], object]]
+OpenedAsync = contextlib.AbstractAsyncContextManager[Callable[[], Awaitable[object]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A way to the server; `is_async` is asyncio, else threads."""
+
+    name: str
+    protocol: ProtocolName
+    is_async: bool = False
+    memory: Kind | None = None
+
+
+TRANSPORTS = (
+    Transport("HTTP", "http"),
+    Transport("gRPC", "grpc"),
+    Transport("gRPC, shared memory", "grpc", memory="system"),
+    Transport("HTTP, asyncio", "http", is_async=True),
+    Transport("gRPC, asyncio", "grpc", is_async=True),
+    Transport("gRPC, shared memory, asyncio", "grpc", is_async=True, memory="system"),
+)
+
+
+@contextlib.contextmanager
+def _classifier(url: str, way: Transport, photo: bytes) -> Iterator[Callable[[], object]]:
+    with Classifier(url, way.protocol, MODEL, shared_memory=way.memory) as classifier:
+        yield lambda: classifier.classify(photo, top_k=TOP_K)
+
+
+@contextlib.asynccontextmanager
+async def _async_classifier(
+    url: str, way: Transport, photo: bytes
+) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    async with AsyncClassifier(url, way.protocol, MODEL, shared_memory=way.memory) as classifier:
+        yield lambda: classifier.classify(photo, top_k=TOP_K)
+
+
+@contextlib.contextmanager
+def _plain(url: str, way: Transport, photo: bytes) -> Iterator[Callable[[], object]]:
+    """Each thread has its tensor, and over HTTP its client, as tritonclient asks for."""
+    own, library = threading.local(), TENSORS[way.protocol]
+    options = {"channel_args": CHANNEL} if way.protocol == "grpc" else {}
+    with contextlib.ExitStack() as held:
+        shared = library.InferenceServerClient(url, **options)
+        regions = held.enter_context(_regions(url, way, photo))
+
+        def call() -> object:
+            if not hasattr(own, "client"):
+                own.client = shared if way.protocol == "grpc" else library.InferenceServerClient(url)
+                own.region = next(regions)
+            result = own.client.infer(MODEL, [_tensor(way, photo, own.region)], outputs=_outputs(way))
+            return [result.as_numpy(name) for name in OUTPUTS]
+
+        yield call
+        shared.close()
+
+
+@contextlib.asynccontextmanager
+async def _async_plain(
+    url: str, way: Transport, photo: bytes
+) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    if way.protocol == "grpc":
+        client = tritonclient.grpc.aio.InferenceServerClient(url, channel_args=CHANNEL)
+    else:
+        client = tritonclient.http.aio.InferenceServerClient(url)
+    with _regions(url, way, photo) as regions:
+        idle = [next(regions) for _ in range(CONCURRENCY)]
+
+        async def call() -> object:
+            region = idle.pop()
+            result = await client.infer(MODEL, [_tensor(way, photo, region)], outputs=_outputs(way))
+            idle.append(region)
+            return [result.as_numpy(name) for name in OUTPUTS]
+
+        yield call
+        await client.close()
+
+
+@contextlib.contextmanager
+def _regions(url: str, way: Transport, photo: bytes) -> Iterator[Iterator[Any]]:
+    """Give a registered region for each request in flight; None where photos are sent."""
+    if way.memory is None:
+        yield itertools.repeat(None)
+        return
+    names = [f"loadtest-{os.getpid()}-{number}" for number in range(CONCURRENCY)]
+    size = len(photo) + 4
+    regions = [shared_memory.create_shared_memory_region(name, name, size) for name in names]
+    with tritonclient.grpc.InferenceServerClient(url) as client:
+        for name in names:
+            client.register_system_shared_memory(name, name, size)
+        yield itertools.cycle(zip(names, regions, strict=True))
+        for name, region in zip(names, regions, strict=True):
+            client.unregister_system_shared_memory(name)
+            shared_memory.destroy_shared_memory_region(region)
+
+
+def _tensor(way: Transport, photo: bytes, region: Any) -> Any:
+    tensor = TENSORS[way.protocol].InferInput("image", [1, 1], "BYTES")
+    array = np.array([[photo]], dtype=object)
+    if region is None:
+        tensor.set_data_from_numpy(array)
+    else:
+        shared_memory.set_shared_memory_region(region[1], [serialize_byte_tensor(array)])
+        tensor.set_shared_memory(region[0], len(photo) + 4)
+    return tensor
+
+
+def _outputs(way: Transport) -> list[Any]:
+    requested = TENSORS[way.protocol].InferRequestedOutput
+    return [requested(name, class_count=TOP_K if name == SCORES else 0) for name in OUTPUTS]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Calls per second, and the milliseconds of CPU that this process took for each."""
+
+    rate: float
+    cpu_ms: float
+
+
+def sample(opened: Opened, seconds: float) -> Sample:
+    """Call from CONCURRENCY threads."""
+    counts = [0] * CONCURRENCY
+    with opened as call:
+        start = threading.Barrier(CONCURRENCY + 1)
+
+        def loop(number: int) -> None:
+            call()
+            start.wait()
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                call()
+                counts[number] += 1
+
+        threads = [threading.Thread(target=loop, args=[number]) for number in range(CONCURRENCY)]
+        for thread in threads:
+            thread.start()
+        start.wait()
+        begin, cpu = time.perf_counter(), time.process_time()
+        for thread in threads:
+            thread.join()
+        return _sample(sum(counts), begin, cpu)
+
+
+async def async_sample(opened: OpenedAsync, seconds: float) -> Sample:
+    """Call from CONCURRENCY tasks."""
+    counts = [0] * CONCURRENCY
+    async with opened as call:
+        await asyncio.gather(*(call() for _ in range(CONCURRENCY)))
+        begin, cpu = time.perf_counter(), time.process_time()
+
+        async def loop(number: int) -> None:
+            while time.perf_counter() < begin + seconds:
+                await call()
+                counts[number] += 1
+
+        await asyncio.gather(*map(loop, range(CONCURRENCY)))
+        return _sample(sum(counts), begin, cpu)
+
+
+def _sample(count: int, begin: float, cpu: float) -> Sample:
+    return Sample(count / (time.perf_counter() - begin), (time.process_time() - cpu) * 1e3 / count)
+
+
+def measure(ports: Ports, way: Transport, photo: bytes, seconds: float, is_turned: bool) -> list[Sample]:
+    """Return what the classifier does, and what tritonclient does, which `is_turned` lets go first."""
+    url = f"127.0.0.1:{getattr(ports, way.protocol)}"
+    order = [1, 0] if is_turned else [0, 1]
+    if way.is_async:
+        ways = (_async_classifier, _async_plain)
+        done = {i: asyncio.run(async_sample(ways[i](url, way, photo), seconds)) for i in order}
+    else:
+        blocking = (_classifier, _plain)
+        done = {i: sample(blocking[i](url, way, photo), seconds) for i in order}
+    return [done[0], done[1]]
+
+
+def summarise(found: dict[tuple[str, str], list[list[Sample]]]) -> list[dict[str, Any]]:
+    """Return, per photo and transport, the medians, and the median and range of the rounds' ratios."""
+    rows = []
+    for (photo, name), pairs in found.items():
+        ratios = [ours.rate / plain.rate for ours, plain in pairs]
+        row: dict[str, Any] = {"photo": photo, "transport": name}
+        for who, samples in zip(("classifier", "tritonclient"), zip(*pairs, strict=True), strict=True):
+            row[who] = round(statistics.median(each.rate for each in samples), 1)
+            row[f"{who}_cpu_ms"] = round(statistics.median(each.cpu_ms for each in samples), 2)
+        ratio = {"ratio": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        rows.append(row | {key: round(value, 3) for key, value in ratio.items()})
+    return rows
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Return a row as text."""
+    return [str(row[name]) for name in COLUMNS]
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Render a record's rows as the table of docs/clients.md."""
+    return record.markdown(HEADINGS, map(cells, rows))
+
+
+def main() -> int:
+    """Measure, print, record; exit status 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    args = parser.parse_args()
+    if args.record and not record.is_committed():
+        parser.error(record.UNCOMMITTED)
+    found: dict[tuple[str, str], list[list[Sample]]] = defaultdict(list)
+    options = ServerOptions(profile=DEFAULT_PROFILE, ports=Ports(*free_ports(3)), allow_shm=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedServer(options, Path(folder), os.environ),
+    ):
+        for number in range(args.rounds):
+            for name, size_wh in photos.SIZES_WH.items():
+                photo = photos.jpeg(size_wh)
+                for way in TRANSPORTS:
+                    samples = measure(options.ports, way, photo, args.seconds, is_turned=bool(number % 2))
+                    found[name, way.name].append(samples)
+    rows = summarise(found)
+    record.show(HEADINGS, zip(map(cells, rows), rows, strict=True))
+    if args.record:
+        record.write(args.record, {"concurrency": CONCURRENCY, "rounds": args.rounds, "rows": rows})
+    missed = [row for row in rows if row["ratio"] < TARGET]
+    for row in missed:
+        print(f"target missed: {row['photo']}, {row['transport']}: {row['ratio']}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

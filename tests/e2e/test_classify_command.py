@@ -1,0 +1,130 @@
+"""`nereid classify` as a user runs it: what is printed where, folders with bad files, a watched folder."""
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clients.samples import COFFEE
+from tests.e2e.conftest import ESPRESSO, url
+from tests.routes import WATCHDOG_S, wait_until
+
+NEREID = str(Path(sys.executable).with_name("nereid"))
+
+
+@pytest.fixture
+def command(both_profiles):
+    """The command, asking a server that allows shared memory."""
+    return [NEREID, "classify", "--url", url(both_profiles["cpu"], "grpc"), "--top", "1"]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of good images with bad ones in between, and what no image is."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(12):
+        shutil.copy(COFFEE, folder / f"{number:02}.jpg")
+    (folder / "03.jpg").write_bytes(b"")
+    (folder / "07.jpg").write_bytes(b"no image")
+    os.mkfifo(folder / "pipe.jpg")
+    return folder
+
+
+def answers(form: str, printed: str) -> list[tuple[str, int | None, str]]:
+    """Return name, best class and error of each image."""
+    if form == "csv":
+        rows = csv.DictReader(io.StringIO(printed))
+        return [(row["image"], int(row["index"] or 0) or None, row["error"]) for row in rows]
+    objects = json.loads(printed) if form == "json" else [*map(json.loads, printed.splitlines())]
+    return [
+        (each["image"], each["labels"][0]["index"] if "labels" in each else None, each.get("error", ""))
+        for each in objects
+    ]
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
+def test_forms_have_every_image(command, photos, form):
+    """Good and bad ones, in order; the reasons also go to stderr, and the exit code is 1."""
+    flags = [f"--{form}", *(["--shm"] if form == "csv" else [])]
+
+    done = subprocess.run([*command, photos, *flags], capture_output=True, text=True, timeout=WATCHDOG_S)
+
+    told = answers(form, done.stdout)
+    assert [name for name, _, _ in told] == [str(photos / f"{number:02}.jpg") for number in range(12)]
+    bad = {3: "invalid image: ", 7: "invalid image: "}
+    for number, (_, index, error) in enumerate(told):
+        assert (index, error.startswith(bad.get(number, ""))) == (None if number in bad else ESPRESSO, True)
+    assert re.findall(r"(\d\d).jpg: invalid image", done.stderr) == ["03", "07"]
+    assert done.stderr.endswith("2 of 12 images could not be classified\n")
+    assert done.returncode == 1
+
+
+def test_progress_is_shown_on_a_terminal_only(command, photos):
+    """A bar, the count, the rate and the time left on stderr; stdout stays what it is."""
+    screen, stderr = pty.openpty()
+    with subprocess.Popen([*command, photos, "--jsonl"], stdout=subprocess.PIPE, stderr=stderr) as running:
+        os.close(stderr)
+        shown = b""
+        try:
+            while chunk := os.read(screen, 2**16):
+                shown += chunk
+        except OSError:  # the last of the other side has closed
+            os.close(screen)
+        printed = running.stdout.read().decode()
+
+    assert len(answers("jsonl", printed)) == 12
+    text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
+    assert re.search(r"classifying .*12/12 \d+ images/s 0:00:\d\d", text)
+
+
+def test_watched_folder_is_classified_as_it_fills(command, tmp_path):
+    """What was there is not; what arrives is, once it is complete; Ctrl-C ends it well."""
+    shutil.copy(COFFEE, tmp_path / "old.jpg")
+    output, log = tmp_path / "output", tmp_path / "log"
+    with output.open("w") as stdout, log.open("w") as stderr:
+        running = subprocess.Popen([*command, "--watch", tmp_path, "--csv"], stdout=stdout, stderr=stderr)
+    try:
+        wait_until(lambda: "watching" in log.read_text(), "the watch")
+        (tmp_path / "bad.jpg").write_bytes(b"no image")
+        content = COFFEE.read_bytes()
+        with (tmp_path / "new.jpg").open("wb") as slow:
+            slow.write(content[:20_000])
+            slow.flush()
+            time.sleep(0.6)  # less than what a file must stay the same, and longer than until the next look
+            slow.write(content[20_000:])
+        wait_until(lambda: len(output.read_text().splitlines()) == 3, "both answers")
+        running.send_signal(signal.SIGINT)
+        status = running.wait(WATCHDOG_S)
+    finally:
+        running.kill()
+        running.wait()
+
+    told = {Path(name).name: (index, error[:13]) for name, index, error in answers("csv", output.read_text())}
+    assert told == {"bad.jpg": (None, "invalid image"), "new.jpg": (ESPRESSO, "")}
+    assert (status, log.read_text().splitlines()[-1]) == (0, "stopped")
+
+
+@pytest.mark.slow
+def test_a_thousand_images_survive_bad_ones(command, tmp_path):
+    """Each good one is answered, each bad one is named."""
+    for number in range(1000):
+        target = tmp_path / f"{number:04}.jpg"
+        target.write_bytes(b"bad" if number % 50 == 7 else COFFEE.read_bytes())
+
+    done = subprocess.run([*command, tmp_path, "--csv"], capture_output=True, text=True, timeout=600)
+
+    told = answers("csv", done.stdout)
+    assert [index for _, index, _ in told].count(ESPRESSO) == 980
+    assert len(told) == 1000
+    assert done.stderr.endswith("20 of 1000 images could not be classified\n")
