@@ -21,6 +21,7 @@ from clients.errors import (
     from_triton,
 )
 from clients.prediction import Label, label
+from clients.retry import Attempts, Budget
 from clients.samples import COFFEE
 from ops.classify import collect
 from ops.embedded import free_ports
@@ -180,15 +181,26 @@ def test_budget_ends_repeating(way):
     assert 40 < len(script.asked("/infer")) <= 47
 
 
-@both_ways
-def test_pauses_keep_the_deadline(way):
-    """A pause that would outlast the time given is not made: the fault is told at once."""
-    with serving(Script(None)) as url, opened(way, url, "http") as classifier:
-        begin = time.monotonic()
-        with pytest.raises((Unreachable, TimedOut)):
-            classifier.classify(PHOTO, timeout_s=0.05)
+def test_pause_beyond_the_deadline_is_not_made():
+    """The fault is told at once, as there would be no time for another attempt."""
+    error = Unreachable("why")
 
-    assert time.monotonic() - begin < 0.5
+    with pytest.raises(Unreachable) as caught:
+        Attempts(Budget(), timeout_s=1e-9).pause_s(error)
+
+    assert caught.value is error
+
+
+@both_ways
+def test_connection_that_the_server_closed_is_not_used(way):
+    """Servers close idle connections; that costs no attempt."""
+    script = Script(PREDICTION)
+    script.hangs_up = True
+    with serving(script) as url, opened(way, url, "http") as classifier:
+        classifier.classify(PHOTO)
+        time.sleep(0.05)
+
+        assert classifier.classify(PHOTO).timings.attempts == 1
 
 
 @both_ways
