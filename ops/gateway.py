@@ -75,6 +75,7 @@ def serve(settings: Settings, listen: Listen, keys: Path | None, route: RouteCon
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=STOP_S,
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.certificate_key,

@@ -64,7 +64,7 @@ class Admission:
             Failure: as `check` does; `deadline_exceeded` if its turn did not come in time.
         """
         self.check(remaining_s)
-        if self.in_flight < self.limit:
+        if self.in_flight < self.limit and not self._waiting:
             self.in_flight += 1
             return Permit(self)
         turn = asyncio.get_running_loop().create_future()
