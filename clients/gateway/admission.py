@@ -9,8 +9,8 @@ from clients.gateway.errors import Failure
 from clients.gateway.limit import Gradient
 
 MOST_RETRY_AFTER_S = 30.0
-# So many may wait for each that is in flight: an answer takes at most about nine round trips.
-WAITING_PER_PERMIT = 8
+# So many may wait for each that is in flight: an answer takes at most about five round trips.
+WAITING_PER_PERMIT = 4
 
 
 class Admission:

@@ -11,8 +11,8 @@ what the server needs, and it takes dynamic batches as what they are: a reason t
 
 from math import inf, sqrt
 
-# A browser opens six connections to a host; they are never too many.
-FEWEST, INITIAL = 6.0, 12.0
+# Eight images fill a batch; and the six connections that a browser opens to a host are never too many.
+FEWEST, INITIAL = 8.0, 12.0
 TOLERANCE, SMOOTHING = 1.5, 0.5
 WINDOW_S, WINDOW_SAMPLES = 0.1, 10
 # Without load answers are rare, and an estimate should not be old.
