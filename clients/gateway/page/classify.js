@@ -1,0 +1,229 @@
+/** One image in, and what came back: classes, who answered and why, where the time went. */
+
+import * as api from "./api.js";
+import { bars, byId, copyButton, errorBlock, make, milliseconds, percent, variantName } from "./dom.js";
+
+/** @type {Record<string, string>} */
+const REASONS = {
+  weight: "drawn by weight",
+  "route-key": "the route key belongs to it",
+  variant: "asked for by name",
+  version: "asked for by version",
+  header: "by a header rule of the route",
+  breaker: "standing in, as the breaker of the chosen variant is open",
+  retry: "standing in, as the chosen variant was not there",
+};
+
+/**
+ * Take images from the file dialog, drops, the clipboard and the samples; ask about each at once.
+ * @param {{onImage: (file: Blob) => void}} panels
+ */
+export function startClassify({ onImage }) {
+  /** @type {?{file: Blob, name: string}} */
+  let image = null;
+  let asking = new AbortController();
+  byId("curl").after(copyButton(byId("curl"), "the command"));
+
+  function take(file, name) {
+    if (!file) return;
+    image = { file, name };
+    showImage(file, name);
+    byId("again").disabled = false;
+    onImage(file);
+    ask();
+  }
+
+  async function ask() {
+    if (!image) return;
+    asking.abort();
+    asking = new AbortController();
+    const { signal } = asking;
+    const options = chosenOptions();
+    showWaiting(image, options);
+    const begin = performance.now();
+    try {
+      const answer = await api.predict(image.file, options, signal);
+      showAnswer(answer, performance.now() - begin);
+    } catch (error) {
+      if (!signal.aborted) showError(error);
+    } finally {
+      if (!signal.aborted) byId("result").setAttribute("aria-busy", "false");
+    }
+  }
+
+  async function takeSample(sample) {
+    try {
+      take(await api.download(sample.url), sample.url.split("/").pop() ?? sample.name);
+    } catch (error) {
+      showError(error);
+    }
+  }
+
+  listen(take);
+  byId("options").addEventListener("submit", (event) => {
+    event.preventDefault();
+    ask();
+  });
+  showSamples(takeSample);
+  return { setRoute: offerVariants };
+}
+
+/** Hear of files from the dialog, from drops anywhere on the page, and from the clipboard. */
+function listen(/** @type {(file: ?Blob, name: string) => void} */ take) {
+  const first = (data) => {
+    const file = data?.files[0];
+    if (file) take(file, file.name);
+    return Boolean(file);
+  };
+  const file = byId("file");
+  byId("drop").addEventListener("click", () => file.click());
+  file.addEventListener("change", () => {
+    if (file.files[0]) take(file.files[0], file.files[0].name);
+    file.value = "";
+  });
+  addEventListener("paste", (event) => {
+    if (first(event.clipboardData)) event.preventDefault();
+  });
+  addEventListener("dragover", (event) => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    byId("drop").classList.add("over");
+  });
+  addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) byId("drop").classList.remove("over");
+  });
+  addEventListener("drop", (event) => {
+    byId("drop").classList.remove("over");
+    if (first(event.dataTransfer)) event.preventDefault();
+  });
+}
+
+/** @returns {api.Options} */
+function chosenOptions() {
+  return { top_k: byId("top-k").value, variant: byId("variant").value, route_key: byId("route-key").value };
+}
+
+function showImage(file, name) {
+  const thumbnail = byId("thumbnail");
+  const url = URL.createObjectURL(file);
+  const done = (isShown) => {
+    URL.revokeObjectURL(url);
+    if (thumbnail.dataset.url !== url) return;
+    thumbnail.hidden = !isShown;
+    byId("drop-icon").toggleAttribute("hidden", isShown);
+  };
+  thumbnail.onload = () => done(true);
+  thumbnail.onerror = () => done(false);
+  thumbnail.dataset.url = url;
+  thumbnail.src = url;
+  thumbnail.alt = `The image ${name}`;
+  byId("drop-label").textContent = name;
+  byId("drop-hint").textContent = `${size(file.size)} · choose, drop or paste another`;
+}
+
+function size(bytes) {
+  if (bytes < 1000) return `${bytes} B`;
+  return bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+function showWaiting(/** @type {{file: Blob, name: string}} */ image, options) {
+  byId("result").setAttribute("aria-busy", "true");
+  byId("error").replaceChildren();
+  byId("curl").textContent = curl(image.file, image.name, options);
+  byId("reproduce").hidden = false;
+}
+
+function showError(error) {
+  byId("verdict").replaceChildren();
+  byId("answer").replaceChildren();
+  byId("error").replaceChildren(errorBlock(error));
+  byId("result").scrollIntoView({ block: "nearest" });
+}
+
+function showAnswer(answer, elapsedMs) {
+  const [best] = answer.predictions;
+  const who = answer.variant ? variantName(answer.variant) : make("strong", {}, answer.model);
+  const id = make("code", {}, answer.request_id);
+  byId("verdict").replaceChildren(make("strong", {}, best.label), ` ${percent(best.score)}`);
+  byId("answer").replaceChildren(
+    bars(answer.predictions, answer.variant),
+    make("p", { class: "who" }, who, ` answered, ${reason(answer)}.`),
+    timings(answer.timings_ms, elapsedMs),
+    make(
+      "dl",
+      { class: "details" },
+      ...detail("model", answer.model),
+      ...detail("network version", answer.version),
+      ...detail("request", id, " ", copyButton(id, "the request id")),
+    ),
+  );
+  byId("result").scrollIntoView({ block: "nearest" });
+}
+
+function reason(answer) {
+  if (!answer.variant) return "the model itself, without a route";
+  return REASONS[answer.reason] ?? `reason “${answer.reason}”`;
+}
+
+function detail(term, /** @type {(Node | string)[]} */ ...children) {
+  return [make("dt", {}, term), make("dd", {}, ...children)];
+}
+
+/** Where the time went: the gateway's stages, what they leave of its total, and the browser's wait. */
+function timings(/** @type {Record<string, number>} */ { total, ...stages }, elapsedMs) {
+  const rest = total - Object.values(stages).reduce((sum, each) => sum + each, 0);
+  const parts = Object.entries(rest > 0.05 ? { ...stages, other: rest } : stages);
+  const text = parts.map(([name, value]) => `${name} ${milliseconds(value)} ms`).join(", ");
+  const stack = make("div", { class: "stack", role: "img", "aria-label": `Stages: ${text}` });
+  const legend = make("ul", { class: "legend" });
+  for (const [name, value] of parts) {
+    const part = make("span", { "data-stage": name });
+    part.style.setProperty("flex-grow", String(Math.max(value, 0)));
+    stack.append(part);
+    legend.append(make("li", { "data-stage": name }, `${name} `, make("strong", {}, milliseconds(value))));
+  }
+  const caption = make(
+    "figcaption",
+    {},
+    make("strong", {}, `${milliseconds(total)} ms`),
+    ` in the gateway, ${milliseconds(elapsedMs)} ms as this browser waited`,
+  );
+  return make("figure", { class: "timings" }, caption, stack, legend);
+}
+
+/** The command that sends the same; the key stays a variable of the shell. */
+function curl(file, name, options) {
+  const lines = [`curl --data-binary ${quote(`@${name}`)}`, `-H ${quote(`Content-Type: ${api.contentType(file)}`)}`];
+  if (api.storedKey()) lines.push('-H "Authorization: Bearer $NEREID_KEY"');
+  return [...lines, quote(api.predictAddress(options).href)].join(" \\\n  ");
+}
+
+/** Quote for a POSIX shell, where it is needed. */
+function quote(word) {
+  if (/^[\w@%+=:,./-]+$/.test(word)) return word;
+  return `'${word.replaceAll("'", `'\\''`)}'`;
+}
+
+async function showSamples(/** @type {(sample: api.Sample) => void} */ take) {
+  const samples = await api.samples().catch(() => []);
+  const buttons = samples.map((sample) =>
+    make(
+      "button",
+      { type: "button", class: "sample", title: sample.credit, onclick: () => take(sample) },
+      make("img", { src: api.address(sample.url).href, alt: "", width: 48, height: 36 }),
+      sample.name,
+    ),
+  );
+  byId("samples").replaceChildren(...buttons);
+}
+
+/** Offer the route's variants, and keep the choice. */
+function offerVariants(route) {
+  const select = byId("variant");
+  const names = (route?.variants ?? []).map(({ name }) => name);
+  const offered = [...select.options].slice(1).map(({ value }) => value);
+  if (names.join("\n") === offered.join("\n")) return;
+  const chosen = select.value;
+  select.replaceChildren(select.options[0], ...names.map((name) => make("option", { value: name }, name)));
+  select.value = names.includes(chosen) ? chosen : "";
+}

@@ -1,0 +1,127 @@
+/** Small pieces that every panel is made of. All text goes in as text nodes: names and messages are data. */
+
+/** @typedef {import("./api.js").Label} Label */
+
+const SLOTS = 5;
+/** @type {Map<string, number>} */
+const slots = new Map();
+
+/**
+ * The element with this id, which index.html has.
+ * @returns {any}
+ */
+export const byId = (/** @type {string} */ id) => document.getElementById(id);
+
+/**
+ * Make an element.
+ * @param {string} tag
+ * @param {Record<string, string | number | boolean | EventListener>} [attributes] `onclick` and the like are functions
+ * @param {...(Node | string)} children
+ * @returns {any}
+ */
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else if (typeof value === "boolean") element.toggleAttribute(name, value);
+    else element.setAttribute(name, String(value));
+  }
+  element.append(...children);
+  return element;
+}
+
+/** A share in 0..1 as people read it: `95.3 %`, `0.31 %`. */
+export function percent(/** @type {number} */ share) {
+  if (share > 0 && share < 0.0001) return "<\u00a00.01\u00a0%";
+  return `${(100 * share).toFixed(share !== 0 && share < 0.01 ? 2 : 1)}\u00a0%`;
+}
+
+/** A duration as people read it: `9.8`, `123`; nothing measured is a dash. */
+export function milliseconds(/** @type {?number} */ value) {
+  if (value === null || value === undefined) return "–";
+  return value < 0.1 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0);
+}
+
+/** Give the variants of the route their colours, in the order of the route. */
+export function colourVariants(/** @type {string[]} */ names) {
+  for (const name of names) if (!slots.has(name)) slots.set(name, slots.size % SLOTS);
+}
+
+function coloured(element, name) {
+  colourVariants([name]);
+  element.style.setProperty("--hue", `var(--slot-${slots.get(name)})`);
+  return element;
+}
+
+/** A variant's name with its colour, which is the same in every panel. */
+export function variantName(/** @type {string} */ name) {
+  return coloured(make("span", { class: "variant" }, name), name);
+}
+
+/** What is behind a variant. */
+export function pipeline(/** @type {string} */ model, /** @type {string} */ version) {
+  return make("span", { class: "note" }, `${model}, network version ${version}`);
+}
+
+/** A bar of a share in 0..1; the number stands beside it, so it is not read out. */
+export function bar(/** @type {number} */ share, /** @type {string} */ variant = "") {
+  const track = make("span", { class: "track", "aria-hidden": "true" }, make("span", { class: "fill" }));
+  if (variant) coloured(track, variant);
+  track.style.setProperty("--share", String(Math.min(1, Math.max(0, share))));
+  return track;
+}
+
+/**
+ * The best classes as a list of bars.
+ * @param {Label[]} labels
+ * @param {string} variant whose colour they have
+ * @param {Map<number, number>} [others] scores of another variant by class, to tell the difference
+ */
+export function bars(labels, variant, others) {
+  const rows = labels.map(({ label, index, score }) => {
+    const other = others?.get(index);
+    const difference = other === undefined ? "" : signed(100 * (score - other));
+    return make(
+      "li",
+      {},
+      make("span", { class: "label", title: `class ${index}` }, label),
+      make("span", { class: "score" }, percent(score), ...(difference ? [make("small", {}, ` ${difference}`)] : [])),
+      bar(score, variant),
+    );
+  });
+  return make("ol", { class: "bars" }, ...rows);
+}
+
+function signed(points) {
+  const text = Math.abs(points).toFixed(2);
+  return Number(text) === 0 ? "0.00" : (points < 0 ? "−" : "+") + text;
+}
+
+/** A button that copies; where the clipboard is closed to the page it selects the text instead. */
+export function copyButton(/** @type {HTMLElement} */ source, /** @type {string} */ what) {
+  const button = make("button", { type: "button", class: "copy", "aria-label": `Copy ${what}` }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(source.textContent ?? "");
+      button.textContent = "Copied";
+    } catch {
+      getSelection()?.selectAllChildren(source);
+      button.textContent = "Selected";
+    }
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  });
+  return button;
+}
+
+/** What went wrong, as a block: code, message, when to come back, and the id to look for in the log. */
+export function errorBlock(/** @type {any} */ error) {
+  const code = make("code", { class: "code-name" }, error.code ?? "page");
+  const lines = [make("p", {}, code, ` ${error.message}`)];
+  if (error.retryAfterS) lines.push(make("p", {}, `Try again after ${error.retryAfterS} s.`));
+  if (error.status === 401) lines.push(make("p", {}, "Enter a key under “Key” at the top of the page."));
+  if (error.requestId) {
+    const id = make("code", {}, error.requestId);
+    lines.push(make("p", { class: "note" }, "request ", id, " ", copyButton(id, "the request id")));
+  }
+  return make("div", { class: "error" }, ...lines);
+}

@@ -1,0 +1,25 @@
+/** Starts the page: the panels know of each other only what is handed to them here. */
+
+import { startAccess } from "./access.js";
+import { startClassify } from "./classify.js";
+import { startCompare } from "./compare.js";
+import { startLive } from "./live.js";
+import { startRoute } from "./route.js";
+
+const compare = startCompare();
+const classify = startClassify({ onImage: compare.setImage });
+const route = startRoute({
+  onRoute: (state, error) => {
+    classify.setRoute(state);
+    compare.setRoute(state, error);
+    live.setRoute(state);
+  },
+});
+const live = startLive({ onTick: route.refresh });
+startAccess({
+  onAccess: (access) => {
+    const maySee = ["infer", "admin"].some((scope) => access.scopes.includes(scope));
+    route.setAccess(access, maySee);
+    live.setAccess(maySee);
+  },
+});
