@@ -1,0 +1,736 @@
+"""The gateway's page in a real browser, against the real gateway and the real server.
+
+`SCREENSHOTS=docs pytest tests/e2e/test_page.py -m slow -k pictures` writes the pictures that the docs show.
+"""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from clients.gateway import keys
+from clients.gateway.app import create_app
+from clients.gateway.keys import KeyRing
+from clients.gateway.settings import Settings
+from clients.samples import CHELSEA, COFFEE
+from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerOptions, free_ports
+from ops.route.gateway import RepositoryRoute
+from ops.run_dir import ServerRecord
+from tests.e2e.conftest import url
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: extra dev")
+uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed: extra gateway")
+pytestmark = pytest.mark.slow
+
+WATCHDOG_S = 20
+PHONE, DESK = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
+MOST_PICTURE_BYTES, MOST_PHONE_PX = 250_000, 1_180
+MOST_PAGE_BYTES = 60_000
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Relative luminance and contrast as WCAG 2.2 defines them, of every text that is seen.
+CONTRASTS = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const luminance = ([red, green, blue]) => {
+    const linear = [red, green, blue].map((each) => each / 255)
+      .map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  };
+  const ground = (element) => {
+    for (let each = element; each; each = each.parentElement) {
+      const colour = parse(getComputedStyle(each).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    const text = walker.currentNode.data.trim();
+    if (!text || !element.checkVisibility() || element.closest(":disabled, option, .hidden, .skip")) continue;
+    const [dark, light] = [parse(getComputedStyle(element).color), ground(element)].map(luminance)
+      .sort((left, right) => left - right);
+    found.push([text, (light + 0.05) / (dark + 0.05)]);
+  }
+  return found;
+}"""
+VIOLATIONS = """window.violations = [];
+addEventListener("securitypolicyviolation", (event) => violations.push(
+  `${event.effectiveDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`));"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A running gateway: where it is, the route file it changes, and secrets of its keys by name."""
+
+    origin: str
+    route_file: Path
+    secrets: dict[str, str]
+
+    def route(self) -> dict:
+        """Return the route file as it is."""
+        return json.loads(self.route_file.read_text())
+
+    def weights(self) -> dict[str, float]:
+        """Return the weights in the route file."""
+        return {variant["name"]: variant["weight"] for variant in self.route()["variants"]}
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a page did: the addresses it asked, what it wrote to the console, what its policy blocked."""
+
+    page: "sync_api.Page"
+    requests: list[str] = field(default_factory=list)
+    console: list[str] = field(default_factory=list)
+
+    def violations(self) -> list[str]:
+        """Return what the Content-Security-Policy blocked."""
+        return self.page.evaluate("violations")
+
+
+@contextmanager
+def listening(app) -> Iterator[str]:
+    """Serve an application on a free port; gives its origin."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", access_log=False))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline = time.monotonic() + WATCHDOG_S
+    while not server.started and thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert server.started
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(WATCHDOG_S)
+
+
+@pytest.fixture(scope="module")
+def gateways(tmp_path_factory):
+    """Gateways of one server: `keyed` asks for keys, `open` has none, `plain` no route either."""
+    base = tmp_path_factory.mktemp("page")
+    repository = shutil.copytree(
+        REPOSITORY, base / "repository", ignore=shutil.ignore_patterns("*.history.jsonl")
+    )
+    key_file = base / "keys.json"
+    secrets = store_keys(key_file)
+    options = ServerOptions(repository, "cpu", ports=Ports(*free_ports(3)))
+    with EmbeddedServer(options, base, os.environ) as server, ExitStack() as stack:
+        record = ServerRecord(server.pid, options.host, options.ports, str(repository), "cpu", "")
+        route = RepositoryRoute(repository, "classify", lambda: record)
+        settings = Settings(url=url(server, "grpc"))
+        apps = {
+            "keyed": create_app(replace(settings, keys_needed=True), KeyRing(key_file), route),
+            "open": create_app(settings, KeyRing(), route),
+            "plain": create_app(settings, KeyRing(), None),
+        }
+        yield {
+            name: Gateway(stack.enter_context(listening(app)), repository / "classify.route.json", secrets)
+            for name, app in apps.items()
+        }
+
+
+def store_keys(path: Path) -> dict[str, str]:
+    """Store keys that may classify, change the route too, and classify seldom; gives their secrets."""
+    wanted = {"infer": ({"infer"}, None), "route": ({"infer", "route"}, None), "slow": ({"infer"}, 0.1)}
+    made = {
+        name: keys.make(name, frozenset(scopes), datetime.now(UTC), rate_per_s)
+        for name, (scopes, rate_per_s) in wanted.items()
+    }
+    path.write_bytes(keys.format_keys(keys.KeyFile(tuple(key for key, _ in made.values()))))
+    path.chmod(0o600)
+    return {name: secret for name, (_, secret) in made.items()}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless browser."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not found:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        # As root there is no sandbox; the page is ours.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        running = playwright.chromium.launch(executable_path=found, args=arguments)
+        sync_api.expect.set_options(timeout=WATCHDOG_S * 1000)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser, gateways) -> Iterator[Callable]:
+    """Open a gateway's page in a fresh profile: `visit("open")` gives what was seen, and the page in it."""
+    with ExitStack() as stack:
+
+        def open_page(name: str, **options) -> Seen:
+            context = browser.new_context(**{"viewport": DESK, **options})
+            stack.callback(context.close)
+            page = context.new_page()
+            page.set_default_timeout(WATCHDOG_S * 1000)
+            seen = Seen(page)
+            # Else the dialog may open before Playwright has asked the browser for it.
+            page.on("filechooser", lambda chooser: None)
+            page.add_init_script(VIOLATIONS)
+            page.on("request", lambda request: seen.requests.append(request.url))
+            page.on("console", lambda message: seen.console.append(f"{message.type}: {message.text}"))
+            page.on("pageerror", lambda error: seen.console.append(f"error: {error}"))
+            page.goto(gateways[name].origin)
+            return seen
+
+        yield open_page
+
+
+def sign_in(page, secret: str) -> None:
+    """Enter a key, as a user does."""
+    page.get_by_text("Key", exact=True).click()
+    page.get_by_label("API key").fill(secret)
+    page.get_by_role("button", name="Sign in").click()
+    sync_api.expect(page.locator("#access-who")).to_contain_text("Key: ")
+    page.keyboard.press("Escape")
+
+
+def upload(page, *files) -> None:
+    """Choose a file in the page's dialog, which the drop zone opens."""
+    with page.expect_file_chooser() as chooser:
+        page.locator("#drop").click()
+    chooser.value.set_files(*files)
+
+
+def weight(page, variant: str):
+    """Return the field of a variant's weight."""
+    return page.get_by_role("spinbutton", name=variant)
+
+
+def expect_verdict(page, text: str) -> None:
+    """Wait until the best class is `text`."""
+    sync_api.expect(page.locator("#verdict strong")).to_have_text(text)
+
+
+def expect_busy(page, is_busy: str) -> None:
+    """Wait until an answer is awaited, or is not."""
+    sync_api.expect(page.locator("#result")).to_have_attribute("aria-busy", is_busy)
+
+
+def expect_message(page, text: str) -> None:
+    """Wait for what the page says about the weights."""
+    sync_api.expect(page.locator("#weights-message")).to_contain_text(text)
+
+
+def tabbed(page, until: Callable[[str], bool] = lambda name: False, most: int = 60) -> list[str]:
+    """Press Tab until the focus is where `until` says, or back at the start; returns where it was."""
+    names: list[str] = []
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        name = page.evaluate(
+            "(({id, ariaLabel, textContent, tagName}) => tagName === 'BODY' ? '' "
+            ": id || ariaLabel || textContent.trim())(document.activeElement)"
+        )
+        if not name:
+            break
+        names.append(name)
+        if until(name):
+            break
+    return names
+
+
+def test_page_is_small(root):
+    """All files of the page together, as they are sent, are small enough to read in one go."""
+    files = [path for path in (root / "clients/gateway/page").iterdir() if path.is_file()]
+
+    assert sum(path.stat().st_size for path in files) < MOST_PAGE_BYTES
+
+
+def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
+    """An uploaded photo is shown with its five best classes, who answered and why, and where time went."""
+    page = visit("open").page
+
+    upload(page, COFFEE)
+
+    expect_verdict(page, "espresso")
+    rows = page.locator("#answer .bars li")
+    assert rows.count() == 5
+    assert rows.first.locator(".label").inner_text() == "espresso"
+    share = float(rows.first.locator(".score").inner_text().removesuffix("\u00a0%"))
+    assert share == pytest.approx(95, abs=1)  # FP32 says 95.3, INT8 is a little off
+    drawn = rows.first.locator(".fill").bounding_box()["width"]
+    assert drawn / rows.first.locator(".track").bounding_box()["width"] == pytest.approx(
+        share / 100, abs=0.01
+    )
+    assert page.locator("#answer .who").inner_text() in {
+        f"{name} answered, drawn by weight." for name in ("v1", "v2")
+    }
+    stages = page.locator("#answer .stack").get_attribute("aria-label")
+    assert "receive" in stages
+    assert "inference" in stages
+    assert page.locator("#thumbnail").evaluate("image => image.naturalWidth") == 600
+
+
+def test_sample_is_picked_with_the_keyboard_alone(visit):
+    """Tab reaches a sample, Enter asks about it."""
+    page = visit("open").page
+    sync_api.expect(page.locator(".sample")).to_have_count(2)
+
+    assert tabbed(page, lambda name: name == "coffee")[-1] == "coffee"
+    page.keyboard.press("Enter")
+
+    expect_verdict(page, "espresso")
+
+
+@pytest.mark.parametrize("key", ["Enter", "Space"])
+def test_drop_zone_opens_the_file_dialog_with_a_key(visit, key):
+    """The drop zone is a button."""
+    page = visit("open").page
+    tabbed(page, lambda name: name == "drop")
+
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press(key)
+    chooser.value.set_files(COFFEE)
+
+    expect_verdict(page, "espresso")
+
+
+def test_image_is_pasted(visit):
+    """Ctrl+V takes an image from the clipboard, and nothing else is taken from there."""
+    page = visit("open", permissions=["clipboard-read", "clipboard-write"]).page
+    page.evaluate(
+        """async () => {
+            const image = await createImageBitmap(await (await fetch("samples/coffee.jpg")).blob());
+            const canvas = new OffscreenCanvas(image.width, image.height);
+            canvas.getContext("2d").drawImage(image, 0, 0);
+            const png = await canvas.convertToBlob();
+            await navigator.clipboard.write([new ClipboardItem({"image/png": png})]);
+        }"""
+    )
+
+    page.keyboard.press("Control+V")
+
+    expect_verdict(page, "espresso")
+    page.evaluate("navigator.clipboard.writeText('alice')")
+    page.locator("#route-key").focus()
+    page.keyboard.press("Control+V")
+    assert page.locator("#route-key").input_value() == "alice"
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#answer .who")).to_contain_text("the route key belongs to it")
+
+
+def test_file_is_dropped_anywhere(visit):
+    """A file that is dropped beside the drop zone is taken too, and does not replace the page."""
+    page = visit("open").page
+    devtools = page.context.new_cdp_session(page)
+    data = {"items": [], "files": [str(COFFEE)], "dragOperationsMask": 1}
+
+    deadline = time.monotonic() + WATCHDOG_S
+    # A drop is lost that comes before the browser has heard that the page would take it.
+    while page.locator("#drop-label").inner_text() != COFFEE.name:
+        assert time.monotonic() < deadline
+        for step in ("dragEnter", "dragOver", "dragOver", "drop"):
+            devtools.send("Input.dispatchDragEvent", {"type": step, "x": 900, "y": 600, "data": data})
+            page.wait_for_timeout(50)
+
+    expect_verdict(page, "espresso")
+    assert page.title() == "Nereid"
+
+
+def test_text_file_is_refused_with_what_was_expected(visit, tmp_path):
+    """The gateway's own error is shown: its code, what was expected, and the request to look for."""
+    page = visit("open").page
+    upload(page, COFFEE)
+    expect_verdict(page, "espresso")
+    (tmp_path / "notes.txt").write_text("this is no image")
+
+    upload(page, tmp_path / "notes.txt")
+
+    error = page.locator("#error")
+    sync_api.expect(error.locator(".code-name")).to_have_text("invalid_image")
+    sync_api.expect(error).to_contain_text("JPEG")
+    sync_api.expect(error).to_contain_text("request")
+    assert error.get_attribute("role") == "alert"
+    assert page.locator("#answer").inner_text() == ""
+
+
+def test_file_name_is_text(visit):
+    """A name that would be an element is shown as it is."""
+    page = visit("open").page
+    name = "<img src=x onerror=document.title='taken'>.jpg"
+
+    upload(page, {"name": name, "mimeType": "image/jpeg", "buffer": COFFEE.read_bytes()})
+
+    expect_verdict(page, "espresso")
+    assert page.locator("#drop-label").inner_text() == name
+    assert (page.title(), page.locator("#drop-label img").count()) == ("Nereid", 0)
+
+
+def test_new_image_ends_the_request_of_the_last(visit):
+    """The answer that is shown belongs to the image that is shown."""
+    page = visit("open").page
+    held, failed = [], []
+    page.route("**/predict*", lambda route: route.continue_() if held else held.append(route))
+    page.on("requestfailed", lambda request: failed.append(request.failure))
+
+    upload(page, CHELSEA)
+    expect_busy(page, "true")
+    upload(page, COFFEE)
+
+    expect_verdict(page, "espresso")
+    assert failed == ["net::ERR_ABORTED"]
+
+
+def test_compare_asks_every_variant(visit):
+    """Each variant has its column, and that they agree is said."""
+    page = visit("open").page
+    upload(page, COFFEE)
+
+    page.get_by_role("button", name="Ask every variant").click()
+
+    sync_api.expect(page.locator("#agreement")).to_have_text("Both agree: espresso.")
+    columns = page.locator("#columns article")
+    assert [column.locator("h3 .variant").inner_text() for column in columns.all()] == ["v1", "v2"]
+    for column in columns.all():
+        assert column.locator(".bars li").count() == 5
+        assert column.get_attribute("data-agrees") == "true"
+        sync_api.expect(column.locator(".latency")).to_contain_text(" ms inference, median of 3")
+    assert (
+        page.locator("#compare-unit").inner_text() == "Small figures: difference from v1, percentage points."
+    )
+
+
+def test_compare_says_why_it_cannot(visit):
+    """Without a route there is nothing to compare, and the reason stands at the button."""
+    page = visit("plain").page
+    upload(page, COFFEE)
+    expect_verdict(page, "espresso")
+
+    assert page.locator("#compare-all").is_disabled()
+    sync_api.expect(page.locator("#compare-why")).to_contain_text("Not possible here: ")
+
+
+def test_live_panel_shows_traffic_and_breakers(visit):
+    """Who answered how much and how fast, and which breakers are closed, a second later."""
+    page = visit("open").page
+    upload(page, COFFEE)
+    page.get_by_role("button", name="Ask every variant").click()
+
+    sync_api.expect(page.locator("#connection")).to_have_text("live")
+    for name in ("v1", "v2"):
+        row = page.locator("#variants tr").filter(has_text=name)
+        sync_api.expect(row.locator(".badge")).to_have_text("closed")
+        sync_api.expect(row.locator("td").last).not_to_have_text("–")
+    sync_api.expect(page.locator("#outcomes")).to_contain_text("ok ")
+    assert page.locator("#charts svg[role=img]").count() == 2
+
+
+def test_lost_connection_is_told_and_found_again(visit):
+    """The panel says that nothing answers, asks less often, and goes on by itself."""
+    page = visit("open").page
+    sync_api.expect(page.locator("#connection")).to_have_text("live")
+
+    page.context.set_offline(True)
+    sync_api.expect(page.locator("#connection")).to_contain_text("no connection, next try in 2 s")
+    upload(page, COFFEE)
+    sync_api.expect(page.locator("#error .code-name")).to_have_text("no_connection")
+    page.context.set_offline(False)
+
+    sync_api.expect(page.locator("#connection")).to_have_text("live")
+
+
+def test_hidden_page_asks_nothing(visit):
+    """A page that nobody sees leaves the gateway alone, and is back at once."""
+    seen = visit("open")
+    hide = "value => { Object.defineProperty(document, 'hidden', {value, configurable: true}); "
+    hide += "document.dispatchEvent(new Event('visibilitychange')); }"
+    sync_api.expect(seen.page.locator("#connection")).to_have_text("live")
+
+    seen.page.evaluate(hide, True)
+    sync_api.expect(seen.page.locator("#connection")).to_have_text("paused")
+    seen.page.wait_for_timeout(300)
+    before = len(seen.requests)
+    seen.page.wait_for_timeout(1500)
+
+    assert len(seen.requests) == before
+    seen.page.evaluate(hide, False)
+    sync_api.expect(seen.page.locator("#connection")).to_have_text("live")
+
+
+def test_nothing_is_asked_before_a_key_is_there(visit, gateways):
+    """A gateway with keys is not bothered without one; an unknown key is not kept."""
+    seen = visit("keyed")
+    page = seen.page
+    sync_api.expect(page.locator("#connection")).to_have_text("key needed")
+    assert not any("/v1/live" in address or "/v1/route" in address for address in seen.requests)
+
+    upload(page, COFFEE)
+    sync_api.expect(page.locator("#error .code-name")).to_have_text("unauthenticated")
+    page.get_by_text("Key", exact=True).click()
+    page.get_by_label("API key").fill("nereid_of-somebody-else")
+    page.get_by_role("button", name="Sign in").click()
+
+    sync_api.expect(page.locator("#access-message")).to_have_text("The gateway does not know this key.")
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_key_stays_in_its_tab(visit, gateways):
+    """The key is in the tab's own storage, nowhere on the page, and gone after signing out."""
+    page = visit("keyed").page
+    secret = gateways["keyed"].secrets["route"]
+    sign_in(page, secret)
+    upload(page, COFFEE)
+    expect_verdict(page, "espresso")
+
+    assert page.evaluate("Object.values(sessionStorage)") == [secret]
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    assert secret not in page.content()
+    page.reload()
+    sync_api.expect(page.locator("#access-who")).to_have_text("Key: route")
+    page.locator("#access-who").click()
+    page.get_by_role("button", name="Sign out").click()
+    sync_api.expect(page.locator("#connection")).to_have_text("key needed")
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_weights_are_changed_on_the_server(visit, gateways):
+    """What is applied is in the route file, is served, and is what the page then shows."""
+    page = visit("keyed").page
+    sign_in(page, gateways["keyed"].secrets["route"])
+    weight(page, "v1").fill("30")
+    weight(page, "v2").fill("70")
+    sync_api.expect(page.locator("#weights output")).to_have_text(["30.0\u00a0%", "70.0\u00a0%"])
+
+    page.get_by_role("button", name="Apply").click()
+
+    expect_message(page, "is served.")
+    assert gateways["keyed"].weights() == {"v1": 30, "v2": 70}
+    row = page.locator("#variants tr").filter(has_text="v2")
+    sync_api.expect(row.locator(".share")).to_contain_text("70.0\u00a0%")
+    sync_api.expect(page.get_by_role("button", name="Apply")).to_be_disabled()
+
+
+@pytest.mark.parametrize(
+    ("v1", "v2", "message"),
+    [("0", "0", "One weight must be above 0."), ("-1", "2", "A weight is a number from 0.")],
+    ids=["all zero", "negative"],
+)
+def test_weights_that_cannot_be_are_not_sent(visit, gateways, v1, v2, message):
+    """The page says what is wrong before anything is sent."""
+    page = visit("keyed").page
+    sign_in(page, gateways["keyed"].secrets["route"])
+
+    weight(page, "v1").fill(v1)
+    weight(page, "v2").fill(v2)
+
+    expect_message(page, message)
+    assert page.get_by_role("button", name="Apply").is_disabled()
+
+
+@pytest.mark.parametrize("name", ["open", "keyed"])
+def test_weights_are_closed_without_the_scope(visit, gateways, name):
+    """Nobody without a key that may edits weights, and the page says what is needed."""
+    page = visit(name).page
+    if name == "keyed":
+        sign_in(page, gateways["keyed"].secrets["infer"])
+
+    sync_api.expect(page.locator("#weights-why")).to_contain_text("nereid key add NAME --scope route")
+    assert weight(page, "v1").is_disabled()
+    assert page.get_by_role("button", name="Apply").is_disabled()
+
+
+def test_change_by_somebody_else_is_told(visit, gateways):
+    """Edits of an older route are warned about, refused, and replaced by the weights that are."""
+    page = visit("keyed").page
+    sign_in(page, gateways["keyed"].secrets["route"])
+    weight(page, "v1").fill("12")
+    other = visit("keyed").page
+    sign_in(other, gateways["keyed"].secrets["route"])
+    weight(other, "v1").fill("44")
+    weight(other, "v2").fill("56")
+    other.get_by_role("button", name="Apply").click()
+    expect_message(other, "is served.")
+    sync_api.expect(page.locator("#route-detail")).to_contain_text("Somebody else has changed the route")
+    assert weight(page, "v1").input_value() == "12"
+
+    page.get_by_role("button", name="Apply").click()
+
+    expect_message(page, "yours were not applied")
+    assert weight(page, "v1").input_value() == "44"
+    assert gateways["keyed"].weights() == {"v1": 44, "v2": 56}
+
+
+def test_too_many_requests_are_told_with_when_to_come_back(visit, gateways):
+    """A refusal for the rate shows the seconds that the gateway asks for."""
+    page = visit("keyed").page
+    sign_in(page, gateways["keyed"].secrets["slow"])
+    upload(page, COFFEE)
+    error = page.locator("#error")
+
+    for _ in range(30):
+        page.locator("#again").click()
+        expect_busy(page, "false")
+        if error.inner_text():
+            break
+
+    sync_api.expect(error.locator(".code-name")).to_have_text("rate_limited")
+    sync_api.expect(error).to_contain_text("Try again after ")
+
+
+def test_command_line_does_the_same(visit, gateways, tmp_path):
+    """The curl line, run as it is, gets the same answer; the key is not in it."""
+    page = visit("keyed").page
+    sign_in(page, gateways["keyed"].secrets["infer"])
+    photo = shutil.copy(COFFEE, tmp_path / "it's a cup.jpg")
+    page.locator("#variant").select_option("v2")
+    page.locator("#top-k").fill("3")
+    upload(page, photo)
+    expect_verdict(page, "espresso")
+    line = page.locator("#curl").text_content()
+
+    environment = os.environ | {"NEREID_KEY": gateways["keyed"].secrets["infer"]}
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=WATCHDOG_S
+    )
+
+    answer = json.loads(done.stdout)
+    assert [answer["variant"], answer["reason"], answer["predictions"][0]["label"]] == [
+        "v2",
+        "variant",
+        "espresso",
+    ]
+    assert len(answer["predictions"]) == 3
+
+
+def test_page_asks_its_own_origin_only(visit, gateways):
+    """Whatever is done, no request leaves the gateway, the policy blocks nothing, the console stays empty."""
+    seen = visit("keyed")
+    page = seen.page
+    policy = page.request.get(gateways["keyed"].origin).headers["content-security-policy"]
+    sign_in(page, gateways["keyed"].secrets["route"])
+    page.locator(".sample").first.click()
+    expect_verdict(page, "espresso")
+    page.get_by_role("button", name="Ask every variant").click()
+    sync_api.expect(page.locator("#agreement")).not_to_be_empty()
+    page.locator("#charts svg").first.hover()
+    page.wait_for_timeout(1500)
+
+    own = (f"{gateways['keyed'].origin}/", f"blob:{gateways['keyed'].origin}/")
+    assert [address for address in seen.requests if not address.startswith(own)] == []
+    assert len(seen.requests) > 15
+    assert "default-src 'none'" in policy
+    assert (seen.violations(), seen.console) == ([], [])
+
+
+def test_tab_reaches_everything_in_the_order_it_is_seen(visit, gateways):
+    """With the keyboard alone one gets everywhere, from top to bottom."""
+    page = visit("keyed").page
+    sign_in(page, gateways["keyed"].secrets["route"])
+    upload(page, COFFEE)
+    expect_verdict(page, "espresso")
+    weight(page, "v1").fill("5")
+    # Where Tab goes on from: the start of the page.
+    page.evaluate(
+        "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
+    )
+
+    assert tabbed(page) == [
+        "Skip to the image",
+        "access-who",
+        "drop",
+        "coffee",
+        "chelsea",
+        "variant",
+        "route-key",
+        "top-k",
+        "again",
+        "Copy the request id",
+        "curl",
+        "Copy the command",
+        "compare-all",
+        "weight-v1",
+        "weight-v2",
+        "apply",
+        "reset",
+        "API",
+        "OpenAPI",
+        "Readiness",
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable(visit, gateways, scheme, tmp_path):
+    """Every text has a contrast of 4.5:1 to what is behind it, answers and errors included."""
+    page = visit("keyed", color_scheme=scheme).page
+    sign_in(page, gateways["keyed"].secrets["infer"])
+    upload(page, COFFEE)
+    expect_verdict(page, "espresso")
+    page.get_by_role("button", name="Ask every variant").click()
+    sync_api.expect(page.locator("#agreement")).not_to_be_empty()
+    page.locator("#access-who").click()
+    texts = page.evaluate(CONTRASTS)
+    (tmp_path / "notes.txt").write_text("this is no image")
+    upload(page, tmp_path / "notes.txt")
+    sync_api.expect(page.locator("#error .code-name")).to_be_visible()
+    texts += page.evaluate(CONTRASTS)
+
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(242, 245, 247)", "dark": "rgb(11, 18, 23)"}[scheme]
+    assert len(texts) > 100
+    assert [(text, round(contrast, 2)) for text, contrast in texts if contrast < 4.5] == []
+
+
+def test_phone_needs_no_sideways_scrolling(visit, gateways):
+    """At 360 px everything fits the width: empty, answered, compared, and signed in."""
+    page = visit("keyed", viewport=PHONE).page
+    width = "document.documentElement.scrollWidth"
+    widths = [page.evaluate(width)]
+    sign_in(page, gateways["keyed"].secrets["route"])
+    upload(page, COFFEE)
+    expect_verdict(page, "espresso")
+    page.get_by_role("button", name="Ask every variant").click()
+    sync_api.expect(page.locator("#agreement")).not_to_be_empty()
+    page.locator("#access-who").click()
+    widths.append(page.evaluate(width))
+
+    assert widths == [PHONE["width"]] * 2
+    table = page.locator(".scroll")
+    assert table.evaluate("each => each.scrollWidth <= each.clientWidth")
+
+
+def test_pictures_are_small(visit, gateways, tmp_path):
+    """The page's pictures, light, dark and on a phone; `SCREENSHOTS` says where those of the docs go."""
+    folder, is_kept = Path(os.environ.get("SCREENSHOTS", tmp_path)), "SCREENSHOTS" in os.environ
+    looks = {
+        "light": {"color_scheme": "light"},
+        "dark": {"color_scheme": "dark"},
+        "phone": {"color_scheme": "light", "viewport": PHONE},
+    }
+    pages = {name: visit("keyed", **look).page for name, look in looks.items()}
+    for page in pages.values():
+        sign_in(page, gateways["keyed"].secrets["route"])
+        upload(page, COFFEE)
+    # A minute of traffic fills the charts.
+    for step in range(600 if is_kept else 5):
+        list(pages.values())[step % 2].locator("#again").click()
+        pages["light"].wait_for_timeout(100 * (step % 7 == 0))
+    for name, page in pages.items():
+        page.get_by_role("button", name="Ask every variant").click()
+        sync_api.expect(page.locator("#agreement")).not_to_be_empty()
+        page.mouse.move(0, 0)
+        page.wait_for_timeout(2500 * is_kept)
+        picture = Image.open(io.BytesIO(page.screenshot(full_page=True, animations="disabled")))
+        if name == "phone":
+            picture = picture.crop((0, 0, PHONE["width"], MOST_PHONE_PX))
+        # The photo has more colours than a small file has room for.
+        picture.convert("RGB").quantize(256).save(folder / f"page-{name}.png", optimize=True)
+
+    sizes = {path.name: path.stat().st_size for path in folder.glob("page-*.png")}
+    assert {*sizes} == {f"page-{name}.png" for name in looks}
+    assert max(sizes.values()) < MOST_PICTURE_BYTES
