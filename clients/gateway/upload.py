@@ -16,6 +16,8 @@ Kind = Literal["raw", "multipart/form-data", "application/json"]
 RAW: Kind = "raw"
 FORM: Kind = "multipart/form-data"
 JSON: Kind = "application/json"
+# The last one is what `curl --data-binary` says unless told otherwise.
+OCTETS = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 MOST_TOP_K = 1000
 TopK = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOP_K)]
 
@@ -223,7 +225,7 @@ def kind_of(exchange: Exchange, known: tuple[Kind, ...]) -> Kind:
     if encoding not in ("", "identity"):
         raise Failure("unsupported_media_type", f"the body must not be encoded, got {encoding[:64]!r}")
     media = exchange.header(b"content-type").partition(";")[0].strip().lower()
-    kind = RAW if media.startswith("image/") or media in ("", "application/octet-stream") else media
+    kind = RAW if media.startswith("image/") or media in OCTETS else media
     for each in known:
         if kind == each:
             return each

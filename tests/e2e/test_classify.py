@@ -79,9 +79,10 @@ def test_both_shapes_give_equal_scores(both_profiles, name, version):
     np.testing.assert_array_equal(*scores)
 
 
-def test_readmes_curl_call_answers_as_shown(server, root):
-    """The README's line, pasted into a shell, prints the index and label that stand below it."""
-    shown = re.search(r"^\$ (curl .*?)\n(\d+ \w+) [\d.]+$", (root / "README.md").read_text(), re.M | re.S)
+def test_curl_call_of_the_docs_answers_as_shown(server, root):
+    """The line, pasted into a shell, prints the index and label that stand below it."""
+    page = (root / "docs" / "contract.md").read_text()
+    shown = re.search(r"^\$ (curl .*?)\n(\d+ \w+) [\d.]+$", page, re.M | re.S)
     command = shown[1].replace("localhost:8000", url(server, "http"))
 
     printed = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True, check=True)

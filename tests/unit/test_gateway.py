@@ -41,10 +41,11 @@ def code(answer) -> tuple[int, str]:
         {"content": IMAGE, "headers": JPEG},
         {"content": IMAGE},
         {"content": IMAGE, "headers": {"content-type": "application/octet-stream"}},
+        {"content": IMAGE, "headers": {"content-type": "application/x-www-form-urlencoded"}},
         {"files": {"file": ("cup.jpg", IMAGE)}},
         {"json": JSON_IMAGE},
     ],
-    ids=["image", "no type", "octets", "form", "json"],
+    ids=["image", "no type", "octets", "curl", "form", "json"],
 )
 def test_image_is_passed_on_untouched(body):
     """Whatever way it comes, the server gets the very bytes, and the answer is the server's."""
