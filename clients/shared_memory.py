@@ -1,12 +1,11 @@
 """Images handed to a server of the same machine by shared memory: only their place is sent.
 
 A region is a file `/dev/shm/nereid-UID-RANDOM` that its owner keeps locked. The kernel lets go of the lock
-however the owner ends, so a file without it is stale, unless its time of modification lies ahead: until then
-a server may still read what its owner, now gone, has asked for. Triton 24.10 unmaps a region when it is told
-to, also while a request reads it. So what may still be read is neither written nor unregistered.
+however the owner ends, so a file without it is stale. A server may read a region for longer than its owner
+waits for the answer: such a region is used for nothing else, and goes when the server lets go of it, which
+Triton 24.10 refuses for as long as it reads.
 """
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -14,7 +13,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -29,10 +28,13 @@ from clients.steps import Call, Steps
 Kind = Literal["system", "cuda"]
 FOLDER = Path("/dev/shm")
 SMALLEST_BYTES = 2**20
-# A request that nobody waits for any more ends by its own timeout, and this much later if the server is late.
-SLACK_S = 60.0
+# In Triton's refusal to let go of a region that it reads, and how long to wait before asking again.
+IN_USE, ASK_AGAIN_S = "currently in use", 1.0
 # For each word to a server that comes after the answers.
 FAREWELL_S = 2.0
+
+
+UNANSWERED = (TimedOut, Unreachable)
 
 
 class NoCuda(RuntimeError):
@@ -53,9 +55,6 @@ class Region(Protocol):
 
     def registration(self) -> tuple[Any, ...]:
         """Return what the server is told of it."""
-
-    def busy_until(self, moment_s: float) -> None:
-        """Say until when (seconds since 1970) a server may read it, should this process end."""
 
     def leave(self) -> None:
         """Let go of it, and leave it to a sweep."""
@@ -84,9 +83,6 @@ class _LockedFile:
                 return
             os.close(self.handle)  # a sweep came before the lock
 
-    def busy_until(self, moment_s: float) -> None:
-        os.utime(self.handle, (moment_s, moment_s))
-
     def leave(self) -> None:
         os.close(self.handle)
 
@@ -101,7 +97,6 @@ class _SystemRegion:
         self._memory = mmap.mmap(self._file.handle, byte_size)
         self.name, self.byte_size = self._file.name, byte_size
         self.is_told = self.is_known = self.is_in_flight = False
-        self.busy_until = self._file.busy_until
 
     def write(self, content: Sequence[bytes]) -> None:
         self._memory.seek(0)
@@ -129,7 +124,6 @@ class _CudaRegion:
         self.name, self.byte_size, self._device_id = self._file.name, byte_size, device_id
         self._memory = self._cuda.create_shared_memory_region(self.name, byte_size, device_id)
         self.is_told = self.is_known = self.is_in_flight = False
-        self.busy_until = self._file.busy_until
 
     def write(self, content: Sequence[bytes]) -> None:
         self._cuda.set_shared_memory_region(self._memory, [np.frombuffer(b"".join(content), np.uint8)])
@@ -155,7 +149,7 @@ class Regions:
         kind: `system`, or `cuda` for memory of the first GPU.
         url, protocol: of the server.
         make: makes a region of so many bytes.
-        clock: seconds since 1970.
+        clock: monotonic, in seconds.
 
     Raises:
         NoCuda: there is no GPU, or no library for it.
@@ -167,7 +161,7 @@ class Regions:
         url: str,
         protocol: ProtocolName,
         make: Callable[[int], Region] | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if kind == "cuda" and make is None:
             cuda_library()
@@ -178,7 +172,7 @@ class Regions:
         self._lock = threading.Lock()
         self._idle: list[Region] = []
         self._lent: list[Region] = []
-        # Those that will not be used again, and from when on a server does not read them any more.
+        # Those that will not be used again, and when to ask the server to let go of them.
         self._retired: list[tuple[float, Region]] = []
         self._is_swept = False
 
@@ -194,47 +188,44 @@ class Regions:
             OSError: there is not enough shared memory.
         """
         if not self._is_swept:
-            yield from self._asked_for(sweep(self._protocol, attempts.remaining_s()))
+            yield from self._asked_for(sweep(self._protocol, attempts.remaining_s(), kinds=(self._kind,)))
             self._is_swept = True
         yield from self._let_go_of_retired(attempts)
         content = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
         byte_size = sum(map(len, content))
-        until = self._clock() + attempts.remaining_s() + SLACK_S
         region = self._take(byte_size)
         try:
             region.write(content)
-            region.busy_until(until)
             tensor = TENSORS[self._protocol].InferInput("image", [len(files), 1], "BYTES")
             tensor.set_shared_memory(region.name, byte_size)
             result = yield from self._read_by_server(region, attempts, lambda: call(tensor))
         except BaseException as error:
-            self._return(region, until, error)
+            self._return(region, error)
             raise
-        self._return(region, until, None)
+        self._return(region, None)
         return result
 
     def close(self) -> None:
-        """Have the server let go of all regions, and remove them; those still in use are left to a sweep."""
+        """Have the server let go of all regions, and remove them; what it still reads is left to a sweep."""
         if os.getpid() != self._owner:  # a fork of it: the regions are not ours
             return
         with self._lock:
-            now = self._clock()
-            over = [*self._idle, *(region for until, region in self._retired if until <= now)]
-            busy = [*self._lent, *(region for until, region in self._retired if until > now)]
+            regions = [*self._idle, *self._lent, *(region for _, region in self._retired)]
             self._idle, self._retired = [], []
-        known = [region.name for region in over if region.is_told]
-        if known:
-            connection = transport.connect(self._url, self._protocol)
-            try:
-                # A server that is not there any more has let go.
-                with contextlib.suppress(ClassifierError):
-                    transport.run(connection, _unregistered(self._kind, known, {}, FAREWELL_S))
-            finally:
-                connection.close()
-        for region in over:
-            region.remove()
-        for region in busy:
-            region.leave()
+        connection = transport.connect(self._url, self._protocol)
+        try:
+            is_there = True
+            for region in regions:
+                refusal = None
+                if is_there and region.is_told:
+                    refusal = transport.run(connection, _let_go(self._kind, region.name, FAREWELL_S))
+                    is_there = not isinstance(refusal, UNANSWERED)
+                if refusal and IN_USE in str(refusal):
+                    region.leave()
+                else:
+                    region.remove()
+        finally:
+            connection.close()
 
     def _take(self, byte_size: int) -> Region:
         with self._lock:
@@ -251,34 +242,36 @@ class Regions:
             self._lent.append(region)
         return region
 
-    def _return(self, region: Region, until: float, error: BaseException | None) -> None:
+    def _return(self, region: Region, error: BaseException | None) -> None:
         """Keep a region for the next request, or retire it: without an answer it may still be read."""
-        is_unanswered = isinstance(error, (TimedOut, Unreachable)) or not isinstance(error, ClassifierError)
+        is_unanswered = isinstance(error, UNANSWERED) or not isinstance(error, ClassifierError)
         with self._lock:
             self._lent.remove(region)
             if error is None or not (is_unanswered and region.is_in_flight):
                 region.is_in_flight = False
-                region.busy_until(self._clock())
                 self._idle.append(region)
             else:
-                self._retired.append((until, region))
+                self._retired.append((self._clock(), region))
 
     def _let_go_of_retired(self, attempts: Attempts) -> Steps[None]:
         with self._lock:
-            over = [pair for pair in self._retired if pair[0] <= self._clock()]
-            for pair in over:
-                self._retired.remove(pair)
-        while over:
-            region = over[-1][1]
-            try:
+            due = [pair for pair in self._retired if pair[0] <= self._clock()]
+            self._retired = [pair for pair in self._retired if pair not in due]
+        try:
+            while due:
+                _, region = due[-1]
+                refusal = None
                 if region.is_told:
-                    yield from _unregistered(self._kind, [region.name], {}, attempts.remaining_s())
-            except BaseException:
-                with self._lock:
-                    self._retired += over
-                raise
-            region.remove()
-            over.pop()
+                    refusal = yield from _let_go(self._kind, region.name, attempts.remaining_s())
+                due.pop()
+                if refusal and (IN_USE in str(refusal) or isinstance(refusal, UNANSWERED)):
+                    with self._lock:
+                        self._retired.append((self._clock() + ASK_AGAIN_S, region))
+                else:
+                    region.remove()
+        finally:
+            with self._lock:
+                self._retired += due
 
     def _read_by_server(self, region: Region, attempts: Attempts, call: Callable[[], Call]) -> Steps[Any]:
         yield from self._made_known(region, attempts)
@@ -325,7 +318,6 @@ def sweep(
     timeout_s: float,
     headers: Mapping[str, str] = {},
     kinds: Sequence[Kind] = ("system",),
-    now_s: float | None = None,
 ) -> Steps[list[str]]:
     """Have a server let go of this user's stale regions, and remove those; returns their names.
 
@@ -334,30 +326,30 @@ def sweep(
         timeout_s: for each call.
         headers: such as the token of a server that restricts shared memory.
         kinds: whose regions.
-        now_s: seconds since 1970.
     """
-    now_s = time.time() if now_s is None else now_s
-    found = set()
+    removed: set[str] = set()
+    read: set[str] = set()
     for kind in kinds:
         options = {"headers": dict(headers)} | ({"as_json": True} if protocol == "grpc" else {})
         known = yield Call(f"get_{kind}_shared_memory_status", timeout_s, (), options)
         names = known.get("regions", {}) if isinstance(known, Mapping) else [each["name"] for each in known]
-        stale = [name for name in names if name.startswith(_prefix()) and is_stale(FOLDER / name, now_s)]
-        yield from _unregistered(kind, stale, headers, timeout_s)
-        found.update(stale)
-    return sorted(found | set(remove_stale(now_s)))
+        for name in names:
+            if name.startswith(_prefix()) and is_stale(FOLDER / name):
+                refusal = yield from _let_go(kind, name, timeout_s, headers)
+                (read if refusal else removed).add(name)
+    return sorted(removed | set(remove_stale(read)))
 
 
-def remove_stale(now_s: float) -> list[str]:
-    """Remove the files of this user's stale regions; returns their names."""
-    stale = [path for path in FOLDER.glob(f"{_prefix()}*") if is_stale(path, now_s)]
+def remove_stale(but: Collection[str] = ()) -> list[str]:
+    """Remove the files of this user's stale regions, `but` some; returns their names."""
+    stale = [path for path in FOLDER.glob(f"{_prefix()}*") if path.name not in but and is_stale(path)]
     for path in stale:
         path.unlink(missing_ok=True)
     return sorted(path.name for path in stale)
 
 
-def is_stale(path: Path, now_s: float) -> bool:
-    """Tell whether a region's file is gone, or its owner, and no server can still be reading for that."""
+def is_stale(path: Path) -> bool:
+    """Tell whether a region's file is gone, or its owner."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -366,7 +358,7 @@ def is_stale(path: Path, now_s: float) -> bool:
         return False
     try:
         status = os.fstat(handle)
-        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode) or status.st_mtime > now_s:
+        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
             return False
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return True
@@ -394,12 +386,16 @@ def cuda_library() -> Any:
     return cuda_shared_memory
 
 
-def _unregistered(
-    kind: Kind, names: Sequence[str], headers: Mapping[str, str], timeout_s: float
-) -> Steps[None]:
-    for name in names:
-        options = {"headers": dict(headers)} if headers else {}
+def _let_go(
+    kind: Kind, name: str, timeout_s: float, headers: Mapping[str, str] = {}
+) -> Steps[ClassifierError | None]:
+    """Have a server let go of a region; returns why it does not."""
+    options = {"headers": dict(headers)} if headers else {}
+    try:
         yield Call(f"unregister_{kind}_shared_memory", timeout_s, (name,), options)
+    except ClassifierError as error:
+        return error
+    return None
 
 
 def _one(call: Call) -> Steps[Any]:

@@ -3,7 +3,6 @@
 import importlib.metadata
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from python_backend.errors import InvalidConfig
 
 # nvidia-pytriton does not say which Triton it carries; an end-to-end test asks the server itself.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
+DRIVER = Path("/proc/driver/nvidia/version")
 # Every stub process maps a region of 1 MB that grows with the tensors in flight; Docker gives 64 MB.
 SCARCE_SHM_BYTES = 256 * 2**20
 # Debian's packages of the libraries that a stub links and a minimal system may lack.
@@ -121,16 +121,17 @@ def _regions(inherited: Mapping[str, str]) -> Finding:
     what = "shared memory regions"
     removed: set[str] = set()
     unasked = []
+    kinds: tuple[shared_memory.Kind, ...] = ("system", "cuda") if DRIVER.exists() else ("system",)
     for record in run_dir.find_all(run_dir.root(inherited)):
         connection = transport.connect(record.url("grpc"), "grpc")
         try:
-            steps = shared_memory.sweep("grpc", ASK_S, token_headers(record))
+            steps = shared_memory.sweep("grpc", ASK_S, token_headers(record), kinds)
             removed.update(transport.run(connection, steps))
         except ClassifierError as error:
             unasked.append(f"{record.url('grpc')} cannot be asked: {error}")
         finally:
             connection.close()
-    removed.update(shared_memory.remove_stale(time.time()))
+    removed.update(shared_memory.remove_stale())
     found = [f"removed {', '.join(sorted(removed))}: left by callers that were killed"] if removed else []
     if found or unasked:
         return Finding(what, "note", "; ".join(found + unasked))
@@ -138,10 +139,9 @@ def _regions(inherited: Mapping[str, str]) -> Finding:
 
 
 def _gpu() -> Finding:
-    version = Path("/proc/driver/nvidia/version")
-    if not version.exists():
+    if not DRIVER.exists():
         return Finding("GPU", "note", "no NVIDIA driver: models are served on the CPU")
-    return Finding("GPU", "ok", version.read_text().splitlines()[0])
+    return Finding("GPU", "ok", DRIVER.read_text().splitlines()[0])
 
 
 def _threads(options: ServerOptions) -> Finding:

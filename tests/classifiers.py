@@ -60,7 +60,7 @@ class Script:
 
     Each is what it answers, as bytes or as the JSON of an answer with status 200; None closes the connection,
     "silence" says nothing. After bytes there may follow a blank every `trickle_s`, or nothing any more:
-    `hangs_up`. `calls` are the paths and bodies of all requests.
+    `hangs_up`. `calls` are the paths and bodies of all requests. Regions in `read` it does not let go of.
     """
 
     def __init__(self, *steps: Any) -> None:
@@ -69,6 +69,7 @@ class Script:
         self.over = threading.Event()
         self.trickle_s = 0.0
         self.hangs_up = False
+        self.read: set[str] = set()
 
     def next(self) -> Any:
         """Return the next step."""
@@ -119,6 +120,8 @@ class _Handler(socketserver.StreamRequestHandler):
                     step = script.next()
                 elif path.endswith("/status"):
                     step = []
+                elif path.endswith("/unregister") and path.split("/")[-2] in script.read:
+                    step = error("Cannot unregister shared memory region 'x', it is currently in use.", 500)
                 else:
                     step = {"name": "classify", "outputs": [{"name": "scores"}]}
                 if step == "silence":

@@ -1,8 +1,11 @@
 """The texts by which clients tell errors apart are those that the server uses."""
 
+import re
+
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from clients import errors as client_errors
 from clients.errors import Overloaded, RequestRefused, ServerFailed, TimedOut, Unavailable, from_triton
 from python_backend import errors
 
@@ -37,3 +40,13 @@ def test_only_what_the_server_has_not_seen_is_repeated():
     repeated = {raised for raised, kind in MEANT.items() if kind.is_repeatable}
 
     assert repeated == {errors.Unavailable}
+
+
+def test_page_has_every_error_and_whether_it_is_repeated(root):
+    """Whose fault it is and whether it is sent again are what the classes say."""
+    table = re.findall(
+        r"^\| `(\w+)` \| the (\w+)'s: .* \| (yes|no)", (root / "docs/clients.md").read_text(), re.M
+    )
+
+    kinds = [client_errors.RequestRefused, ServerFailed, *ServerFailed.__subclasses__()]
+    assert table == [(kind.__name__, kind.fault, "yes" if kind.is_repeatable else "no") for kind in kinds]
