@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from clients import retry
 from clients.aio import AsyncClassifier
 from clients.classifier import Classifier
 from clients.errors import (
@@ -32,6 +33,12 @@ all_ways = pytest.mark.parametrize(
     ("way", "protocol"), WAYS, ids=[f"{way}-{protocol}" for way, protocol in WAYS]
 )
 PHOTO = COFFEE.read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    """A tenth of what is waited between attempts."""
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", retry.FIRST_PAUSE_S / 10)
 
 
 @pytest.mark.parametrize(
