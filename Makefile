@@ -64,7 +64,6 @@ bench: .venv/.testing  ## what serving costs against the same work in process; r
 	$(BIN)/python -m loadtest.gateway --record gateway
 	$(BIN)/python -m loadtest.recovery --record recovery
 	$(BIN)/python -m loadtest.swap --record swap
-	$(BIN)/python -m loadtest.clients --record clients
 
 docs: .venv/.testing  ## write docs/operations.md from the command line's own help
 	$(BIN)/python -m ops.docs

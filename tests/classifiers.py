@@ -105,7 +105,10 @@ PREDICTION = answered("0.95:967:espresso")
 
 
 class _Handler(socketserver.StreamRequestHandler):
+    """A connection: answers each request as the script says."""
+
     def handle(self) -> None:
+        """Answer until the caller or the script ends it."""
         script: Script = self.server.script
         with suppress(OSError):
             while line := self.rfile.readline():
@@ -137,6 +140,8 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class _Server(socketserver.ThreadingTCPServer):
+    """Gives every connection a thread."""
+
     allow_reuse_address = True
     daemon_threads = True
 

@@ -99,7 +99,6 @@ def ask(made: Any, method: str, path: str, page: Any = None, **request: Any) -> 
     """Send one request to a gateway, and wait for the answer."""
 
     async def run() -> httpx.Response:
-        """Ask inside an event loop."""
         transport = httpx.ASGITransport(app_of(made, page))
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             return await client.request(method, path, **request)

@@ -139,7 +139,6 @@ def disconnect(base, server, count: int) -> None:
     before = [told(base, server, name) for name in names]
 
     async def all_leave() -> None:
-        """Each a little later than the other."""
         for _ in range(count // 50):
             await asyncio.gather(*(leave(port, 0.002 + index / 5000) for index in range(50)))
 
@@ -163,7 +162,6 @@ def test_overload_is_refused_and_the_rest_is_answered(base):
     """More callers than may wait: 429 with a time, never a fault, and answers keep coming."""
 
     def call(_: int) -> tuple[int, bool]:
-        """Ask once."""
         answer = client.post("/predict", content=PHOTO, headers=JPEG)
         return answer.status_code, "retry-after" in answer.headers
 

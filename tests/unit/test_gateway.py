@@ -110,7 +110,6 @@ def test_chunked_body_is_cut_at_the_limit():
     """A length that is not declared is counted, and what was read is not kept."""
 
     async def chunks():
-        """Send ten times as much as is allowed."""
         for _ in range(100):
             yield bytes(100)
 
@@ -487,7 +486,6 @@ def test_leaving_cancels_the_call(is_complete):
     made = gateway(upstream)
 
     async def run() -> Caller:
-        """Do it inside an event loop."""
         upstream.gate.clear()
         caller = Caller(made, is_complete=is_complete)
         asked = caller.ask()
@@ -509,7 +507,6 @@ def test_late_body_is_not_waited_for():
     made = gateway(Upstream())
 
     async def run() -> Caller:
-        """Do it inside an event loop."""
         caller = Caller(made, is_complete=False, headers=[(b"x-request-timeout-ms", b"30")])
         await caller.ask()
         return caller
@@ -526,7 +523,6 @@ def test_overload_is_answered_before_the_body_is_read():
     made = gateway(upstream)
 
     async def run() -> Caller:
-        """Do it inside an event loop."""
         upstream.gate.clear()
         most = made.admission.limit * (1 + WAITING_PER_PERMIT)
         waiting = [Caller(made).ask() for _ in range(most)]
@@ -549,7 +545,6 @@ def test_declared_length_is_refused_unread():
     """Nobody sends what will not be taken."""
 
     async def run() -> Caller:
-        """Do it inside an event loop."""
         refused = Caller(gateway(Upstream()), headers=[(b"content-length", b"1001")])
         await refused.ask()
         return refused
@@ -565,7 +560,6 @@ def test_readiness_asks_once_for_all():
     made = gateway(upstream)
 
     async def run() -> list[bool]:
-        """Do it inside an event loop."""
         upstream.gate.clear()
         asked = [asyncio.create_task(made.readiness.ask()) for _ in range(50)]
         await asyncio.sleep(0.01)
