@@ -22,7 +22,7 @@ export function startClassify({ onImage }) {
   /** @type {?{file: Blob, name: string}} */
   let image = null;
   let asking = new AbortController();
-  byId("curl").after(copyButton(byId("curl"), "the command"));
+  byId("curl-title").after(copyButton(byId("curl"), "the command"));
 
   function take(file, name) {
     if (!file) return;
@@ -129,7 +129,7 @@ function size(bytes) {
 function showWaiting(/** @type {{file: Blob, name: string}} */ image, options) {
   byId("result").setAttribute("aria-busy", "true");
   byId("error").replaceChildren();
-  byId("curl").textContent = curl(image.file, image.name, options);
+  byId("curl").textContent = curl(image.name, options);
   byId("reproduce").hidden = false;
 }
 
@@ -192,8 +192,8 @@ function timings(/** @type {Record<string, number>} */ { total, ...stages }, ela
 }
 
 /** The command that sends the same; the key stays a variable of the shell. */
-function curl(file, name, options) {
-  const lines = [`curl --data-binary ${quote(`@${name}`)}`, `-H ${quote(`Content-Type: ${api.contentType(file)}`)}`];
+function curl(name, options) {
+  const lines = [`curl --data-binary ${quote(`@${name}`)}`];
   if (api.storedKey()) lines.push('-H "Authorization: Bearer $NEREID_KEY"');
   return [...lines, quote(api.predictAddress(options).href)].join(" \\\n  ");
 }
