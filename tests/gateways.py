@@ -15,6 +15,7 @@ from clients.gateway.settings import Settings
 from clients.prediction import Label, Prediction, Timings
 
 LOCAL = "http://127.0.0.1"
+IMAGE = b"an image of some kind"
 LABELS = (Label(967, "espresso", 0.9), Label(968, "cup", 0.1))
 PREDICTION = Prediction(LABELS, "classify", "1", "v1", "weight", "id", Timings(0, 1))
 ROUTE = RouteState(
@@ -78,6 +79,34 @@ class Ring(KeyRing):
     def __init__(self, keys: dict[str, Key]) -> None:
         super().__init__()
         self._by_digest = {digest(secret): found for secret, found in keys.items()}
+
+
+class Caller:
+    """One request by hand, for what a client cannot do politely: be slow, or leave."""
+
+    def __init__(self, made: Any, body: bytes = IMAGE, is_complete: bool = True, headers: Any = ()) -> None:
+        self.app, self.sent = app_of(made), list[Any]()
+        self.messages: asyncio.Queue = asyncio.Queue()
+        self.messages.put_nowait({"type": "http.request", "body": body, "more_body": not is_complete})
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/predict",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost"), *headers],
+        }
+
+    async def send(self, message: Any) -> None:
+        """Keep what is answered."""
+        self.sent.append(message)
+
+    def ask(self) -> asyncio.Task:
+        """Send the request."""
+        return asyncio.create_task(self.app(self.scope, self.messages.get, self.send))
+
+    def leave(self) -> None:
+        """Break the connection."""
+        self.messages.put_nowait({"type": "http.disconnect"})
 
 
 def key(name: str, *scopes: Scope, rate_per_s: float | None = None) -> Key:

@@ -45,10 +45,10 @@ class Admission:
         Raises:
             Failure: `overloaded`, with the time after which there will be room.
         """
-        waiting, rate_per_s = self.waiting, self._gradient.rate_per_s
+        waiting = self.waiting
         if waiting >= WAITING_PER_PERMIT * self._gradient.steady:
             raise Failure("overloaded", f"{waiting} images are waiting; come later", self.retry_after_s())
-        needed_s = self._gradient.rtt_s + (waiting / rate_per_s if rate_per_s else 0.0)
+        needed_s = self._needed_s(1)
         # One is always let through: else a prediction that was wrong would never be mended.
         if self.in_flight and needed_s > remaining_s:
             raise Failure(
@@ -96,10 +96,12 @@ class Admission:
                 turn.set_result(None)
 
     def retry_after_s(self) -> float:
-        """Return how long the server needs for what it has, as it worked lately."""
-        rate_per_s = self._gradient.rate_per_s
-        known = self.in_flight + self.waiting
-        return min(MOST_RETRY_AFTER_S, known / rate_per_s) if rate_per_s else 1.0
+        """Return how long the server needs for what it has and what waits, as it worked lately."""
+        return min(MOST_RETRY_AFTER_S, self._needed_s(self.in_flight / self.limit))
+
+    def _needed_s(self, round_trips: float) -> float:
+        """Return how long so many round trips take after all that waits: each lets as many in as may be."""
+        return self._gradient.rtt_s * (round_trips + self.waiting / self.limit)
 
 
 class Permit:

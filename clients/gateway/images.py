@@ -5,18 +5,21 @@ import simplejpeg
 from clients.gateway.errors import Failure
 
 JPEG = b"\xff\xd8\xff"
+# A JPEG's size stands behind its profiles and previews; who puts more there is judged by the server.
+HEAD_BYTES = 2**20
+CORE_HEADER_BYTES = 12
 
 
 def size_wh(encoded: bytes) -> tuple[int, int] | None:
     """Return width and height in pixels; None if the head does not say, and the server has to judge.
 
-    Source: PNG 11.2.2, GIF89a 18, BITMAPINFOHEADER, RFC 9649 2.5-2.7; libjpeg-turbo reads JPEG. TIFF is left
-    to the server: its head may stand anywhere in the file.
+    Source: PNG 11.2.2, GIF89a 18, BITMAPCOREHEADER, BITMAPINFOHEADER, RFC 9649 2.5-2.7; libjpeg-turbo reads
+    JPEG. TIFF is left to the server: its head may stand anywhere in the file.
     """
     if encoded.startswith(JPEG):
         try:
-            height, width, _, _ = simplejpeg.decode_jpeg_header(encoded)
-        except ValueError:
+            height, width, _, _ = simplejpeg.decode_jpeg_header(encoded[:HEAD_BYTES], strict=False)
+        except Exception:  # ValueError, KeyError of a rare subsampling, and more
             return None
         return width, height
     head = encoded[:32]
@@ -27,6 +30,8 @@ def size_wh(encoded: bytes) -> tuple[int, int] | None:
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return _little(head[6:8]), _little(head[8:10])
     if head.startswith(b"BM"):
+        if _little(head[14:18]) == CORE_HEADER_BYTES:
+            return _little(head[18:20]), _little(head[20:22])
         return abs(_little(head[18:22], signed=True)), abs(_little(head[22:26], signed=True))
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return _webp_wh(head)

@@ -27,7 +27,6 @@ class Gradient:
 
     Attributes:
         rtt_s: mean round trip of the last window, 0 before the first.
-        rate_per_s: answers per second of the last window.
 
     Args:
         most: upper bound of the limit.
@@ -46,7 +45,7 @@ class Gradient:
         self._most = float(most)
         self._fewest = min(FEWEST, self._most)
         self._limit = min(INITIAL, self._most)
-        self._base_s = self.rtt_s = self.rate_per_s = 0.0
+        self._base_s = self.rtt_s = 0.0
         self._probed_s = now_s
         self._open(now_s)
 
@@ -73,15 +72,14 @@ class Gradient:
         wanted = PROBE_SAMPLES if self._is_probing else WINDOW_SAMPLES
         age_s = now_s - self._opened_s
         if age_s >= (WINDOW_S if self._samples >= wanted else LONGEST_WINDOW_S):
-            self._close(age_s, now_s)
+            self._close(now_s)
 
     def dropped(self) -> None:
         """Take note that the server itself refused for overload."""
         self._limit = max(self._fewest, self._limit * DROP)
 
-    def _close(self, age_s: float, now_s: float) -> None:
+    def _close(self, now_s: float) -> None:
         self.rtt_s = self._sum_s / self._samples
-        self.rate_per_s = self._answers / age_s
         is_quiet = self._peak <= self._limit / 2
         if self._is_probing or is_quiet:
             weight = 1.0 if self._is_probing or not self._base_s else QUIET_SMOOTHING

@@ -66,14 +66,15 @@ class Live:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = int(clock())
-        self._slots = [_Slot(-1) for _ in range(WINDOW_S)]
+        # One more, for the second that has begun.
+        self._slots = [_Slot(-1) for _ in range(WINDOW_S + 1)]
 
     def note(self, outcome: str, variant: str, seconds: float) -> None:
         """Note an image that was answered, or was not; only answers have a latency."""
         second = int(self._clock())
-        slot = self._slots[second % WINDOW_S]
+        slot = self._slots[second % len(self._slots)]
         if slot.second != second:
-            slot = self._slots[second % WINDOW_S] = _Slot(second)
+            slot = self._slots[second % len(self._slots)] = _Slot(second)
         slot.outcomes[outcome] += 1
         if outcome == "ok":
             counts = slot.latencies.get(variant)
@@ -84,8 +85,8 @@ class Live:
     def state(self, in_flight: int, limit: int) -> LiveState:
         """Return the last minute, without the second that has just begun."""
         now = int(self._clock())
-        slots = {slot.second: slot for slot in self._slots if now - WINDOW_S < slot.second < now}
-        length_s = max(1, min(WINDOW_S - 1, now - self._began))
+        slots = {slot.second: slot for slot in self._slots if now - WINDOW_S <= slot.second < now}
+        length_s = max(1, min(WINDOW_S, now - self._began))
         outcomes = _sum(slot.outcomes for slot in slots.values())
         names = sorted({name for slot in slots.values() for name in slot.latencies})
         of_variant = {

@@ -67,10 +67,8 @@ async def show_route(gateway: Gateway, exchange: Exchange) -> Reply:
 async def set_weights(gateway: Gateway, exchange: Exchange) -> Reply:
     """Change the weights of the route's variants."""
     route = _route(gateway)
-    settings = gateway.settings
-    timeout_s = exchange.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
     who = exchange.key.name if exchange.key else ""
-    change = await gateway.uploads.json(exchange, timeout_s, Weights)
+    change = await gateway.uploads.json(exchange, gateway.settings.default_timeout_s, Weights)
     try:
         return json_reply(await route.set_weights(change.weights, change.generation, who))
     except RouteConflict as error:
@@ -78,7 +76,7 @@ async def set_weights(gateway: Gateway, exchange: Exchange) -> Reply:
     except RouteRefused as error:
         raise Failure("invalid_request", str(error)) from None
     except RouteFailed as error:
-        raise Failure("unavailable", str(error), 1.0) from error
+        raise Failure("unavailable", "the change is not served; see the route, and the log", 1.0) from error
 
 
 async def access(gateway: Gateway, exchange: Exchange) -> Reply:

@@ -10,6 +10,7 @@ from clients.gateway.answers import Answer, BatchAnswer, FailedResult, Result, T
 from clients.gateway.errors import Failure, from_classifier
 from clients.gateway.exchange import Exchange, Reply, json_reply
 from clients.gateway.gateway import CLIENT_CLOSED, Gateway
+from clients.gateway.middleware import FAULTS, log
 from clients.gateway.spent import Spent
 from clients.gateway.tracing import is_word
 from clients.gateway.upload import MOST_TOP_K, BatchBody, BatchImage, ClientClosed
@@ -22,6 +23,8 @@ HEADERS = {"variant": b"x-variant", "version": b"x-model-version", "route_key": 
 _RULE_HEADER = re.compile(r"x-route-[a-z0-9-]{1,56}(?<!-bin)")
 # Triton's gRPC takes 8 KiB of metadata.
 MOST_RULE_HEADERS = 16
+# What says nothing about the image.
+SERVERS = FAULTS | {"overloaded", "deadline_exceeded"}
 
 
 async def predict(gateway: Gateway, exchange: Exchange) -> Reply:
@@ -60,14 +63,16 @@ async def classify_batch(gateway: Gateway, exchange: Exchange) -> Reply:
     options = read_options(exchange, merged(query, batch))
     # A batch leaves half of what there is to others.
     room = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
+    failures: list[Failure] = []
 
     async def outcome(place: int, image: BatchImage) -> Result | FailedResult:
         name = place if image.id is None else image.id
         async with room:
             try:
                 found, spent = await classify(gateway, exchange, image.image, options, timeout_s)
-            except Failure as failure:
-                return FailedResult(name, failure.reason)
+            except Exception as error:
+                failures.append(_as_failure(error))
+                return FailedResult(name, failures[-1].reason)
         return Result(
             name,
             found.model,
@@ -80,7 +85,30 @@ async def classify_batch(gateway: Gateway, exchange: Exchange) -> Reply:
 
     async with Watch(exchange), asyncio.TaskGroup() as group:
         tasks = [group.create_task(outcome(place, image)) for place, image in enumerate(batch.images)]
+    _judge(exchange, failures, len(tasks))
     return json_reply(BatchAnswer(exchange.request_id, [task.result() for task in tasks]))
+
+
+def _as_failure(error: Exception) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    failure = Failure("inference_failed", "the gateway failed; its log has the request id")
+    failure.__cause__ = error
+    return failure
+
+
+def _judge(exchange: Exchange, failures: list[Failure], count: int) -> None:
+    """Note faults of the server; a batch that it answered nothing of, for its own sake, fails whole.
+
+    Raises:
+        Failure: that of one image, if it holds for all of them.
+    """
+    faults = [failure for failure in failures if failure.code in FAULTS]
+    if len(failures) == count and all(failure.code in SERVERS for failure in failures):
+        raise (faults or failures)[0]
+    for fault in faults:
+        log.warning("request %s: %s: %r", exchange.request_id, fault.code, fault.__cause__)
+        exchange.outcome = fault.code
 
 
 async def classify(
@@ -92,7 +120,7 @@ async def classify(
         Failure: it is too large, was not let in, or could not be classified.
     """
     spent = Spent()
-    outcome = variant = ""
+    outcome, variant = "inference_failed", ""
     try:
         prediction = await _admitted(gateway, exchange, image, options, timeout_s, spent)
         outcome, variant = "ok", gateway.metrics.variant(prediction.variant)

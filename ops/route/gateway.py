@@ -7,7 +7,7 @@ from clients.gateway.route import RouteConflict, RouteFailed, RouteRefused, Rout
 from ops.cli import CommandFailed, WrongUsage
 from ops.route import change
 from ops.route.change import Proposal, Propose
-from ops.route.server import SERVED, RunningServer, ask_served
+from ops.route.server import NO_SERVER, SERVED, RunningServer, ask_served
 from ops.route.target import Present, check, find_route, look
 from ops.run_dir import ServerRecord
 from python_backend.errors import InvalidConfig
@@ -52,7 +52,9 @@ class RepositoryRoute:
             )
             for each in route.variants
         ]
-        return RouteState(target.name, route.generation, route.default, told == SERVED, told, variants)
+        return RouteState(
+            target.name, route.generation, route.default, told == SERVED, _without_address(told), variants
+        )
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
         """Give variants new weights, and wait until the server serves that.
@@ -79,6 +81,13 @@ class RepositoryRoute:
     def _server(self) -> RunningServer | None:
         record = self._find()
         return RunningServer(record) if record else None
+
+
+def _without_address(told: str) -> str:
+    """Return for callers of a gateway what a server makes of a route file."""
+    if told in (SERVED, NO_SERVER):
+        return told
+    return "not served yet, or not known to be"
 
 
 def _propose(weights: Mapping[str, float], generation: int | None, who: str) -> Propose:

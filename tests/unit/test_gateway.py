@@ -19,9 +19,8 @@ from clients.gateway.keys import KeyRing
 from clients.gateway.live import Live
 from clients.gateway.operations import OPERATIONS
 from clients.gateway.settings import Settings
-from tests.gateways import RING, Control, Upstream, ask, gateway
+from tests.gateways import IMAGE, RING, Caller, Control, Upstream, ask, gateway
 
-IMAGE = b"an image of some kind"
 JSON_IMAGE = {"image": base64.b64encode(IMAGE).decode()}
 JPEG = {"content-type": "image/jpeg"}
 
@@ -449,34 +448,6 @@ def test_size_is_read_from_the_head(encode, gradient, image_format):
 def test_size_of_every_webp_is_read(encode, gradient, options):
     """The format has three heads."""
     assert size_wh(encode(gradient(30, 70), "WEBP", **options)) == (70, 30)
-
-
-class Caller:
-    """One request by hand, for what a client cannot do politely: be slow, or leave."""
-
-    def __init__(self, made, body: bytes = IMAGE, is_complete: bool = True, headers=()) -> None:
-        self.app, self.sent = app_of(made), []
-        self.messages: asyncio.Queue = asyncio.Queue()
-        self.messages.put_nowait({"type": "http.request", "body": body, "more_body": not is_complete})
-        self.scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/predict",
-            "query_string": b"",
-            "headers": [(b"host", b"localhost"), *headers],
-        }
-
-    async def send(self, message) -> None:
-        """Keep what is answered."""
-        self.sent.append(message)
-
-    def ask(self) -> asyncio.Task:
-        """Send the request."""
-        return asyncio.create_task(self.app(self.scope, self.messages.get, self.send))
-
-    def leave(self) -> None:
-        """Break the connection."""
-        self.messages.put_nowait({"type": "http.disconnect"})
 
 
 @pytest.mark.parametrize("is_complete", [True, False], ids=["while waiting", "while sending"])

@@ -66,6 +66,7 @@ def test_no_more_than_the_limit_are_in_flight(clock):
         assert (admission.in_flight, came) == (limit, [0])
         waiting[1].cancel()
         await asyncio.sleep(0)
+        assert admission.waiting == len(waiting) - 2
         for permit in permits[1:]:
             permit.release()
         for number, task in enumerate(waiting):
@@ -110,16 +111,39 @@ def test_who_has_too_little_time_is_refused(clock):
 
 
 def test_retry_after_is_how_long_the_server_needs(clock):
-    """What is in flight over the rate of answers, in whole seconds."""
+    """A round trip for each time that the limit is in flight or waits, in whole seconds."""
     admission = Admission(64, clock)
     learn(admission, clock, 2.0)
-    for _ in range(3):
-        take(admission)
 
-    failure = Failure("overloaded", "", admission.retry_after_s())
+    async def run() -> float:
+        asked = [asyncio.create_task(admission.take(99)) for _ in range(2 * admission.limit)]
+        await asyncio.sleep(0)
+        assert (admission.in_flight, admission.waiting) == (admission.limit, admission.limit)
+        retry_after_s = admission.retry_after_s()
+        for each in asked:
+            each.cancel()
+        return retry_after_s
 
-    assert admission.retry_after_s() == pytest.approx(6.0)
-    assert dict(failure.headers) == {b"retry-after": b"6"}
+    failure = Failure("overloaded", "", asyncio.run(run()))
+
+    assert dict(failure.headers) == {b"retry-after": b"4"}
+
+
+def test_burst_after_a_pause_is_let_in(clock):
+    """What was offered lately says nothing about what the server can do."""
+    admission = Admission(64, clock)
+    learn(admission, clock, 0.01)
+    clock.now_s += 60
+    learn(admission, clock, 0.01, 1)
+
+    async def run() -> int:
+        asked = [asyncio.create_task(admission.take(9)) for _ in range(3 * admission.limit)]
+        await asyncio.sleep(0)
+        for each in asked:
+            each.cancel()
+        return admission.in_flight
+
+    assert asyncio.run(run()) == admission.limit
 
 
 def test_permit_of_a_cancelled_call_outlasts_it(clock):
