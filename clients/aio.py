@@ -112,7 +112,9 @@ class AsyncClassifier:
     async def _outcomes(
         self, images: Iterable[ImageLike] | AsyncIterable[ImageLike], batch_size: int, options: Options
     ) -> AsyncIterator[Outcome]:
-        started: asyncio.Queue[asyncio.Task[list[Outcome]] | None] = asyncio.Queue(self._concurrency)
+        # Without a bound of its own: its end must find room also when nobody reads it any more.
+        started: asyncio.Queue[asyncio.Task[list[Outcome]] | None] = asyncio.Queue()
+        ahead = asyncio.Semaphore(2 * self._concurrency)
         running: set[asyncio.Task[Any]] = set()
         slots = asyncio.Semaphore(self._concurrency)
 
@@ -123,10 +125,11 @@ class AsyncClassifier:
         async def start() -> None:
             try:
                 async for group in _groups(images, batch_size):
+                    await ahead.acquire()
                     running.add(task := asyncio.create_task(classify(group)))
-                    await started.put(task)
+                    started.put_nowait(task)
             finally:
-                await started.put(None)
+                started.put_nowait(None)
 
         running.add(starting := asyncio.create_task(start()))
         try:
@@ -134,6 +137,7 @@ class AsyncClassifier:
                 for outcome in await task:
                     yield outcome
                 running.discard(task)
+                ahead.release()
             await starting
         finally:
             for each in running:

@@ -329,6 +329,25 @@ def test_outcomes_do_not_wait_for_a_slow_source():
         assert asyncio.run(ask(url)) == 2
 
 
+@pytest.mark.parametrize("end", ["close", "timeout"])
+def test_outcomes_may_be_left_early(end):
+    """Who takes no more, or is cancelled, waits neither for the source nor for what is in flight."""
+
+    async def leave(url: str) -> None:
+        async with AsyncClassifier(url, "http", concurrency=1) as classifier:
+            outcomes = classifier.classify_many(itertools.repeat(PHOTO))
+            assert (await anext(outcomes)).labels
+            if end == "close":
+                await outcomes.aclose()
+            else:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await anext(outcomes)
+
+    with serving(Script(PREDICTION, "silence")) as url:
+        asyncio.run(asyncio.wait_for(leave(url), 10))
+
+
 def test_threads_leave_nothing_open():
     """Connections are shared: who asks from ever new threads holds no more files open."""
     script = Script(PREDICTION)
