@@ -1,5 +1,6 @@
 """Classify images on a Triton server: one interface, whatever carries the request."""
 
+import os
 import time
 import weakref
 from collections import deque
@@ -70,7 +71,7 @@ class Classifier:
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._limit = NO_LIMIT
-        self._pool = ThreadPoolExecutor(concurrency)
+        self._owner, self._pool = os.getpid(), ThreadPoolExecutor(concurrency)
         self._connection = transport.connect(url, protocol)
         regions = Regions(shared_memory, url, protocol) if shared_memory else None
         self._exchange = Exchange(protocol, model, regions)
@@ -83,11 +84,13 @@ class Classifier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error:
+            self._connection.close()  # nobody wants what is in flight
         self.close()
 
     def close(self) -> None:
-        """Wait for what is in flight, then close all connections."""
-        self._pool.shutdown(cancel_futures=True)
+        """Wait for what `classify_many` has in flight, then close all connections."""
+        self._pool_of_this_process().shutdown(cancel_futures=True)
         if self._farewell:
             self._farewell()
         self._connection.close()
@@ -106,6 +109,7 @@ class Classifier:
             ValueError: an option cannot be meant, or an array or a PIL image has a form that is not known.
             TypeError: `image` is none of the above.
             OSError: a file cannot be read, or what pixels are encoded to cannot be stored.
+            RuntimeError: the classifier is closed.
         """
         began = time.perf_counter()
         asked = ask(options, self._timeout_s)
@@ -149,11 +153,12 @@ class Classifier:
 
     def _outcomes(self, images: Iterator[ImageLike], batch_size: int, options: Options) -> Iterator[Outcome]:
         waiting: deque[Future[list[Outcome]]] = deque()
+        pool = self._pool_of_this_process()
         try:
             while True:
                 # Twice as many as are in flight: enough to keep all threads busy, few enough to bound memory.
                 while len(waiting) < 2 * self._concurrency and (group := list(islice(images, batch_size))):
-                    waiting.append(self._pool.submit(self._classify_group, group, options))
+                    waiting.append(pool.submit(self._classify_group, group, options))
                 if not waiting:
                     return
                 yield from waiting.popleft().result()
@@ -178,6 +183,11 @@ class Classifier:
                 group.answered(prediction.read(result, self.model, asked.request_id, timings))
         self._limit = min(self._limit, group.limit)
         return group.outcomes()
+
+    def _pool_of_this_process(self) -> ThreadPoolExecutor:
+        if os.getpid() != self._owner:  # a fork has none of the threads
+            self._owner, self._pool = os.getpid(), ThreadPoolExecutor(self._concurrency)
+        return self._pool
 
     def _request(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
         return transport.run(self._connection, self._exchange.request(asked, attempts, files))

@@ -5,12 +5,14 @@ its four files open when the thread ends, and whose timeouts are per operation o
 """
 
 import http.client
-import io
 import json
+import os
+import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +20,6 @@ from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 LENGTH = "Inference-Header-Content-Length"
-READ_BYTES = 2**16
 
 
 class RestClient:
@@ -32,26 +33,37 @@ class RestClient:
     """
 
     def __init__(self, url: str) -> None:
-        self._host, _, port = url.rpartition(":")
-        self._port = int(port)
-        self._idle: list[_Connection] = []
+        host, _, port = url.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._owner = os.getpid()
         self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
         self._is_closed = False
 
     def close(self) -> None:
-        """Close all connections; those in use when their answer has come."""
-        with self._lock:
+        """Close all connections; those in use fail."""
+        with self._lock_of_this_process():
             self._is_closed = True
             while self._idle:
                 self._idle.pop().close()
+            for connection in self._busy:
+                connection.abort()
 
     def infer(self, timeout_s: float, model: str, headers: Mapping[str, str], **options: Any) -> Any:
         """Return tritonclient's `InferResult`."""
         body, json_size = InferenceServerClient.generate_request_body(**options)
         length = {} if json_size is None else {LENGTH: str(json_size)}
         path = f"models/{quote(model)}/infer"
-        answer, size = self._ask("POST", path, timeout_s, body, {**headers, **length})
-        return InferenceServerClient.parse_response_body(answer, header_length=size)
+
+        def read(answer: bytes, json_size: int | None) -> Any:
+            result = InferenceServerClient.parse_response_body(answer, header_length=json_size)
+            answered_id = result.get_response().get("id", options["request_id"])
+            if answered_id != options["request_id"]:
+                raise http.client.HTTPException(f"the answer is to another request, {answered_id!r}")
+            return result
+
+        return self._ask("POST", path, timeout_s, body, {**headers, **length}, read)
 
     def get_model_metadata(self, timeout_s: float, model: str) -> Any:
         """Return a model's metadata as a mapping."""
@@ -94,104 +106,155 @@ class RestClient:
         return self._ask_json("GET", "cudasharedmemory/status", timeout_s, headers)
 
     def _ask_json(self, method: str, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
-        return json.loads(self._ask(method, path, timeout_s, headers=headers)[0])
+        return self._ask(method, path, timeout_s, headers=headers, read=lambda answer, _: json.loads(answer))
 
     def _ask(
-        self, method: str, path: str, timeout_s: float, body: bytes = b"", headers: Mapping[str, str] = {}
-    ) -> tuple[bytes, int | None]:
-        """Return the body of the answer, and how much of it is JSON if something follows."""
-        connection = self._take()
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        body: bytes = b"",
+        headers: Mapping[str, str] = {},
+        read: Callable[[bytes, int | None], Any] = lambda answer, json_size: None,
+    ) -> Any:
+        """Return what `read` makes of an answer, and of how much of it is JSON if something follows."""
+        connection = self._take(time.monotonic() + timeout_s)
         try:
-            connection.deadline = time.monotonic() + timeout_s
-            connection.timeout = timeout_s
             connection.request(method, f"/v2/{path}", body, dict(headers))
             response = connection.getresponse()
             answer = response.read()
+            if response.status == http.client.OK:
+                size = response.headers.get(LENGTH)
+                result = read(answer, None if size is None else int(size))
         except BaseException:
-            connection.close()  # an answer may be half read
+            self._put_back(connection, is_usable=False)  # an answer may be half read, or another's
             raise
         self._put_back(connection)
         if response.status != http.client.OK:
             raise InferenceServerException(_why(answer), str(response.status))
-        size = response.headers.get(LENGTH)
-        return answer, None if size is None else int(size)
+        return result
 
-    def _take(self) -> "_Connection":
-        with self._lock:
+    def _take(self, deadline: float) -> "_Connection":
+        with self._lock_of_this_process():
             if self._is_closed:
-                raise RuntimeError("the classifier is closed")
-            while self._idle:
+                raise RuntimeError
+            connection = None
+            while self._idle and connection is None:
                 connection = self._idle.pop()
-                if connection.is_alive():
-                    return connection
-                connection.close()
-        return _Connection(self._host, self._port)
+                if not connection.is_alive():
+                    connection.close()
+                    connection = None
+            connection = connection or _Connection(self._host, self._port)
+            connection.deadline = deadline
+            self._busy.add(connection)
+            return connection
 
-    def _put_back(self, connection: "_Connection") -> None:
-        with self._lock:
-            if not self._is_closed:
+    def _put_back(self, connection: "_Connection", is_usable: bool = True) -> None:
+        with self._lock_of_this_process():
+            self._busy.discard(connection)
+            if is_usable and not self._is_closed:
                 self._idle.append(connection)
                 return
         connection.close()
+
+    def _lock_of_this_process(self) -> threading.Lock:
+        if os.getpid() != self._owner:  # a fork: what is open is shared with its parent
+            self._owner, self._lock, self._idle, self._busy = os.getpid(), threading.Lock(), [], set()
+        return self._lock
 
 
 class _Connection(http.client.HTTPConnection):
     """Ends whatever it does at `deadline`, in monotonic seconds: also with a server that dribbles."""
 
+    sock: "_Socket | None"
     deadline = 0.0
+    is_aborted = False
 
     def connect(self) -> None:
-        super().connect()
-        self.sock: Any = _Socket(self.sock, self)
+        """Try the addresses of the host, each for as long as there is."""
+        failure: OSError = OSError(f"{self.host} has no address")
+        for family, kind, protocol, _, address in _addresses(self.host, self.port, self.remaining_s()):
+            self.sock = _Socket(self, family, kind, protocol)
+            try:
+                self.sock.settimeout(self.remaining_s())
+                self.sock.connect(address)
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return
+            except OSError as error:
+                self.close()
+                failure = error
+        raise failure
+
+    def remaining_s(self) -> float:
+        """Return how long it may still take.
+
+        Raises:
+            TimeoutError: the time is up.
+            ConnectionAbortedError: it was given up.
+        """
+        if self.is_aborted:
+            raise ConnectionAbortedError
+        remaining_s = self.deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError
+        return remaining_s
+
+    def abort(self) -> None:
+        """Have the thread that uses it fail at once."""
+        self.is_aborted = True
+        if sock := self.sock:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def is_alive(self) -> bool:
         """Tell whether the server keeps it open, and has said nothing unasked."""
         return self.sock is not None and self.sock.is_quiet()
 
 
-class _Socket:
-    def __init__(self, sock: socket.socket, connection: _Connection) -> None:
-        self._sock, self._connection = sock, connection
+class _Socket(socket.socket):
+    """Bounds each operation by what its connection has left."""
 
-    def sendall(self, data: bytes) -> None:
-        self._in_time().sendall(data)
+    def __init__(self, connection: _Connection, *about: int) -> None:
+        super().__init__(*about)
+        self._connection = connection
 
-    def recv_into(self, buffer: Any) -> int:
-        return self._in_time().recv_into(buffer)
+    def sendall(self, *args: Any) -> None:
+        self.settimeout(self._connection.remaining_s())
+        super().sendall(*args)
 
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self), READ_BYTES)
+    def recv_into(self, *args: Any) -> int:
+        self.settimeout(self._connection.remaining_s())
+        return super().recv_into(*args)
 
     def is_quiet(self) -> bool:
-        self._sock.settimeout(0)
+        self.settimeout(0)
         try:
-            self._sock.recv(1, socket.MSG_PEEK)
+            self.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:
             pass
         return False
 
-    def close(self) -> None:
-        self._sock.close()
 
-    def _in_time(self) -> socket.socket:
-        remaining_s = self._connection.deadline - time.monotonic()
-        if remaining_s <= 0:
-            raise TimeoutError
-        self._sock.settimeout(remaining_s)
-        return self._sock
+def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
+    """Return what `getaddrinfo` says, in a thread: it knows no timeout."""
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
+    def ask() -> None:
+        try:
+            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:
+            found.put(error)
 
-class _Reader(io.RawIOBase):
-    def __init__(self, sock: _Socket) -> None:
-        self._sock = sock
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._sock.recv_into(buffer)
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = found.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, Exception):
+        raise answer
+    return list(answer)
 
 
 def _why(answer: bytes) -> str:

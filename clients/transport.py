@@ -22,10 +22,11 @@ class Connection(Protocol):
 
         Raises:
             ClassifierError: it failed, or took longer than `remaining_s`.
+            RuntimeError: it is closed.
         """
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close what is open; calls in flight fail."""
 
 
 def run(connection: Connection, steps: Steps[Result]) -> Result:
@@ -57,31 +58,33 @@ def connect(url: str, protocol: ProtocolName) -> Connection:
 
 class _Grpc:
     def __init__(self, url: str) -> None:
-        self._url = url
+        self._url, self._is_closed = url, False
         self._client = tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL)
 
     def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
         try:
             return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
         except Exception as error:
-            raise _failure(self._url, error, remaining_s) from None
+            raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
     def close(self) -> None:
+        self._is_closed = True
         self._client.close()
 
 
 class _Http:
     def __init__(self, url: str) -> None:
-        self._url = url
+        self._url, self._is_closed = url, False
         self._client = RestClient(url)
 
     def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
         try:
             return getattr(self._client, name)(remaining_s, *args, **options)
         except Exception as error:
-            raise _failure(self._url, error, remaining_s) from None
+            raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
     def close(self) -> None:
+        self._is_closed = True
         self._client.close()
 
 
@@ -90,6 +93,7 @@ class AsyncConnection:
 
     def __init__(self, url: str, protocol: ProtocolName) -> None:
         self._url, self._protocol = url, protocol
+        self._is_closed = False
         self._client: Any = None
 
     async def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
@@ -98,14 +102,17 @@ class AsyncConnection:
             async with asyncio.timeout(remaining_s):
                 return await getattr(self._opened(), name)(*args, **options)
         except Exception as error:
-            raise _failure(self._url, error, remaining_s) from None
+            raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
     async def close(self) -> None:
         """Close what is open."""
+        self._is_closed = True
         if self._client is not None:
             await self._client.close()
 
     def _opened(self) -> Any:
+        if self._is_closed:
+            raise RuntimeError
         if self._client is None:  # here, because it needs a running loop
             if self._protocol == "grpc":
                 self._client = tritonclient.grpc.aio.InferenceServerClient(self._url, channel_args=CHANNEL)
@@ -139,7 +146,9 @@ async def run_async(connection: AsyncConnection, steps: Steps[Result]) -> Result
         steps.close()  # at once, also when this was cancelled
 
 
-def _failure(url: str, error: Exception, remaining_s: float) -> ClassifierError:
+def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) -> Exception:
+    if is_closed:
+        return RuntimeError("the classifier is closed")
     # The system's own word for a network that loses packets is a TimeoutError, too, with a number.
     if isinstance(error, TimeoutError) and not error.errno:
         return TimedOut(f"{url}: no answer within {remaining_s:.3g} s")

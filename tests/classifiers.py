@@ -59,15 +59,17 @@ class Script:
     """What a server does with requests for inference, one after the other; the last of them for ever.
 
     Each is what it answers, as bytes or as the JSON of an answer with status 200; None closes the connection,
-    "silence" says nothing. After bytes there may follow a blank every `trickle_s`, or nothing any more:
-    `hangs_up`. `calls` are the paths and bodies of all requests. Regions in `read` it does not let go of.
+    "silence" says nothing. A body comes `gap_s` after its head. After bytes there may follow a blank every
+    `trickle_s`, or nothing any more: `hangs_up`. `calls` are the paths and bodies of all requests, `peers` the
+    addresses and bodies of those for inference. Regions in `read` it does not let go of.
     """
 
     def __init__(self, *steps: Any) -> None:
         self.steps = list(steps)
         self.calls: list[tuple[str, bytes]] = []
+        self.peers: list[Any] = []
         self.over = threading.Event()
-        self.trickle_s = 0.0
+        self.gap_s = self.trickle_s = 0.0
         self.hangs_up = False
         self.read: set[str] = set()
 
@@ -91,14 +93,15 @@ def error(text: str, status: int = 400) -> bytes:
     return answer(status, {"error": text})
 
 
-def answered(*rows: str) -> bytes:
-    """Return an answer with one class per image, as Triton's: JSON, then the tensor."""
+def answered(*rows: str, **about: str) -> bytes:
+    """Return an answer with one class per image, as Triton's: JSON, in it `about`, then the tensor."""
     data = b"".join(len(row).to_bytes(4, "little") + row.encode() for row in rows)
     scores = {"name": "scores", "datatype": "BYTES", "shape": [len(rows), 1]}
     scores["parameters"] = {"binary_data_size": len(data)}
-    about = json.dumps({"model_name": "classify", "model_version": "1", "outputs": [scores]}).encode()
+    model = {"model_name": "classify", "model_version": "1", "outputs": [scores]}
+    text = json.dumps(model | about).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n"
-    return head % (len(about) + len(data), len(about)) + about + data
+    return head % (len(text) + len(data), len(text)) + text + data
 
 
 PREDICTION = answered("0.95:967:espresso")
@@ -120,6 +123,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 path = line.split()[1].decode()
                 script.calls.append((path, body))
                 if path.endswith("/infer"):
+                    script.peers.append((self.client_address, body))
                     step = script.next()
                 elif path.endswith("/status"):
                     step = []
@@ -131,7 +135,11 @@ class _Handler(socketserver.StreamRequestHandler):
                     script.over.wait()
                 if step is None or step == "silence":
                     return
-                self.wfile.write(step if isinstance(step, bytes) else answer(200, step))
+                step = step if isinstance(step, bytes) else answer(200, step)
+                head = step.find(b"\r\n\r\n") + 4 if script.gap_s else 0
+                self.wfile.write(step[:head])
+                script.over.wait(script.gap_s)
+                self.wfile.write(step[head:])
                 while script.trickle_s and path.endswith("/infer"):
                     script.over.wait(script.trickle_s)
                     self.wfile.write(b" ")

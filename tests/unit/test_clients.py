@@ -2,8 +2,13 @@
 
 import asyncio
 import itertools
+import re
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +32,7 @@ from clients.samples import COFFEE
 from ops.classify import collect
 from ops.embedded import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, answered, error, opened, serving, silent
+from tests.routes import wait_until
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 all_ways = pytest.mark.parametrize(
@@ -196,6 +202,78 @@ def test_pause_beyond_the_deadline_is_not_made():
         Attempts(Budget(), timeout_s=1e-9).pause_s(error)
 
     assert caught.value is error
+
+
+HEAD, _, BODY = PREDICTION.partition(b"\r\n\r\n")
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "head",
+    [HEAD + b"\r\nConnection: close", re.sub(rb"\nContent-Length: \d+\r", b"", HEAD)],
+    ids=["close", "no length"],
+)
+def test_answer_that_ends_with_its_connection_is_read(way, head):
+    """As of proxies, with a body that comes later than the head that says so."""
+    script = Script(head + b"\r\n\r\n" + BODY)
+    script.hangs_up, script.gap_s = True, 0.02
+    with serving(script) as url, opened(way, url, "http") as classifier:
+        assert classifier.classify(PHOTO).timings.attempts == 1
+
+
+def test_answer_to_another_request_is_none():
+    """Whose connection is mixed up with another's gets no wrong answer."""
+    script = Script(answered("0.95:967:espresso", id="another"), PREDICTION)
+    with serving(script) as url, Classifier(url, "http") as classifier:
+        assert classifier.classify(PHOTO).timings.attempts == 2
+
+
+FORKED = """
+import os, sys
+from clients.classifier import Classifier
+from clients.samples import COFFEE
+
+child = None
+with Classifier(sys.argv[1], "http") as classifier:
+    for _ in range(2):
+        for outcome in classifier.classify_many([COFFEE] * 2, request_id=str(os.getpid())):
+            assert outcome.labels
+        child = os.fork() if child is None else child
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_fork_has_connections_of_its_own():
+    """A child neither talks through its parent's connections nor waits for its threads."""
+    script = Script(PREDICTION)
+    with serving(script) as url:
+        subprocess.run([sys.executable, "-c", FORKED, url], check=True, timeout=30)
+
+    asked = {(peer, re.search(rb'"id":"(\d+)"', body)[1]) for peer, body in script.peers}
+    assert len({process for _, process in asked}) == 2
+    assert len(asked) == len({peer for peer, _ in asked})
+
+
+def test_error_does_not_wait_for_what_is_in_flight():
+    """Ctrl-C ends a classifier at once, also with a silent server; asked again, it says that it is closed."""
+    script, ended = Script("silence"), threading.Event()
+
+    def source() -> Iterator[bytes]:
+        yield PHOTO
+        wait_until(lambda: script.peers, "the request")
+        raise KeyboardInterrupt
+
+    def interrupt(url: str) -> None:
+        with suppress(KeyboardInterrupt), Classifier(url, "http") as classifier:
+            next(classifier.classify_many(source(), timeout_s=60))
+        with pytest.raises(RuntimeError, match="the classifier is closed"):
+            classifier.classify(PHOTO)
+        ended.set()
+
+    with serving(script) as url:
+        threading.Thread(target=interrupt, args=[url], daemon=True).start()
+        assert ended.wait(20)
 
 
 def test_connection_that_the_server_closed_is_not_used():
