@@ -32,7 +32,8 @@ def encoded(image: ImageLike) -> bytes:
     Raises:
         OSError: a file cannot be read.
         TypeError: `image` is none of these.
-        ValueError: an array of another shape or datatype, or a PIL image of a mode that has no RGB.
+        ValueError: an array of another shape or datatype, or a PIL image that is damaged or of a mode that
+            has no RGB.
     """
     if isinstance(image, bytes):
         return image
@@ -43,6 +44,7 @@ def encoded(image: ImageLike) -> bytes:
     if isinstance(image, np.ndarray):
         return _from_pixels(_from_array(image))
     if isinstance(image, Image.Image):
+        _load(image)
         return _from_pixels(ImageOps.exif_transpose(image))
     if not hasattr(image, "read"):
         expected = "bytes, a path, a binary file, a PIL image or a uint8 array"
@@ -51,6 +53,15 @@ def encoded(image: ImageLike) -> bytes:
     if not isinstance(content, bytes):
         raise TypeError(f"a file must be opened for reading bytes, this one reads {type(content).__name__}")
     return content
+
+
+def _load(image: Image.Image) -> None:
+    try:
+        image.load()
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file has PIL raise almost anything, such as SyntaxError
+        raise ValueError(f"a PIL image cannot be read: {type(error).__name__}: {error}") from None
 
 
 def _from_array(pixels: np.ndarray) -> Image.Image:
@@ -62,7 +73,9 @@ def _from_array(pixels: np.ndarray) -> Image.Image:
 
 
 def _from_pixels(image: Image.Image) -> bytes:
-    if image.has_transparency_data:
+    # PNG holds the level that is transparent; as RGBA it would lose what is above 255.
+    is_keyed = image.mode.startswith("I;16") and image.has_transparency_data
+    if image.has_transparency_data and not is_keyed:
         image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
     if image.mode in TO_RGB_MODES:
         image = image.convert("RGB")
@@ -71,7 +84,9 @@ def _from_pixels(image: Image.Image) -> bytes:
         raise ValueError(f"a PIL image must have one of the modes {modes}, or alpha, got {image.mode}")
     bytes_per_pixel = len(image.getbands()) * (2 if image.mode.startswith("I;16") else 1)
     target = io.BytesIO()
-    if image.width * image.height * bytes_per_pixel + image.height * 4 + HEADERS_BYTES <= MOST_BYTES:
+    if is_keyed:
+        image.save(target, "PNG", compress_level=1)
+    elif image.width * image.height * bytes_per_pixel + image.height * 4 + HEADERS_BYTES <= MOST_BYTES:
         image.save(target, "BMP" if image.mode in BMP_MODES else "TIFF")
     elif image.mode == "CMYK":
         image.save(target, "TIFF", compression="tiff_adobe_deflate")

@@ -31,6 +31,10 @@ def of_mode(mode: str) -> Image.Image:
     """Return a picture of random pixels in a mode of PIL's; its sides are odd, for padding."""
     if mode == "I;16":
         return Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (7, 13), dtype=np.uint16))
+    if mode == "I;16 transparent":
+        image = of_mode("I;16")
+        image.info["transparency"] = image.getpixel((1, 1))
+        return image
     if mode == "P transparent":
         image = Image.fromarray(noise(7, 13, 3)).quantize(16)
         image.info["transparency"] = 3
@@ -61,6 +65,7 @@ MODES = [
     "HSV",
     "P transparent",
     "RGB transparent",
+    "I;16 transparent",
 ]
 MODES += ["La", "RGBa", "RGBX"]
 
@@ -69,6 +74,7 @@ def expected(image: Image.Image) -> np.ndarray:
     """Return what PIL itself makes of a picture: over white, in RGB, 16 bits rounded to 8."""
     if image.mode == "I;16":
         grey = (np.asarray(image).astype(np.float64) * 255 / 65535).round().astype(np.uint8)
+        grey[np.asarray(image) == image.info.get("transparency", -1)] = WHITE[0]
         return np.repeat(grey[:, :, None], 3, axis=2)
     if image.has_transparency_data:
         over = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
@@ -120,6 +126,18 @@ def test_large_pictures_keep_the_servers_limit():
     flat = np.zeros((4000, 4000, 3), np.uint8)
 
     assert len(encoded(flat)) < images.MOST_BYTES < flat.nbytes
+
+
+def test_damaged_picture_is_the_callers_fault():
+    """PIL reads a picture that it opened when its pixels are asked for, and then says SyntaxError."""
+    file = io.BytesIO()
+    Image.fromarray(noise(400, 400, 3)).save(file, "PNG")
+    content = bytearray(file.getvalue())
+    second = content.index(b"IDAT", content.index(b"IDAT") + 4)
+    content[second : second + 4] = b"\0\0\0\0"
+
+    with pytest.raises(ValueError, match="a PIL image cannot be read: SyntaxError"):
+        encoded(Image.open(io.BytesIO(content)))
 
 
 def test_files_stay_as_they_are():
