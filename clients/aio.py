@@ -83,7 +83,7 @@ class AsyncClassifier:
         encode_s = time.perf_counter() - began
         result = await self._request(asked, attempts, [file])
         request_s = time.perf_counter() - began - encode_s
-        timings = Timings(encode_s * 1e3, request_s * 1e3, attempts.count)
+        timings = Timings.of(encode_s, request_s, attempts.count)
         return prediction.read(result, self.model, asked.request_id, timings)[0]
 
     async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
@@ -153,12 +153,13 @@ class AsyncClassifier:
         while files := group.next():
             try:
                 result = await self._request(asked, attempts, files)
-            except ClassifierError as error:
+                request_s = time.perf_counter() - began - encode_s
+                timings = Timings.of(encode_s, request_s, attempts.count)
+                predictions = prediction.read(result, self.model, asked.request_id, timings)
+            except (ClassifierError, OSError) as error:  # such as memory for it that is full
                 group.failed(error)
             else:
-                request_s = time.perf_counter() - began - encode_s
-                timings = Timings(encode_s * 1e3, request_s * 1e3, attempts.count)
-                group.answered(prediction.read(result, self.model, asked.request_id, timings))
+                group.answered(predictions)
         self._limit = min(self._limit, group.limit)
         return group.outcomes()
 
@@ -170,13 +171,19 @@ async def _groups(
     images: Iterable[ImageLike] | AsyncIterable[ImageLike], size: int
 ) -> AsyncIterator[list[ImageLike]]:
     group: list[ImageLike] = []
-    async for image in _each(images):
-        group.append(image)
-        if len(group) == size:
-            yield group
-            group = []
+    failure: Exception | None = None
+    try:
+        async for image in _each(images):
+            group.append(image)
+            if len(group) == size:
+                yield group
+                group = []
+    except Exception as error:
+        failure = error
     if group:
         yield group
+    if failure:
+        raise failure
 
 
 async def _each(images: Iterable[ImageLike] | AsyncIterable[ImageLike]) -> AsyncIterator[ImageLike]:

@@ -118,7 +118,7 @@ class Classifier:
         encode_s = time.perf_counter() - began
         result = self._request(asked, attempts, [file])
         request_s = time.perf_counter() - began - encode_s
-        timings = Timings(encode_s * 1e3, request_s * 1e3, attempts.count)
+        timings = Timings.of(encode_s, request_s, attempts.count)
         return prediction.read(result, self.model, asked.request_id, timings)[0]
 
     def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
@@ -134,7 +134,8 @@ class Classifier:
         """Classify images as they come, several at a time.
 
         Args:
-            images: read a little ahead of the answers, on the caller's thread.
+            images: read a little ahead of the answers, on the caller's thread; what it raises comes after
+                the outcomes of those that it gave.
             batch_size: how many images share a request; those that the server would not take together are
                 sent apart.
             options: those of `classify`; `timeout_s` is for each request, with what of it is sent again.
@@ -154,14 +155,20 @@ class Classifier:
     def _outcomes(self, images: Iterator[ImageLike], batch_size: int, options: Options) -> Iterator[Outcome]:
         waiting: deque[Future[list[Outcome]]] = deque()
         pool = self._pool_of_this_process()
+        failure: Exception | None = None
         try:
             while True:
                 # Twice as many as are in flight: enough to keep all threads busy, few enough to bound memory.
-                while len(waiting) < 2 * self._concurrency and (group := list(islice(images, batch_size))):
+                while not failure and len(waiting) < 2 * self._concurrency:
+                    group, failure = _group(images, batch_size)
+                    if not group:
+                        break
                     waiting.append(pool.submit(self._classify_group, group, options))
                 if not waiting:
-                    return
+                    break
                 yield from waiting.popleft().result()
+            if failure:
+                raise failure
         finally:
             for future in waiting:
                 future.cancel()
@@ -175,12 +182,13 @@ class Classifier:
         while files := group.next():
             try:
                 result = self._request(asked, attempts, files)
-            except ClassifierError as error:
+                request_s = time.perf_counter() - began - encode_s
+                timings = Timings.of(encode_s, request_s, attempts.count)
+                predictions = prediction.read(result, self.model, asked.request_id, timings)
+            except (ClassifierError, OSError) as error:  # such as memory for it that is full
                 group.failed(error)
             else:
-                request_s = time.perf_counter() - began - encode_s
-                timings = Timings(encode_s * 1e3, request_s * 1e3, attempts.count)
-                group.answered(prediction.read(result, self.model, asked.request_id, timings))
+                group.answered(predictions)
         self._limit = min(self._limit, group.limit)
         return group.outcomes()
 
@@ -191,6 +199,15 @@ class Classifier:
 
     def _request(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
         return transport.run(self._connection, self._exchange.request(asked, attempts, files))
+
+
+def _group(images: Iterator[ImageLike], size: int) -> tuple[list[ImageLike], Exception | None]:
+    group: list[ImageLike] = []
+    try:
+        group.extend(islice(images, size))
+    except Exception as error:
+        return group, error
+    return group, None
 
 
 def _encoded_or_why_not(image: ImageLike) -> bytes | Unusable:

@@ -44,7 +44,7 @@ class Group:
         """Note the answer to the request."""
         self._outcomes.update(zip(self._requests.popleft(), predictions, strict=True))
 
-    def failed(self, error: ClassifierError) -> None:
+    def failed(self, error: ClassifierError | OSError) -> None:
         """Note that the request failed: what of it may be answered otherwise is sent again."""
         places = self._requests.popleft()
         text = str(error)

@@ -1,8 +1,13 @@
 """What a classifier answers."""
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
+from clients.errors import Unreachable
+
+# What tritonclient and we raise over an answer that is none of Triton's.
+MALFORMED = (AttributeError, LookupError, TypeError, ValueError, struct.error)
 SCORES, VARIANT, VERSION, REASON = "scores", "variant", "version", "route_reason"
 
 
@@ -25,6 +30,11 @@ class Timings:
     encode_ms: float
     request_ms: float
     attempts: int = 1
+
+    @classmethod
+    def of(cls, encode_s: float, request_s: float, attempts: int) -> "Timings":
+        """Return seconds as milliseconds, to the microsecond."""
+        return cls(round(encode_s * 1e3, 3), round(request_s * 1e3, 3), attempts)
 
     @property
     def total_ms(self) -> float:
@@ -50,7 +60,27 @@ class Prediction:
 
 
 def read(result: Any, model: str, request_id: str, timings: Timings) -> list[Prediction]:
-    """Read one prediction per image out of tritonclient's `InferResult`, of HTTP or gRPC, that `is_whole`."""
+    """Read one prediction per image out of tritonclient's `InferResult`, of HTTP or gRPC, that `is_whole`.
+
+    Raises:
+        Unreachable: this is no answer of Triton's.
+    """
+    try:
+        return _read(result, model, request_id, timings)
+    except MALFORMED as error:
+        raise Unreachable(f"what answers is no Triton: {type(error).__name__}: {error}") from None
+
+
+def is_whole(result: Any, count: int) -> bool:
+    """Tell whether an answer has scores for `count` images."""
+    try:
+        scores = result.as_numpy(SCORES)
+        return scores is not None and scores.ndim == 2 and len(scores) == count
+    except MALFORMED:
+        return False
+
+
+def _read(result: Any, model: str, request_id: str, timings: Timings) -> list[Prediction]:
     response = result.get_response()
     own_version = response["model_version"] if isinstance(response, dict) else response.model_version
     scores = result.as_numpy(SCORES)
@@ -73,12 +103,6 @@ def read(result: Any, model: str, request_id: str, timings: Timings) -> list[Pre
             scores, words(VARIANT), words(VERSION), words(REASON), strict=True
         )
     ]
-
-
-def is_whole(result: Any, count: int) -> bool:
-    """Tell whether an answer has scores for `count` images."""
-    scores = result.as_numpy(SCORES)
-    return scores is not None and scores.ndim == 2 and len(scores) == count
 
 
 def label(entry: str) -> Label:

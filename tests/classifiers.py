@@ -60,8 +60,8 @@ class Script:
 
     Each is what it answers, as bytes or as the JSON of an answer with status 200; None closes the connection,
     "silence" says nothing. A body comes `gap_s` after its head. After bytes there may follow a blank every
-    `trickle_s`, or nothing any more: `hangs_up`. `calls` are the paths and bodies of all requests, `peers` the
-    addresses and bodies of those for inference. Regions in `read` it does not let go of.
+    `trickle_s`, or nothing any more: `hangs_up`. `calls` are the paths and bodies of all requests, `peers`
+    the addresses and bodies of those for inference. Regions in `read` it does not let go of.
     """
 
     def __init__(self, *steps: Any) -> None:

@@ -1,6 +1,7 @@
 """Both classifiers without Triton: what they make of servers that fail, and of what they are given."""
 
 import asyncio
+import errno
 import itertools
 import re
 import subprocess
@@ -26,9 +27,11 @@ from clients.errors import (
     Unreachable,
     from_triton,
 )
+from clients.exchange import Exchange
 from clients.prediction import Label, label
 from clients.retry import Attempts, Budget
 from clients.samples import COFFEE
+from clients.shared_memory import Region, Regions
 from ops.classify import collect
 from ops.embedded import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, answered, error, opened, serving, silent
@@ -362,6 +365,68 @@ def test_bad_images_of_a_request_fail_alone(way, steps, told):
     got = [str(each) if isinstance(each, RequestRefused) else each.labels[0].name for each in outcomes]
     assert [each.split(": ")[-1] for each in got] == told
     assert len(script.asked("/infer")) == len(steps)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "answer",
+    [
+        PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
+        answered("nonsense"),
+        PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
+        PREDICTION.replace(b"model_version", b"model-version"),
+    ],
+    ids=["shape", "label", "length", "version"],
+)
+def test_malformed_answer_is_an_outcome(way, answer):
+    """What is no answer of Triton's is the fault of the network, and stops nothing."""
+    script = Script(*[answer] * 4, PREDICTION)
+    with serving(script) as url, opened(way, url, "http", concurrency=1) as classifier:
+        outcomes = list(classifier.classify_many([PHOTO] * 6))
+
+    assert type(outcomes[0]) is Unreachable
+    assert outcomes[5].labels
+
+
+@both_ways
+def test_full_memory_is_an_outcome(way):
+    """Where a request finds no room in shared memory, the next one may."""
+
+    def make(byte_size: int) -> Region:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with serving(Script(PREDICTION)) as url, opened(way, url, "http") as classifier:
+        inner = classifier if way == "sync" else classifier._classifier
+        inner._exchange = Exchange("http", "classify", Regions("system", url, "http", make=make))
+        outcomes = list(classifier.classify_many([PHOTO] * 2))
+
+    assert [type(outcome) for outcome in outcomes] == [OSError, OSError]
+
+
+@both_ways
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_outcomes_come_before_the_sources_error(way, batch_size):
+    """What was given is answered, then the error of who gave it is raised."""
+
+    def source() -> Iterator[bytes]:
+        yield from [PHOTO] * 3
+        raise RuntimeError("camera gone")
+
+    def take_all(url: str) -> None:
+        with Classifier(url, "http") as classifier:
+            got.extend(classifier.classify_many(source(), batch_size))
+
+    async def take_all_async(url: str) -> None:
+        async with AsyncClassifier(url, "http") as classifier:
+            async for outcome in classifier.classify_many(source(), batch_size):
+                got.append(outcome)
+
+    got = []
+    take = take_all if way == "sync" else lambda url: asyncio.run(take_all_async(url))
+    with serving(Script(PREDICTION)) as url, pytest.raises(RuntimeError, match="camera gone"):
+        take(url)
+
+    assert len(got) == 3
 
 
 @both_ways
