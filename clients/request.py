@@ -18,6 +18,20 @@ DEFAULT_PORTS: dict[ProtocolName, int] = {"http": 8000, "grpc": 8001}
 TENSORS: dict[ProtocolName, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TIMEOUT_S = 30.0
 CONCURRENCY = 8
+# What frames a request is the transport's own; gRPC keeps `grpc-` to itself, and bytes in `-bin`.
+HEADER = re.compile(r"(?!grpc-)[a-z0-9_.-]+(?<!-bin)")
+FRAMING = (
+    "accept-encoding",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "expect",
+    "inference-header-content-length",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+)
 # Until the server says how many images a request may have.
 NO_LIMIT = 2**31
 # Triton takes a timeout in µs, as an integer; beyond this nobody waits.
@@ -82,8 +96,9 @@ def check(url: str, protocol: str, concurrency: int, shared_memory: str | None) 
     Raises:
         ValueError: with what was expected.
     """
-    if not re.fullmatch(r"[^/]+:\d+", url):
-        raise ValueError(f"url must be HOST:PORT without a scheme, got '{url}'")
+    address = re.fullmatch(r"(?:\[[^\[\]/@]+\]|[^\[\]/@:\s]+):(\d{1,5})", url)
+    if not address or not 0 < int(address[1]) < 2**16:
+        raise ValueError(f"url must be HOST:PORT without a scheme, an IPv6 address in [], got '{url}'")
     if protocol not in DEFAULT_PORTS:
         raise ValueError(f"protocol must be one of {', '.join(DEFAULT_PORTS)}, got '{protocol}'")
     if concurrency < 1:
@@ -99,15 +114,18 @@ def ask(options: Options, timeout_s: float, is_for_scores: bool = False) -> Ask:
         ValueError: one of them cannot be meant.
     """
     given = {
-        **{name.lower(): value for name, value in options.get("headers", {}).items()},
+        **{str(name).lower(): value for name, value in options.get("headers", {}).items()},
         "x-variant": options.get("variant", ""),
         "x-model-version": options.get("version", ""),
         "x-route-key": options.get("route_key", ""),
     }
-    headers = {name: value for name, value in given.items() if value}
+    headers = {name: value for name, value in given.items() if value or not isinstance(value, str)}
     request_id = options.get("request_id") or uuid.uuid4().hex
+    for name in headers:
+        if not HEADER.fullmatch(name) or name in FRAMING:
+            raise ValueError(f"a header must not be named {name!r}")
     for name, value in {**headers, "request_id": request_id}.items():
-        if not (value.isascii() and value.isprintable()):
+        if not (isinstance(value, str) and value.isascii() and value.isprintable()):
             raise ValueError(f"{name} must be printable ASCII, got {value!r}")
     if (top_k := options.get("top_k", 5)) < 1 and not is_for_scores:
         raise ValueError(f"top_k must be at least 1, got {top_k}")

@@ -54,12 +54,12 @@ class RestClient:
         """Return tritonclient's `InferResult`."""
         body, json_size = InferenceServerClient.generate_request_body(**options)
         length = {} if json_size is None else {LENGTH: str(json_size)}
-        path = f"models/{quote(model)}/infer"
+        path, request_id = f"models/{quote(model)}/infer", options.get("request_id")
 
         def read(answer: bytes, json_size: int | None) -> Any:
             result = InferenceServerClient.parse_response_body(answer, header_length=json_size)
-            answered_id = result.get_response().get("id", options["request_id"])
-            if answered_id != options["request_id"]:
+            answered_id = result.get_response().get("id", request_id)
+            if answered_id != request_id:
                 raise http.client.HTTPException(f"the answer is to another request, {answered_id!r}")
             return result
 

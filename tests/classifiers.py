@@ -155,14 +155,15 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def serving(script: Script) -> Iterator[str]:
+def serving(script: Script, host: str = "127.0.0.1") -> Iterator[str]:
     """Serve a script over HTTP; gives HOST:PORT."""
-    with _Server(("127.0.0.1", 0), _Handler) as server:
+    kind = type("Server", (_Server,), {"address_family": socket.AF_INET6}) if ":" in host else _Server
+    with kind((host, 0), _Handler) as server:
         server.script = script
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"127.0.0.1:{server.server_address[1]}"
+            yield f"{f'[{host}]' if ':' in host else host}:{server.server_address[1]}"
         finally:
             script.over.set()
             server.shutdown()

@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import io
 import itertools
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
 from clients import retry
@@ -28,11 +31,11 @@ from clients.errors import (
     from_triton,
 )
 from clients.exchange import Exchange
-from clients.prediction import Label, label
+from clients.prediction import Label, Prediction, Timings, label
 from clients.retry import Attempts, Budget
 from clients.samples import COFFEE
 from clients.shared_memory import Region, Regions
-from ops.classify import collect
+from ops.classify import collect, prediction_table
 from ops.embedded import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, answered, error, opened, serving, silent
 from tests.routes import wait_until
@@ -73,6 +76,7 @@ def test_label_is_read_from_tritons_form(entry, expected):
         ("429", "slow down", Overloaded),
         ("500", "why", ServerFailed),
         (None, "why", ServerFailed),
+        ("400", "Request for model 'm' version 1 is not ready", Unavailable),
         ("404", "an exception occurred in the client while decoding the response: <p>", Unreachable),
         ("StatusCode.INVALID_ARGUMENT", "why", RequestRefused),
         ("StatusCode.NOT_FOUND", "why", RequestRefused),
@@ -299,8 +303,11 @@ def test_connection_that_the_server_closed_is_not_used():
         ({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
         ({"variant": "v1\r\nx-evil: 1"}, "x-variant must be printable ASCII"),
         ({"request_id": "\n"}, "request_id must be printable ASCII"),
+        ({"headers": {"x-a": 5}}, "x-a must be printable ASCII, got 5"),
+        ({"headers": {"x-a: 1\r\nx-b": "2"}}, "a header must not be named 'x-a: 1"),
+        ({"headers": {"Content-Length": "2"}}, "a header must not be named 'content-length'"),
     ],
-    ids=["top_k", "timeout_s", "letters", "line break", "request id"],
+    ids=["top_k", "timeout_s", "letters", "line break", "request id", "number", "injected", "framing"],
 )
 def test_wrong_argument_never_reaches_the_server(way, options, message):
     """What no server could answer is the caller's ValueError, for one image and for many."""
@@ -317,10 +324,13 @@ def test_wrong_argument_never_reaches_the_server(way, options, message):
     [
         ({"url": "http://localhost:8000"}, "url must be HOST:PORT without a scheme"),
         ({"url": "localhost"}, "url must be HOST:PORT without a scheme"),
+        ({"url": "localhost:99999"}, "url must be HOST:PORT"),
+        ({"url": "user@localhost:1"}, "url must be HOST:PORT"),
+        ({"url": "::1:8000"}, r"an IPv6 address in \[\], got '::1:8000'"),
         ({"protocol": "rest"}, "protocol must be one of http, grpc, got 'rest'"),
         ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
     ],
-    ids=["scheme", "no port", "protocol", "concurrency"],
+    ids=["scheme", "no port", "port", "user", "bare IPv6", "protocol", "concurrency"],
 )
 def test_classifier_of_nothing_is_refused(way, arguments, message):
     """What can never work fails when it is made."""
@@ -489,6 +499,61 @@ def test_outcomes_may_be_left_early(end):
 
     with serving(Script(PREDICTION, "silence")) as url:
         asyncio.run(asyncio.wait_for(leave(url), 10))
+
+
+def test_images_are_not_read_once_nobody_takes_outcomes():
+    """What waits for a thread when the outcomes are left is not sent."""
+    gate, late = threading.Event(), io.BytesIO(PHOTO)
+
+    class Slow(io.BytesIO):
+        def read(self, *args: int) -> bytes:
+            gate.wait(20)
+            return super().read(*args)
+
+    with serving(Script(PREDICTION)) as url, Classifier(url, "http", concurrency=2) as classifier:
+        outcomes = classifier.classify_many([PHOTO, Slow(PHOTO), Slow(PHOTO), late])
+        next(outcomes)
+        outcomes.close()
+        gate.set()
+        assert len(list(classifier.classify_many([PHOTO] * 2))) == 2
+
+    assert late.tell() == 0
+
+
+def test_ipv6_address_has_brackets():
+    """As in a URL; it is another family than the one that is tried first."""
+    with serving(Script(PREDICTION), "::1") as url, Classifier(url, "http") as classifier:
+        assert classifier.classify(PHOTO).labels
+
+
+def test_silent_addresses_share_the_time(monkeypatch):
+    """A name with several addresses that say nothing takes no longer than one of them."""
+    full = socket.create_server(("127.0.0.1", 0), backlog=0)
+    kept = [socket.socket() for _ in range(4)]
+    for each in kept:
+        each.setblocking(False)
+        each.connect_ex(full.getsockname())
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", full.getsockname())] * 40)
+
+    with Classifier(f"name:{full.getsockname()[1]}", "http") as classifier:
+        begin = time.monotonic()
+        with pytest.raises(TimedOut):
+            classifier.classify(PHOTO, timeout_s=0.2)
+        assert time.monotonic() - begin < 4
+
+    for each in (full, *kept):
+        each.close()
+
+
+def test_labels_are_no_markup(capsys):
+    """What a label says is printed as it is."""
+    table = prediction_table(
+        Prediction((Label(1, "a [red]b", 0.5),), "m", "1", "", "", "id", Timings(1.0, 1.0))
+    )
+
+    Console().print(table)
+
+    assert "a [red]b" in capsys.readouterr().out
 
 
 def test_threads_leave_nothing_open():
