@@ -131,6 +131,9 @@ def classify(
         fail("--watch never ends a JSON array; take --jsonl", WRONG_USAGE)
     if watch and not watch.is_dir():
         fail(f"{watch} is no folder", WRONG_USAGE)
+    with reporting():
+        # Before the first list is made, which takes its time: nothing that comes meanwhile is missed.
+        arrivals = client.arrivals_in(watch) if watch else None
     with _meant():
         paths = client.collect(images or [])
     if not url:
@@ -143,11 +146,11 @@ def classify(
     except ValueError as error:
         fail(f"--{error}", WRONG_USAGE)
     failed = 0
-    with classifier, reporting():
+    with classifier, reporting(), client.printing(form) as write:
         if paths:
-            failed = client.classify(classifier, paths, top, form)
-        if watch:
-            client.watch(classifier, watch, top, form)
+            failed = client.classify(classifier, paths, top, write)
+        if watch and arrivals:
+            client.watch(classifier, watch, arrivals, top, write)
     if failed:
         fail(f"{failed} of {len(paths)} images could not be classified", FAILED)
 

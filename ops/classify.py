@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -47,42 +48,41 @@ def collect(paths: Sequence[Path]) -> list[Path]:
     return [image for path in paths for image in _images(path)]
 
 
-def classify(classifier: Classifier, images: Sequence[Path], top_k: int, form: Format) -> int:
+def printing(form: Format) -> AbstractContextManager[Write]:
+    """Give what prints each answer; what a form has around all of them is printed once."""
+    return contextmanager(_FORMS[form])()
+
+
+def classify(classifier: Classifier, images: Sequence[Path], top_k: int, write: Write) -> int:
     """Classify `images` and print each answer; returns how many failed (reasons go to stderr)."""
-    written = _FORMS[form]()
-    write = next(written)
-    try:
-        with _progress(len(images)) as progress:
-            task = progress.add_task("classifying", total=len(images))
-            failed = 0
-            for path, outcome in zip(images, classifier.classify_many(images, top_k=top_k), strict=True):
-                failed += _tell(write, path, outcome)
-                progress.advance(task)
-    finally:
-        written.close()
+    with _progress(len(images)) as progress:
+        task = progress.add_task("classifying", total=len(images))
+        failed = 0
+        for path, outcome in zip(images, classifier.classify_many(images, top_k=top_k), strict=True):
+            failed += _tell(write, path, outcome)
+            progress.advance(task)
     return failed
 
 
-def watch(classifier: Classifier, folder: Path, top_k: int, form: Format) -> None:
-    """Classify the images that appear in a folder, each once it is complete, until SIGINT or SIGTERM.
+def arrivals_in(folder: Path) -> Arrivals:
+    """Note which images a folder has, and tell of those that appear from now on.
 
     Raises:
         CommandFailed: a package is missing.
     """
     if not importlib.util.find_spec("watchfiles"):
         raise CommandFailed("--watch needs the package 'watchfiles'; mend: pip install -e '.[publish]'")
+    return Arrivals(lambda: _images_in(folder), SETTLE_S)
+
+
+def watch(classifier: Classifier, folder: Path, arrivals: Arrivals, top_k: int, write: Write) -> None:
+    """Classify the images that appear in a folder, each once it is complete, until SIGINT or SIGTERM."""
     stop = Stop()
-    arrivals = Arrivals(lambda: _images_in(folder), SETTLE_S)
-    written = _FORMS[form]()
-    write = next(written)
     _say(f"watching {folder}")
-    try:
-        for _ in looks_at(folder, SETTLE_S / 2, False, stop, _say):
-            images = arrivals.step()
-            for path, outcome in zip(images, classifier.classify_many(images, top_k=top_k), strict=True):
-                _tell(write, path, outcome)
-    finally:
-        written.close()
+    for _ in looks_at(folder, SETTLE_S / 2, False, stop, _say):
+        images = arrivals.step()
+        for path, outcome in zip(images, classifier.classify_many(images, top_k=top_k), strict=True):
+            _tell(write, path, outcome)
     _say("stopped")
 
 
@@ -96,7 +96,7 @@ def prediction_table(prediction: Prediction) -> Table:
     """Render one prediction: a row per class."""
     table = Table("label", "index", "probability")
     for label in prediction.labels:
-        table.add_row(label.name, str(label.index), f"{label.score:.3f}")
+        table.add_row(Text(label.name), str(label.index), f"{label.score:.3f}")
     return table
 
 

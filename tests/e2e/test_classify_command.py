@@ -1,5 +1,6 @@
 """`nereid classify` as a user runs it: what is printed where, folders with bad files, a watched folder."""
 
+import contextlib
 import csv
 import io
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -88,13 +90,30 @@ def test_progress_is_shown_on_a_terminal_only(command, photos):
     assert re.search(r"classifying .*12/12 \d+ images/s 0:00:\d\d", text)
 
 
+def opened_pipe(path: Path) -> IO[bytes]:
+    """Open a named pipe for writing, once the other side reads it."""
+
+    def opened() -> int | None:
+        with contextlib.suppress(OSError):
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+
+    handle = wait_until(opened, "a reader")
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "wb")
+
+
 def test_watched_folder_is_classified_as_it_fills(command, tmp_path):
-    """What was there is not; what arrives is, once it is complete; Ctrl-C ends it well."""
+    """What was there is not; what arrives is, once complete, also during the first list; Ctrl-C ends it."""
     shutil.copy(COFFEE, tmp_path / "old.jpg")
+    os.mkfifo(first := tmp_path / "first")
     output, log = tmp_path / "output", tmp_path / "log"
+    watching = [*command, first, "--watch", tmp_path, "--csv"]
     with output.open("w") as stdout, log.open("w") as stderr:
-        running = subprocess.Popen([*command, "--watch", tmp_path, "--csv"], stdout=stdout, stderr=stderr)
+        running = subprocess.Popen(watching, stdout=stdout, stderr=stderr)
     try:
+        with opened_pipe(first) as pipe:
+            shutil.copy(COFFEE, tmp_path / "early.jpg")
+            pipe.write(COFFEE.read_bytes())
         wait_until(lambda: "watching" in log.read_text(), "the watch")
         (tmp_path / "bad.jpg").write_bytes(b"no image")
         content = COFFEE.read_bytes()
@@ -103,7 +122,7 @@ def test_watched_folder_is_classified_as_it_fills(command, tmp_path):
             slow.flush()
             time.sleep(0.6)  # less than what a file must stay the same, and longer than until the next look
             slow.write(content[20_000:])
-        wait_until(lambda: len(output.read_text().splitlines()) == 3, "both answers")
+        wait_until(lambda: len(output.read_text().splitlines()) == 5, "all answers")
         running.send_signal(signal.SIGINT)
         status = running.wait(WATCHDOG_S)
     finally:
@@ -111,7 +130,8 @@ def test_watched_folder_is_classified_as_it_fills(command, tmp_path):
         running.wait()
 
     told = {Path(name).name: (index, error[:13]) for name, index, error in answers("csv", output.read_text())}
-    assert told == {"bad.jpg": (None, "invalid image"), "new.jpg": (ESPRESSO, "")}
+    good = dict.fromkeys(["first", "early.jpg", "new.jpg"], (ESPRESSO, ""))
+    assert told == {"bad.jpg": (None, "invalid image")} | good
     assert (status, log.read_text().splitlines()[-1]) == (0, "stopped")
 
 
