@@ -1,5 +1,6 @@
 """`nereid gateway`: the REST gateway in the foreground, until a signal."""
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from clients.gateway.app import create_app
 from clients.gateway.keys import InvalidKeys, KeyRing
@@ -19,6 +21,13 @@ from ops.cli import CommandFailed, WrongUsage
 
 # What a request in flight gets to end in; then its connection is closed.
 STOP_S = 30
+MOST_HEAD_BYTES = 64 * 2**10
+# The rest of a body that nobody reads any more is thrown away for as long: closing at once could cost the
+# client its answer, and a connection that it asks on again.
+LINGER_S = 5.0
+_HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,50 @@ class Listen:
     port: int
     certificate: Path | None = None
     certificate_key: Path | None = None
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP that bounds what uvicorn reads for ever: heads, trailers, bodies that were answered already."""
+
+    _head_bytes = 0
+    _linger: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in; `MOST_HEAD_BYTES` without a byte of a body among them end the connection."""
+        for start in range(0, len(data), MOST_HEAD_BYTES):
+            piece = data[start : start + MOST_HEAD_BYTES]
+            self._head_bytes += len(piece)
+            super().data_received(piece)
+            if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+                if self.cycle is None or self.cycle.response_complete:
+                    self.transport.write(_HEAD_TOO_LARGE)
+                self.transport.close()
+            if self.transport.is_closing():
+                return
+
+    def on_headers_complete(self) -> None:
+        """Count anew."""
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Count anew."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Count anew; what was thrown away has ended."""
+        self._head_bytes = 0
+        if self._linger:
+            self._linger.cancel()
+            self._linger = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the rest of the body, if there is one, but not for ever."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._linger = self.loop.call_later(LINGER_S, self.transport.close)
 
 
 class _Server(uvicorn.Server):
@@ -72,6 +125,7 @@ def serve(settings: Settings, listen: Listen, keys: Path | None, route: RouteCon
     with _open(listen) as opened:
         config = uvicorn.Config(
             app,
+            http=BoundedProtocol,
             log_level="warning",
             access_log=False,
             server_header=False,
