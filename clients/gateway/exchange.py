@@ -1,6 +1,7 @@
 """One request and what is known of it, and the answer to it; cheap, because each request pays for it."""
 
 import time
+from collections import Counter
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -13,6 +14,20 @@ from clients.gateway.tracing import child_of, is_word, new_request_id, new_trace
 
 JSON = b"application/json"
 TIMEOUT_HEADER = b"x-request-timeout-ms"
+# A proxy could read the first of two, and the gateway the last.
+SINGLE = frozenset(
+    {
+        b"host",
+        b"origin",
+        b"content-type",
+        b"content-encoding",
+        b"authorization",
+        b"x-api-key",
+        TIMEOUT_HEADER,
+        b"x-variant",
+        b"x-model-version",
+    }
+)
 encode = msgspec.json.Encoder().encode
 
 
@@ -20,7 +35,7 @@ class Exchange:
     """A request from its arrival to its answer.
 
     Attributes:
-        headers: by lower-case name; the last of several.
+        headers: by lower-case name; the last of several, where several are not refused.
         traceparent: this hop; `continues_trace` if the caller began the trace.
         began_s: when its head had arrived, of `time.perf_counter`.
         endpoint, variant, outcome: what metrics and the log call it; "" for not known.
@@ -60,6 +75,21 @@ class Exchange:
         self.key: Key | None = None
         self.status = self.images = self.body_bytes = 0
         self.stages_s: dict[str, float] = {}
+
+    def refuse_repeats(self) -> None:
+        """Refuse headers that mean something only once.
+
+        Raises:
+            Failure: there are several of one.
+        """
+        given = self.scope["headers"]
+        if len(given) == len(self.headers):
+            return
+        for name, count in Counter(name for name, _ in given).items():
+            if count > 1 and (name in SINGLE or name.startswith(b"x-route-")):
+                raise Failure(
+                    "invalid_request", f"header {name.decode('latin-1')[:64]!r} is given {count} times"
+                )
 
     def elapsed_s(self) -> float:
         """Return how long ago the request arrived."""
@@ -105,7 +135,7 @@ class Exchange:
             raise Failure(
                 "invalid_request",
                 f"X-Request-Timeout-Ms must be a whole number of 1..{most_s * 1000:.0f}, "
-                f"got {given.decode('latin-1')!r}",
+                f"got {given.decode('latin-1')[:64]!r}",
             )
         return int(given) / 1000
 

@@ -47,6 +47,7 @@ class Frame:
             await send(message)
 
         try:
+            exchange.refuse_repeats()
             own += self._door.check(exchange)
             reply = self._door.preflight(exchange)
             await (reply or self._app)(scope, receive, send_framed)
@@ -71,7 +72,7 @@ class Frame:
         outcome = exchange.outcome or _CODES.get(exchange.status, "ok")
         endpoint, metrics = exchange.endpoint or OTHER, self._gateway.metrics
         total_s = exchange.elapsed_s()
-        self._gateway.uploads.buffers.give_back(exchange.body_bytes)
+        self._gateway.uploads.buffers.give_back(exchange.key, exchange.body_bytes)
         metrics.count_request(endpoint, exchange.variant, outcome)
         metrics.observe(endpoint, exchange.variant, "total", outcome, total_s)
         for stage, seconds in exchange.stages_s.items():

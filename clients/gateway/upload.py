@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
 
 from clients.gateway.errors import Failure
 from clients.gateway.exchange import Exchange
+from clients.gateway.keys import Key
 from clients.gateway.settings import Settings
 
 Kind = Literal["raw", "multipart/form-data", "application/json"]
@@ -19,6 +19,10 @@ JSON: Kind = "application/json"
 # The last one is what `curl --data-binary` says unless told otherwise.
 OCTETS = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 MOST_TOP_K = 1000
+MOST_PART_HEAD_BYTES = 8192
+# What is decoded, at most 10 ms, before its parts are counted; anything larger must be large for its images.
+MOST_UNCOUNTED_BYTES = 2**20
+MOST_QUOTES_PER_IMAGE = 1000
 TopK = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOP_K)]
 
 
@@ -50,24 +54,38 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Buffers:
-    """How much memory the bodies of all requests may take together."""
+    """How much memory the bodies of all requests may take together, and those of one key at most.
 
-    def __init__(self, most_bytes: int) -> None:
-        self._left_bytes = most_bytes
+    Args:
+        most_bytes: of all.
+        share_bytes: of one key; callers without a key have one share together.
+    """
 
-    def take(self, size_bytes: int) -> None:
+    def __init__(self, most_bytes: int, share_bytes: int) -> None:
+        self._left_bytes, self._share_bytes = most_bytes, share_bytes
+        self._held_bytes: dict[str, int] = {}
+
+    def take(self, key: Key | None, size_bytes: int) -> None:
         """Count bytes that have come.
 
         Raises:
             Failure: `overloaded`, there is no room for them.
         """
-        if size_bytes > self._left_bytes:
+        who = key.id if key else ""
+        held_bytes = self._held_bytes.get(who, 0) + size_bytes
+        if size_bytes > self._left_bytes or held_bytes > self._share_bytes:
             raise Failure("overloaded", "too many bytes of other requests are here; come later", 1.0)
         self._left_bytes -= size_bytes
+        self._held_bytes[who] = held_bytes
 
-    def give_back(self, size_bytes: int) -> None:
+    def give_back(self, key: Key | None, size_bytes: int) -> None:
         """Count bytes that are no longer kept."""
         self._left_bytes += size_bytes
+        who = key.id if key else ""
+        if left_bytes := self._held_bytes.get(who, 0) - size_bytes:
+            self._held_bytes[who] = left_bytes
+        else:
+            self._held_bytes.pop(who, None)
 
 
 class Uploads:
@@ -75,7 +93,8 @@ class Uploads:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.buffers = Buffers(settings.max_buffered_bytes)
+        most_bytes = settings.max_buffered_bytes
+        self.buffers = Buffers(most_bytes, max(most_bytes // 2, settings.max_body_bytes))
 
     async def one(self, exchange: Exchange, remaining_s: float) -> bytes:
         """Read the body of a request for one image.
@@ -88,7 +107,7 @@ class Uploads:
         if kind == FORM:
             return (await self._form(exchange, remaining_s, 1))[0].image
         body = await self._whole(exchange, remaining_s)
-        image = body if kind == RAW else _decode(ImageBody, body).image
+        image = body if kind == RAW else _decode(ImageBody, body, 1).image
         if not image:
             raise Failure("invalid_image", "there are no bytes in it")
         return image
@@ -103,7 +122,7 @@ class Uploads:
         most = self._settings.max_images
         if kind_of(exchange, (FORM, JSON)) == FORM:
             return BatchBody(await self._form(exchange, remaining_s, most))
-        batch: BatchBody = _decode(BatchBody, await self._whole(exchange, remaining_s))
+        batch: BatchBody = _decode(BatchBody, await self._whole(exchange, remaining_s), most)
         if len(batch.images) > most:
             raise Failure("invalid_request", f"at most {most} images, got {len(batch.images)}")
         return batch
@@ -116,28 +135,24 @@ class Uploads:
             ClientClosed: it will never be complete.
         """
         kind_of(exchange, (JSON,))
-        return _decode(kind, await self._whole(exchange, remaining_s))
+        return _decode(kind, await self._whole(exchange, remaining_s, MOST_UNCOUNTED_BYTES), 1)
 
-    async def _whole(self, exchange: Exchange, remaining_s: float) -> bytes:
+    async def _whole(self, exchange: Exchange, remaining_s: float, most_bytes: int | None = None) -> bytes:
+        most_bytes = min(most_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
         chunks: list[bytes] = []
-        await self._read(exchange, remaining_s, chunks.append)
+        await self._read(exchange, remaining_s, most_bytes, chunks.append)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _form(self, exchange: Exchange, remaining_s: float, most: int) -> list[BatchImage]:
-        form = Form(most)
         _, options = parse_options_header(exchange.headers[b"content-type"])
-        try:
-            parser = MultipartParser(options.get(b"boundary", b""), form.callbacks())  # type: ignore[arg-type]
-            await self._read(exchange, remaining_s, parser.write)
-            parser.finalize()
-        except (FormParserError, ValueError) as error:
-            raise Failure("invalid_request", f"the multipart body is damaged: {error}") from None
-        if not (form.is_complete and form.images):
-            raise Failure("invalid_request", "the multipart body ends early, or has no part 'file'")
-        return form.images
+        boundary = options.get(b"boundary", b"")
+        if not 1 <= len(boundary) <= 70:
+            raise _damaged("its boundary must have 1 to 70 characters")
+        return read_form(await self._whole(exchange, remaining_s), boundary, most)
 
-    async def _read(self, exchange: Exchange, remaining_s: float, take: Callable[[bytes], Any]) -> None:
-        most = self._settings.max_body_bytes
+    async def _read(
+        self, exchange: Exchange, remaining_s: float, most: int, take: Callable[[bytes], Any]
+    ) -> None:
         declared = exchange.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > most:
             raise Failure("too_large", f"the body may have {most} bytes, it has {int(declared)}")
@@ -150,7 +165,7 @@ class Uploads:
                     chunk = message.get("body", b"")
                     if exchange.body_bytes + len(chunk) > most:
                         raise Failure("too_large", f"the body may have {most} bytes, it has more")
-                    self.buffers.take(len(chunk))
+                    self.buffers.take(exchange.key, len(chunk))
                     exchange.body_bytes += len(chunk)
                     take(chunk)
                     if not message.get("more_body", False):
@@ -159,60 +174,48 @@ class Uploads:
             raise Failure("body_timeout", f"the body did not come within {remaining_s:.3g} s") from None
 
 
-class Form:
-    """The parts of a multipart body: up to `most` files, all of them called `file`."""
+def read_form(body: bytes, boundary: bytes, most: int) -> list[BatchImage]:
+    """Return the parts of a multipart body: 1 to `most` files, all of them called `file`.
 
-    def __init__(self, most: int) -> None:
-        self.images: list[BatchImage] = []
-        self.is_complete = False
-        self._most = most
-        self._name = self._value = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._data = bytearray()
+    Raises:
+        Failure: it is something else.
+    """
+    delimiter = b"\r\n--" + boundary
+    images: list[BatchImage] = []
+    # The line break before the first delimiter is not there if nothing comes before it.
+    at = -2 if body.startswith(delimiter[2:]) else _find(body, delimiter, 0)
+    while not body.startswith(b"--", at := at + len(delimiter)):
+        if not body.startswith(b"\r\n", at):
+            raise _damaged("a boundary has no line of its own")
+        if len(images) == most:
+            raise Failure("invalid_request", f"at most {most} parts, got more")
+        head_end = _find(body, b"\r\n\r\n", at, at + MOST_PART_HEAD_BYTES)
+        filename = _filename(body[at:head_end])
+        at = _find(body, delimiter, head_end + 4)
+        images.append(BatchImage(body[head_end + 4 : at], filename))
+    if not images:
+        raise _damaged("it has no part 'file'")
+    return images
 
-    def callbacks(self) -> dict[str, Callable[..., None]]:
-        """Return what `MultipartParser` calls."""
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": self._add_name,
-            "on_header_value": self._add_value,
-            "on_header_end": self._end_header,
-            "on_headers_finished": self._check,
-            "on_part_data": self._add_data,
-            "on_part_end": self._end,
-            "on_end": self._complete,
-        }
 
-    def _begin(self) -> None:
-        self._headers, self._data = {}, bytearray()
-        if len(self.images) == self._most:
-            raise Failure("invalid_request", f"at most {self._most} parts, got more")
+def _find(body: bytes, mark: bytes, start: int, end: int | None = None) -> int:
+    if (at := body.find(mark, start, end)) == -1:
+        raise _damaged("it ends early")
+    return at
 
-    def _add_name(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
 
-    def _add_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
+def _filename(head: bytes) -> str | None:
+    fields = (line.partition(b":") for line in head.split(b"\r\n"))
+    values = {name.strip().lower(): value for name, _, value in fields}
+    _, options = parse_options_header(values.get(b"content-disposition"))
+    name = options.get(b"name", b"").decode("utf-8", "replace")
+    if name != "file":
+        raise Failure("invalid_request", f"a part is called 'file', got {name[:64]!r}")
+    return options.get(b"filename", b"").decode("utf-8", "replace") or None
 
-    def _end_header(self) -> None:
-        self._headers[self._name.lower()] = self._value
-        self._name = self._value = b""
 
-    def _check(self) -> None:
-        _, self._options = parse_options_header(self._headers.get(b"content-disposition"))
-        name = self._options.get(b"name", b"").decode("utf-8", "replace")
-        if name != "file":
-            raise Failure("invalid_request", f"a part is called 'file', got {name[:64]!r}")
-
-    def _add_data(self, data: bytes, start: int, end: int) -> None:
-        self._data += data[start:end]
-
-    def _end(self) -> None:
-        filename = self._options.get(b"filename", b"").decode("utf-8", "replace")
-        self.images.append(BatchImage(bytes(self._data), filename or None))
-
-    def _complete(self) -> None:
-        self.is_complete = True
+def _damaged(how: str) -> Failure:
+    return Failure("invalid_request", f"the multipart body is damaged: {how}")
 
 
 def kind_of(exchange: Exchange, known: tuple[Kind, ...]) -> Kind:
@@ -235,7 +238,10 @@ def kind_of(exchange: Exchange, known: tuple[Kind, ...]) -> Kind:
     )
 
 
-def _decode(kind: Any, body: bytes) -> Any:
+def _decode(kind: Any, body: bytes, most_images: int) -> Any:
+    most_quotes = most_images * MOST_QUOTES_PER_IMAGE
+    if len(body) > MOST_UNCOUNTED_BYTES and body.count(b'"') > most_quotes:
+        raise Failure("invalid_request", f"the JSON has more than {most_quotes} quotation marks")
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
