@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clients.gateway import keys
-from clients.gateway.keys import SCOPES, InvalidKeys, Key, KeyFile
+from clients.gateway.keys import SCOPES, InvalidKeys, Key, KeyFile, KeyRing
 from ops.cli import CommandFailed, WrongUsage, reporting
 from python_backend import route_file
 
@@ -83,8 +84,11 @@ def revoke(
     with reporting():
         path = file or default_path(context.obj)
         with _changing(path) as known:
-            kept = tuple(key for key in known.keys if who not in (key.name, key.id))
-            if len(kept) == len(known.keys):
+            found = [key for key in known.keys if key.name == who] or [
+                key for key in known.keys if key.id == who
+            ]
+            kept = tuple(key for key in known.keys if key not in found)
+            if not found:
                 names = ", ".join(key.name for key in known.keys) or "none"
                 raise CommandFailed(f"'{path}' has no key '{who}', it has: {names}")
             _write(path, kept)
@@ -99,11 +103,25 @@ def make(name: str, scopes: list[str], rate: float | None) -> tuple[Key, str]:
     """
     if not (0 < len(name) <= 64 and name.isascii() and name.isprintable()):
         raise WrongUsage(f"a name is 1 to 64 printable ASCII characters, got {name!r}")
+    if re.fullmatch("[0-9a-f]{8}", name):
+        raise WrongUsage(f"a name must not look like an id, 8 hexadecimal digits, got {name!r}")
     known = frozenset(scope for scope in SCOPES if scope in scopes)
     if not known or known != set(scopes):
         got = f", got {', '.join(scopes)}" if scopes else ""
         raise WrongUsage(f"say with --scope what the key may do, once or more: {', '.join(SCOPES)}{got}")
     return keys.make(name, known, datetime.now(UTC).replace(microsecond=0), rate)
+
+
+def ring(given: Path | None, environment: Mapping[str, str]) -> KeyRing:
+    """Return the keys of a file; one that nobody named may come later.
+
+    Raises:
+        CommandFailed: the file cannot be used.
+    """
+    try:
+        return KeyRing(given or default_path(environment), may_come_later=given is None)
+    except InvalidKeys as error:
+        raise CommandFailed(str(error)) from None
 
 
 def _read(path: Path) -> KeyFile:

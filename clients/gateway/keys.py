@@ -1,5 +1,6 @@
 """API keys: who may do what through the gateway. Their file holds digests, never a key."""
 
+import logging
 import os
 import secrets
 import stat
@@ -12,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+log = logging.getLogger("nereid.gateway")
 Scope = Literal["infer", "route", "admin"]
 SCOPES: tuple[Scope, ...] = ("infer", "route", "admin")
 # Marks a key in logs and files, for those who scan them for secrets.
@@ -69,10 +71,14 @@ def read(path: Path) -> KeyFile:
         InvalidKeys: it cannot be read, others may change it, or it holds something else.
     """
     try:
-        with path.open("rb") as file:
-            status, text = os.fstat(file.fileno()), file.read(MOST_BYTES + 1)
+        # A pipe would keep `open` waiting for somebody who writes.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            text = file.read(MOST_BYTES + 1) if stat.S_ISREG(status.st_mode) else None
     except OSError as error:
         raise InvalidKeys(f"cannot read keys from '{path}': {error.strerror}") from None
+    if text is None:
+        raise InvalidKeys(f"cannot read keys from '{path}': it is no regular file")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidKeys(f"'{path}' can be changed by others; mend: chmod 600 '{path}'")
     if len(text) > MOST_BYTES:
@@ -89,21 +95,24 @@ def format_keys(known: KeyFile) -> bytes:
 
 
 class KeyRing:
-    """The keys of a file that may change; what it lacks or cannot be read opens nothing.
+    """The keys of a file that may change; what it lacks or cannot be read opens nothing, and is logged.
 
     Args:
         path: of the file; None for no keys at all.
+        may_come_later: a file that is not there yet has no keys.
 
     Raises:
         InvalidKeys: the file cannot be used.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, may_come_later: bool = False) -> None:
         self._path = path
         self._seen: tuple[int, ...] = ()
         self._by_digest: Mapping[str, Key] = {}
         self.failure = ""
-        self._read()
+        if path is None or (may_come_later and not path.exists()):
+            return
+        self._take(_version(path))
         if self.failure:
             raise InvalidKeys(self.failure)
 
@@ -118,17 +127,26 @@ class KeyRing:
 
     def _read(self) -> None:
         """Take the file as it is now; `failure` says why it opens nothing, if it does not."""
-        if self._path is None:
+        if self._path is None or (seen := _version(self._path)) == self._seen:
             return
-        try:
-            status = self._path.stat()
-            seen: tuple[int, ...] = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode)
-        except OSError:
-            seen = (0,)
-        if seen == self._seen:
-            return
+        failed = self.failure
+        self._take(seen)
+        if self.failure != failed:
+            log.warning("%s", self.failure or f"keys are read from '{self._path}' again")
+
+    def _take(self, seen: tuple[int, ...]) -> None:
+        assert self._path
         self._seen, self._by_digest, self.failure = seen, {}, ""
         try:
             self._by_digest = {key.sha256: key for key in read(self._path).keys}
         except InvalidKeys as error:
             self.failure = str(error)
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Return what changes with a file; () if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
