@@ -179,6 +179,9 @@ def gateway(
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="Serve HTTPS with this certificate (PEM).")] = None,
     certificate_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log each request on stderr, as JSON behind the time.")
+    ] = False,
     repository: Repository = REPOSITORY,
 ) -> None:
     """Serve a REST API and a web page in front of a running server, until Ctrl-C.
@@ -193,7 +196,6 @@ def gateway(
 
     with reporting():
         running = None if url else find_server(context, repository)
-        default_file = keys.default_path(context.obj)
         with _meant():
             settings = Settings(
                 url=url or (running.url("grpc") if running else f"127.0.0.1:{DEFAULT_PORTS['grpc']}"),
@@ -207,8 +209,9 @@ def gateway(
         server.serve(
             settings,
             server.Listen(host, port, certificate, certificate_key),
-            keys_file or (default_file if default_file.exists() else None),
+            keys.ring(keys_file, context.obj),
             None if url else RepositoryRoute(repository, model, lambda: find_server(context, repository)),
+            access_log,
         )
 
 

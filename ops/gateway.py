@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import json
+import logging
+import os
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +17,14 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from clients.gateway.app import create_app
-from clients.gateway.keys import InvalidKeys, KeyRing
+from clients.gateway.keys import KeyRing
 from clients.gateway.route import RouteControl
 from clients.gateway.settings import Settings
 from ops.cli import CommandFailed, WrongUsage
 
 # What a request in flight gets to end in; then its connection is closed.
 STOP_S = 30
+_SIGNALS = signal.SIGINT, signal.SIGTERM
 MOST_HEAD_BYTES = 64 * 2**10
 # The rest of a body that nobody reads any more is thrown away for as long: closing at once could cost the
 # client its answer, and a connection that it asks on again.
@@ -94,38 +98,46 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             signal.signal(number, self._stop)
         yield
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit  # the second signal does not wait
         self.should_exit = True
+        for each in _SIGNALS:  # the second one does not wait: it ends the process itself
+            signal.signal(each, signal.SIG_DFL)
 
 
-def serve(settings: Settings, listen: Listen, keys: Path | None, route: RouteControl | None) -> None:
+def serve(
+    settings: Settings,
+    listen: Listen,
+    keys: KeyRing,
+    route: RouteControl | None,
+    logs_requests: bool = False,
+) -> None:
     """Serve until SIGINT or SIGTERM; prints the port as one JSON line on stdout once it listens.
 
     Args:
         settings: of the gateway.
         listen: where.
-        keys: file of API keys; None for none.
+        keys: who may ask.
         route: what shows and changes the route, if that is in reach.
+        logs_requests: each request is a line on stderr, too, not faults only.
 
     Raises:
         WrongUsage: the settings cannot be meant, such as listening beyond loopback without keys.
-        CommandFailed: the keys cannot be read, or the address cannot be used.
+        CommandFailed: the certificate or the address cannot be used.
     """
+    _check_certificate(listen)
     try:
-        app = create_app(settings, KeyRing(keys), route)
+        app = create_app(settings, keys, route)
     except ValueError as error:
         raise WrongUsage(str(error)) from None
-    except InvalidKeys as error:
-        raise CommandFailed(str(error)) from None
     with _open(listen) as opened:
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
+            log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -134,10 +146,33 @@ def serve(settings: Settings, listen: Listen, keys: Path | None, route: RouteCon
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.certificate_key,
         )
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if logs_requests:
+            logging.getLogger("nereid.gateway").setLevel(logging.INFO)
         _Server(config).run([opened])
 
 
+def _check_certificate(listen: Listen) -> None:
+    if listen.certificate is None:
+        if listen.certificate_key:
+            raise WrongUsage("--certificate-key needs --certificate")
+        return
+    for path in filter(None, (listen.certificate, listen.certificate_key)):
+        if not (path.is_file() and os.access(path, os.R_OK)):
+            raise CommandFailed(f"cannot read '{path}'")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password, OpenSSL would ask the terminal for one.
+        context.load_cert_chain(listen.certificate, listen.certificate_key, password="")
+    except ssl.SSLError as error:
+        where = f"'{listen.certificate}' and '{listen.certificate_key or listen.certificate}'"
+        raise CommandFailed(
+            f"{where} are no certificate and its key (PEM, no password): {error.reason}"
+        ) from None
+
+
 def _open(listen: Listen) -> socket.socket:
+    opened = None
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -145,6 +180,9 @@ def _open(listen: Listen) -> socket.socket:
         opened = socket.socket(family, kind)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
-    except OSError as error:
-        raise CommandFailed(f"cannot listen on {listen.host} port {listen.port}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        if opened:
+            opened.close()
+        reason = error.strerror if isinstance(error, OSError) else "no such name"
+        raise CommandFailed(f"cannot listen on {listen.host} port {listen.port}: {reason}") from None
     return opened

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import re
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -76,8 +78,9 @@ def test_gateway_serves_who_has_a_key_until_it_is_told_to_stop(both_profiles, tm
         (["--require-keys"], "there are no API keys yet; mend: nereid key add NAME --scope infer"),
         (["--cors-origin", "*"], "a CORS origin is like https://photos.example"),
         (["--url", "http://localhost:8001"], "url must be HOST:PORT"),
+        (["--certificate-key", "key.pem"], "--certificate-key needs --certificate"),
     ],
-    ids=["exposed without keys", "keys needed and none there", "any origin", "scheme"],
+    ids=["exposed without keys", "keys needed and none there", "any origin", "scheme", "key alone"],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path, words, text):
     """The command ends with 2, and says what to do."""
@@ -87,3 +90,52 @@ def test_what_cannot_be_meant_is_refused(tmp_path, words, text):
 
     assert done.exit_code == 2
     assert text in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--host", "a..b"], "cannot listen on a..b port 0: no such name"),
+        (["--certificate", "none.pem"], "cannot read 'none.pem'"),
+        (["--certificate", __file__], "are no certificate and its key (PEM, no password)"),
+        (["--keys", "none.json"], "cannot read keys from 'none.json': No such file"),
+    ],
+    ids=["host", "no certificate", "no PEM", "no keys"],
+)
+def test_what_cannot_be_used_is_named(tmp_path, words, text):
+    """The command ends with 1 and one line."""
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    CliRunner().invoke(app, ["key", "add", "me", "--scope", "infer"], env=environment)
+
+    done = CliRunner().invoke(app, ["gateway", "--port", "0", *words], env=environment)
+
+    assert (done.exit_code, text in done.stderr) == (1, True), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def can_connect(port: int) -> bool:
+    """Tell whether somebody listens."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_second_signal_does_not_wait():
+    """With a request in flight it ends the process by the signal; no line of the log lacks time and level."""
+    with gateway("--url", "127.0.0.1:1", "--access-log") as (process, address):
+        urllib.request.urlopen(f"{address}/healthz", timeout=WATCHDOG_S).close()
+        port = int(address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), WATCHDOG_S) as slow:
+            slow.sendall(
+                b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+                b"Expect: 100-continue\r\n\r\n"
+            )
+            assert slow.recv(100).startswith(b"HTTP/1.1 100")
+            process.send_signal(signal.SIGINT)
+            while can_connect(port):
+                pass
+
+            process.send_signal(signal.SIGINT)
+
+            assert process.wait(WATCHDOG_S) == -signal.SIGINT
+        (line,) = process.stderr.read().splitlines()
+    assert re.match(r"20\d\d-.* INFO nereid.gateway: \{\"method\": \"GET\", \"path\": \"/healthz\"", line)
