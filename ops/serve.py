@@ -31,6 +31,8 @@ from ops.repository import describe_threads, thread_budget
 from ops.supervisor import Supervisor
 from python_backend.errors import InvalidConfig
 
+# By these tritonserver listens on other addresses; it takes their first letters for them, too.
+LISTENING = ("http-address", "grpc-address", "allow-sagemaker", "allow-vertex-ai")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 RESTART_DELAYS_S, CALM_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
 # A killed server's ports are free at once, one that was asked to end keeps them for about 3 s.
@@ -177,12 +179,21 @@ def check_options(options: ServerOptions) -> None:
             f"--allow-shm needs --host 127.0.0.1, got {options.host}: whoever may register shared memory can "
             "take over the model processes (CVE-2025-23319)"
         )
+    if options.allow_shm and (flags := [flag for flag in options.flags if _makes_listen(flag)]):
+        raise ValueError(
+            f"--allow-shm is for {options.host} only, so it cannot be used with: {' '.join(flags)}"
+        )
     repository, profile = options.repository, options.profile
     if not any(repository.glob("*/config.pbtxt")):
         raise ValueError(f"{repository} is no model repository: no MODEL/config.pbtxt in it")
     known = {PLAIN_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
     if profile != DEFAULT_PROFILE and profile not in known:
         raise ValueError(f"no model has the profile '{profile}', known are: {', '.join(sorted(known))}")
+
+
+def _makes_listen(flag: str) -> bool:
+    name = flag.removeprefix("--").partition("=")[0]
+    return flag.startswith("--") and any(each.startswith(name) for each in LISTENING)
 
 
 def _with_free_ports(options: ServerOptions) -> Ports:

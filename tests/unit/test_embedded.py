@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ops import embedded, preflight
-from ops.embedded import Ports, ServerError, ServerOptions, Wheel
+from ops.embedded import LOOPBACK, REPOSITORY, Ports, ServerError, ServerOptions, Wheel
+from ops.serve import check_options
 
 WHEEL = Wheel(Path("/w/tritonserver"), Path("/w/python"), Path("/w/stub"), Path("/w/libs"))
 OPTIONS = ServerOptions(Path("/r"), ports=Ports(1, 2, 3))
@@ -75,6 +76,27 @@ def test_shared_memory_is_open_where_it_is_allowed():
     given = flags(replace(OPTIONS, token="t", allow_shm=True))
 
     assert given["http-restricted-api"] == "model-repository,trace,logging:nereid-token=t"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--http-address=0.0.0.0",),
+        ("--grpc-address", "0.0.0.0"),
+        ("--http-a=::",),
+        ("--log-verbose=1", "--allow-vertex-ai=true"),
+        ("--allow-sagemaker=1",),
+    ],
+    ids=" ".join,
+)
+def test_shared_memory_is_for_loopback_only(words):
+    """Whatever would have the server listen elsewhere is refused, also as getopt's abbreviation."""
+    options = ServerOptions(REPOSITORY, flags=words, allow_shm=True)
+    with pytest.raises(ValueError, match=f"--allow-shm is for {LOOPBACK[0]} only, .*: --[a-z]"):
+        check_options(options)
+
+    check_options(replace(options, allow_shm=False))
+    check_options(replace(options, flags=("--log-verbose=1", "--http-thread-count=2", "--id", "h")))
 
 
 def test_own_environment_wins_over_the_defaults():
