@@ -139,14 +139,15 @@ def _regions(url: str, way: Transport, photo: bytes) -> Iterator[Iterator[Any]]:
         return
     names = [f"loadtest-{os.getpid()}-{number}" for number in range(CONCURRENCY)]
     size = len(photo) + 4
-    regions = [shared_memory.create_shared_memory_region(name, name, size) for name in names]
-    with tritonclient.grpc.InferenceServerClient(url) as client:
+    with contextlib.ExitStack() as held:
+        client = held.enter_context(tritonclient.grpc.InferenceServerClient(url))
+        regions = []
         for name in names:
+            regions.append(shared_memory.create_shared_memory_region(name, name, size))
+            held.callback(shared_memory.destroy_shared_memory_region, regions[-1])
             client.register_system_shared_memory(name, name, size)
+            held.callback(client.unregister_system_shared_memory, name)
         yield itertools.cycle(zip(names, regions, strict=True))
-        for name, region in zip(names, regions, strict=True):
-            client.unregister_system_shared_memory(name)
-            shared_memory.destroy_shared_memory_region(region)
 
 
 def _tensor(way: Transport, photo: bytes, region: Any) -> Any:
