@@ -73,7 +73,7 @@ class Unreachable(ServerFailed):
 
 
 # Where each text stands in a message is not fixed: an ensemble puts its own words in front.
-_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
+_TRITONS: tuple[tuple[str, type[ClassifierError]], ...] = (
     ("invalid request: ", RequestRefused),
     ("invalid image: ", RequestRefused),
     ("inference failed: ", ServerFailed),
@@ -81,16 +81,30 @@ _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     ("deadline exceeded: ", TimedOut),
     ("unavailable: ", Unavailable),
     ("cancelled: ", ServerFailed),
-    # Triton's own. Source: core and python_backend r24.10; each was seen.
+    # Its own, not ours. Source: core and python_backend r24.10; each was seen.
     ("Exceeds maximum queue size", Overloaded),
     ("Request timeout expired", TimedOut),
     ("is not healthy", ServerFailed),
     ("is not ready", Unavailable),
     ("is restricted", RequestRefused),
+    ("Unable to find shared memory region", Unavailable),
+)
+_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
+    *_TRITONS,
     # gRPC's, of either side, and tritonclient's of an answer that has no JSON.
     ("message larger than max", RequestRefused),
     ("client while decoding the response", Unreachable),
 )
+
+
+def is_answer(error: BaseException) -> bool:
+    """Tell whether a server is surely done with a request: it has said itself how that ended.
+
+    gRPC has the statuses of Triton's answers for streams that broke, too.
+    """
+    if isinstance(error, TimedOut) or not isinstance(error, ClassifierError):
+        return False
+    return isinstance(error, RequestRefused) or any(words in str(error) for words, _ in _TRITONS)
 
 
 def from_triton(error: InferenceServerException) -> ClassifierError:

@@ -6,6 +6,7 @@ waits for the answer: such a region is used for nothing else, and goes when the 
 Triton 24.10 refuses for as long as it reads.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -13,14 +14,15 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from clients import transport
-from clients.errors import ClassifierError, RequestRefused, TimedOut, Unreachable
+from clients.errors import ClassifierError, RequestRefused, TimedOut, Unreachable, is_answer
 from clients.request import TENSORS, ProtocolName
 from clients.retry import Attempts
 from clients.steps import Call, Steps
@@ -32,13 +34,15 @@ SMALLEST_BYTES = 2**20
 IN_USE, ASK_AGAIN_S = "currently in use", 1.0
 # For each word to a server that comes after the answers.
 FAREWELL_S = 2.0
-
-
 UNANSWERED = (TimedOut, Unreachable)
 
 
 class NoCuda(RuntimeError):
     """CUDA shared memory was asked for where there is none; the message has what mends it."""
+
+
+class NoRoom(RequestRefused, OSError):
+    """There is not enough shared memory for a request."""
 
 
 class Region(Protocol):
@@ -142,6 +146,10 @@ class _CudaRegion:
 MAKERS: dict[Kind, Callable[[int], Region]] = {"system": _SystemRegion, "cuda": _CudaRegion}
 
 
+# Those of this process, which a fork of it leaves alone.
+_OPEN: "weakref.WeakSet[Regions]" = weakref.WeakSet()
+
+
 class Regions:
     """The regions of one classifier: one for each request in flight, kept for the next ones.
 
@@ -168,13 +176,13 @@ class Regions:
         self._kind, self._url, self._protocol = kind, url, protocol
         self._make = make or MAKERS[kind]
         self._clock = clock
-        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[Region] = []
         self._lent: list[Region] = []
         # Those that will not be used again, and when to ask the server to let go of them.
         self._retired: list[tuple[float, Region]] = []
-        self._is_swept = False
+        self._is_swept = self._is_closed = False
+        _OPEN.add(self)
 
     def infer(self, files: Sequence[bytes], attempts: Attempts, call: Callable[[Any], Call]) -> Steps[Any]:
         """Put images where the server can read them, and have it do so.
@@ -185,10 +193,12 @@ class Regions:
 
         Raises:
             ClassifierError: as the call, or the server may not or cannot read the region.
-            OSError: there is not enough shared memory.
+            NoRoom: there is not enough shared memory.
+            RuntimeError: this is closed.
         """
+        self._check_open()
         if not self._is_swept:
-            yield from self._asked_for(sweep(self._protocol, attempts.remaining_s(), kinds=(self._kind,)))
+            yield from self._asked_for(sweep(self._protocol, attempts.remaining_s, kinds=(self._kind,)))
             self._is_swept = True
         yield from self._let_go_of_retired(attempts)
         content = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
@@ -206,12 +216,16 @@ class Regions:
         return result
 
     def close(self) -> None:
-        """Have the server let go of all regions, and remove them; what it still reads is left to a sweep."""
-        if os.getpid() != self._owner:  # a fork of it: the regions are not ours
-            return
+        """Have the server let go of the regions, and remove them.
+
+        What a request still uses, or the server reads, is left to a sweep.
+        """
         with self._lock:
-            regions = [*self._idle, *self._lent, *(region for _, region in self._retired)]
+            self._is_closed = True
+            regions = [*self._idle, *(region for _, region in self._retired)]
             self._idle, self._retired = [], []
+        if not regions:
+            return
         connection = transport.connect(self._url, self._protocol)
         try:
             is_there = True
@@ -227,8 +241,21 @@ class Regions:
         finally:
             connection.close()
 
+    def forked(self) -> None:
+        """Leave all regions to the process that this one is a fork of."""
+        regions = [*self._idle, *self._lent, *(region for _, region in self._retired)]
+        self._lock = threading.Lock()  # another thread may have held it
+        self._idle, self._lent, self._retired = [], [], []
+        for region in regions:
+            region.leave()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the classifier is closed")
+
     def _take(self, byte_size: int) -> Region:
         with self._lock:
+            self._check_open()
             fitting = [region for region in self._idle if region.byte_size >= byte_size]
             region = min(fitting, key=lambda each: each.byte_size, default=None)
             if region is not None:
@@ -237,21 +264,32 @@ class Regions:
                 return region
             if self._idle:
                 self._retired.append((self._clock(), self._idle.pop()))
-        region = self._make(max(SMALLEST_BYTES, 1 << (byte_size - 1).bit_length()))
+        try:
+            region = self._make(max(SMALLEST_BYTES, 1 << (byte_size - 1).bit_length()))
+        except OSError as error:
+            raise NoRoom(str(error)) from None
         with self._lock:
             self._lent.append(region)
         return region
 
     def _return(self, region: Region, error: BaseException | None) -> None:
         """Keep a region for the next request, or retire it: without an answer it may still be read."""
-        is_unanswered = isinstance(error, UNANSWERED) or not isinstance(error, ClassifierError)
         with self._lock:
+            if region not in self._lent:  # of a request that a fork has copied
+                return
             self._lent.remove(region)
-            if error is None or not (is_unanswered and region.is_in_flight):
+            is_free = not region.is_in_flight or error is None or is_answer(error)
+            if self._is_closed or not (region.is_known and is_free):
+                self._retire(region, self._clock())
+            else:
                 region.is_in_flight = False
                 self._idle.append(region)
-            else:
-                self._retired.append((self._clock(), region))
+
+    def _retire(self, region: Region, due: float) -> None:
+        if self._is_closed:
+            region.leave()
+        else:
+            self._retired.append((due, region))
 
     def _let_go_of_retired(self, attempts: Attempts) -> Steps[None]:
         with self._lock:
@@ -266,12 +304,13 @@ class Regions:
                 due.pop()
                 if refusal and (IN_USE in str(refusal) or isinstance(refusal, UNANSWERED)):
                     with self._lock:
-                        self._retired.append((self._clock() + ASK_AGAIN_S, region))
+                        self._retire(region, self._clock() + ASK_AGAIN_S)
                 else:
                     region.remove()
         finally:
             with self._lock:
-                self._retired += due
+                for at, region in due:
+                    self._retire(region, at)
 
     def _read_by_server(self, region: Region, attempts: Attempts, call: Callable[[], Call]) -> Steps[Any]:
         yield from self._made_known(region, attempts)
@@ -315,15 +354,18 @@ class Regions:
 
 def sweep(
     protocol: ProtocolName,
-    timeout_s: float,
+    remaining_s: Callable[[], float],
     headers: Mapping[str, str] = {},
     kinds: Sequence[Kind] = ("system",),
 ) -> Steps[list[str]]:
     """Have a server let go of this user's stale regions, and remove those; returns their names.
 
+    A region without a file is stale only if the server has its files where we have ours: otherwise it is one
+    of another container.
+
     Args:
         protocol: that the server is asked by.
-        timeout_s: for each call.
+        remaining_s: how long all that is left may take; raises TimedOut.
         headers: such as the token of a server that restricts shared memory.
         kinds: whose regions.
     """
@@ -331,39 +373,54 @@ def sweep(
     read: set[str] = set()
     for kind in kinds:
         options = {"headers": dict(headers)} | ({"as_json": True} if protocol == "grpc" else {})
-        known = yield Call(f"get_{kind}_shared_memory_status", timeout_s, (), options)
-        names = known.get("regions", {}) if isinstance(known, Mapping) else [each["name"] for each in known]
-        for name in names:
-            if name.startswith(_prefix()) and is_stale(FOLDER / name):
-                refusal = yield from _let_go(kind, name, timeout_s, headers)
-                (read if refusal else removed).add(name)
+        known = yield Call(f"get_{kind}_shared_memory_status", remaining_s(), (), options)
+        every = known.get("regions", {}) if isinstance(known, Mapping) else [each["name"] for each in known]
+        names = [name for name in every if name.startswith(_prefix())]
+        stale = [name for name in names if is_stale(FOLDER / name)]
+        gone = [name for name in names if not (FOLDER / name).exists()] if kind == "system" else []
+        if gone and (yield from _sees_our_files(remaining_s, headers)):
+            stale += gone
+        for name in stale:
+            refusal = yield from _let_go(kind, name, remaining_s(), headers)
+            (read if refusal else removed).add(name)
     return sorted(removed | set(remove_stale(read)))
 
 
 def remove_stale(but: Collection[str] = ()) -> list[str]:
     """Remove the files of this user's stale regions, `but` some; returns their names."""
-    stale = [path for path in FOLDER.glob(f"{_prefix()}*") if path.name not in but and is_stale(path)]
-    for path in stale:
-        path.unlink(missing_ok=True)
-    return sorted(path.name for path in stale)
+    removed = []
+    for path in sorted(FOLDER.glob(f"{_prefix()}*")):
+        if path.name not in but:
+            with _locked_if_stale(path) as is_ours:
+                if is_ours:
+                    path.unlink(missing_ok=True)
+                    removed.append(path.name)
+    return removed
 
 
 def is_stale(path: Path) -> bool:
-    """Tell whether a region's file is gone, or its owner."""
+    """Tell whether a region's file is there, and its owner gone."""
+    with _locked_if_stale(path) as is_ours:
+        return is_ours
+
+
+@contextlib.contextmanager
+def _locked_if_stale(path: Path) -> Iterator[bool]:
+    """Lock a region's file if its owner is gone; gives whether it is. One that is being made waits for it."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return True
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return False
+        yield False
+        return
     try:
         status = os.fstat(handle)
-        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
-            return False
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
+        is_ours = status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode)
+        if is_ours:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                is_ours = False
+        yield is_ours
     finally:
         os.close(handle)
 
@@ -398,9 +455,35 @@ def _let_go(
     return None
 
 
+def _sees_our_files(remaining_s: Callable[[], float], headers: Mapping[str, str]) -> Steps[bool]:
+    """Tell whether a server can open a file of this process."""
+    try:
+        file = _LockedFile(1)
+    except OSError:
+        return False
+    options = {"headers": dict(headers)} if headers else {}
+    try:
+        about = file.name, f"/{file.name}", 1
+        yield Call("register_system_shared_memory", remaining_s(), about, options)
+        yield from _let_go("system", file.name, remaining_s(), headers)
+    except ClassifierError:
+        return False
+    finally:
+        file.remove()
+    return True
+
+
+def _leave_to_parent() -> None:
+    for regions in _OPEN:
+        regions.forked()
+
+
 def _one(call: Call) -> Steps[Any]:
     return (yield call)
 
 
 def _prefix() -> str:
     return f"nereid-{os.getuid()}-"
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from clients import shared_memory, transport
 from clients.errors import ClassifierError
+from clients.retry import Attempts, Budget
 from ops import preflight, run_dir
 from ops.control import ASK_S, token_headers
 from ops.embedded import (
@@ -125,7 +126,8 @@ def _regions(inherited: Mapping[str, str]) -> Finding:
     for record in run_dir.find_all(run_dir.root(inherited)):
         connection = transport.connect(record.url("grpc"), "grpc")
         try:
-            steps = shared_memory.sweep("grpc", ASK_S, token_headers(record), kinds)
+            remaining_s = Attempts(Budget(), ASK_S).remaining_s
+            steps = shared_memory.sweep("grpc", remaining_s, token_headers(record), kinds)
             removed.update(transport.run(connection, steps))
         except ClassifierError as error:
             unasked.append(f"{record.url('grpc')} cannot be asked: {error}")

@@ -210,6 +210,20 @@ def test_doctor_removes_what_was_left(both_profiles, tmp_path):
     assert not files({left.name})
 
 
+def test_sweep_leaves_the_regions_of_other_containers(server, monkeypatch, tmp_path):
+    """Where the server has other files than the sweeper, a region without one is no stale one."""
+    with Classifier(url(server, "grpc"), shared_memory="system") as classifier:
+        classifier.classify(PHOTO)
+        before = files_of(server)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(shared_memory, "FOLDER", tmp_path)
+            swept(server)
+        assert files_of(server) == before
+        (Path("/dev/shm") / min(before)).unlink()
+        swept(server)
+        assert not known(server)
+
+
 @pytest.mark.parametrize("how", ["exit", "interrupt"])
 def test_process_that_ends_takes_its_regions_along(server, how):
     """Also when nobody has closed the classifier."""
@@ -251,7 +265,7 @@ def test_cancelled_request_keeps_its_region_from_the_next(server):
 def swept(server) -> bool:
     """Have the server let go of what nobody owns; tells whether nothing is left."""
     with contextlib.closing(transport.connect(url(server, "grpc"), "grpc")) as connection:
-        transport.run(connection, shared_memory.sweep("grpc", 5))
+        transport.run(connection, shared_memory.sweep("grpc", lambda: 5.0))
     return not known(server)
 
 

@@ -1,13 +1,19 @@
 """Regions without Triton: what may still be read is left alone, everything else goes."""
 
+import contextlib
+import errno
 import fcntl
 import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from clients import shared_memory, transport
-from clients.classifier import Classifier
-from clients.errors import ServerFailed, TimedOut, Unreachable
+from clients.errors import ClassifierError, RequestRefused, ServerFailed, TimedOut, Unreachable, from_triton
 from clients.retry import Attempts, Budget
 from clients.samples import CHELSEA, COFFEE
 from clients.shared_memory import Regions, is_stale, remove_stale
@@ -104,32 +110,218 @@ def test_retired_region_goes_when_the_server_lets_go_of_it():
     assert not files()
 
 
-def test_region_of_a_living_owner_is_not_stale(tmp_path):
-    """Nor is what is no region at all."""
+def test_region_of_a_living_owner_is_not_stale(tmp_path, monkeypatch):
+    """Nor is what is no region at all, or another user's; none of these can make a sweep wait."""
     path = tmp_path / f"{PREFIX}1"
-    assert is_stale(path)
+    assert not is_stale(path)
     path.write_bytes(b"")
     assert is_stale(path)
     with path.open() as owner:
         fcntl.flock(owner, fcntl.LOCK_EX)
         assert not is_stale(path)
-    link = tmp_path / f"{PREFIX}2"
+    link, pipe = tmp_path / f"{PREFIX}2", tmp_path / f"{PREFIX}3"
     link.symlink_to(path)
-    assert not is_stale(link)
-    assert not is_stale(tmp_path)
+    os.mkfifo(pipe)
+    assert not any(map(is_stale, (link, pipe, tmp_path)))
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    assert not is_stale(path)
 
 
-def test_fork_leaves_its_parents_regions_alone():
-    """A child that ends in good order takes nothing away that is not its own."""
+def test_region_that_is_being_made_is_not_removed(monkeypatch):
+    """A file is there a moment before its owner's lock: whoever removes one has the lock, and is noticed."""
+    (shared_memory.FOLDER / f"{PREFIX}1").write_bytes(b"")
+    unlink, flock = Path.unlink, fcntl.flock
+
+    def watched(path: Path, **options: bool) -> None:
+        with path.open() as owner, pytest.raises(BlockingIOError):
+            flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", watched)
+    assert remove_stale() == [f"{PREFIX}1"]
+    monkeypatch.undo()
+
+    def swept_before(handle: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        Path(f"/proc/self/fd/{handle}").readlink().unlink()
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", swept_before)
+    file = shared_memory._LockedFile(0)
+    assert Path(f"/proc/self/fd/{file.handle}").readlink().exists()
+    file.remove()
+
+
+class Triton:
+    """A connection to a server: `known` are its regions; `refusals`, by method, are raised in turn."""
+
+    def __init__(self, *known: str, **refusals: list[ClassifierError | None]) -> None:
+        self.known = [*known]
+        self.refusals = refusals
+        self.timeouts_s: list[float] = []
+
+    def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
+        """Do what a method does."""
+        self.timeouts_s.append(timeout_s)
+        verb = name.split("_")[0]
+        if (refusals := self.refusals.get(verb)) and (error := refusals.pop(0)):
+            raise error
+        if verb == "register":
+            self.known.append(args[0])
+        elif verb == "unregister" and args[0] in self.known:
+            self.known.remove(args[0])
+        return [{"name": name} for name in self.known]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def ask(regions: Regions, triton: Triton) -> str:
+    """Have an image classified; returns the name of its region."""
+    names = []
+
+    def call(tensor: Any) -> Call:
+        names.append(tensor._get_tensor()["parameters"]["shared_memory_region"])
+        return Call("infer", 5)
+
+    with contextlib.suppress(ClassifierError):
+        transport.run(triton, regions.infer([PHOTO], Attempts(Budget(), 5), call))
+    return names[0] if names else ""
+
+
+@pytest.fixture
+def regions(monkeypatch):
+    """Regions that say goodbye to a server that has none."""
+    monkeypatch.setattr(transport, "connect", lambda url, protocol: Triton(unregister=[Unreachable()]))
+    made = Regions("system", "localhost:1", "http")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("sees", [True, False], ids=["same machine", "other container"])
+def test_region_without_a_file_is_stale_where_files_are_shared(sees):
+    """Otherwise its file is where the server and its owner are; a region in use hinders no other one."""
+    left, gone, in_use = (f"{PREFIX}{number}" for number in range(3))
+    for name in (left, in_use):
+        (shared_memory.FOLDER / name).write_bytes(b"")
+    answers = [None] if sees else []  # to the file that it is shown
+    refusals = [*answers, ServerFailed("it is currently in use")]
+    shown = answers or [RequestRefused("Unable to open")]
+    triton = Triton("x", in_use, gone, left, register=shown, unregister=refusals)
+    times_s = iter(range(9, 0, -1))
+
+    removed = transport.run(triton, shared_memory.sweep("http", lambda: next(times_s)))
+
+    assert {*removed} == ({left, gone} if sees else {left})
+    assert {*triton.known} == ({"x", in_use} if sees else {"x", in_use, gone})
+    assert files() == {in_use}
+    assert triton.timeouts_s == [*range(9, 9 - len(triton.timeouts_s), -1)]  # of what is left for all
+
+
+BROKEN_STREAM = from_triton(
+    InferenceServerException("Received RST_STREAM with error code 2", "StatusCode.INTERNAL")
+)
+
+
+@pytest.mark.parametrize(
+    ("verb", "error", "is_same"),
+    [
+        ("infer", ServerFailed("in ensemble 'x', inference failed: why"), True),
+        ("infer", RequestRefused("why"), True),
+        ("infer", BROKEN_STREAM, False),
+        ("infer", TimedOut("deadline exceeded: why"), False),
+        ("register", RequestRefused("Unable to open shared memory region"), False),
+        ("register", ServerFailed("shared memory region 'x' already in manager"), True),
+    ],
+    ids=["failed", "refused", "broken stream", "late", "not registered", "registered before"],
+)
+def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, error, is_same):
+    """And once the server has mapped it; a stream that broke has a status that answers have, too."""
+    made = []
+    regions._make = lambda size: made.append(shared_memory.MAKERS["system"](size)) or made[-1]
+    triton = Triton(**{verb: [error, None]})
+    ask(regions, triton)
+
+    assert (ask(regions, triton) == made[0].name) == is_same
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_region_that_was_swept_away_is_registered_again(way):
+    """Whoever unregistered it: the request has not been seen, and is repeated."""
+    script = Script(error("Unable to find shared memory region: 'x'", 404), PREDICTION)
+    with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
+        assert classifier.classify(PHOTO).timings.attempts == 2
+
+
+def test_close_leaves_what_a_request_uses(regions):
+    """Its file is closed by that request, once, and left to a sweep; the next request is refused."""
+    steps = regions.infer([PHOTO], Attempts(Budget(), 5), lambda tensor: Call("infer", 5))
+    step = steps.send(None)
+    while step.name != "infer":
+        step = steps.send([])
+    (name,) = files()
+    regions.close()
+    assert not is_stale(shared_memory.FOLDER / name)
+    with pytest.raises(StopIteration):
+        steps.send("an answer")
+    assert is_stale(shared_memory.FOLDER / name)
+
+    with pytest.raises(RuntimeError, match="the classifier is closed"):
+        ask(regions, Triton())
+    assert files() == {name}
+
+
+FORK = """
+import os, sys
+from pathlib import Path
+from clients import shared_memory
+from clients.classifier import Classifier
+shared_memory.FOLDER = Path(sys.argv[2])
+def of(pid):
+    return {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.exists()}
+classifier = Classifier(sys.argv[1], "http", shared_memory="system")
+classifier.classify(sys.argv[3])
+(mine,) = shared_memory.FOLDER.iterdir()
+before = mine.read_bytes()
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    assert mine.read_bytes() == before
+    assert {*shared_memory.FOLDER.iterdir()} == {mine}
+    assert not shared_memory.is_stale(mine)
+    classifier.close()
+else:
+    assert str(mine) not in of("self")
+    classifier.classify(sys.argv[4])
+    assert len({*shared_memory.FOLDER.iterdir()}) == 2
+"""
+
+
+def test_fork_leaves_its_parents_regions_alone(folder):
+    """A child has its own, neither writes nor holds its parent's, and takes only its own away at its end."""
     script = Script(PREDICTION)
-    with serving(script) as url, Classifier(url, "http", shared_memory="system") as classifier:
-        classifier.classify(PHOTO)
-        before = files()
-        classifier._farewell.peek()[1].__self__._owner -= 1
-        classifier._farewell.peek()[1]()
-        assert files() == before
-        assert not sent(script, "unregister")
-        classifier._farewell.peek()[1].__self__._owner += 1
+    with serving(script) as url:
+        command = [sys.executable, "-c", FORK, url, str(folder), str(COFFEE), str(CHELSEA)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not files()
+    assert len({*sent(script, "register")}) == len(sent(script, "unregister")) == 2
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_full_memory_is_the_outcome_of_its_image(monkeypatch, way):
+    """It ends no other image's request."""
+
+    def full(byte_size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "x")
+
+    monkeypatch.setitem(shared_memory.MAKERS, "system", full)
+    with serving(Script(PREDICTION)) as url, opened(way, url, "http", shared_memory="system") as classifier:
+        outcomes = [*classifier.classify_many([PHOTO, PHOTO])]
+
+    assert [type(each) for each in outcomes] == [shared_memory.NoRoom] * 2
+    assert isinstance(outcomes[0], OSError)
+    assert str(outcomes[0]) == "[Errno 28] No space left on device: 'x'"
 
 
 def test_full_memory_is_an_error_not_a_crash(folder):
