@@ -34,7 +34,7 @@ from clients.exchange import Exchange
 from clients.prediction import Label, Prediction, Timings, label
 from clients.retry import Attempts, Budget
 from clients.samples import COFFEE
-from clients.shared_memory import Region, Regions
+from clients.shared_memory import NoRoom, Region, Regions
 from ops.classify import collect, prediction_table
 from ops.embedded import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, answered, error, opened, serving, silent
@@ -410,7 +410,7 @@ def test_full_memory_is_an_outcome(way):
         inner._exchange = Exchange("http", "classify", Regions("system", url, "http", make=make))
         outcomes = list(classifier.classify_many([PHOTO] * 2))
 
-    assert [type(outcome) for outcome in outcomes] == [OSError, OSError]
+    assert [type(outcome) for outcome in outcomes] == [NoRoom, NoRoom]
 
 
 @both_ways
@@ -506,7 +506,10 @@ def test_images_are_not_read_once_nobody_takes_outcomes():
     gate, late = threading.Event(), io.BytesIO(PHOTO)
 
     class Slow(io.BytesIO):
+        """A file that is read when the gate opens."""
+
         def read(self, *args: int) -> bytes:
+            """Wait, and read."""
             gate.wait(20)
             return super().read(*args)
 
