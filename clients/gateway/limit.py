@@ -11,8 +11,8 @@ what the server needs, and it takes dynamic batches as what they are: a reason t
 
 from math import inf, sqrt
 
-# Eight images fill a batch; and the six connections that a browser opens to a host are never too many.
-FEWEST, INITIAL = 8.0, 12.0
+# Two instances fill batches of eight with that; it is also more than a browser opens connections to a host.
+FEWEST, INITIAL = 16.0, 24.0
 TOLERANCE, SMOOTHING = 1.5, 0.5
 WINDOW_S, WINDOW_SAMPLES = 0.1, 10
 # Without load answers are rare, and an estimate should not be old.

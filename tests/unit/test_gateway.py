@@ -491,7 +491,7 @@ def test_late_body_is_not_waited_for():
 def test_overload_is_answered_before_the_body_is_read():
     """At the limit nothing is received, and the refusal says when to come again."""
     upstream = Upstream()
-    made = gateway(upstream)
+    made = gateway(upstream, Settings())
 
     async def run() -> Caller:
         upstream.gate.clear()
