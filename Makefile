@@ -60,7 +60,7 @@ bench: .venv/.testing  ## what serving costs against the same work in process; r
 	$(BIN)/python -m loadtest.route --record route
 	$(BIN)/python -m loadtest.backend --record backend
 	$(BIN)/python -m loadtest.memory --record memory
-	$(BIN)/python -m loadtest.clients --rounds 3 --record clients
+	$(BIN)/python -m loadtest.clients --rounds 3 --seconds 2 --record clients
 	$(BIN)/python -m loadtest.gateway --record gateway
 	$(BIN)/python -m loadtest.recovery --record recovery
 	$(BIN)/python -m loadtest.swap --record swap
