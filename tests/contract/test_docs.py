@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 import typer.main
 
-from loadtest import backend, memory, parity, preprocess, recovery, route, swap
+from loadtest import backend, clients, gateway, memory, parity, preprocess, recovery, route, swap
 from loadtest.overhead import markdown
 from ops import docs
 from ops.__main__ import app
@@ -93,6 +93,8 @@ def test_readme_has_the_recorded_numbers(root):
     ("module", "page"),
     [
         (backend, "onnxruntime_backend.md"),
+        (clients, "clients.md"),
+        (gateway, "gateway.md"),
         (memory, "onnxruntime_backend.md"),
         (preprocess, "preprocess.md"),
         (parity, "preprocess.md"),
@@ -112,6 +114,13 @@ def test_page_has_the_recorded_numbers(root, module, page):
     machine = recorded["machine"]
     assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
     assert recorded["command"] in (root / "Makefile").read_text()
+
+
+def test_page_has_the_recorded_overload(root):
+    """What the gateway does under more load than it can carry is the record's, too."""
+    recorded = json.loads((root / "loadtest" / "results" / "gateway.json").read_text())
+
+    assert gateway.load_markdown(recorded["loads"]) in (root / "docs" / "gateway.md").read_text()
 
 
 def test_page_says_that_no_answer_was_wrong_only_if_none_was(root):
