@@ -102,7 +102,7 @@ def test_readme_has_the_recorded_numbers(root):
         (recovery, "supervision.md"),
         (swap, "publishing.md"),
     ],
-    ids=["backend", "memory", "preprocess", "parity", "route", "recovery", "swap"],
+    ids=["backend", "clients", "gateway", "memory", "preprocess", "parity", "route", "recovery", "swap"],
 )
 def test_page_has_the_recorded_numbers(root, module, page):
     """What a backend costs and how exact it is is what the last recorded run says, with machine and date."""
