@@ -152,7 +152,7 @@ def serve(
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         if logs_requests:
             logging.getLogger("nereid.gateway").setLevel(logging.INFO)
-        # Requests leave nothing behind that only the collector finds, and what there is now stays.
+        # Requests leave little behind that only the collector finds, and what there is now stays.
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_OBJECTS)
