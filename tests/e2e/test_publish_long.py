@@ -314,7 +314,7 @@ def test_resnet_goes_from_file_to_answers_with_one_command(tmp_path, profile):
         image = np.array([[SAMPLES[0].read_bytes()]], np.object_)
         (scores,) = ask(served.server, "resnet50", {"image": image}, outputs=["scores"])["scores"]
         with Classifier(record.url("grpc"), "grpc", "resnet50") as classifier:
-            best = classifier.classify(SAMPLES[0], 1)
+            best = classifier.classify(SAMPLES[0], top_k=1)
 
     tensor = pixels(repository / "resnet50_preprocess")
     expected = run(repository / "resnet50_network" / "1" / "model.onnx", {"images": tensor})["probabilities"][
