@@ -23,7 +23,7 @@ LENGTH = "Inference-Header-Content-Length"
 
 
 class RestClient:
-    """The methods of tritonclient's HTTP client that a classifier needs, each with `timeout_s` in front.
+    """The methods of tritonclient that a classifier needs, each with gRPC's `client_timeout` in seconds.
 
     Connections are kept and shared by all threads. All methods raise what the socket raises, TimeoutError, or
     InferenceServerException with the server's own words.
@@ -50,7 +50,7 @@ class RestClient:
             for connection in self._busy:
                 connection.abort()
 
-    def infer(self, timeout_s: float, model: str, headers: Mapping[str, str], **options: Any) -> Any:
+    def infer(self, model: str, headers: Mapping[str, str], *, client_timeout: float, **options: Any) -> Any:
         """Return tritonclient's `InferResult`."""
         body, json_size = InferenceServerClient.generate_request_body(**options)
         length = {} if json_size is None else {LENGTH: str(json_size)}
@@ -63,29 +63,35 @@ class RestClient:
                 raise http.client.HTTPException(f"the answer is to another request, {answered_id!r}")
             return result
 
-        return self._ask("POST", path, timeout_s, body, {**headers, **length}, read)
+        return self._ask("POST", path, client_timeout, body, {**headers, **length}, read)
 
-    def get_model_metadata(self, timeout_s: float, model: str) -> Any:
+    def get_model_metadata(self, model: str, *, client_timeout: float) -> Any:
         """Return a model's metadata as a mapping."""
-        return self._ask_json("GET", f"models/{quote(model)}", timeout_s)
+        return self._ask_json("GET", f"models/{quote(model)}", client_timeout)
 
-    def register_system_shared_memory(self, timeout_s: float, name: str, key: str, byte_size: int) -> None:
+    def register_system_shared_memory(
+        self, name: str, key: str, byte_size: int, *, client_timeout: float
+    ) -> None:
         """Let the server map a region."""
         about = {"key": key, "offset": 0, "byte_size": byte_size}
-        self._ask("POST", f"systemsharedmemory/region/{name}/register", timeout_s, json.dumps(about).encode())
+        self._ask(
+            "POST", f"systemsharedmemory/region/{name}/register", client_timeout, json.dumps(about).encode()
+        )
 
     def unregister_system_shared_memory(
-        self, timeout_s: float, name: str, headers: Mapping[str, str] = {}
+        self, name: str, headers: Mapping[str, str] = {}, *, client_timeout: float
     ) -> None:
         """Have the server let go of a region."""
-        self._ask("POST", f"systemsharedmemory/region/{name}/unregister", timeout_s, headers=headers)
+        self._ask("POST", f"systemsharedmemory/region/{name}/unregister", client_timeout, headers=headers)
 
-    def get_system_shared_memory_status(self, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
+    def get_system_shared_memory_status(
+        self, headers: Mapping[str, str] = {}, *, client_timeout: float
+    ) -> Any:
         """Return the regions as a list."""
-        return self._ask_json("GET", "systemsharedmemory/status", timeout_s, headers)
+        return self._ask_json("GET", "systemsharedmemory/status", client_timeout, headers)
 
     def register_cuda_shared_memory(
-        self, timeout_s: float, name: str, raw_handle: bytes, device_id: int, byte_size: int
+        self, name: str, raw_handle: bytes, device_id: int, byte_size: int, *, client_timeout: float
     ) -> None:
         """Let the server map a region of a GPU."""
         about = {
@@ -93,17 +99,19 @@ class RestClient:
             "device_id": device_id,
             "byte_size": byte_size,
         }
-        self._ask("POST", f"cudasharedmemory/region/{name}/register", timeout_s, json.dumps(about).encode())
+        self._ask(
+            "POST", f"cudasharedmemory/region/{name}/register", client_timeout, json.dumps(about).encode()
+        )
 
     def unregister_cuda_shared_memory(
-        self, timeout_s: float, name: str, headers: Mapping[str, str] = {}
+        self, name: str, headers: Mapping[str, str] = {}, *, client_timeout: float
     ) -> None:
         """Have the server let go of a region of a GPU."""
-        self._ask("POST", f"cudasharedmemory/region/{name}/unregister", timeout_s, headers=headers)
+        self._ask("POST", f"cudasharedmemory/region/{name}/unregister", client_timeout, headers=headers)
 
-    def get_cuda_shared_memory_status(self, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
+    def get_cuda_shared_memory_status(self, headers: Mapping[str, str] = {}, *, client_timeout: float) -> Any:
         """Return the regions of GPUs as a list."""
-        return self._ask_json("GET", "cudasharedmemory/status", timeout_s, headers)
+        return self._ask_json("GET", "cudasharedmemory/status", client_timeout, headers)
 
     def _ask_json(self, method: str, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
         return self._ask(method, path, timeout_s, headers=headers, read=lambda answer, _: json.loads(answer))

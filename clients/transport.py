@@ -53,33 +53,18 @@ def run(connection: Connection, steps: Steps[Result]) -> Result:
 
 def connect(url: str, protocol: ProtocolName) -> Connection:
     """Return a connection, which is opened by its first call."""
-    return _Grpc(url) if protocol == "grpc" else _Http(url)
+    if protocol == "grpc":
+        return _Connection(url, tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL))
+    return _Connection(url, RestClient(url))
 
 
-class _Grpc:
-    def __init__(self, url: str) -> None:
-        self._url, self._is_closed = url, False
-        self._client = tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL)
+class _Connection:
+    def __init__(self, url: str, client: Any) -> None:
+        self._url, self._client, self._is_closed = url, client, False
 
     def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
         try:
             return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
-        except Exception as error:
-            raise _failure(self._url, error, remaining_s, self._is_closed) from None
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._client.close()
-
-
-class _Http:
-    def __init__(self, url: str) -> None:
-        self._url, self._is_closed = url, False
-        self._client = RestClient(url)
-
-    def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
-        try:
-            return getattr(self._client, name)(remaining_s, *args, **options)
         except Exception as error:
             raise _failure(self._url, error, remaining_s, self._is_closed) from None
 

@@ -36,7 +36,6 @@ class Gradient:
     _opened_s: float
     _since_s: float
     _sum_s: float
-    _answers: int
     _samples: int
     _peak: int
     _is_probing: bool
@@ -61,7 +60,6 @@ class Gradient:
 
     def sample(self, rtt_s: float, in_flight: int, now_s: float) -> None:
         """Take note of an answer that took `rtt_s`; `in_flight` are left."""
-        self._answers += 1
         self._peak = max(self._peak, in_flight + 1)
         if in_flight < self.limit:
             self._since_s = min(self._since_s, now_s)
@@ -105,5 +103,5 @@ class Gradient:
         self._opened_s, self._is_probing = now_s, is_probing
         # What was sent before the probe's shorter queue is reached does not count: it waited in the longer.
         self._since_s = inf if is_probing else -inf
-        self._answers = self._samples = self._peak = 0
+        self._samples = self._peak = 0
         self._sum_s = 0.0

@@ -20,7 +20,7 @@ JSON: Kind = "application/json"
 OCTETS = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 MOST_TOP_K = 1000
 MOST_PART_HEAD_BYTES = 8192
-# What is decoded, at most 10 ms, before its parts are counted; anything larger must be large for its images.
+# What is decoded before its parts are counted; anything larger must be large for its images.
 MOST_UNCOUNTED_BYTES = 2**20
 MOST_QUOTES_PER_IMAGE = 1000
 TopK = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOP_K)]
