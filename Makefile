@@ -27,7 +27,7 @@ setup: .venv/.serving  ## create .venv with all that serving needs
 	@touch $@
 
 .venv/.testing: .venv/.serving
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish,gateway,dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish,gateway,load,dev]'
 	@touch $@
 
 demo: setup  ## start the real Triton server, classify the sample photo on both versions, stop

@@ -24,7 +24,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from loadtest import open_loop, photos, record, wrk
+from loadtest import open_loop, photos, processes, record, servers, wrk
 from ops import embedded
 
 PATH = "/predict"
@@ -53,10 +53,8 @@ class Served:
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[Served]:
     """Run both, until ready."""
-    ports = embedded.Ports(*embedded.free_ports(3))
-    options = embedded.ServerOptions(profile=embedded.DEFAULT_PROFILE, ports=ports)
-    (run_dir := folder / "server").mkdir()
-    with embedded.EmbeddedServer(options, run_dir, os.environ):
+    with servers.served(folder, os.environ) as server:
+        ports = server.options.ports
         words = ["gateway", "--url", f"127.0.0.1:{ports.grpc}", "--port", "0"]
         process = subprocess.Popen([sys.executable, "-m", "ops", *words], stdout=subprocess.PIPE, text=True)
         try:
@@ -67,12 +65,6 @@ def served(folder: Path) -> Iterator[Served]:
             process.wait()
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU time that a process has taken."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _measure_round(running: Served, folder: Path, seconds: float, series: Series) -> None:
     for name, size_wh in photos.SIZES_WH.items():
         photo = folder / f"{name}.jpg"
@@ -81,12 +73,12 @@ def _measure_round(running: Served, folder: Path, seconds: float, series: Series
         through = partial(wrk.post, running.gateway, PATH, photo)
         for path, ask in ((DIRECT, direct), (GATEWAY, through)):
             ask(1, 1.0, TO_VARIANT)  # behind nothing that the run before has left in the queues
-            began_s = cpu_s(running.pid)
+            began_s = processes.cpu_s(running.pid)
             load = ask(CONCURRENCY, seconds, TO_VARIANT)
             series[name, path, "images/s"].append(load.rate)
             series[name, path, "ms (p99)"].append(load.p99_ms)
             if path == GATEWAY:
-                spent_ms = (cpu_s(running.pid) - began_s) * 1e3
+                spent_ms = (processes.cpu_s(running.pid) - began_s) * 1e3
                 series[name, path, "ms of CPU"].append(spent_ms / (load.rate * seconds))
 
 

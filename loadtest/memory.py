@@ -8,7 +8,6 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,9 +16,9 @@ import onnx
 import tritonclient.grpc
 from onnx import helper, numpy_helper
 
-from loadtest import record
+from loadtest import processes, record, servers
 from loadtest.backend import METRICS_LAG_S, run_counters
-from ops.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+from ops.embedded import PLAIN_PROFILE, Ports
 
 MODEL, INSTANCES, WIDTH, HIDDEN, BLOCKS = "blocks", 8, 768, 3072, 12
 REQUESTS = 200
@@ -56,22 +55,23 @@ def measure(repository: Path, instances: int, shared: bool) -> tuple[float, floa
     """Serve the network; returns the instances' memory in MB (PSS) and the milliseconds of one run."""
     group = f"instance_group {{ kind: KIND_CPU count: {instances} }}\n"
     (repository / MODEL / "config.pbtxt").write_text(CONFIG + group + (SHARED if shared else ""))
-    options = ServerOptions(repository, ports=Ports(*free_ports(3)))
     with (
         tempfile.TemporaryDirectory() as run_dir,
-        EmbeddedServer(options, Path(run_dir), os.environ) as server,
+        servers.served(Path(run_dir), os.environ, PLAIN_PROFILE, repository) as server,
     ):
+        ports = server.options.ports
         # Enough at once for every instance to have run, and to have touched its weights.
         with ThreadPoolExecutor(2 * instances) as pool:
-            list(pool.map(lambda _: _infer(options.ports), range(REQUESTS)))
+            list(pool.map(lambda _: _infer(ports), range(REQUESTS)))
         time.sleep(METRICS_LAG_S)
-        before = run_counters(options.ports, MODEL)
+        before = run_counters(ports, MODEL)
         for _ in range(REQUESTS):
-            _infer(options.ports)
+            _infer(ports)
         time.sleep(METRICS_LAG_S)
-        after = run_counters(options.ports, MODEL)
+        after = run_counters(ports, MODEL)
         run_ms = (after["sum"] - before["sum"]) / (after["count"] - before["count"]) * 1e3
-        return sum(_pss_mb(pid) for pid in _stubs(server.pid)), run_ms
+        stubs = processes.tree(server.pid)[1:]
+        return sum(processes.memory_bytes(stub.pid) for stub in stubs) / 2**20, run_ms
 
 
 def _infer(ports: Ports) -> None:
@@ -79,16 +79,6 @@ def _infer(ports: Ports) -> None:
     tensor.set_data_from_numpy(np.ones((1, WIDTH), np.float32))
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
         client.infer(MODEL, [tensor])
-
-
-def _stubs(server: int) -> Iterator[int]:
-    for children in Path(f"/proc/{server}/task").glob("*/children"):
-        yield from map(int, children.read_text().split())
-
-
-def _pss_mb(pid: int) -> float:
-    (line,) = [x for x in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if x.startswith("Pss:")]
-    return int(line.split()[1]) / 1024
 
 
 def summary(samples: dict[tuple[int, bool], list[tuple[float, float]]]) -> list[dict[str, object]]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loadtest import photos, record, wrk
+from loadtest import photos, record, servers, wrk
 from ops import embedded, metrics_page
 
 PROFILES = ("ensemble", "cpu")
@@ -54,12 +54,8 @@ def _servers(repository: Path, folder: Path) -> Iterator[dict[str, embedded.Port
     with contextlib.ExitStack() as stack:
         ports = {}
         for profile in PROFILES:
-            options = embedded.ServerOptions(
-                repository, profile, ports=embedded.Ports(*embedded.free_ports(3))
-            )
-            (run_dir := folder / profile).mkdir()
-            stack.enter_context(embedded.EmbeddedServer(options, run_dir, os.environ))
-            ports[profile] = options.ports
+            server = stack.enter_context(servers.served(folder, os.environ, profile, repository))
+            ports[profile] = server.options.ports
         yield ports
 
 

@@ -9,7 +9,6 @@ its answers are those of no other; they are compared with what the library compu
 
 import argparse
 import os
-import re
 import shutil
 import statistics
 import sys
@@ -26,7 +25,7 @@ from onnx import numpy_helper
 
 from clients.prediction import Prediction
 from clients.samples import COFFEE
-from loadtest import record
+from loadtest import processes, record
 from loadtest.callers import Callers, Request
 from ops import embedded
 from ops.publish.publisher import Gates, publish, retire, rollback
@@ -90,19 +89,6 @@ def write_candidate(folder: Path, number: int) -> Path:
     return path
 
 
-def memory_bytes(leader: int) -> int:
-    """Return the memory (PSS) of a process group."""
-    total = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rpartition(")")[2].split()[2]) == leader:
-                text = (stat.parent / "smaps_rollup").read_text()
-                total += sum(int(kb) for kb in re.findall(r"^Pss: +(\d+) kB", text, re.M)) * 1024
-        except OSError:  # it ended meanwhile
-            continue
-    return total
-
-
 def run_cycles(
     server: ServerRecord, folder: Path, cycles: int, calm_s: float
 ) -> tuple[list[Request], Spans, list[int], list[float]]:
@@ -134,7 +120,7 @@ def run_cycles(
             took.append(done.seconds)
             time.sleep(calm_s / 3)
             during(LEAVING, partial(leave, done.version))
-            memory.append(memory_bytes(server.pid))
+            memory.append(processes.memory_bytes(server.pid))
             bad = [each.failure for each in callers.requests if each.failure]
             print(
                 f"cycle {number}: {done.seconds:.1f} s, {len(callers.requests)} requests, {len(bad)} wrong",

@@ -17,6 +17,7 @@ class Load:
 
     rate: float
     p50_ms: float
+    p90_ms: float
     p99_ms: float
 
 
@@ -49,8 +50,8 @@ def post(
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
     percentiles = {
         part: float(value) * MS[unit]
-        for part, value, unit in re.findall(r"(50|99)%\s+([\d.]+)(us|ms|s)", text)
+        for part, value, unit in re.findall(r"(50|90|99)%\s+([\d.]+)(us|ms|s)", text)
     }
-    if not rate or set(percentiles) != {"50", "99"}:
+    if not rate or set(percentiles) != {"50", "90", "99"}:
         raise SystemExit(f"wrk printed no rate:\n{text}")
-    return Load(float(rate[1]), percentiles["50"], percentiles["99"])
+    return Load(float(rate[1]), percentiles["50"], percentiles["90"], percentiles["99"])
