@@ -11,7 +11,10 @@ SLOW_REQUESTS ?= 2000
 # Most tests wait for a server more than they compute. A file's tests stay together: they share its servers.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: help setup demo serve check test test-slow proof bench docs clean
+# Options of the load test, such as: make load LOAD="--url http://HOST:8000".
+LOAD ?= --seconds 10
+
+.PHONY: help setup demo serve check test test-slow load proof bench docs clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -48,6 +51,9 @@ test: .venv/.testing  ## all tests but the long ones, against the real server
 
 test-slow: .venv/.testing  ## the long tests, with SLOW_REQUESTS requests each
 	SLOW_REQUESTS=$(SLOW_REQUESTS) $(BIN)/pytest $(SIDE_BY_SIDE) -m slow
+
+load: .venv/.testing  ## the load test: a closed and an open loop, every answer checked, against thresholds.toml
+	$(BIN)/python -m loadtest.load $(LOAD)
 
 proof: .venv/.testing bench  ## the long tests with full counts, and the recorded measurements
 	SLOW_REQUESTS=20000 $(BIN)/pytest $(SIDE_BY_SIDE) -m slow

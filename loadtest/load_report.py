@@ -1,0 +1,113 @@
+"""The report of a load test, for a person and for a program."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.ledger import Histogram, Ledger, Series
+
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9, "max": 100.0}
+WIDTH = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One protocol. Latencies are in milliseconds, by the names of `PERCENTILES`.
+
+    `rate_per_s` counts right answers only, until the last has come; `target_per_s` what was to be sent. The
+    target and its ratio are None in a closed loop.
+    """
+
+    protocol: str
+    requests: int
+    failures: Mapping[str, int]
+    rate_per_s: float
+    target_per_s: float | None
+    achieved_ratio: float | None
+    backlog_max: int
+    in_flight_max: int
+    response_ms: Mapping[str, float]
+    service_ms: Mapping[str, float]
+
+    @property
+    def error_ratio(self) -> float:
+        """The share of requests that failed."""
+        return sum(self.failures.values()) / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run of a scenario; `generator_cpu` is in cores, of the busiest process that made load."""
+
+    scenario: str
+    seconds: float
+    processes: int
+    generator_cpu: float
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def of(cls, scenario: str, ledger: Ledger) -> "Report":
+        """Sum up what was counted."""
+        rows = [_row(protocol, series, ledger) for protocol, series in sorted(ledger.series.items())]
+        seconds, cpu = round(ledger.seconds, 2), round(ledger.cpu_share, 3)
+        return cls(scenario, seconds, ledger.processes, cpu, tuple(rows))
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    def show(self) -> None:
+        """Print it."""
+        table = Table(*("protocol", "requests", "failed", "1/s", "target", "ratio", "backlog", "latency"))
+        for name in PERCENTILES:
+            table.add_column(name.replace("_", "."), justify="right")
+        for row in self.rows:
+            failed = str(sum(row.failures.values()))
+            counts = [str(row.requests), failed, f"{row.rate_per_s:.1f}", *_target(row), str(row.backlog_max)]
+            table.add_row(row.protocol, *counts, "response ms", *_cells(row.response_ms))
+            table.add_row(*[""] * 7, "service ms", *_cells(row.service_ms))
+        console = Console(width=WIDTH)
+        console.print(f"\n{self.scenario} loop, {self.seconds:.1f} s, {_processes(self)}")
+        console.print(table)
+        for row in self.rows:
+            for reason, times in sorted(row.failures.items(), key=lambda each: -each[1]):
+                console.print(f"{row.protocol}: {times} × {reason}", markup=False)
+
+
+def _row(protocol: str, series: Series, ledger: Ledger) -> Row:
+    rate = series.good / ledger.seconds if ledger.seconds else 0.0
+    target = series.planned / ledger.schedule_s if series.planned else None
+    return Row(
+        protocol=protocol,
+        requests=series.requests,
+        failures=dict(series.failures),
+        rate_per_s=round(rate, 2),
+        target_per_s=None if target is None else round(target, 2),
+        achieved_ratio=None if target is None else round(rate / target, 4),
+        backlog_max=series.backlog_max,
+        in_flight_max=series.in_flight_max,
+        response_ms=_percentiles(series.response),
+        service_ms=_percentiles(series.service),
+    )
+
+
+def _percentiles(histogram: Histogram) -> dict[str, float]:
+    return {name: round(histogram.percentile_ms(percent), 2) for name, percent in PERCENTILES.items()}
+
+
+def _target(row: Row) -> list[str]:
+    if row.target_per_s is None or row.achieved_ratio is None:
+        return ["", ""]
+    return [f"{row.target_per_s:.1f}", f"{row.achieved_ratio:.3f}"]
+
+
+def _cells(latencies: Mapping[str, float]) -> list[str]:
+    return [f"{value:.1f}" for value in latencies.values()]
+
+
+def _processes(report: Report) -> str:
+    what = "process" if report.processes == 1 else "processes, the busiest"
+    return f"load from {report.processes} {what} using {report.generator_cpu:.0%} of a core"

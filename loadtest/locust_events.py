@@ -1,0 +1,210 @@
+"""What a load test does at Locust's events: its options, one ledger of all processes, report and exit code.
+
+Importing this module changes the standard library for gevent, as Locust does: run it in a process of its own.
+"""
+
+import argparse
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+import locust.log
+from locust import events
+from locust.runners import MasterRunner, WorkerRunner
+
+from loadtest import thresholds
+from loadtest.arrivals import ARRIVALS
+from loadtest.generator import PATIENCE_S, SCENARIOS, UNANSWERED, Generator
+from loadtest.ledger import Ledger
+from loadtest.load_report import Report
+from loadtest.questions import ESPRESSO
+from loadtest.users import WrongAnswer
+
+# Names of what goes between Locust's processes.
+LEDGER, FINISH, FINISHED = "nereid_ledger", "nereid_finish", "nereid_finished"
+# The workers' own patience, and some for the way.
+WORKERS_PATIENCE_S, LOOK_S = PATIENCE_S + 10.0, 0.05
+# What Locust would ask for or take one of.
+DEFAULTS = {"num_users": 8, "spawn_rate": 100.0, "web_host": "127.0.0.1"}
+
+
+def listen() -> None:
+    """Have Locust know our options, and follow each of its runs."""
+    events.init_command_line_parser.add_listener(add_options)
+    events.init.add_listener(lambda environment, **rest: Run(environment))
+
+
+def add_options(parser: Any) -> None:
+    """Add what only our users know."""
+    parser.set_defaults(**DEFAULTS)
+    add: Callable[..., Any] = parser.add_argument
+    add("--scenario", choices=SCENARIOS, default="closed", help="when a user sends its next request")
+    add("--rate", type=_positive, default=20.0, help="open: requests per second, all users together")
+    add("--arrivals", choices=ARRIVALS, default="poisson", help="open: how they are spread")
+    add("--model", default="classify", help="a route, or any model with an input 'image'")
+    add("--grpc", default="", help="HOST:PORT of gRPC; the port after that of --host if not given")
+    add("--variants", default="v1,v2", help="of the route, by comma; '' for a model that is no route")
+    add("--keys", type=int, default=100, help="sticky callers; 0 while the route's weights change")
+    add("--expect", type=int, default=ESPRESSO, help="the class that the photo shows")
+    files = {"metavar": "FILE", "include_in_web_ui": False}
+    add("--report", default="", help="write the report as JSON", **files)
+    default = str(thresholds.DEFAULT)
+    add(
+        "--thresholds",
+        type=_thresholds,
+        default=default,
+        help="what must be reached; '' for nothing",
+        **files,
+    )
+
+
+class Run:
+    """Follows Locust in one process; in a distributed test the master has the ledgers of its workers.
+
+    Args:
+        environment: Locust's, which gets the `generator` of its users.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self._environment, self._options = environment, environment.parsed_options
+        self._encoded: dict[str, dict[str, Any]] = {}
+        self._finished: set[str] = set()
+        self._is_passed: bool | None = None
+        self._is_worker = isinstance(environment.runner, WorkerRunner)
+        self._is_master = isinstance(environment.runner, MasterRunner)
+        hooks = environment.events
+        if self._is_worker:
+            environment.runner.register_message(FINISH, self.on_finish, concurrent=True)
+            hooks.report_to_master.add_listener(self.on_report_to_master)
+        else:
+            hooks.test_stop.add_listener(self.on_test_stop)
+            hooks.quitting.add_listener(self.on_quitting)
+        if self._is_master:
+            environment.runner.register_message(FINISHED, self.on_finished)
+            hooks.worker_report.add_listener(self.on_worker_report)
+        else:
+            hooks.request.add_listener(self.on_request)
+            hooks.spawning_complete.add_listener(self.on_spawning_complete)
+        hooks.test_start.add_listener(self.on_test_start)
+        hooks.test_stopping.add_listener(self.on_test_stopping)
+
+    def on_test_start(self, **rest: Any) -> None:
+        """Begin with an empty ledger."""
+        self._encoded.clear()
+        self._finished.clear()
+        self._is_passed = None
+        self._environment.generator = Generator(self._options.scenario, random.Random())
+
+    def on_spawning_complete(self, user_count: int, **rest: Any) -> None:
+        """Start the schedule: this process sends the share of the rate that it has of the users."""
+        if self._options.scenario != "open" or not user_count:
+            return
+        environment = self._environment
+        classes = environment.user_classes_by_name
+        callers = {
+            classes[name].protocol: count
+            for name, count in environment.runner.user_classes_count.items()
+            if count
+        }
+        if callers:
+            rate = self._options.rate * sum(callers.values()) / user_count
+            dispatcher = environment.generator.schedule(rate, self._options.arrivals, callers)
+            dispatcher.link_exception(locust.log.greenlet_exception_logger(logging.getLogger(__name__)))
+
+    def on_request(
+        self, request_type: str, response_time: float, exception: Any, context: Any, **rest: Any
+    ) -> None:
+        """Count a request that has ended."""
+        service_ms, failure = context["service_ms"], ""
+        if exception is not None:
+            failure = str(exception) or type(exception).__name__
+        self._environment.generator.ledger.of(request_type).add(response_time, service_ms, failure)
+
+    def on_report_to_master(self, data: dict[str, Any], **rest: Any) -> None:
+        """Tell the master all that was counted so far."""
+        if generator := getattr(self._environment, "generator", None):
+            data[LEDGER] = generator.look().encode()
+
+    def on_worker_report(self, client_id: str, data: dict[str, Any], **rest: Any) -> None:
+        """Take what a worker has counted, in place of what it said before."""
+        if LEDGER in data:
+            self._encoded[client_id] = data[LEDGER]
+
+    def on_test_stopping(self, **rest: Any) -> None:
+        """Let what is under way end before Locust stops the users."""
+        if self._is_master:
+            self._finish_workers()
+        else:
+            self._finish()
+
+    def on_finish(self, **rest: Any) -> None:
+        """Do in a worker what the master asks for: finish, and say so."""
+        self._finish()
+        ledger = self._environment.generator.look().encode()
+        self._environment.runner.send_message(FINISHED, {LEDGER: ledger})
+
+    def on_finished(self, msg: Any, **rest: Any) -> None:
+        """Take the last word of a worker."""
+        self._encoded[msg.node_id] = msg.data[LEDGER]
+        self._finished.add(msg.node_id)
+
+    def on_test_stop(self, **rest: Any) -> None:
+        """Print and write the report, and hold it against the thresholds."""
+        encoded = self._encoded.values() if self._is_master else [self._environment.generator.look().encode()]
+        report = Report.of(self._options.scenario, Ledger.merged(encoded))
+        report.show()
+        if self._options.report:
+            Path(self._options.report).write_text(json.dumps(report.plain(), indent=2) + "\n")
+        if self._options.thresholds:
+            lines = thresholds.hold(report, thresholds.read(Path(self._options.thresholds)))
+            thresholds.show(report.scenario, lines)
+            self._is_passed = all(line.is_met for line in lines)
+
+    def on_quitting(self, environment: Any, **rest: Any) -> None:
+        """Say by the exit code whether all thresholds were met; without any, Locust decides."""
+        environment.runner.quit()
+        is_sound = not environment.runner.exceptions and not locust.log.unhandled_greenlet_exception
+        if self._is_passed is False:
+            environment.process_exit_code = 1
+        elif self._is_passed and is_sound:
+            environment.process_exit_code = 0
+
+    def _finish(self) -> None:
+        for protocol, due_s in self._environment.generator.finish():
+            late_ms = (time.monotonic() - due_s) * 1e3
+            self._environment.events.request.fire(
+                request_type=protocol,
+                name=f"{self._options.model} unanswered",
+                response_time=late_ms,
+                response_length=0,
+                exception=WrongAnswer(UNANSWERED),
+                context={"service_ms": late_ms},
+            )
+
+    def _finish_workers(self) -> None:
+        runner = self._environment.runner
+        runner.send_message(FINISH)
+        deadline = time.monotonic() + WORKERS_PATIENCE_S
+        while time.monotonic() < deadline and not {*runner.clients} <= self._finished:
+            gevent.sleep(LOOK_S)
+
+
+def _positive(text: str) -> float:
+    if (value := float(text)) <= 0:
+        raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
+    return value
+
+
+def _thresholds(text: str) -> str:
+    """Return the file's name, if it can be read: before anything is asked."""
+    try:
+        if text:
+            thresholds.read(Path(text))
+    except thresholds.BadThresholds as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text

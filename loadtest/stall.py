@@ -1,0 +1,126 @@
+"""Whether a load test sees a server that stands still: one that waits for answers does not ask meanwhile.
+
+The processes of the server are stopped for half a second, over and over. The same server is asked by a few
+callers in a closed loop, then by arrivals in an open one.
+
+    python -m loadtest.stall [--seconds 24] [--rate 20] [--record stall]
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from loadtest import load, processes, record
+from loadtest.servers import served
+
+STALL_S = 0.5
+CALLERS = 2
+# What a load test must show of the stall in its p99 to be believed.
+SEEN_MS = STALL_S * 1e3 / 2
+HEADINGS = ("loop", "requests", "p50", "p90", "p99", "max")
+
+
+@contextlib.contextmanager
+def stalls(pid: int, every_s: float) -> Iterator[None]:
+    """Stop a process and all that it started for half a second, once in `every_s`, in the context."""
+    over = threading.Event()
+
+    def stall() -> None:
+        while not over.wait(every_s - STALL_S):
+            tree = processes.tree(pid)
+            try:
+                _signal(tree, signal.SIGSTOP)
+                over.wait(STALL_S)
+            finally:
+                _signal(tree, signal.SIGCONT)
+
+    thread = threading.Thread(target=stall)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _signal(tree: list[psutil.Process], number: signal.Signals) -> None:
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def measure(folder: Path, seconds: float, rate: float, every_s: float) -> list[dict[str, Any]]:
+    """Run both loops under stalls; returns the report of each.
+
+    Raises:
+        SystemExit: a request failed, so the latencies mean nothing.
+    """
+    loops = {"closed": [f"--users={CALLERS}"], "open": [f"--users={load.POOL}", f"--rate={rate}"]}
+    reports = []
+    with served(folder, os.environ) as server:
+        ports = server.options.ports
+        target = load.Target(f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}")
+        for loop, words in loops.items():
+            path = folder / f"{loop}.json"
+            with stalls(server.pid, every_s):
+                code = load.run_locust(
+                    target, seconds, path, [f"--scenario={loop}", "--thresholds=", *words, "HttpCaller"]
+                )
+            if code:
+                raise SystemExit(f"requests failed in the {loop} loop")
+            reports.append(load.read(path))
+    return reports
+
+
+def summarise(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each loop."""
+    return [
+        {"loop": report["scenario"], "requests": row["requests"]}
+        | {name: row["response_ms"][name] for name in ("p50", "p90", "p99", "max")}
+        for report in reports
+        for row in report["rows"]
+    ]
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Return a row as text, for the page."""
+    return [row["loop"], f"{row['requests']:,}", *(f"{row[name]:.0f} ms" for name in HEADINGS[2:])]
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Render the rows as the table of docs/load_testing.md; a test compares the two."""
+    return record.markdown(HEADINGS, map(cells, rows))
+
+
+def main() -> int:
+    """Measure, print, record; exit status 1 if the open loop does not show the stall."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=24.0, help="of each loop")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests per second of the open loop")
+    parser.add_argument("--every-s", type=float, default=6.0, help="between the beginnings of two stalls")
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    args = parser.parse_args()
+    if args.record and not record.is_committed():
+        parser.error(record.UNCOMMITTED)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = summarise(measure(Path(folder), args.seconds, args.rate, args.every_s))
+    print(markdown(rows))
+    if args.record:
+        about = {"stall_s": STALL_S, "every_s": args.every_s, "callers": CALLERS, "rate_per_s": args.rate}
+        record.write(args.record, about | {"rows": rows})
+    seen = {row["loop"]: row["p99"] >= SEEN_MS for row in rows}
+    print(f"p99 of at least {SEEN_MS:.0f} ms: {seen}")
+    return 0 if seen["open"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

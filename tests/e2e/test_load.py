@@ -1,0 +1,206 @@
+"""The load tests against the real server; Locust runs in processes of its own, as it changes its own."""
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from loadtest import load, stall, thresholds
+from ops.embedded import ADAPTERS, REPOSITORY, free_ports
+
+# Three times what a stalled machine was seen to need for the start of Locust and its workers.
+TIMEOUT_S = 60.0
+CALLERS = 6
+
+
+@pytest.fixture(scope="session")
+def target(both_profiles) -> load.Target:
+    """The server in its profile `cpu`."""
+    ports = both_profiles["cpu"].options.ports
+    return load.Target(f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}")
+
+
+def rows(path: Path) -> dict[str, dict]:
+    """Return the rows of a report by protocol."""
+    return {row["protocol"]: row for row in load.read(path)["rows"]}
+
+
+def test_closed_loop_asks_over_both_protocols_at_once(target, tmp_path):
+    """No answer is wrong, and callers overlap: a call of gRPC that blocked all would leave one in flight."""
+    report = tmp_path / "report.json"
+
+    code = load.run_locust(target, 2.0, report, ["--users", str(CALLERS)])
+
+    found = rows(report)
+    assert code == 0
+    assert {name: row["failures"] for name, row in found.items()} == {"grpc": {}, "http": {}}
+    assert {row["in_flight_max"] for row in found.values()} == {CALLERS // 2}
+    assert min(row["requests"] for row in found.values()) > CALLERS
+
+
+@pytest.mark.slow
+def test_open_loop_over_two_processes_is_one_report(target, tmp_path):
+    """The rate is shared out, and the master has the sum of what the workers counted."""
+    report = tmp_path / "report.json"
+    (port,) = free_ports(1)
+    alone = ["--processes", "2", "--master-bind-host", "127.0.0.1"]
+    words = [*alone, "--master-bind-port", str(port), "--master-port", str(port)]
+    words += ["--scenario", "open", "--arrivals", "fixed", "--rate", "20", "--users", "24"]
+
+    code = load.run_locust(target, 5.0, report, words)
+
+    found, whole = rows(report), load.read(report)
+    assert code == 0
+    assert whole["processes"] == 2
+    assert [row["failures"] for row in found.values()] == [{}, {}]
+    # What the schedule held; a request more or less at the ends of either worker's.
+    assert sum(row["target_per_s"] for row in found.values()) == pytest.approx(20, abs=2 / whole["seconds"])
+    sent = json.loads(report.with_suffix(".locust").read_text())
+    assert sum(each["num_requests"] for each in sent) == sum(row["requests"] for row in found.values())
+
+
+def test_a_fast_wrong_answer_is_a_failure(target, tmp_path):
+    """Callers that know the photo to show something else fail every request, and so does the run."""
+    report = tmp_path / "report.json"
+
+    code = load.run_locust(target, 1.0, report, ["--users", "4", "--expect", "281"])
+
+    found = rows(report)
+    assert code == 1
+    for row in found.values():
+        assert row["failures"] == {"wrong class: expected 281, got 967": row["requests"]}
+        assert row["rate_per_s"] == 0
+
+
+def test_a_bad_thresholds_file_is_told_before_anything_is_asked(target, tmp_path, capfd):
+    """Exit code 2, and the message names the key."""
+    report, mine = tmp_path / "report.json", tmp_path / "mine.toml"
+    mine.write_text("[closed]\np95_ms = 3\n")
+
+    code = load.run_locust(target, 1.0, report, ["--thresholds", str(mine)])
+
+    assert code == 2
+    assert "unknown field `p95_ms`" in capfd.readouterr().err
+    assert not report.exists()
+
+
+@contextlib.contextmanager
+def web_ui(target: load.Target, log: Path):
+    """Run Locust with its web page, as a person would; gives the page's URL."""
+    (port,) = free_ports(1)
+    words = [
+        "-f",
+        str(load.LOCUSTFILE),
+        "--host",
+        target.http,
+        "--grpc",
+        target.grpc,
+        "--web-port",
+        str(port),
+    ]
+    with log.open("w") as lines:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "locust", *words], stdout=lines, stderr=lines, stdin=subprocess.DEVNULL
+        )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 0, log.read_text()
+
+
+def get(url: str, form: dict[str, str] | None = None) -> bytes:
+    """Return a page; a form is posted."""
+    body = None if form is None else urllib.parse.urlencode(form).encode()
+    with urllib.request.urlopen(url, body, timeout=TIMEOUT_S) as page:
+        return page.read()
+
+
+def until(condition, what: str):
+    """Return what a condition gives once it gives something."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.URLError):
+            if found := condition():
+                return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not come within {TIMEOUT_S:.0f} s")
+
+
+def test_web_page_starts_users_and_shows_their_requests(target, tmp_path):
+    """A posted form starts users, both protocols appear, nothing fails, and the report is printed."""
+    log = tmp_path / "log"
+    with web_ui(target, log) as url:
+        until(lambda: b"<html" in get(url), "the page")
+        started = json.loads(get(f"{url}/swarm", {"user_count": "4", "spawn_rate": "4", "host": target.http}))
+
+        def both_asked():
+            stats = json.loads(get(f"{url}/stats/requests"))
+            methods = {each["method"] for each in stats["stats"] if each["num_requests"]}
+            return stats if methods >= {"http", "grpc"} else None
+
+        stats = until(both_asked, "requests over both protocols")
+        stopped = json.loads(get(f"{url}/stop", {}))
+
+    assert started["success"], started
+    assert stopped["success"], stopped
+    assert (stats["fail_ratio"], stats["errors"]) == (0, [])
+    assert "closed loop" in log.read_text()
+
+
+def run_load(*words: str) -> subprocess.CompletedProcess:
+    """Run what `make load` runs."""
+    command = [sys.executable, "-m", "loadtest.load", "--seconds", "4", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def slow_build(folder: Path, seconds: float) -> Path:
+    """Copy the repository; its `classify_v1` is the same work after a sleep."""
+    repository = shutil.copytree(REPOSITORY, folder / "models")
+    model = repository / "classify_v1"
+    config = (model / "configs" / "cpu.pbtxt").read_text()
+    (model / "configs" / "cpu.pbtxt").write_text(config.replace('"fused"', '"python"'))
+    adapter = (ADAPTERS / "fused" / "model.py").read_text()
+    head, execute, body = re.split(r"(    def execute\(.*\n)", adapter)
+    (model / "1" / "model.py").write_text(
+        f"import time\n{head}{execute}        time.sleep({seconds})\n{body}"
+    )
+    return repository
+
+
+@pytest.mark.slow
+def test_thresholds_fail_a_slow_build_and_pass_the_normal_one(tmp_path):
+    """A variant that sleeps for twice the limit of p99 fails, told with what was expected and what came."""
+    limits = thresholds.read(thresholds.DEFAULT)
+    seconds = 2 * limits.closed.p99_ms / 1e3
+
+    normal = run_load()
+    slow = run_load("--repository", str(slow_build(tmp_path, seconds)))
+
+    assert normal.returncode == 0, normal.stdout + normal.stderr
+    assert "FAILED" not in normal.stdout
+    assert slow.returncode == 1, slow.stdout + slow.stderr
+    told = re.findall(r"(?:http|grpc) p99 +│ ≤ 1500 ms +│ ([\d.]+) ms +│ FAILED", slow.stdout)
+    assert [float(got) >= seconds * 1e3 for got in told] == [True] * len(told)
+    assert told
+
+
+@pytest.mark.slow
+def test_open_loop_shows_a_stall_that_the_closed_one_hides(tmp_path):
+    """A server stopped for 500 ms now and then: p99 of arrivals has it, that of two callers does not."""
+    closed, opened = stall.summarise(stall.measure(tmp_path, 12.0, 20.0, 4.0))
+
+    assert (closed["loop"], opened["loop"]) == ("closed", "open")
+    assert opened["p99"] >= stall.SEEN_MS
+    assert closed["max"] >= stall.SEEN_MS
+    assert closed["p99"] < stall.SEEN_MS

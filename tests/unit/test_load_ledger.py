@@ -1,0 +1,128 @@
+"""Counts and histograms of a load test, and that those of several processes add up."""
+
+import random
+
+import msgpack
+import pytest
+
+from loadtest.ledger import MOST_REASONS, OTHER, Histogram, Ledger, Series
+from loadtest.load_report import PERCENTILES, Report
+
+
+def histogram(latencies_ms: list[float]) -> Histogram:
+    """Return one of these latencies."""
+    result = Histogram()
+    for each in latencies_ms:
+        result.add(each)
+    return result
+
+
+def percentiles(of: Histogram) -> list[float]:
+    """Return what a report shows."""
+    return [of.percentile_ms(percent) for percent in PERCENTILES.values()]
+
+
+def test_merged_histograms_equal_that_of_all():
+    """What workers encode and the master merges is the histogram of all latencies."""
+    draw = random.Random(1)
+    latencies = [draw.lognormvariate(3, 1) for _ in range(5_000)]
+
+    merged = Histogram()
+    for part in (latencies[:10], latencies[10:3_000], latencies[3_000:], []):
+        merged.merge(histogram(part).encode())
+
+    assert merged.count == 5_000
+    assert percentiles(merged) == percentiles(histogram(latencies))
+
+
+def test_percentiles_are_those_of_the_latencies():
+    """Each is within a thousandth of the sorted list's own."""
+    latencies = [float(each) for each in range(1, 1_001)]
+
+    found = percentiles(histogram(latencies))
+
+    assert found == pytest.approx([500, 900, 990, 999, 1000], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("latency_ms", "counted_ms"),
+    [(0.0, 0.001), (-1.0, 0.001), (1e9, 3.6e6)],
+    ids=["none", "clock went back", "11 days"],
+)
+def test_no_latency_is_lost(latency_ms, counted_ms):
+    """What a histogram has no place for counts as the nearest it has."""
+    one = histogram([latency_ms])
+
+    assert one.count == 1
+    assert one.percentile_ms(100) == pytest.approx(counted_ms, rel=1e-3)
+
+
+def ledger(good: int, failures: dict[str, int], **about: object) -> Ledger:
+    """Return that of one process which asked over HTTP."""
+    result = Ledger(**about)
+    series = result.of("http")
+    for _ in range(good):
+        series.add(20.0, 10.0, "")
+    for reason, times in failures.items():
+        for _ in range(times):
+            series.add(5.0, 5.0, reason)
+    return result
+
+
+def test_ledgers_of_processes_add_up():
+    """Counts are summed, durations and CPU are those of the longest and the busiest."""
+    first = ledger(8, {"slow": 1}, schedule_s=2.0, seconds=2.5, cpu_share=0.3)
+    second = ledger(4, {"slow": 2, "wrong": 1}, schedule_s=2.1, seconds=2.2, cpu_share=0.5)
+    first.of("http").planned, second.of("http").planned = 9, 8
+    first.of("http").backlog_max, second.of("http").backlog_max = 3, 2
+
+    # As they go over Locust's own wire.
+    whole = Ledger.merged(msgpack.unpackb(msgpack.packb(each.encode())) for each in (first, second))
+
+    series = whole.of("http")
+    assert (whole.processes, whole.schedule_s, whole.seconds, whole.cpu_share) == (2, 2.1, 2.5, 0.5)
+    assert (series.planned, series.good, series.requests, series.backlog_max) == (17, 12, 16, 5)
+    assert series.failures == {"slow": 3, "wrong": 1}
+    assert series.response.count == series.service.count == 16
+
+
+def test_a_key_that_two_processes_saw_on_two_variants_is_a_failure():
+    """A sticky key gets one variant, whoever asks."""
+    first, second = ledger(1, {}), ledger(1, {})
+    first.moved("caller-1", "v1")
+    second.moved("caller-1", "v2")
+    second.moved("caller-2", "v2")
+
+    whole = Ledger.merged([first.encode(), second.encode()])
+
+    assert whole.of("http").failures.total() == 1
+
+
+def test_reasons_without_end_are_bounded():
+    """A server that says something else each time does not fill the memory."""
+    series = Series()
+
+    for number in range(1_000):
+        series.fail(f"reason {number}")
+
+    assert len(series.failures) == MOST_REASONS + 1
+    assert series.failures[OTHER] == 1_000 - MOST_REASONS
+
+
+def test_report_counts_only_right_answers_as_achieved():
+    """The rate is of right answers until the last; what was to be sent is the target."""
+    whole = ledger(30, {"wrong": 10}, schedule_s=4.0, seconds=5.0)
+    whole.of("http").planned = 40
+
+    (row,) = Report.of("open", whole).rows
+
+    assert (row.rate_per_s, row.target_per_s, row.achieved_ratio) == (6.0, 10.0, 0.6)
+    assert row.error_ratio == 0.25
+    assert (row.response_ms["p50"], row.service_ms["p50"]) == pytest.approx((20.0, 10.0), rel=1e-3)
+
+
+def test_a_closed_loop_has_no_target():
+    """Nothing was planned, so nothing was missed."""
+    (row,) = Report.of("closed", ledger(3, {}, seconds=1.0)).rows
+
+    assert (row.rate_per_s, row.target_per_s, row.achieved_ratio) == (3.0, None, None)

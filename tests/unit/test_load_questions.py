@@ -1,0 +1,135 @@
+"""What the callers ask, and that no wrong answer passes."""
+
+import json
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from loadtest.ledger import Ledger
+from loadtest.questions import (
+    ESPRESSO,
+    LENGTH,
+    Answer,
+    Question,
+    Questions,
+    grpc_outputs,
+    http_outputs,
+    read,
+    wrong,
+)
+
+V1 = LENGTH.pack(2) + b"v1"
+
+
+def scores(best: int) -> bytes:
+    """Return those of a photo that shows `best`."""
+    values = np.zeros(1000, np.float32)
+    values[best] = 0.9
+    return values.tobytes()
+
+
+def test_sizes_and_ways_are_mixed():
+    """Small photos and plain requests are most; both variants are forced, and every key is used."""
+    questions = Questions(["v1", "v2"], 3, random.Random(1))
+
+    asked = [questions.next() for _ in range(4_000)]
+
+    sizes = Counter(each.size for each in asked)
+    assert sizes["1920x1080"] / len(asked) == pytest.approx(0.1, abs=0.03)
+    assert {each.variant for each in asked} == {"", "v1", "v2"}
+    assert {each.key for each in asked} == {"", "caller-0", "caller-1", "caller-2"}
+    assert sum(not each.headers for each in asked) / len(asked) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("variants", "keys"), [([], 100), ([], 0)], ids=["no route", "nothing"])
+def test_a_model_that_is_no_route_gets_no_headers(variants, keys):
+    """Without variants there is nothing to force and nothing to stick to."""
+    questions = Questions(variants, keys, random.Random(1))
+
+    assert {tuple(questions.next().headers) for _ in range(200)} == {()}
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "expected"),
+    [
+        (Question("s", b""), Answer(ESPRESSO, "v1"), ""),
+        (Question("s", b""), Answer(ESPRESSO), ""),
+        (Question("s", b""), Answer(281, "v1"), "wrong class: expected 967, got 281"),
+        (Question("s", b"", variant="v1"), Answer(ESPRESSO, "v1"), ""),
+        (Question("s", b"", variant="v2"), Answer(ESPRESSO, "v1"), "asked for 'v2', got 'v1'"),
+        (Question("s", b"", variant="v2"), Answer(ESPRESSO), "asked for 'v2', got ''"),
+        (Question("s", b"", key="known"), Answer(ESPRESSO, "v1"), ""),
+        (Question("s", b"", key="known"), Answer(ESPRESSO, "v2"), "moved from variant 'v1' to 'v2'"),
+        (Question("s", b"", key="new"), Answer(ESPRESSO, "v2"), ""),
+    ],
+    ids=["right", "no route", "class", "forced", "other", "none", "sticky", "moved", "new key"],
+)
+def test_wrong_answers_are_told(question, answer, expected):
+    """Class, forced variant and sticky key are held against what was asked."""
+    ledger = Ledger(variants={"known": "v1"})
+
+    told = wrong(question, answer, ESPRESSO, ledger)
+
+    assert told.endswith(expected)
+    assert bool(told) == bool(expected)
+
+
+def http_answer(**outputs: bytes) -> tuple[bytes, str]:
+    """Return a body of Triton's, and the size of its JSON."""
+    described = [
+        {"name": name, "parameters": {"binary_data_size": len(tensor)}} for name, tensor in outputs.items()
+    ]
+    head = json.dumps({"outputs": described}).encode()
+    return head + b"".join(outputs.values()), str(len(head))
+
+
+def test_http_answer_is_read():
+    """JSON first, then the tensors in its order."""
+    body, size = http_answer(scores=scores(3), variant=V1)
+
+    assert read(http_outputs(body, size)) == Answer(3, "v1")
+
+
+def test_grpc_answer_is_read():
+    """Names and tensors stand in two lists."""
+    outputs = [SimpleNamespace(name=name) for name in ("variant", "scores")]
+
+    answer = read(grpc_outputs(SimpleNamespace(outputs=outputs, raw_output_contents=[V1, scores(3)])))
+
+    assert answer == Answer(3, "v1")
+
+
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [
+        (b"{}", None),
+        (b"hello", "5"),
+        (b"{}", "2"),
+        (b'{"outputs": [{"name": "scores", "data": [1]}]}', "46"),
+        (http_answer(scores=scores(3))[0][:-1], http_answer(scores=scores(3))[1]),
+        http_answer(variant=V1),
+        http_answer(scores=b""),
+        http_answer(scores=b"123"),
+        http_answer(scores=scores(3), variant=b"v1"),
+        http_answer(scores=scores(3), variant=V1 + b"!"),
+    ],
+    ids=[
+        "no size",
+        "no JSON",
+        "no outputs",
+        "JSON data",
+        "cut off",
+        "no scores",
+        "empty",
+        "part",
+        "no length",
+        "more",
+    ],
+)
+def test_what_is_no_answer_is_refused(body, size):
+    """Each is a ValueError, which a user counts as a failed request."""
+    with pytest.raises(ValueError, match=r"expected|Expecting|multiple"):
+        read(http_outputs(body, size))
