@@ -70,6 +70,7 @@ bench: .venv/.testing  ## what serving costs against the same work in process; r
 	$(BIN)/python -m loadtest.gateway --record gateway
 	$(BIN)/python -m loadtest.recovery --record recovery
 	$(BIN)/python -m loadtest.swap --record swap
+	$(BIN)/python -m loadtest.stall --record stall
 
 docs: .venv/.testing  ## write docs/operations.md from the command line's own help
 	$(BIN)/python -m ops.docs

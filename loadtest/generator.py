@@ -21,7 +21,7 @@ Scenario = Literal["closed", "open"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 # A caller's patience with one request; after the end of the schedule, that with all that are due.
 TIMEOUT_S, PATIENCE_S = 30.0, 35.0
-LOOK_S = 0.01
+LOOK_S, SHORT_S = 0.01, 1e-6
 UNANSWERED = f"not answered within {PATIENCE_S:.0f} s after the end"
 
 
@@ -54,7 +54,7 @@ class Generator:
         self._lines: dict[str, _Line] = {}
         self._in_flight: dict[int, tuple[str, float]] = {}
         self._dispatcher: gevent.Greenlet | None = None
-        self._over, self._end_s = Event(), NEVER
+        self._over, self._end_s, self._is_finished = Event(), NEVER, False
         self._begin_s = self._last_s = time.monotonic()
         self._cpu_s = time.process_time()
 
@@ -108,6 +108,7 @@ class Generator:
             self._over.set()
             self._wait()
             self.look()
+            self._is_finished = True
         lost = [*self._in_flight.values()]
         self._in_flight.clear()
         for protocol, line in self._lines.items():
@@ -118,8 +119,9 @@ class Generator:
     def look(self) -> Ledger:
         """Return the ledger as it is now."""
         now = time.monotonic()
-        if self._end_s == NEVER or not self.ledger.seconds:
-            self.ledger.cpu_share = (time.process_time() - self._cpu_s) / (now - self._begin_s)
+        if self._is_finished:
+            return self.ledger
+        self.ledger.cpu_share = (time.process_time() - self._cpu_s) / max(now - self._begin_s, SHORT_S)
         self.ledger.schedule_s = min(now, self._end_s) - self._begin_s
         self.ledger.seconds = max(self.ledger.schedule_s, self._last_s - self._begin_s)
         return self.ledger

@@ -48,7 +48,7 @@ def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"]
     command += ["--host", target.http, "--grpc", target.grpc, "--run-time", f"{seconds:g}s"]
-    # Locust's own table stays out of the way in a file.
+    # Locust's own table stays out of the way in a file, to whose name it adds .json.
     command += ["--json-file", str(report.with_suffix(".locust")), "--loglevel", "WARNING"]
     return subprocess.run([*command, "--report", str(report), *words]).returncode
 

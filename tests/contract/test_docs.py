@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 import typer.main
 
-from loadtest import backend, clients, gateway, memory, parity, preprocess, recovery, route, swap
+from loadtest import backend, clients, gateway, memory, parity, preprocess, recovery, route, stall, swap
 from loadtest.overhead import markdown
 from ops import docs
 from ops.__main__ import app
@@ -53,6 +53,7 @@ def unknown_words(line: str) -> list[str]:
         "docs/contract.md",
         "docs/routing.md",
         "docs/supervision.md",
+        "docs/load_testing.md",
         "model_repository/efficientnet_lite0/README.md",
     ],
 )
@@ -101,8 +102,20 @@ def test_readme_has_the_recorded_numbers(root):
         (route, "routing.md"),
         (recovery, "supervision.md"),
         (swap, "publishing.md"),
+        (stall, "load_testing.md"),
     ],
-    ids=["backend", "clients", "gateway", "memory", "preprocess", "parity", "route", "recovery", "swap"],
+    ids=[
+        "backend",
+        "clients",
+        "gateway",
+        "memory",
+        "preprocess",
+        "parity",
+        "route",
+        "recovery",
+        "swap",
+        "stall",
+    ],
 )
 def test_page_has_the_recorded_numbers(root, module, page):
     """What a backend costs and how exact it is is what the last recorded run says, with machine and date."""

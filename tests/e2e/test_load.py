@@ -65,7 +65,7 @@ def test_open_loop_over_two_processes_is_one_report(target, tmp_path):
     assert [row["failures"] for row in found.values()] == [{}, {}]
     # What the schedule held; a request more or less at the ends of either worker's.
     assert sum(row["target_per_s"] for row in found.values()) == pytest.approx(20, abs=2 / whole["seconds"])
-    sent = json.loads(report.with_suffix(".locust").read_text())
+    sent = json.loads(report.with_suffix(".locust.json").read_text())
     assert sum(each["num_requests"] for each in sent) == sum(row["requests"] for row in found.values())
 
 
@@ -160,7 +160,7 @@ def test_web_page_starts_users_and_shows_their_requests(target, tmp_path):
 
 def run_load(*words: str) -> subprocess.CompletedProcess:
     """Run what `make load` runs."""
-    command = [sys.executable, "-m", "loadtest.load", "--seconds", "4", *words]
+    command = [sys.executable, "-m", "loadtest.load", "--seconds", "3", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
@@ -179,12 +179,12 @@ def slow_build(folder: Path, seconds: float) -> Path:
 
 
 @pytest.mark.slow
-def test_thresholds_fail_a_slow_build_and_pass_the_normal_one(tmp_path):
+def test_thresholds_fail_a_slow_build_and_pass_the_normal_one(target, tmp_path):
     """A variant that sleeps for twice the limit of p99 fails, told with what was expected and what came."""
     limits = thresholds.read(thresholds.DEFAULT)
     seconds = 2 * limits.closed.p99_ms / 1e3
 
-    normal = run_load()
+    normal = run_load("--url", target.http, "--grpc", target.grpc)
     slow = run_load("--repository", str(slow_build(tmp_path, seconds)))
 
     assert normal.returncode == 0, normal.stdout + normal.stderr
