@@ -106,7 +106,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=24.0, help="of each loop")
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second of the open loop")
-    parser.add_argument("--every-s", type=float, default=6.0, help="between the beginnings of two stalls")
+    parser.add_argument("--every-s", type=float, default=8.0, help="between the beginnings of two stalls")
     parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
     args = parser.parse_args()
     if args.record and not record.is_committed():

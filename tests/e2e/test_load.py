@@ -198,7 +198,7 @@ def test_thresholds_fail_a_slow_build_and_pass_the_normal_one(target, tmp_path):
 @pytest.mark.slow
 def test_open_loop_shows_a_stall_that_the_closed_one_hides(tmp_path):
     """A server stopped for 500 ms now and then: p99 of arrivals has it, that of two callers does not."""
-    closed, opened = stall.summarise(stall.measure(tmp_path, 12.0, 20.0, 4.0))
+    closed, opened = stall.summarise(stall.measure(tmp_path, 12.0, 20.0, 8.0))
 
     assert (closed["loop"], opened["loop"]) == ("closed", "open")
     assert opened["p99"] >= stall.SEEN_MS
