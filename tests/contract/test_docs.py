@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 import typer.main
 
-from loadtest import backend, clients, gateway, memory, parity, preprocess, recovery, route, stall, swap
+from loadtest import backend, clients, gateway, memory, parity, preprocess, recovery, route, swap
 from loadtest.overhead import markdown
 from ops import docs
 from ops.__main__ import app
@@ -102,20 +102,8 @@ def test_readme_has_the_recorded_numbers(root):
         (route, "routing.md"),
         (recovery, "supervision.md"),
         (swap, "publishing.md"),
-        (stall, "load_testing.md"),
     ],
-    ids=[
-        "backend",
-        "clients",
-        "gateway",
-        "memory",
-        "preprocess",
-        "parity",
-        "route",
-        "recovery",
-        "swap",
-        "stall",
-    ],
+    ids=["backend", "clients", "gateway", "memory", "preprocess", "parity", "route", "recovery", "swap"],
 )
 def test_page_has_the_recorded_numbers(root, module, page):
     """What a backend costs and how exact it is is what the last recorded run says, with machine and date."""
