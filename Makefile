@@ -62,7 +62,7 @@ bench: .venv/.testing  ## what serving costs against the same work in process; r
 	$(BIN)/python -m loadtest.pieces --record pieces
 	$(BIN)/python -m loadtest.preprocess --record preprocess
 	$(BIN)/python -m loadtest.parity --wallpapers photos --record parity
-	$(BIN)/python -m loadtest.overhead --rounds 5 --seconds 5 --record overhead
+	$(BIN)/nereid bench --record bench
 	$(BIN)/python -m loadtest.route --record route
 	$(BIN)/python -m loadtest.backend --record backend
 	$(BIN)/python -m loadtest.memory --record memory
@@ -72,8 +72,9 @@ bench: .venv/.testing  ## what serving costs against the same work in process; r
 	$(BIN)/python -m loadtest.swap --record swap
 	$(BIN)/python -m loadtest.stall --record stall
 
-docs: .venv/.testing  ## write docs/operations.md from the command line's own help
+docs: .venv/.testing  ## write docs/operations.md from the command line's help, docs/benchmarks.md from the records
 	$(BIN)/python -m ops.docs
+	$(BIN)/python -m loadtest.bench.page
 
 clean:  ## remove what was installed and cached
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

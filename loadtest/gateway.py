@@ -55,14 +55,21 @@ def served(folder: Path) -> Iterator[Served]:
     """Run both, until ready."""
     with servers.served(folder, os.environ) as server:
         ports = server.options.ports
-        words = ["gateway", "--url", f"127.0.0.1:{ports.grpc}", "--port", "0"]
-        process = subprocess.Popen([sys.executable, "-m", "ops", *words], stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            yield Served(ports.http, json.loads(process.stdout.readline())["http"], process.pid)
-        finally:
-            process.terminate()
-            process.wait()
+        with in_front(ports.grpc) as (port, pid):
+            yield Served(ports.http, port, pid)
+
+
+@contextlib.contextmanager
+def in_front(grpc_port: int) -> Iterator[tuple[int, int]]:
+    """Run a gateway in front of a running server; gives its port and its process id, when it is ready."""
+    words = ["gateway", "--url", f"127.0.0.1:{grpc_port}", "--port", "0"]
+    process = subprocess.Popen([sys.executable, "-m", "ops", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["http"], process.pid
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _measure_round(running: Served, folder: Path, seconds: float, series: Series) -> None:

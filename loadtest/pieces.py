@@ -1,6 +1,8 @@
 """The small measurements behind choices in the library, on all cores at once, as in a saturated server.
 
 python -m loadtest.pieces [--rounds 15] [--record pieces]
+
+`nereid bench` measures `LIBRARY` of them in each of its runs.
 """
 
 import argparse
@@ -8,7 +10,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,20 +20,30 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest import photos, record
+from loadtest.preprocess import normalised
 from ops.embedded import REPOSITORY
+from python_backend.buffers import Buffers
+from python_backend.decode import EncodedImage, Limits, open_image
 from python_backend.model_config import ModelConfig
+from python_backend.preprocess_settings import PreprocessSettings
+from python_backend.resample import resample
 from python_backend.session import Session
 from python_backend.session_options import RUN_BATCH_SIZE
+from python_backend.transform import Transform, make_plan
 
 RUN_BATCH_SIZES = (1, 2, 4, 8)
 BATCH = 8
 TURN_S = 0.2
+GREY = np.full((256, 384, 3), 127, np.uint8)
 Piece = Callable[[], object]
 
 
-def pieces() -> dict[str, tuple[Piece, int]]:
-    """Return, by name, what to time and how many images one call handles."""
-    return _network_runs() | _decodes()
+class Decoded(EncodedImage):
+    """An image whose pixels are there already, so that a transform's time is without the decoder's."""
+
+    def pixels(self, shrink: int, background: tuple[int, ...], buffers: Buffers) -> np.ndarray:
+        """Return a grey image's, uint8[H, W, 3]."""
+        return GREY
 
 
 def _network_runs() -> dict[str, tuple[Piece, int]]:
@@ -58,6 +70,44 @@ def _decodes() -> dict[str, tuple[Piece, int]]:
     return found
 
 
+def _buffers() -> dict[str, tuple[Piece, int]]:
+    transform = _transform()
+    found: dict[str, tuple[Piece, int]] = {}
+    for size in photos.SIZES_WH.values():
+        image = open_image(photos.jpeg(size), Limits())
+        row, buffers = np.empty(transform.shape, np.float32), Buffers()
+        name = f"photo {size[0]}x{size[1]} to tensor"
+        found[f"{name}, buffers kept"] = partial(transform, image, row, buffers), 1
+        found[f"{name}, buffers new for every image"] = partial(_transform_anew, transform, image), 1
+    return found
+
+
+def _transform_anew(transform: Transform, image: EncodedImage) -> None:
+    transform(image, np.empty(transform.shape, np.float32), Buffers())
+
+
+def _normalisations() -> dict[str, tuple[Piece, int]]:
+    transform, buffers = _transform(), Buffers()
+    height, width, _ = GREY.shape
+    image = Decoded(b"", (width, height), 1)
+    row = np.empty(transform.shape, np.float32)
+    plan = make_plan(transform, image.size_wh, 1, 1)
+
+    def in_two_passes() -> np.ndarray:
+        planes = [plane.astype(np.uint8) for plane in resample(GREY, plan.rows, plan.columns, buffers)]
+        return normalised(np.stack(planes, axis=-1))
+
+    return {
+        "decoded pixels to tensor, normalised plane by plane": (partial(transform, image, row, buffers), 1),
+        "decoded pixels to tensor, normalised by NumPy's formula": (in_two_passes, 1),
+    }
+
+
+def _transform() -> Transform:
+    config = ModelConfig.from_file(REPOSITORY / "imagenet_preprocess", 1)
+    return PreprocessSettings.from_config(config).transform
+
+
 def measure(rounds: int) -> dict[str, float]:
     """Time every piece in turn, round after round; returns the median milliseconds per image."""
     spent: dict[str, list[float]] = {}
@@ -72,12 +122,28 @@ def measure(rounds: int) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in spent.items()}
 
 
-def _prepare() -> None:
-    global PIECES
-    PIECES = pieces()
+def on_every_core(groups: Sequence[str], rounds: int) -> dict[str, float]:
+    """Return the milliseconds per image of every piece of some groups, each the mean over the cores."""
+    cores = os.cpu_count() or 1
+    with multiprocessing.get_context("spawn").Pool(cores, _prepare, [groups]) as pool:
+        per_core = pool.map(measure, [rounds] * cores, chunksize=1)
+    return {name: round(statistics.mean(core[name] for core in per_core), 3) for name in per_core[0]}
 
 
+def _prepare(groups: Sequence[str]) -> None:
+    for group in groups:
+        PIECES.update(GROUPS[group]())
+
+
+# By name, what to time and how many images one call handles.
 PIECES: dict[str, tuple[Piece, int]] = {}
+GROUPS = {
+    "network": _network_runs,
+    "decoder": _decodes,
+    "buffers": _buffers,
+    "normalisation": _normalisations,
+}
+THEIRS, LIBRARY = ("network", "decoder"), ("buffers", "normalisation")
 
 
 def main() -> None:
@@ -88,10 +154,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
-    cores = os.cpu_count() or 1
-    with multiprocessing.get_context("spawn").Pool(cores, _prepare) as pool:
-        per_core = pool.map(measure, [args.rounds] * cores, chunksize=1)
-    result = {name: round(statistics.mean(core[name] for core in per_core), 3) for name in per_core[0]}
+    result = on_every_core(THEIRS, args.rounds)
     table = Table("piece", "ms per image")
     for name, value in result.items():
         table.add_row(name, str(value))

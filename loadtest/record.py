@@ -27,7 +27,7 @@ def header() -> dict[str, Any]:
     """Return machine, commit, versions, command and date of this run."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", "-m", *_module(), *sys.argv[1:]]),
+        "command": " ".join([*_program(), *sys.argv[1:]]),
         "commit": _git("rev-parse", "--short", "HEAD"),
         "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()},
         "packages": {d.name: d.version for d in importlib.metadata.distributions() if d.name in PACKAGES},
@@ -61,9 +61,9 @@ def show(headings: Sequence[str], rows: Iterable[tuple[Sequence[str], Mapping[st
     Console(width=110).print(table)
 
 
-def _module() -> list[str]:
+def _program() -> list[str]:
     spec = sys.modules["__main__"].__spec__
-    return [spec.name] if spec else [Path(sys.argv[0]).name]
+    return ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
 
 
 def _git(*words: str) -> str:

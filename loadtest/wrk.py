@@ -26,6 +26,12 @@ def is_installed() -> bool:
     return shutil.which("wrk") is not None
 
 
+def version() -> str:
+    """Return what it says of itself."""
+    said = subprocess.run(["wrk", "-v"], capture_output=True, text=True)
+    return (said.stdout or said.stderr).split("[")[0].removeprefix("wrk").strip()
+
+
 def post(
     port: int,
     path: str,
@@ -44,7 +50,11 @@ def post(
     # wrk counts whole seconds.
     load = ["-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}", "--latency"]
     args = ["wrk", *load, "-s", str(script), url]
-    text = subprocess.run(args, capture_output=True, text=True, check=True).stdout
+    return parse(subprocess.run(args, capture_output=True, text=True, check=True).stdout)
+
+
+def parse(text: str) -> Load:
+    """Read what wrk printed; it ends the measurement if a request has failed."""
     if "Non-2xx" in text or "Socket errors" in text:
         raise SystemExit(f"requests failed, so the rate means nothing:\n{text}")
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)

@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from loadtest import backend, clients, gateway, memory, parity, preprocess, recovery, route, swap
-from loadtest.overhead import markdown
+from loadtest.bench import page as benchmarks
 from ops import docs
 from ops.__main__ import app
 from ops.health import METRICS
@@ -50,6 +50,7 @@ def unknown_words(line: str) -> list[str]:
     "page",
     [
         "README.md",
+        "docs/benchmarks.md",
         "docs/contract.md",
         "docs/routing.md",
         "docs/supervision.md",
@@ -79,15 +80,27 @@ def test_links_lead_somewhere(root):
     assert [link for link in links if not (root / link).exists()] == []
 
 
-def test_readme_has_the_recorded_numbers(root):
-    """The measured numbers are those of the last recorded run, with its machine and date."""
-    recorded = json.loads((root / "loadtest" / "results" / "overhead.json").read_text())
-    text = (root / "README.md").read_text()
+def test_measured_numbers_are_the_recorded_ones():
+    """Page, plots and README are what the generator gives for the committed records."""
+    for path, text in benchmarks.pages().items():
+        assert path.read_text() == text, f"{path.name}; mend: make docs"
+        assert path.suffix != ".svg" or len(text) < 30_000
 
-    assert markdown(recorded["rows"]) in text
-    machine = recorded["machine"]
-    assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
-    assert recorded["command"] in (root / "Makefile").read_text()
+
+def test_every_record_is_on_a_page(root):
+    """Nothing was measured in vain: each record is linked from the page that has its numbers."""
+    for path in (root / "loadtest" / "results").glob("*.json"):
+        name = benchmarks.ELSEWHERE.get(path.stem, "benchmarks.md")
+        assert f"results/{path.name})" in (root / "docs" / name).read_text(), path.name
+
+
+def test_recorded_benchmark_can_be_repeated(root):
+    """The command that the record names exists, with all of its options, and `make bench` runs it, too."""
+    recorded = json.loads((root / "loadtest" / "results" / "bench.json").read_text())
+
+    assert recorded["command"].startswith("nereid bench ")
+    assert unknown_words(recorded["command"].removeprefix("nereid ")) == []
+    assert "$(BIN)/nereid bench --record bench\n" in (root / "Makefile").read_text()
 
 
 @pytest.mark.parametrize(

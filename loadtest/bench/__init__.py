@@ -1,0 +1,1 @@
+"""`nereid bench`: what serving costs, along every path, against the same work in process."""

@@ -1,0 +1,48 @@
+"""How long a server takes from its process's start to answers."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from loadtest.bench.summary import Row, spread
+from ops import embedded
+
+PROFILES = ("cpu", embedded.PLAIN_PROFILE)
+MODEL = "classify_v1"
+LOOK_S, PATIENCE_S = 0.02, 60.0
+
+
+def measure(folder: Path, environment: Mapping[str, str], rounds: int) -> dict[str, Row]:
+    """Start each profile in turn; returns seconds until a first and until every model has answered."""
+    found: dict[str, list[tuple[float, float]]] = {profile: [] for profile in PROFILES}
+    for number in range(rounds):
+        for profile, times in found.items():
+            run_dir = folder / f"cold-{profile}-{number}"
+            run_dir.mkdir()
+            times.append(_start(profile, run_dir, environment))
+    return {
+        profile: {
+            name: spread(column)
+            for name, column in zip(
+                ("first_answer_s", "every_model_s"), zip(*times, strict=True), strict=True
+            )
+        }
+        for profile, times in found.items()
+    }
+
+
+def _start(profile: str, run_dir: Path, environment: Mapping[str, str]) -> tuple[float, float]:
+    options = embedded.ServerOptions(profile=profile, ports=embedded.Ports(*embedded.free_ports(3)))
+    server = embedded.EmbeddedServer(options, run_dir, environment)
+    began = time.perf_counter()
+    try:
+        server.start()
+        while time.perf_counter() - began < PATIENCE_S and server.poll() is None:
+            if server.probe(MODEL, timeout_s=PATIENCE_S) is None:
+                break
+            time.sleep(LOOK_S)
+        first = time.perf_counter()
+        server.wait_ready()
+        return first - began, time.perf_counter() - began
+    finally:
+        server.stop()

@@ -1,0 +1,106 @@
+"""The limit: the same library on the same photos in process, one process per core, without a server."""
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
+from multiprocessing.pool import Pool
+
+import numpy as np
+
+from loadtest import photos, processes
+from loadtest.bench.plan import ALONE, BATCH, BATCHES, PHOTOS, PRECISIONS, TENSOR, Cell
+from loadtest.bench.sample import Sample, percentile
+from ops import embedded
+from python_backend.model_config import ModelConfig
+from python_backend.pipeline import Pipeline
+from python_backend.session import Session
+
+Work = tuple[list[float], float, int]
+
+_pipeline: Pipeline
+_sessions: dict[str, Session]
+
+
+@contextlib.contextmanager
+def pool(environment: MutableMapping[str, str]) -> Iterator[Pool]:
+    """Start a worker per core, in the environment that the server's processes have.
+
+    Args:
+        environment: this process's own; a worker's malloc reads it before its first line of Python.
+    """
+    cores = os.cpu_count() or 1
+    with (
+        inheriting(environment, embedded.KEEP_BUFFERS | dict(environment)),
+        multiprocessing.get_context("spawn").Pool(cores, _prepare) as workers,
+    ):
+        yield workers
+
+
+@contextlib.contextmanager
+def inheriting(environment: MutableMapping[str, str], wanted: dict[str, str]) -> Iterator[None]:
+    """Have the processes that start meanwhile inherit other variables."""
+    before = dict(environment)
+    environment.clear()
+    environment.update(wanted)
+    try:
+        yield
+    finally:
+        environment.clear()
+        environment.update(before)
+
+
+def tensor() -> np.ndarray:
+    """Return the network's input, float32[1, 3, 224, 224], that stands for a photo where none is decoded."""
+    return np.random.default_rng(0).standard_normal((1, 3, 224, 224), np.float32)
+
+
+def measure(workers: Pool, cell: Cell, seconds: float) -> Sample:
+    """Classify one photo over and over, on all workers, or on one for the time that it takes alone."""
+    count = 1 if cell.path == ALONE else os.cpu_count() or 1
+    done: list[Work] = workers.map(_work, [(cell, seconds)] * count, chunksize=1)
+    batch = BATCH if cell.path == BATCHES else 1
+    images = batch * sum(len(times) for times, _, _ in done)
+    spent_ms = sorted(spent * 1e3 for times, _, _ in done for spent in times)
+    return Sample(
+        rate=batch * sum(len(times) / sum(times) for times, _, _ in done),
+        p50_ms=percentile(spent_ms, 50),
+        p90_ms=percentile(spent_ms, 90),
+        p99_ms=percentile(spent_ms, 99),
+        cpu_ms=sum(cpu_s for _, cpu_s, _ in done) / images * 1e3,
+        memory_mb=sum(memory for _, _, memory in done) / 2**20,
+    )
+
+
+def _prepare() -> None:
+    global _pipeline, _sessions
+    repository = embedded.REPOSITORY
+    _pipeline = Pipeline.from_config(ModelConfig.from_file(repository / "imagenet_preprocess", 1), BATCH)
+    _sessions = {
+        precision: Session.from_config(ModelConfig.from_file(repository / "efficientnet_lite0", version))
+        for precision, version in PRECISIONS.items()
+    }
+
+
+def _work(task: tuple[Cell, float]) -> Work:
+    """Return the seconds that each call took, the CPU seconds of all, and this process's memory in bytes."""
+    cell, seconds = task
+    call = _call(cell)
+    call()
+    spent, began_s = [], time.process_time()
+    end = time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < end:
+        call()
+        spent.append(time.perf_counter() - begin)
+    return spent, time.process_time() - began_s, processes.memory_bytes(os.getpid())
+
+
+def _call(cell: Cell) -> Callable[[], object]:
+    session = _sessions[cell.precision]
+    if cell.photo == TENSOR:
+        return partial(session.run, {"input": tensor()}, ["scores"])
+    request = [photos.jpeg(photos.SIZES_WH[PHOTOS[cell.photo]])]
+    requests = [request] * (BATCH if cell.path == BATCHES else 1)
+    return lambda: session.run({"input": _pipeline.run(requests).tensor}, ["scores"])

@@ -1,0 +1,190 @@
+"""What a run measures: cells, from a selection."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from loadtest import photos
+
+# How requests get to the network. All but `network` take a photo.
+PATHS = ("cpu", "ensemble", "route", "gateway", "network")
+PHOTOS = dict(zip(("small", "1080p"), photos.SIZES_WH, strict=True))
+PRECISIONS = {"fp32": 1, "int8": 2}
+CONCURRENCIES = (32, 8, 1)
+PROTOCOLS = ("http", "grpc")
+WRK, PERF_ANALYZER = "wrk", "perf_analyzer"
+# What the generator of one request after the other is compared with where it speaks both protocols.
+GENERATORS = {"http": ((WRK, "http"),), "grpc": ((PERF_ANALYZER, "grpc"),)}
+BOTH_BY_ONE = (PERF_ANALYZER, "http")
+TENSOR = "tensor"
+BATCH = 8
+IN_PROCESS, ALONE = "in process", "in process, one core"
+BATCHES = f"in process, batches of {BATCH}"
+LIMITS = (IN_PROCESS, BATCHES, ALONE)
+# What a measurement takes beside its load: the queue runs empty, a generator starts.
+BESIDE_S = {"": 0.1, WRK: 0.4, PERF_ANALYZER: 2.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One thing that every round measures once.
+
+    `again` is the second measurement of the same, so that a reader can judge the others' noise.
+    """
+
+    path: str
+    photo: str
+    precision: str
+    generator: str = ""
+    protocol: str = ""
+    concurrency: int = 1
+    again: bool = False
+
+    @property
+    def limit(self) -> "Cell":
+        """What its throughput is compared with: the same work in process, on every core."""
+        return Cell(IN_PROCESS, self.photo, self.precision, concurrency=os.cpu_count() or 1)
+
+    @property
+    def alone(self) -> "Cell":
+        """What its latency is compared with: the same work in process, on one core."""
+        return Cell(ALONE, self.photo, self.precision)
+
+
+# Measured twice in every round.
+TWICE = Cell("cpu", "small", "fp32", WRK, "http", 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What was asked for; None where nothing was, and then the usual."""
+
+    paths: tuple[str, ...] | None = None
+    photos: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] | None = None
+    concurrencies: tuple[int, ...] | None = None
+    protocols: tuple[str, ...] | None = None
+
+    def cells(self) -> list[Cell]:
+        """Return what to measure in a round, in turn: a photo's limits stand beside what is held to them.
+
+        Raises:
+            ValueError: nothing comes of it.
+        """
+        served = [cell for cell in self._all() if self._is_wanted(cell)]
+        if not served:
+            raise ValueError(
+                "nothing to measure: gRPC is measured on cpu and ensemble, route and gateway take HTTP"
+            )
+        found: list[Cell] = []
+        for photo, precision in dict.fromkeys((cell.photo, cell.precision) for cell in served):
+            group = [cell for cell in served if (cell.photo, cell.precision) == (photo, precision)]
+            found += [*limits(group), *group]
+            if TWICE in group:
+                found.append(replace(TWICE, again=True))
+        return found
+
+    def _all(self) -> Iterator[Cell]:
+        protocols = self.protocols or PROTOCOLS
+        generators = [each for protocol in protocols for each in GENERATORS[protocol]]
+        if set(PROTOCOLS) <= set(protocols):
+            generators.append(BOTH_BY_ONE)
+        for photo, precision, concurrency, (generator, protocol), path in product(
+            (*(self.photos or PHOTOS), TENSOR),
+            self.precisions or PRECISIONS,
+            self.concurrencies or CONCURRENCIES,
+            generators,
+            self.paths or PATHS,
+        ):
+            if (path == "network") == (photo == TENSOR):
+                yield Cell(path, photo, precision, generator, protocol, concurrency)
+
+    def _is_wanted(self, cell: Cell) -> bool:
+        """Tell whether it can be measured, and is usual in whatever nobody asked for."""
+        if cell.generator == PERF_ANALYZER and cell.path not in ("cpu", "ensemble"):
+            return False
+        plain = cell.path == "cpu" and cell.concurrency == max(CONCURRENCIES)
+        return (
+            (bool(self.precisions) or cell.precision == "fp32" or (plain and cell.photo == "small"))
+            and (bool(self.protocols) or cell.generator == WRK or plain)
+            and (not (cell.precision == "int8" and cell.generator != WRK) or bool(self.protocols))
+            and (bool(self.paths) or cell.path not in ("route", "gateway") or _is_end(cell))
+        )
+
+
+def _is_end(cell: Cell) -> bool:
+    return cell.photo == "small" and cell.concurrency in (1, max(CONCURRENCIES))
+
+
+def limits(group: Sequence[Cell]) -> list[Cell]:
+    """Return what the cells of one photo and precision are compared with."""
+    first = group[0]
+    found = [first.limit]
+    if first.photo != TENSOR:
+        found.append(replace(first.limit, path=BATCHES))
+    if any(cell.concurrency == 1 for cell in group):
+        found.append(first.alone)
+    return found
+
+
+def turns(cells: Sequence[Cell], number: int) -> list[Cell]:
+    """Return the order of a round: every other one goes backwards, so that a slow drift hits all alike."""
+    return list(cells if number % 2 == 0 else reversed(cells))
+
+
+def duration_s(cells: Sequence[Cell], rounds: int, seconds: float) -> float:
+    """Return about how long the rounds take."""
+    return rounds * sum(seconds + BESIDE_S[cell.generator] for cell in cells)
+
+
+def select(
+    paths: str | None,
+    photos: str | None,
+    precisions: str | None,
+    concurrency: str | None,
+    protocols: str | None,
+) -> Selection:
+    """Read lists with commas; None where nothing was asked for.
+
+    Raises:
+        ValueError: something is not among what there is.
+    """
+    return Selection(
+        _choose("path", paths, PATHS),
+        _choose("photo", photos, tuple(PHOTOS)),
+        _choose("precision", precisions, tuple(PRECISIONS)),
+        _counts(concurrency),
+        _choose("protocol", protocols, PROTOCOLS),
+    )
+
+
+def _choose(what: str, text: str | None, known: Sequence[str]) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown {what} '{name}', expected one of {', '.join(known)}")
+    return names
+
+
+def _counts(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not word.isdecimal() or int(word) < 1:
+            raise ValueError(f"concurrency must be whole numbers from 1 on, got '{word}'")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def describe(cells: Sequence[Cell]) -> list[str]:
+    """Return a line per path, photo and precision, with what is measured of it."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for cell in cells:
+        how = f"{cell.generator} {cell.protocol} {cell.concurrency}" if cell.generator else ""
+        lines.setdefault((cell.path, cell.photo, cell.precision), []).append(
+            f"{how} again" if cell.again else how
+        )
+    return [", ".join(filter(None, [" ".join(key), *how])) for key, how in lines.items()]

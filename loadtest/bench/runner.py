@@ -1,0 +1,202 @@
+"""One run: servers, rounds over all cells, the small measurements, the report."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest import perf_analyzer, pieces, record, wrk
+from loadtest.bench import cold_start, limit, paths, plan, summary
+from loadtest.bench.plan import LIMITS, PERF_ANALYZER, Cell, Selection
+from loadtest.bench.sample import Sample
+from ops import embedded
+from ops.cli import CommandFailed, WrongUsage
+
+GLIBCS, SERVERS = "glibc's", "our server's"
+COLD_STARTS = 3
+# What starting the servers takes, and a turn of the small measurements, for the duration that is told first.
+START_S, PIECES_S, COLD_START_S = 15.0, 4.0, 12.0
+HEADINGS = ("path", "photo", "", "load", "images/s", "of limit", "p50 ms", "p90 ms", "p99 ms", "CPU ms", "MB")
+Environment = MutableMapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a run goes; `record` names the file in loadtest/results/, if there is to be one."""
+
+    selection: Selection
+    rounds: int = 7
+    seconds: float = 2.0
+    with_pieces: bool = True
+    record: str = ""
+    as_json: bool = False
+
+
+def bench(options: Options, environment: Environment) -> bool:
+    """Measure, print, record; returns whether every target that was measured is met.
+
+    Args:
+        environment: this process's own, which what is started inherits.
+
+    Raises:
+        WrongUsage: the options select nothing.
+        CommandFailed: a tool is missing, or a server did not start.
+    """
+    if not wrk.is_installed():
+        raise CommandFailed(wrk.MISSING)
+    if options.record and not record.is_committed():
+        raise WrongUsage(record.UNCOMMITTED)
+    try:
+        cells = options.selection.cells()
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
+    cells, analyzer, notes = _with_analyzer(cells, environment)
+    _announce(cells, options, notes)
+    others = os.getloadavg()[0]
+    with _failures_told():
+        series = _measure(cells, analyzer, options, environment)
+        result = _report(series, options, environment, notes) | {"load_before": round(others, 2)}
+        if options.with_pieces:
+            result |= _measure_pieces(options.rounds, environment)
+    _show(result, options.as_json)
+    if options.record:
+        record.write(options.record, result)
+    return all(target["met"] for target in result["targets"])
+
+
+def _with_analyzer(
+    cells: list[Cell], environment: Environment
+) -> tuple[list[Cell], perf_analyzer.Analyzer | None, list[str]]:
+    """Return the cells that can be measured here; if perf_analyzer cannot be had, the others, and why."""
+    if all(cell.generator != PERF_ANALYZER for cell in cells):
+        return cells, None, []
+    try:
+        return cells, perf_analyzer.find(environment), []
+    except perf_analyzer.Unavailable as reason:
+        left = [cell for cell in cells if cell.generator != PERF_ANALYZER]
+        if all(cell.path in LIMITS for cell in left):
+            raise CommandFailed(str(reason)) from None
+        return left, None, [f"without gRPC: {reason}"]
+
+
+def _announce(cells: Sequence[Cell], options: Options, notes: Sequence[str]) -> None:
+    total_s = START_S + plan.duration_s(cells, options.rounds, options.seconds)
+    if options.with_pieces:
+        total_s += PIECES_S * options.rounds + COLD_START_S * min(COLD_STARTS, options.rounds)
+    told = f"{len(cells)} measurements of {options.seconds:g} s in each of {options.rounds} rounds"
+    lines = [f"{told}, about {total_s / 60:.1f} min:", *plan.describe(cells), *notes]
+    print("\n  ".join(lines), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _failures_told() -> Iterator[None]:
+    try:
+        yield
+    except embedded.ServerError as error:
+        raise CommandFailed(str(error)) from None
+    except subprocess.CalledProcessError as error:
+        raise CommandFailed(f"{error.cmd[0]} failed: {error.stderr or error}") from None
+
+
+def _measure(
+    cells: Sequence[Cell],
+    analyzer: perf_analyzer.Analyzer | None,
+    options: Options,
+    environment: Environment,
+) -> dict[Cell, list[Sample]]:
+    series: dict[Cell, list[Sample]] = {cell: [] for cell in cells}
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        limit.pool(environment) as workers,
+        paths.serving(Path(scratch), environment, cells) as served,
+    ):
+        for number in range(options.rounds):
+            for cell in plan.turns(cells, number):
+                if cell.path in LIMITS:
+                    sample = limit.measure(workers, cell, options.seconds)
+                else:
+                    sample = served.measure(cell, options.seconds, analyzer)
+                series[cell].append(sample)
+            print(f"round {number + 1} of {options.rounds} measured", file=sys.stderr)
+    return series
+
+
+def _report(
+    series: dict[Cell, list[Sample]], options: Options, environment: Environment, notes: list[str]
+) -> dict[str, Any]:
+    noise = summary.noise(series)
+    malloc = {name: environment.get(name, value) for name, value in embedded.KEEP_BUFFERS.items()}
+    return {
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "environment": malloc,
+        "tools": {"wrk": wrk.version(), "perf_analyzer": perf_analyzer.VERSION},
+        "notes": [*notes, *summary.warning(noise)],
+        "rows": summary.rows(series),
+        "noise": noise,
+        "targets": [
+            {"what": each.what, "got": round(each.got, 3), "wanted": each.wanted, "met": each.is_met}
+            for each in summary.verdicts(series)
+        ],
+    }
+
+
+def _measure_pieces(rounds: int, environment: Environment) -> dict[str, Any]:
+    found = {}
+    plain = {name: value for name, value in environment.items() if name not in embedded.KEEP_BUFFERS}
+    for name, malloc in {GLIBCS: plain, SERVERS: plain | embedded.KEEP_BUFFERS}.items():
+        with limit.inheriting(environment, malloc):
+            found[name] = pieces.on_every_core(pieces.LIBRARY, rounds)
+    with tempfile.TemporaryDirectory() as scratch:
+        starts = cold_start.measure(Path(scratch), environment, min(COLD_STARTS, rounds))
+    return {"pieces_ms": found, "cold_start": starts}
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(record.header() | result, indent=2))
+        return
+    console = Console(width=160)
+    table = Table(*HEADINGS)
+    for row in result["rows"]:
+        table.add_row(*_cells(row))
+    console.print(table)
+    for name, values in (result["noise"] or {}).items():
+        told = f"{values['median']} ({values['min']}..{values['max']})"
+        console.print(f"A/A, the same measured twice per round, second by first, {name}: {told}")
+    for name, times in result.get("cold_start", {}).items():
+        told = ", ".join(f"{key} {value['median']}" for key, value in times.items())
+        console.print(f"cold start of {name}: {told}")
+    for malloc, found in result.get("pieces_ms", {}).items():
+        for name, ms in found.items():
+            console.print(f"malloc thresholds {malloc}: {name}: {ms} ms")
+    for note in result["notes"]:
+        console.print(note)
+    for target in result["targets"]:
+        said = "met   " if target["met"] else "MISSED"
+        console.print(f"{said} {target['what']}: {target['got']} (wanted {target['wanted']})")
+
+
+def _cells(row: summary.Row) -> list[str]:
+    def told(name: str, digits: int) -> str:
+        return f"{row[name]['median']:.{digits}f}" if name in row else ""
+
+    rate = row["rate"]
+    load = f"{row['generator']} {row['protocol']} {row['concurrency']}" if row["generator"] else ""
+    return [
+        *(row["path"], row["photo"], row["precision"], load + " again" * row["again"]),
+        f"{rate['median']:.1f} ({rate['min']:.0f}..{rate['max']:.0f})",
+        told("of_limit", 3),
+        *(told(name, 1) for name in ("p50_ms", "p90_ms", "p99_ms")),
+        f"{row['cpu_ms']['median']:.2f}" + (f" ({told('cpu_of_limit', 3)})" if "cpu_of_limit" in row else ""),
+        told("memory_mb", 0),
+    ]

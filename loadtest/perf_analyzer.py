@@ -1,0 +1,178 @@
+"""Load over HTTP and gRPC alike by NVIDIA's `perf_analyzer`, the only generator here that speaks both.
+
+Its last binary outside NVIDIA's containers lies in a wheel, from which it is fetched when it is first needed.
+"""
+
+import base64
+import csv
+import io
+import json
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.wrk import Load
+
+VERSION = "2.50.0"
+# The wheel for manylinux1 has the binary, `any` has not.
+WHEELS = {
+    f"tritonclient=={VERSION}": ("perf_analyzer", ["--platform", "manylinux1_x86_64"]),
+    "nvidia-cuda-runtime-cu12": ("libcudart.so.12", []),
+}
+MACHINE = "x86_64"
+LACKS = "error while loading shared libraries: "
+PACKAGES = {"libb64.so.0d": "apt-get install libb64-0d", "libssl.so.3": "apt-get install libssl3"}
+# It reports what three windows in a row saw, here however they differ, and tries again if one saw nothing.
+WINDOWS, LEAST_WINDOW_S, TRIALS = 3, 1.0, 10
+TOO_SHORT, LONGER = "use a larger time window", 4
+PATIENCE_S = 60.0
+
+
+class Unavailable(Exception):
+    """It cannot be had here; the message says what is missing and what mends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to ask for what: `input_file` is what `write_input` wrote."""
+
+    protocol: str
+    port: int
+    model: str
+    input_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Analyzer:
+    """The binary, in a folder with the library that it needs and few machines have."""
+
+    folder: Path
+
+    def ask(self, target: Target, concurrency: int, seconds: float) -> Load:
+        """Keep so many requests in flight; one that fails ends the measurement.
+
+        A few seconds are more than asked for; more still if nothing was answered in the first ones.
+        """
+        window_s = max(seconds / WINDOWS, LEAST_WINDOW_S)
+        with tempfile.TemporaryDirectory() as scratch:
+            report = Path(scratch) / "report.csv"
+            done = self._load(target, concurrency, window_s, report)
+            if TOO_SHORT in done.stdout:
+                done = self._load(target, concurrency, window_s * LONGER, report)
+            if done.returncode or not report.exists():
+                raise SystemExit(f"perf_analyzer failed, exit status {done.returncode}:\n{done.stdout}")
+            return parse(report.read_text())
+
+    def _load(
+        self, target: Target, concurrency: int, window_s: float, report: Path
+    ) -> subprocess.CompletedProcess[str]:
+        return self._run(
+            *("-m", target.model, "-i", target.protocol, "-u", f"127.0.0.1:{target.port}"),
+            *("--input-data", str(target.input_file), "--shape", "image:1"),
+            *("--concurrency-range", str(concurrency), "--async", "-f", str(report)),
+            *("--measurement-interval", str(round(window_s * 1000))),
+            *("--stability-percentage", "999", "--max-trials", str(TRIALS)),
+            timeout_s=2 * TRIALS * window_s + PATIENCE_S,
+        )
+
+    def why_unusable(self) -> str:
+        """Return what the binary lacks on this machine, and what mends it; nothing if it runs."""
+        said = self._run("--version", timeout_s=PATIENCE_S).stdout
+        if LACKS not in said:
+            return ""
+        library = said.partition(LACKS)[2].partition(":")[0]
+        mend = PACKAGES.get(library, f"install the package that has {library}")
+        return f"perf_analyzer needs {library}; mend: {mend}"
+
+    def _run(self, *words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                [self.folder / "perf_analyzer", *words],
+                env={"LD_LIBRARY_PATH": str(self.folder)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"perf_analyzer did not end within {timeout_s:.0f} s") from None
+
+
+def parse(report: str) -> Load:
+    """Read the report of one concurrency: images per second, and latencies in microseconds."""
+    try:
+        (row,) = csv.DictReader(io.StringIO(report))
+        percentiles = (float(row[f"p{percent} latency"]) / 1e3 for percent in (50, 90, 99))
+        return Load(float(row["Inferences/Second"]), *percentiles)
+    except (ValueError, KeyError) as error:
+        raise SystemExit(f"perf_analyzer's report is not as expected ({error!r}):\n{report}") from None
+
+
+def write_input(path: Path, image: bytes) -> None:
+    """Write the file that has it send one image: an element of a BYTES tensor brings its own length."""
+    element = base64.b64encode(struct.pack("<I", len(image)) + image).decode()
+    path.write_text(json.dumps({"data": [{"image": {"b64": element}}]}))
+
+
+def find(environment: Mapping[str, str]) -> Analyzer:
+    """Return the binary from the user's cache; the first time it is downloaded.
+
+    Raises:
+        Unavailable: it cannot be downloaded, or does not run here.
+    """
+    if platform.machine() != MACHINE:
+        raise Unavailable(f"perf_analyzer is built for {MACHINE}, this machine is {platform.machine()}")
+    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/")) / ".cache")
+    folder = Path(cache) / "nereid" / f"perf_analyzer-{VERSION}"
+    if not folder.is_dir():
+        _fetch(folder)
+    analyzer = Analyzer(folder)
+    if reason := analyzer.why_unusable():
+        raise Unavailable(reason)
+    return analyzer
+
+
+def _fetch(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        unpacked = Path(scratch) / "unpacked"
+        unpacked.mkdir()
+        for requirement, (member, options) in WHEELS.items():
+            _take(_download(requirement, options, Path(scratch)), member, unpacked)
+        (unpacked / "perf_analyzer").chmod(0o755)
+        try:
+            unpacked.replace(folder)  # all or nothing
+        except OSError:
+            if not folder.is_dir():  # nobody else has done the same meanwhile
+                raise
+
+
+def _download(requirement: str, options: list[str], folder: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    options = ["--only-binary=:all:", *options, "--dest", str(folder), requirement]
+    done = subprocess.run([*pip, *options], capture_output=True, text=True)
+    name = requirement.partition("==")[0].replace("-", "_")
+    wheels = list(folder.glob(f"{name}-*.whl"))
+    if done.returncode or not wheels:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no wheel came"]
+        raise Unavailable(
+            f"perf_analyzer is not here, and {requirement} could not be downloaded: {reason[0]}; "
+            "mend: connect this machine to a package index, once"
+        )
+    return wheels[0]
+
+
+def _take(wheel: Path, name: str, folder: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        member = next((each for each in archive.namelist() if each.endswith(f"/{name}")), None)
+        if member is None:
+            raise Unavailable(f"{wheel.name} has no {name}; mend: ask for another version")
+        with archive.open(member) as source, (folder / name).open("wb") as target:
+            shutil.copyfileobj(source, target)

@@ -1,0 +1,68 @@
+"""`nereid bench` as a user runs it: short runs on the real server."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from loadtest import perf_analyzer, wrk
+from loadtest.bench.plan import BATCHES, PATHS
+from tests.supervised import NEREID
+
+WATCHDOG_S = 300
+SHORT = ("--rounds", "1", "--seconds", "1", "--photos", "small", "--no-pieces", "--json")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not wrk.is_installed(), reason="needs wrk"),
+]
+
+
+def bench(*words: str) -> dict:
+    """Run it; returns what it prints."""
+    done = subprocess.run(
+        [NEREID, "bench", *SHORT, *words], capture_output=True, text=True, timeout=WATCHDOG_S
+    )
+    # How fast this machine is decides between 0 and 1.
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_path_over_http_has_sane_numbers():
+    """Each path's row is in itself consistent, and the gateway's processes count."""
+    words = ["--paths", ",".join(PATHS), "--precisions", "fp32"]
+    result = bench(*words, "--protocols", "http", "--concurrency", "8")
+
+    rows = {row["path"]: row for row in result["rows"]}
+    assert set(rows) == {"in process", BATCHES, *PATHS}
+    assert rows["gateway"]["memory_mb"]["median"] > rows["route"]["memory_mb"]["median"]
+    for row in rows.values():
+        assert 0 < row["p50_ms"]["median"] <= row["p90_ms"]["median"] <= row["p99_ms"]["median"]
+        assert 1 < row["cpu_ms"]["median"] < 1000
+        assert 50 < row["memory_mb"]["median"] < 4000
+        assert row["rate"]["median"] > 1
+    assert rows["cpu"]["cpu_of_limit"]["median"] > 0.5
+    assert [each["what"].split(":")[0] for each in result["targets"]] == [
+        *["ensemble, small, concurrency 8"],
+        *["cpu, small, concurrency 8"] * 3,
+    ]
+    assert result["command"].startswith("nereid bench --rounds 1")
+
+
+def test_grpc_is_measured_by_nvidias_tool():
+    """With HTTP by the same tool beside it, to compare the two."""
+    try:
+        perf_analyzer.find(os.environ)
+    except perf_analyzer.Unavailable as reason:
+        pytest.skip(str(reason))
+
+    result = bench(
+        "--paths", "cpu", "--precisions", "fp32", "--concurrency", "32", "--protocols", "grpc,http"
+    )
+
+    loads = {(row["generator"], row["protocol"]) for row in result["rows"] if row["path"] == "cpu"}
+    assert loads == {("wrk", "http"), ("perf_analyzer", "grpc"), ("perf_analyzer", "http")}
+    assert result["noise"]["rate"]["median"] > 0
+    assert any("gRPC" in each["what"] for each in result["targets"])

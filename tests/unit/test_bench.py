@@ -1,0 +1,214 @@
+"""`nereid bench` without a server: what it plans, its arithmetic, and what it says of wrong words."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from loadtest import wrk
+from loadtest.bench import plan, summary
+from loadtest.bench.limit import inheriting
+from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
+from loadtest.bench.sample import Sample, percentile
+from ops.__main__ import app
+
+GRPC = replace(TWICE, generator=PERF_ANALYZER, protocol="grpc")
+HTTP = replace(GRPC, protocol="http")
+
+
+def sample(rate: float, ms: float = 10, cpu_ms: float = 8) -> Sample:
+    """Return a sample whose percentiles are multiples of `ms`."""
+    return Sample(rate, ms, 2 * ms, 3 * ms, cpu_ms, 400)
+
+
+def rounds(*rates: float, **others: float) -> list[Sample]:
+    """One sample per round."""
+    return [sample(rate, **others) for rate in rates]
+
+
+def judged(series: summary.Series) -> dict[str, tuple[float, bool]]:
+    """Return what each verdict is about, what came, and whether that is enough."""
+    return {each.what: (round(each.got, 3), each.is_met) for each in summary.verdicts(series)}
+
+
+def test_the_usual_run_has_what_the_targets_ask_for_and_no_more():
+    """Nothing twice but the cell that tells the noise; INT8, gRPC and the gateway where judged."""
+    cells = Selection().cells()
+
+    assert [cell for cell, count in Counter(cells).items() if count > 1] == []
+    assert [cell for cell in cells if cell.again] == [replace(TWICE, again=True)]
+    served = [cell for cell in cells if cell.path not in LIMITS]
+    assert [cell for cell in served if cell.precision == "int8"] == [replace(TWICE, precision="int8")]
+    assert {(cell.path, cell.concurrency) for cell in served if cell.generator != WRK} == {("cpu", 32)}
+    assert {cell.photo for cell in served if cell.path in ("route", "gateway")} == {"small"}
+    assert {(cell.path, cell.photo, cell.concurrency) for cell in served} >= {
+        (path, photo, count) for path in ("cpu", "ensemble") for photo in plan.PHOTOS for count in (1, 8, 32)
+    }
+    assert plan.duration_s(cells, 7, 2.0) < 14 * 60
+
+
+def test_what_is_asked_for_is_measured_beside_its_limits():
+    """A choice takes the place of the usual; every cell's limit is in the same round."""
+    cells = select("ensemble", "1080p", "int8", "4", "http").cells()
+
+    wanted = Cell("ensemble", "1080p", "int8", WRK, "http", 4)
+    assert [cell for cell in cells if cell.path not in LIMITS] == [wanted]
+    assert wanted.limit in cells
+    assert wanted.alone not in cells, "nothing is at concurrency 1"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_every_other_round_goes_backwards(number):
+    """A machine that slows down steadily hits a cell and its limit alike."""
+    cells = Selection().cells()
+
+    assert plan.turns(cells, number) == (cells[::-1] if number else cells)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--paths", "cpu,x"], "unknown path 'x', expected one of cpu, ensemble, route, gateway, network"),
+        (["--photos", "big"], "unknown photo 'big', expected one of small, 1080p"),
+        (["--precisions", "fp16"], "unknown precision 'fp16', expected one of fp32, int8"),
+        (["--protocols", "smtp"], "unknown protocol 'smtp', expected one of http, grpc"),
+        (["--concurrency", "8,0"], "concurrency must be whole numbers from 1 on, got '0'"),
+        (["--paths", "gateway", "--protocols", "grpc"], "nothing to measure"),
+    ],
+)
+def test_wrong_words_are_told(monkeypatch, words, told):
+    """Exit code 2, with what was expected, before anything is started."""
+    monkeypatch.setattr(wrk, "is_installed", lambda: True)
+
+    done = CliRunner().invoke(app, ["bench", *words])
+
+    assert (done.exit_code, done.stderr.startswith(told)) == (2, True), done.stderr
+
+
+def test_missing_wrk_is_told(monkeypatch):
+    """Exit code 1, with what mends it."""
+    monkeypatch.setenv("PATH", "")
+
+    done = CliRunner().invoke(app, ["bench"])
+
+    assert (done.exit_code, done.stderr) == (1, "wrk not found; mend: apt-get install wrk\n")
+
+
+def test_without_perf_analyzer_the_rest_is_measured(monkeypatch):
+    """What is missing is told, and no cell of it is left."""
+    from loadtest import perf_analyzer
+    from loadtest.bench import runner
+
+    def missing(environment: object) -> None:
+        raise perf_analyzer.Unavailable("perf_analyzer needs libb64.so.0d; mend: apt-get install libb64-0d")
+
+    monkeypatch.setattr(perf_analyzer, "find", missing)
+
+    cells, analyzer, notes = runner._with_analyzer(Selection().cells(), {})
+    assert analyzer is None
+    assert cells
+    assert {cell.generator for cell in cells} == {"", WRK}
+    assert notes == ["without gRPC: perf_analyzer needs libb64.so.0d; mend: apt-get install libb64-0d"]
+
+
+def test_ratio_is_the_median_over_rounds():
+    """Each round is compared with its own limit, so that a slow phase of the machine cancels out."""
+    series = {TWICE.limit: rounds(100, 50, 200), TWICE: rounds(90, 45, 20, cpu_ms=10)}
+
+    row = summary.rows(series)[1]
+
+    assert row["rate"] == {"median": 45, "min": 20, "max": 90}
+    assert row["of_limit"] == {"median": 0.9, "min": 0.1, "max": 0.9}
+    assert row["cpu_of_limit"]["median"] == 1.25
+    assert "p50_of_alone" not in row
+
+
+def test_even_latency_is_one():
+    """If 32 requests are in flight at 320 a second, each takes 100 ms; a p99 of 120 ms is 1.2 times that."""
+    assert summary.slack({TWICE: [sample(320, 40)]}, TWICE) == pytest.approx([1.2])
+
+
+def test_throughput_is_judged_at_the_best_concurrency():
+    """One request at a time cannot take all cores; of those that can, the best counts, and its CPU time."""
+    eight, alone = replace(TWICE, concurrency=8), replace(TWICE, concurrency=1)
+    series = {
+        TWICE.limit: rounds(100),
+        TWICE.alone: rounds(60, ms=8),
+        TWICE: rounds(96, ms=100),
+        eight: rounds(98, ms=40, cpu_ms=8.4),
+        alone: rounds(99),
+    }
+
+    assert judged(series) == {
+        "cpu, small, concurrency 8: throughput, of the limit": (0.98, True),
+        "cpu, small, concurrency 8: CPU per image, of the limit's": (1.05, False),
+        "cpu, small, concurrency 8: p99, of concurrency / throughput": (1.47, True),
+        "cpu, small, concurrency 32: p99, of concurrency / throughput": (0.9, True),
+        "cpu, small, concurrency 1: p50, of that in process": (1.25, False),
+    }
+
+
+def test_precisions_and_protocols_are_judged_round_by_round():
+    """INT8 against FP32 by the same generator, gRPC against HTTP by the one that speaks both."""
+    int8 = replace(TWICE, precision="int8")
+    series = {
+        TWICE.limit: rounds(100, 50),
+        int8.limit: rounds(200, 100),
+        TWICE: rounds(100, 50),
+        int8: rounds(150, 75),
+        GRPC: rounds(94, 47),
+        HTTP: rounds(100, 50),
+    }
+
+    found = judged(series)
+
+    assert found["cpu, small, concurrency 32: throughput of INT8, of FP32's"] == (1.5, False)
+    assert found["cpu, small, concurrency 32: throughput of gRPC, of HTTP's"] == (0.94, False)
+
+
+@pytest.mark.parametrize(("got", "is_met"), [(0.94, False), (0.95, True), (1.05, True), (1.06, False)])
+def test_a_target_may_have_two_sides(got, is_met):
+    """Both ends belong to it."""
+    verdict = summary.Verdict("", got, 0.95, 1.05)
+
+    assert (verdict.is_met, verdict.wanted) == (is_met, "≥ 0.95 and ≤ 1.05")
+
+
+def test_noise_is_the_same_by_the_same():
+    """The second measurement of a round by its first; nothing if there was no second."""
+    series = {TWICE: rounds(100, 50), replace(TWICE, again=True): rounds(101, 49)}
+
+    noise = summary.noise(series)
+
+    assert noise
+    assert noise["rate"] == {"median": 0.995, "min": 0.98, "max": 1.01}
+    assert summary.warning(noise) == []
+    assert summary.noise({TWICE: rounds(100)}) is None
+
+
+def test_a_noisy_run_says_so():
+    """If the same differs from itself by more than some per cent, no other number is worth judging by."""
+    (told,) = summary.warning({"rate": {"median": 1.2, "min": 1.0, "max": 1.4}})
+
+    assert "gave 1.2 times itself" in told
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0, 1)])
+def test_percentile_is_one_of_the_values(percent, value):
+    """The smallest that so many per cent do not exceed."""
+    assert percentile(range(1, 101), percent) == value
+
+
+def test_environment_is_put_back():
+    """Also after a failure; what was there before is not there meanwhile."""
+    environment = {"A": "1"}
+
+    def fail() -> None:
+        with inheriting(environment, {"B": "2"}):
+            assert environment == {"B": "2"}
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert environment == {"A": "1"}

@@ -1,0 +1,146 @@
+"""What is read of what generators print, and what is said where one is missing."""
+
+import base64
+import json
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from loadtest import perf_analyzer, wrk
+from loadtest.wrk import Load
+
+REPORT = (
+    "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,"
+    "Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency\n"
+    "32,167.75,15,1873,99856,402,84450,1646,1,177116,251970,263158,269116\n"
+)
+PRINTED = """Running 1s test @ http://127.0.0.1:1/v2/models/classify_v1/infer
+  1 threads and 8 connections
+  Thread Stats   Avg      Stdev     Max   +/- Stdev
+    Latency    41.07ms   12.07ms  96.63ms   80.51%
+    Req/Sec   195.10     22.99   230.00     70.00%
+  Latency Distribution
+     50%  900.00us
+     75%   44.41ms
+     90%   57.63ms
+     99%    1.20s
+  195 requests in 1.00s, 0.97MB read
+Requests/sec:    194.66
+"""
+
+
+def test_reports_are_read():
+    """Rates are images per second, latencies milliseconds, whatever the tool's own units."""
+    assert perf_analyzer.parse(REPORT) == Load(167.75, 177.116, 251.97, 269.116)
+    assert wrk.parse(PRINTED) == Load(194.66, 0.9, 57.63, 1200.0)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "told"),
+    [
+        (perf_analyzer.parse, "", "not as expected"),
+        (perf_analyzer.parse, REPORT.replace("p99 latency", "p98 latency"), "p99 latency"),
+        (perf_analyzer.parse, REPORT.replace("167.75", "n/a"), "n/a"),
+        (wrk.parse, PRINTED.replace("Requests/sec", "Requests"), "printed no rate"),
+        (wrk.parse, PRINTED + "  Non-2xx or 3xx responses: 195\n", "the rate means nothing"),
+        (wrk.parse, PRINTED + "  Socket errors: connect 0, read 1\n", "the rate means nothing"),
+    ],
+)
+def test_reports_that_tell_nothing_end_the_measurement(parse, text, told):
+    """A rate of failed requests, or none, is no result; the tool's own words are shown."""
+    with pytest.raises(SystemExit, match=told):
+        parse(text)
+
+
+def test_an_image_is_sent_with_its_length(tmp_path):
+    """An element of a BYTES tensor: four bytes of length, little-endian, then the file."""
+    perf_analyzer.write_input(tmp_path / "input.json", b"photo")
+
+    (request,) = json.loads((tmp_path / "input.json").read_text())["data"]
+    assert base64.b64decode(request["image"]["b64"]) == b"\x05\0\0\0photo"
+
+
+def binary(folder: Path, lines: str) -> perf_analyzer.Analyzer:
+    """Write a program in the binary's place."""
+    folder.mkdir(parents=True)
+    (folder / "perf_analyzer").write_text(f"#!/bin/sh\n{lines}\n")
+    (folder / "perf_analyzer").chmod(0o755)
+    return perf_analyzer.Analyzer(folder)
+
+
+@pytest.mark.parametrize(
+    ("library", "mend"),
+    [
+        ("libb64.so.0d", "apt-get install libb64-0d"),
+        ("libx.so.1", "install the package that has libx.so.1"),
+    ],
+)
+def test_missing_library_is_told(tmp_path, library, mend):
+    """What the loader says becomes what to install."""
+    said = f"perf_analyzer: error while loading shared libraries: {library}: cannot open shared object file"
+    analyzer = binary(tmp_path / "cache" / "nereid" / "perf_analyzer-2.50.0", f"echo '{said}'; exit 127")
+
+    assert analyzer.why_unusable() == f"perf_analyzer needs {library}; mend: {mend}"
+    with pytest.raises(perf_analyzer.Unavailable, match=library):
+        perf_analyzer.find({"XDG_CACHE_HOME": str(tmp_path / "cache")})
+
+
+def test_failed_run_ends_the_measurement(tmp_path):
+    """With its exit status and what it said."""
+    analyzer = binary(tmp_path / "tool", "echo no such model; exit 99")
+    target = perf_analyzer.Target("grpc", 1, "none", tmp_path / "input.json")
+
+    with pytest.raises(SystemExit, match=r"exit status 99:\nno such model"):
+        analyzer.ask(target, 1, 1.0)
+
+
+def test_windows_without_an_answer_are_made_longer(tmp_path):
+    """On a machine that has other work, too, a second may pass without an answer."""
+    analyzer = binary(
+        tmp_path / "tool",
+        f"""case "$*" in *"--measurement-interval 1000"*)
+        echo No valid requests recorded. Please use a larger time window.; exit 3;; esac
+        while [ "$1" != -f ]; do shift; done; printf '{REPORT}' > "$2" """,
+    )
+    target = perf_analyzer.Target("grpc", 1, "slow", tmp_path / "input.json")
+
+    assert analyzer.ask(target, 32, 1.0).rate == 167.75
+
+
+def test_it_is_fetched_once_as_a_whole(tmp_path, monkeypatch):
+    """Both wheels give their file; a download that fails leaves no folder that looks complete."""
+    fetched: list[str] = []
+
+    def download(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        requirement = command[-1]
+        fetched.append(requirement)
+        if requirement in refused:
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: no network\n")
+        name = requirement.partition("==")[0].replace("-", "_")
+        member = {"tritonclient": "bin/perf_analyzer"}.get(name, "lib/libcudart.so.12")
+        with zipfile.ZipFile(Path(command[-2]) / f"{name}-1-py3.whl", "w") as wheel:
+            wheel.writestr(f"data/{member}", "#!/bin/sh\necho Perf Analyzer\n")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    run = subprocess.run
+    monkeypatch.setattr(
+        perf_analyzer.subprocess,
+        "run",
+        lambda command, **options: (download if "pip" in command else run)(command, **options),
+    )
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+
+    refused = ["nvidia-cuda-runtime-cu12"]
+    with pytest.raises(
+        perf_analyzer.Unavailable, match=r"could not be downloaded: ERROR: no network; mend: "
+    ):
+        perf_analyzer.find(environment)
+    assert list((tmp_path / "nereid").iterdir()) == []
+
+    refused = []
+    first = perf_analyzer.find(environment)
+    assert perf_analyzer.find(environment) == first
+    assert {path.name for path in first.folder.iterdir()} == {"perf_analyzer", "libcudart.so.12"}
+    assert len(fetched) == 4
