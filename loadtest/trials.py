@@ -1,0 +1,218 @@
+"""Settings that were tried against those of the model repository: what each does to speed, CPU time and p99.
+
+Every trial is a copy of the repository with one thing changed, on a server of its own; a round asks all of
+them in turn, so that a slow phase of the machine hits all alike.
+
+python -m loadtest.trials [--rounds 7] [--seconds 2] [--record trials]       needs `wrk`
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from loadtest import photos, record, servers, wrk
+from loadtest.bench.paths import Running
+from ops import embedded
+
+MODEL, NETWORK, PREPROCESS = "classify_v1", "efficientnet_lite0", "imagenet_preprocess"
+CONCURRENCIES = (32, 8)
+HEADINGS = ("trial", "of", "load", "images/s", "compared", "CPU ms", "compared", "p99 of even")
+COLUMNS = ("trial", "base", "concurrency", "rate", "rate_compared", "cpu_ms", "cpu_compared", "p99_of_even")
+PREFERRED = "  preferred_batch_size: [ 4, 8 ]\n"
+# What EfficientNet-Lite's normalisation is: (pixel - 127) / 128.
+MEAN, STD = 127.0, 128.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A profile of the repository, and what is changed in a copy of it; nothing in those compared with."""
+
+    profile: str
+    change: Callable[[Path], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One trial in one round: images per second, CPU ms per image, p99 by concurrency / throughput."""
+
+    rate: float
+    cpu_ms: float
+    p99_of_even: float
+
+
+def replacing(path: str, old: str, new: str) -> Callable[[Path], None]:
+    """Return a change of one text in a file of the repository, which must be there."""
+
+    def change(repository: Path) -> None:
+        text = (repository / path).read_text()
+        assert old in text, f"{path} has no {old!r}"
+        (repository / path).write_text(text.replace(old, new))
+
+    return change
+
+
+def all_of(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Return several changes as one."""
+
+    def change(repository: Path) -> None:
+        for each in changes:
+            each(repository)
+
+    return change
+
+
+def hand_over_bytes(repository: Path) -> None:
+    """Have the preprocessing hand pixels on as UINT8, and the network normalise them itself."""
+    for model in (PREPROCESS, NETWORK):
+        path = repository / model / "config.pbtxt"
+        old = 'name: "input" data_type: TYPE_FP32'
+        path.write_text(path.read_text().replace(old, old.replace("FP32", "UINT8")))
+    for version in (1, 2):
+        path = repository / NETWORK / str(version) / "model.onnx"
+        onnx.save(taking_bytes(onnx.load(path)), path)
+
+
+def taking_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a network that takes uint8[N, 3, 224, 224] in place of the normalised pixels."""
+    graph = model.graph
+    given = graph.input[0].name
+    for node in graph.node:
+        node.input[:] = ["normalised" if name == given else name for name in node.input]
+    graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    for name, value in (("pixel_mean", MEAN), ("pixel_std", STD)):
+        graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
+    steps = [
+        helper.make_node("Cast", [given], ["pixels"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Sub", ["pixels", "pixel_mean"], ["centred"]),
+        helper.make_node("Div", ["centred", "pixel_std"], ["normalised"]),
+    ]
+    for position, node in enumerate(steps):
+        graph.node.insert(position, node)
+    return model
+
+
+CPU, ENSEMBLE = "cpu", embedded.PLAIN_PROFILE
+_FUSED = f"{MODEL}/configs/{CPU}.pbtxt"
+_NETWORK, _PREPROCESS = f"{NETWORK}/config.pbtxt", f"{PREPROCESS}/config.pbtxt"
+_RUNS = '{ string_value: "2" } }'
+TRIALS: Mapping[str, Trial] = {
+    CPU: Trial(CPU),
+    "any batch up to 8": Trial(CPU, replacing(_FUSED, PREFERRED, "")),
+    "batches of 4 at most": Trial(CPU, replacing(_FUSED, PREFERRED, PREFERRED.replace("4, 8", "4"))),
+    "no batches": Trial(CPU, replacing(_FUSED, PREFERRED, PREFERRED.replace("4, 8", "1"))),
+    "three instances": Trial(CPU, replacing(_FUSED, "count: 2", "count: 3")),
+    "runs of 4 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "4"))),
+    "runs of 8 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "8"))),
+    ENSEMBLE: Trial(ENSEMBLE),
+    "UINT8 handed over": Trial(ENSEMBLE, hand_over_bytes),
+    "one preprocessing instance": Trial(ENSEMBLE, replacing(_PREPROCESS, "count: 2", "count: 1")),
+    "one network instance of two threads": Trial(
+        ENSEMBLE,
+        all_of(
+            replacing(_NETWORK, "count: 2", "count: 1"),
+            replacing(_NETWORK, '{ string_value: "1" } }', '{ string_value: "2" } }'),
+        ),
+    ),
+    "preferred batches of 4 and 8": Trial(
+        ENSEMBLE,
+        all_of(
+            *(
+                replacing(each, "dynamic_batching {}", f"dynamic_batching {{\n{PREFERRED}}}")
+                for each in (_PREPROCESS, _NETWORK)
+            )
+        ),
+    ),
+}
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[dict[str, Running]]:
+    """Run a server for each trial."""
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for number, (name, trial) in enumerate(TRIALS.items()):
+            repository = shutil.copytree(embedded.REPOSITORY, folder / f"models-{number}")
+            if trial.change:
+                trial.change(repository)
+            server = stack.enter_context(servers.served(folder, os.environ, trial.profile, repository))
+            found[name] = Running(server.options.ports, (server.pid,))
+        yield found
+
+
+def measure(running: Running, photo: Path, concurrency: int, seconds: float) -> Seen:
+    """Ask one trial."""
+    images, cpu_s = running.answered(MODEL), running.cpu_s()
+    load = wrk.post(running.ports.http, embedded.infer_path(MODEL), photo, concurrency, seconds)
+    images = running.finished(MODEL) - images
+    return Seen(
+        load.rate, (running.cpu_s() - cpu_s) / images * 1e3, load.p99_ms / 1e3 * load.rate / concurrency
+    )
+
+
+def rows(series: Mapping[tuple[str, int], list[Seen]]) -> list[dict[str, Any]]:
+    """Return a row per trial and concurrency: medians, and medians of the rounds' ratios."""
+    found = []
+    for (name, concurrency), seen in series.items():
+        base = TRIALS[name].profile
+        pairs = [*zip(seen, series[base, concurrency], strict=True)]
+        found.append(
+            {
+                "trial": name,
+                "base": "" if name == base else base,
+                "concurrency": concurrency,
+                "rate": round(statistics.median(each.rate for each in seen), 1),
+                "rate_compared": round(statistics.median(each.rate / other.rate for each, other in pairs), 3),
+                "cpu_ms": round(statistics.median(each.cpu_ms for each in seen), 2),
+                "cpu_compared": round(
+                    statistics.median(each.cpu_ms / other.cpu_ms for each, other in pairs), 3
+                ),
+                "p99_of_even": round(statistics.median(each.p99_of_even for each in seen), 2),
+            }
+        )
+    return found
+
+
+def markdown(found: list[dict[str, Any]]) -> str:
+    """Render the rows as the page's table; a test compares the two."""
+    return record.markdown(HEADINGS, ([row[name] for name in COLUMNS] for row in found))
+
+
+def main() -> None:
+    """Measure, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    args = parser.parse_args()
+    if not wrk.is_installed():
+        parser.error(wrk.MISSING)
+    if args.record and not record.is_committed():
+        parser.error(record.UNCOMMITTED)
+    series: dict[tuple[str, int], list[Seen]] = {}
+    with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch)) as running:
+        photo = Path(scratch) / "photo.jpg"
+        photo.write_bytes(photos.jpeg(photos.SIZES_WH["640x427"]))
+        for _ in range(args.rounds):
+            for name, each in running.items():
+                for concurrency in CONCURRENCIES:
+                    seen = measure(each, photo, concurrency, args.seconds)
+                    series.setdefault((name, concurrency), []).append(seen)
+    found = rows(series)
+    print(markdown(found))
+    if args.record:
+        record.write(args.record, {"rounds": args.rounds, "seconds": args.seconds, "rows": found})
+
+
+if __name__ == "__main__":
+    main()
