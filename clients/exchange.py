@@ -41,7 +41,9 @@ class Exchange:
             try:
                 result = yield from self._attempt(asked, attempts, files)
             except ClassifierError as error:
-                yield Pause(attempts.pause_s(error))
+                if (pause_s := attempts.pause_s(error)) is None:
+                    raise
+                yield Pause(pause_s)
             else:
                 attempts.succeeded()
                 return result

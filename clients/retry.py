@@ -64,19 +64,16 @@ class Attempts:
         """Note that the request was answered."""
         self._budget.succeeded()
 
-    def pause_s(self, error: ClassifierError) -> float:
-        """Return how long to wait before the next attempt.
+    def pause_s(self, error: ClassifierError) -> float | None:
+        """Return how long to wait before the next attempt; None if the request is not sent again.
 
         Source: gRPC proposal A6: a random share of a bound that doubles.
-
-        Raises:
-            ClassifierError: `error`, if the request is not sent again.
         """
         if not error.is_repeatable or not self._budget.failed() or self.count == MOST_ATTEMPTS:
-            raise error
+            return None
         bound_s = FIRST_PAUSE_S * PAUSE_FACTOR ** (self.count - 1)
         self.count += 1
         pause_s = random.uniform(0, bound_s)
         if time.monotonic() + pause_s >= self._deadline:
-            raise error
+            return None
         return pause_s

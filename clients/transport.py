@@ -49,6 +49,7 @@ def run(connection: Connection, steps: Steps[Result]) -> Result:
         return result
     finally:
         steps.close()  # at once, also when a signal has come between
+        del error  # it knows this frame: together they would stay, with the images, for the collector
 
 
 def connect(url: str, protocol: ProtocolName) -> Connection:
@@ -66,6 +67,8 @@ class _Connection:
         try:
             return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
         except Exception as error:
+            # Some of tritonclient's frames hold their error as that holds them, and the request.
+            error.__traceback__ = None
             raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
     def close(self) -> None:
@@ -87,6 +90,8 @@ class AsyncConnection:
             async with asyncio.timeout(remaining_s):
                 return await getattr(self._opened(), name)(*args, **options)
         except Exception as error:
+            # Some of tritonclient's frames hold their error as that holds them, and the request.
+            error.__traceback__ = None
             raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
     async def close(self) -> None:
@@ -129,6 +134,7 @@ async def run_async(connection: AsyncConnection, steps: Steps[Result]) -> Result
         return result
     finally:
         steps.close()  # at once, also when this was cancelled
+        del error
 
 
 def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) -> Exception:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import io
 import itertools
 import re
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -22,6 +24,7 @@ from clients import retry
 from clients.aio import AsyncClassifier
 from clients.classifier import Classifier
 from clients.errors import (
+    ClassifierError,
     Overloaded,
     RequestRefused,
     ServerFailed,
@@ -203,12 +206,48 @@ def test_budget_ends_repeating(way):
 
 def test_pause_beyond_the_deadline_is_not_made():
     """The fault is told at once, as there would be no time for another attempt."""
-    error = Unreachable("why")
+    assert Attempts(Budget(), timeout_s=1e-9).pause_s(Unreachable("why")) is None
 
-    with pytest.raises(Unreachable) as caught:
-        Attempts(Budget(), timeout_s=1e-9).pause_s(error)
 
-    assert caught.value is error
+class Image(bytes):
+    """An image that tells when nobody holds it any more."""
+
+    gone: ClassVar[list[int]] = []
+
+    def __del__(self) -> None:
+        self.gone.append(len(self))
+
+
+def fail(way: str, url: str) -> None:
+    """Have a classifier ask for an image, and forget the error."""
+
+    async def ask() -> None:
+        async with AsyncClassifier(url, "http") as classifier:
+            with suppress(ClassifierError):
+                await classifier.classify(Image(b"image"), timeout_s=0.3)
+
+    if way == "async":
+        asyncio.run(ask())
+        return
+    with Classifier(url, "http") as classifier, suppress(ClassifierError):
+        classifier.classify(Image(b"image"), timeout_s=0.3)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "step", [error("invalid image: x"), None, "silence"], ids=["refused", "broken connection", "silence"]
+)
+def test_failed_request_leaves_nothing_to_the_collector(way, step):
+    """Errors and frames that hold each other would keep each refused image for a long while."""
+    Image.gone.clear()
+    gc.disable()
+    try:
+        with serving(Script(step)) as url:
+            fail(way, url)
+    finally:
+        gc.enable()
+
+    assert Image.gone
 
 
 HEAD, _, BODY = PREDICTION.partition(b"\r\n\r\n")
