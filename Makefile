@@ -8,13 +8,15 @@ BIN := .venv/bin
 RUNTIME := $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
 # How many requests the long tests send; `make proof` sends the full count.
 SLOW_REQUESTS ?= 2000
+# How long `make soak` watches.
+MINUTES ?= 20
 # Most tests wait for a server more than they compute. A file's tests stay together: they share its servers.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
 # Options of the load test, such as: make load LOAD="--url http://HOST:8000".
 LOAD ?= --seconds 10
 
-.PHONY: help setup demo serve check test test-slow load proof bench docs clean
+.PHONY: help setup demo serve check test test-slow load proof bench soak docs clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -71,6 +73,9 @@ bench: .venv/.testing  ## what serving costs against the same work in process; r
 	$(BIN)/python -m loadtest.recovery --record recovery
 	$(BIN)/python -m loadtest.swap --record swap
 	$(BIN)/python -m loadtest.stall --record stall
+
+soak: .venv/.testing  ## mixed traffic and changes for MINUTES (20): fails on anything that is left; RECORD=soak stores it
+	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
 docs: .venv/.testing  ## write docs/operations.md from the command line's help, docs/benchmarks.md from the records
 	$(BIN)/python -m ops.docs

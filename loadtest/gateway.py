@@ -9,11 +9,9 @@ what the gateway carried, and at twice that.
 
 import argparse
 import contextlib
-import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -55,21 +53,8 @@ def served(folder: Path) -> Iterator[Served]:
     """Run both, until ready."""
     with servers.served(folder, os.environ) as server:
         ports = server.options.ports
-        with in_front(ports.grpc) as (port, pid):
-            yield Served(ports.http, port, pid)
-
-
-@contextlib.contextmanager
-def in_front(grpc_port: int) -> Iterator[tuple[int, int]]:
-    """Run a gateway in front of a running server; gives its port and its process id, when it is ready."""
-    words = ["gateway", "--url", f"127.0.0.1:{grpc_port}", "--port", "0"]
-    process = subprocess.Popen([sys.executable, "-m", "ops", *words], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["http"], process.pid
-    finally:
-        process.terminate()
-        process.wait()
+        with servers.gateway(ports.grpc) as gateway:
+            yield Served(ports.http, gateway.port, gateway.pid)
 
 
 def _measure_round(running: Served, folder: Path, seconds: float, series: Series) -> None:

@@ -15,17 +15,16 @@ import os
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadtest import record
+from loadtest import record, servers
 from loadtest.callers import Callers, Request
 from ops import embedded, run_dir, stubs
 
@@ -50,30 +49,6 @@ def is_calm(requests: list[Request], since_s: float) -> bool:
     now = time.monotonic()
     recent = [each for each in list(requests) if each.end_s > now - CALM_S]
     return now - since_s > CALM_S and bool(recent) and not any(each.failure for each in recent)
-
-
-@contextlib.contextmanager
-def _served(repository: Path, folder: Path) -> Iterator[tuple[run_dir.ServerRecord, dict[str, str]]]:
-    """Run `nereid serve`; gives its record, and the environment in which it is found."""
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
-    ports = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
-    words = [sys.executable, "-m", "ops", "serve", "--repository", str(repository), *ports]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=log)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            raise SystemExit((folder / "log").read_text()[-2000:])
-        yield _find(environment, repository), environment
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _find(environment: Mapping[str, str], repository: Path) -> run_dir.ServerRecord:
-    found = run_dir.find(run_dir.root(environment), repository)
-    assert found is not None, "nereid serve is running"
-    return found
 
 
 def _is_ready(server: run_dir.ServerRecord) -> bool:
@@ -152,11 +127,12 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def _measure_round(repository: Path, folder: Path, outcomes: dict[str, list[list[Request]]]) -> None:
     folder.mkdir()
-    with _served(repository, folder) as (server, environment):
+    with servers.supervised(repository, folder, os.environ) as running:
+        server = running.record
         for model in sorted({stub.model for stub in stubs.find(server.pid, repository)}):
             victim = next(stub for stub in stubs.find(server.pid, repository) if stub.model == model)
             outcomes[model].append(_lose(server, model, victim.process.pid))
-        outcomes[SERVER].append(_lose(server, PUBLIC_NAME, _find(environment, repository).pid))
+        outcomes[SERVER].append(_lose(server, PUBLIC_NAME, running.record.pid))
 
 
 def main() -> int:

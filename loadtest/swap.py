@@ -50,12 +50,17 @@ Spans = dict[str, list[tuple[float, float]]]
 
 
 class References:
-    """What each version answers on the sample photo: the probability of espresso, by version."""
+    """What each version answers on a photo: the probability of espresso, by version.
 
-    def __init__(self, repository: Path) -> None:
+    Args:
+        repository: whose first two versions are known at once.
+        photo: an image file of an espresso.
+    """
+
+    def __init__(self, repository: Path, photo: bytes | None = None) -> None:
         self._repository = repository
         pipeline = Pipeline.from_config(ModelConfig.from_file(repository / "imagenet_preprocess", 1))
-        self._pixels = pipeline.run([[COFFEE.read_bytes()]]).tensor.copy()
+        self._pixels = pipeline.run([[photo or COFFEE.read_bytes()]]).tensor.copy()
         self._known: dict[str, float] = {}
         for version in (1, 2):
             self.add(version, repository / NETWORK / str(version))

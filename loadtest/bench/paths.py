@@ -130,6 +130,7 @@ def serving(folder: Path, environment: Mapping[str, str], cells: Sequence[Cell])
         port = 0
         if "gateway" in wanted:
             ports = running["gateway"].ports
-            port, pid = stack.enter_context(gateway.in_front(ports.grpc))
-            running["gateway"] = Running(ports, (*running["gateway"].pids, pid))
+            front = stack.enter_context(servers.gateway(ports.grpc))
+            port = front.port
+            running["gateway"] = Running(ports, (*running["gateway"].pids, front.pid))
         yield Paths(folder, running, port)

@@ -10,6 +10,7 @@ import typer.main
 
 from loadtest import backend, clients, gateway, memory, parity, preprocess, recovery, route, swap
 from loadtest.bench import page as benchmarks
+from loadtest.soak import verdict
 from ops import docs
 from ops.__main__ import app
 from ops.health import METRICS
@@ -53,6 +54,7 @@ def unknown_words(line: str) -> list[str]:
         "docs/benchmarks.md",
         "docs/contract.md",
         "docs/routing.md",
+        "docs/soak.md",
         "docs/supervision.md",
         "docs/load_testing.md",
         "model_repository/efficientnet_lite0/README.md",
@@ -128,6 +130,20 @@ def test_page_has_the_recorded_numbers(root, module, page):
     machine = recorded["machine"]
     assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
     assert recorded["command"] in (root / "Makefile").read_text()
+
+
+def test_page_has_the_recorded_soak(root):
+    """What was sent and what was judged is the record's, with machine, date and command."""
+    path = root / "loadtest" / "results" / "soak.json"
+    if not path.exists():
+        pytest.skip("nothing is recorded yet; mend: make soak RECORD=soak")
+    recorded, text = json.loads(path.read_text()), (root / "docs" / "soak.md").read_text()
+
+    assert verdict.markdown(recorded["rows"]) in text
+    assert verdict.traffic_markdown(recorded["traffic"]) in text
+    machine = recorded["machine"]
+    assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
+    assert recorded["command"] in text
 
 
 def test_page_has_the_recorded_overload(root):

@@ -1,0 +1,277 @@
+"""What a soak reads out of its numbers: growth told from noise, what is left, and wrong outcomes."""
+
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from clients.errors import Overloaded, RequestRefused, ServerFailed, TimedOut
+from clients.prediction import Label, Prediction, Timings
+from loadtest.processes import Usage
+from loadtest.soak.__main__ import Outcome, Plan, calm, judge, result
+from loadtest.soak.good import BAD_PLACE, Photo, as_prediction, told
+from loadtest.soak.traffic import Kind, Tally, Target, Traffic, refusal
+from loadtest.soak.verdict import grown, kept, markdown, none, traffic_markdown
+from loadtest.soak.watch import Quiet, Sample, lasting, least
+
+# As samples are taken: every so often, at a random moment.
+MINUTES = (np.arange(200) + np.random.default_rng(0).random(200)) / 10
+# Of a tree of 800 MB, samples differ by a few.
+BASE_MB, NOISE_MB, SHARE = 800.0, 3.0, 0.01
+
+
+def noise() -> np.ndarray:
+    """The same noise in every run, MB."""
+    return np.random.default_rng(1).normal(0, NOISE_MB, len(MINUTES))
+
+
+def sawtooth(period_min: float, height_mb: float) -> np.ndarray:
+    """What comes with each new version, and goes with it, MB."""
+    return height_mb * (MINUTES % period_min) / period_min
+
+
+@pytest.mark.parametrize(
+    ("more", "is_good"),
+    [
+        (np.zeros(200), True),
+        (sawtooth(0.5, 60), True),
+        (sawtooth(2, 60), True),
+        (60 * (MINUTES > 1), True),
+        (60 * (MINUTES < 1), True),
+        (np.where(np.arange(200) % 20, 0, 200), True),
+        (-0.01 * BASE_MB * MINUTES, True),
+        (0.0003 * BASE_MB * MINUTES, True),
+        (0.01 * BASE_MB * MINUTES, False),
+        (0.01 * BASE_MB * MINUTES + sawtooth(0.5, 60), False),
+        (0.0015 * BASE_MB * MINUTES, False),
+        (0.01 * BASE_MB * np.floor(MINUTES), False),
+    ],
+    ids=[
+        "flat",
+        "sawtooth",
+        "slow sawtooth",
+        "step at the start",
+        "more at the start",
+        "peaks",
+        "falling",
+        "a leak of 0.6 % in all",
+        "a leak of 1 % a minute",
+        "a leak below a sawtooth",
+        "a leak of 3 % in all",
+        "a leak in steps",
+    ],
+)
+def test_growth_is_told_from_what_comes_and_goes(more, is_good):
+    """Only what surely grows, and by more than the bound, fails: not noise, one step, peaks or a sawtooth."""
+    found = grown("memory", "MB", MINUTES, BASE_MB + noise() + more, SHARE)
+
+    assert found.is_good is is_good, found.told()
+    assert found.trend.low <= found.trend.slope <= found.trend.high
+
+
+def test_slope_is_that_of_the_line():
+    """A line has its slope, certainly."""
+    found = grown("memory", "MB", MINUTES, BASE_MB + 2 * MINUTES, SHARE)
+
+    assert [found.trend.slope, found.trend.low, found.trend.high] == pytest.approx([2, 2, 2])
+    assert found.bound == pytest.approx(SHARE * (BASE_MB + 20) / 20, rel=0.01)
+
+
+def test_short_series_is_no_trend():
+    """Who asks for a verdict on a few samples is told how to get more."""
+    with pytest.raises(ValueError, match="needs 8 samples, got 3; mend: soak for longer"):
+        grown("memory", "MB", MINUTES[:3], MINUTES[:3], SHARE)
+
+
+def test_counts_may_fall_and_not_rise():
+    """One more than before fails; what must not be there fails by name."""
+    assert kept("open files", 10, 9).is_good
+    assert not kept("open files", 10, 11).is_good
+    assert none("zombies", []).is_good
+    found = none("zombies", [17, 18])
+    assert (found.is_good, found.told()) == (False, "zombies (17, 18): 0, then 2, at most 0")
+
+
+def test_zombie_is_one_that_stays():
+    """What has ended between two looks is collected at the next; the same pid may be another process."""
+
+    def seen(*zombies: tuple[int, float]) -> Sample:
+        return Sample(0, {}, frozenset(zombies))
+
+    assert lasting([seen((1, 0.5)), seen(), seen((1, 0.5)), seen((1, 7.5))]) == set()
+    assert lasting([seen(), seen((1, 0.5)), seen((1, 0.5), (2, 0.5))]) == {1}
+
+
+def test_least_of_several_looks():
+    """The supervisor's own question, which one look in several meets, is nothing that stays."""
+    assert least([Usage(1, 0, 9, 20, 5), Usage(2, 0, 8, 21, 6)]) == Usage(1, 0, 8, 20, 5)
+
+
+# What a whole soak shows
+
+USAGE = {"server": Usage(7, 0, 800, 200, 700_000_000), "gateway": Usage(1, 0, 9, 21, 80_000_000)}
+QUIET = Quiet(USAGE, frozenset({"region-1"}), (), {"nereid_route_in_flight": 0.0}, 0.0)
+GOOD = Tally(Kind("gRPC", 1, lambda target: None), sent=10)
+SAMPLES = [Sample(float(second), USAGE, frozenset()) for second in range(60)]
+OUTCOME = Outcome([GOOD], SAMPLES, SAMPLES, QUIET, QUIET, frozenset(), {"published": 3}, 0.5, [])
+
+
+def grown_usage(**more: int) -> dict[str, Usage]:
+    """Return the usage with more of something in the server's tree."""
+    server = USAGE["server"]
+    return USAGE | {
+        "server": replace(server, **{name: getattr(server, name) + n for name, n in more.items()})
+    }
+
+
+LEAKING = [
+    Sample(each.at_s, grown_usage(memory_bytes=int(each.at_s) * 1_000_000), frozenset()) for each in SAMPLES
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "failed"),
+    [
+        ({}, []),
+        ({"samples": LEAKING, "calm": LEAKING}, ["memory, server"]),
+        ({"after": replace(QUIET, usage=grown_usage(open_files=1))}, ["open files, server"]),
+        ({"after": replace(QUIET, usage=grown_usage(processes=1))}, ["processes, server"]),
+        ({"after": replace(QUIET, regions=frozenset({"region-2", "region-3"}))}, ["shared memory regions"]),
+        ({"left_over": frozenset({"x"})}, ["shared memory regions, after the server (x)"]),
+        ({"after": replace(QUIET, registered=("x",))}, ["regions that the server was told of (x)"]),
+        ({"after": replace(QUIET, gauges={"nereid_route_in_flight": 1.0})}, ["`nereid_route_in_flight`"]),
+        ({"after": replace(QUIET, repairs=1.0)}, ["repairs and restarts by the supervisor"]),
+        ({"samples": [*SAMPLES, Sample(60, USAGE, frozenset({(17, 0.5)}))]}, ["zombies (17)"]),
+        ({"tallies": [replace(GOOD, wrong=1)]}, ["requests not as they must be"]),
+    ],
+    ids=["none", "memory", "fd", "process", "shm", "left", "told", "gauge", "repair", "zombie", "wrong"],
+)
+def test_each_fault_fails_by_its_own_name(fault, failed):
+    """One fault, one failed row; without any there is none."""
+    outcome = replace(OUTCOME, **fault)
+
+    verdicts = judge(outcome, SHARE)
+
+    assert [each.what for each in verdicts if not each.is_good] == failed
+    rows = result(outcome, verdicts, Plan(1))["rows"]
+    assert markdown(rows).count("**failed**") == len(failed)
+
+
+def test_record_is_thinned_and_has_all_kinds():
+    """However long a soak was, its record stays small; the table of what was sent has each kind."""
+    many = [Sample(float(second), USAGE, frozenset()) for second in range(1001)]
+
+    found = result(replace(OUTCOME, samples=many, calm=many[:10]), [], Plan(20))
+
+    assert len(found["series"]["seconds"]) == len(found["series"]["server memory_bytes"]) <= 200
+    assert traffic_markdown(found["traffic"]).splitlines()[2] == "| gRPC | 10 | 0 |"
+
+
+def test_calm_samples_are_those_of_calm_spans():
+    """Like is compared with like: nothing is judged that was seen while something changed."""
+    assert [each.at_s for each in calm(SAMPLES, [(3, 5), (57.5, 90)])] == [3, 4, 5, 58, 59]
+
+
+# Outcomes
+
+
+def raising(error: Exception):
+    """Return a call that raises."""
+
+    def call() -> None:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("call", "is_right"),
+    [
+        (raising(RequestRefused("invalid image: none")), True),
+        (raising(RequestRefused("invalid request: none")), False),
+        (raising(ServerFailed("invalid image: none")), False),
+        (raising(Overloaded("invalid image: none")), False),
+        (raising(KeyError("invalid image: ")), False),
+        (lambda: "an answer", False),
+    ],
+    ids=["as expected", "other words", "its base", "another class", "not ours", "answered"],
+)
+def test_refusal_has_class_and_words(call, is_right):
+    """A bad request that is answered, or refused for another reason, is as wrong as a good one refused."""
+    assert (refusal(call, RequestRefused, "invalid image: ") == "") is is_right
+
+
+class Known:
+    """References that know one version."""
+
+    def check(self, prediction: Prediction) -> str:
+        """Tell what is wrong."""
+        return "" if prediction.version == "1" else f"version {prediction.version}"
+
+
+PHOTO = Photo(b"", Known())
+RIGHT = Prediction((Label(967, "espresso", 0.9),), "classify", "1", "v1", "weight", "", Timings(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("place", "outcome", "failure"),
+    [
+        (0, RIGHT, ""),
+        (0, replace(RIGHT, version="2"), "version 2"),
+        (0, TimedOut("late"), "image 0: TimedOut: late"),
+        (BAD_PLACE, RequestRefused("no image"), ""),
+        (BAD_PLACE, TimedOut("late"), f"image {BAD_PLACE}: expected a refusal, got late"),
+    ],
+    ids=["right", "wrong answer", "failed", "bad and refused", "bad and late"],
+)
+def test_outcomes_of_a_batch(place, outcome, failure):
+    """Each image of a batch has the outcome that it would have alone."""
+    assert told(place, outcome, PHOTO) == failure
+
+
+def test_gateways_answer_is_a_prediction():
+    """What it answers is checked by the same references."""
+    scores = [{"label": "espresso", "index": 967, "score": 0.9}]
+    answer = {"model": "classify", "version": "1", "variant": "v1", "reason": "weight", "predictions": scores}
+
+    assert as_prediction(answer) == RIGHT
+
+
+def test_kind_is_sent_on_schedule_and_counted():
+    """Whatever a request comes to, the next ones are sent; the first failures are told by kind."""
+    sent, is_enough = [], threading.Event()
+
+    @contextmanager
+    def opened(target: Target):
+        def send() -> str:
+            sent.append(target.http)
+            if len(sent) == 6:
+                is_enough.set()
+            if len(sent) % 2:
+                raise OSError("gone")
+            return ""
+
+        yield send
+
+    with Traffic([Kind("odd", 100, opened)], Target("here", "", "")) as traffic:
+        assert is_enough.wait(60)
+
+    (tally,) = traffic.tallies
+    assert (tally.sent, tally.wrong) == (len(sent), (len(sent) + 1) // 2)
+    assert tally.told == ["odd: OSError: gone"] * 3
+
+
+def test_kind_that_cannot_be_opened_fails():
+    """A soak in which nothing is sent does not pass."""
+
+    @contextmanager
+    def opened(target: Target):
+        raise OSError("no such server")
+        yield
+
+    with Traffic([Kind("none", 1, opened)], Target("", "", "")) as traffic:
+        pass
+
+    assert (traffic.tallies[0].wrong, traffic.tallies[0].told) == (1, ["none: OSError: no such server"])
