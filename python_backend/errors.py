@@ -109,7 +109,11 @@ def official_text(error: Exception) -> str:
 
 def from_exception(error: Exception) -> ServingError:
     """Return what a request that raised `error` is answered with: an error of this tree as it is."""
-    return error if isinstance(error, ServingError) else InferenceFailed(f"{type(error).__name__}: {error}")
+    if not isinstance(error, ServingError):
+        return InferenceFailed(f"{type(error).__name__}: {error}")
+    # Kept with its frames, and those of what it was raised over, it would hold the request for the collector.
+    error.__traceback__ = error.__context__ = None
+    return error
 
 
 def from_message(message: str) -> ServingError:

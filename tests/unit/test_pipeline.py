@@ -1,5 +1,6 @@
 """Batches of encoded images: one outcome per request, rows where they belong, buffers reused."""
 
+import gc
 import sys
 from dataclasses import replace
 
@@ -264,3 +265,20 @@ def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
 
     with pytest.raises(InvalidConfig, match=r"needs the packages of the extra 'gpu' or 'gpu13': .*cupy"):
         Pipeline.from_config(replace(config, kind="GPU"))
+
+
+@pytest.mark.parametrize(
+    "image", [BAD, A[:20_000], bytes(Limits().max_image_bytes + 1)], ids=["no image", "cut off", "too large"]
+)
+def test_refused_image_is_let_go_at_once(pipeline, image):
+    """An outcome that is kept does not keep its image, even where Python's collector never comes by."""
+    image = bytes(bytearray(image))
+    before = sys.getrefcount(image)
+    gc.disable()
+
+    try:
+        outcomes = pipeline.run([[image]]).outcomes
+        assert isinstance(outcomes[0], InvalidImage)
+        assert sys.getrefcount(image) == before
+    finally:
+        gc.enable()
