@@ -74,10 +74,10 @@ def all_of(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
 
 def hand_over_bytes(repository: Path) -> None:
     """Have the preprocessing hand pixels on as UINT8, and the network normalise them itself."""
+    old = 'name: "input" data_type: TYPE_FP32'
     for model in (PREPROCESS, NETWORK):
-        path = repository / model / "config.pbtxt"
-        old = 'name: "input" data_type: TYPE_FP32'
-        path.write_text(path.read_text().replace(old, old.replace("FP32", "UINT8")))
+        for path in (repository / model).rglob("*.pbtxt"):
+            path.write_text(path.read_text().replace(old, old.replace("FP32", "UINT8")))
     for version in (1, 2):
         path = repository / NETWORK / str(version) / "model.onnx"
         onnx.save(taking_bytes(onnx.load(path)), path)
