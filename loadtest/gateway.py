@@ -22,7 +22,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from loadtest import open_loop, photos, processes, record, servers, wrk
+from loadtest import connection, open_loop, photos, processes, record, servers, wrk
 from ops import embedded
 
 PATH = "/predict"
@@ -97,7 +97,7 @@ def summarise(series: Series) -> list[dict[str, Any]]:
 def _overload(running: Served, photo: bytes, carried: float, seconds: float) -> list[dict[str, Any]]:
     """Offer several rates in turn; returns what became of the requests of each."""
     headers = {"Content-Type": "image/jpeg", **TO_VARIANT}
-    request = open_loop.post("127.0.0.1", running.gateway, PATH, photo, headers)
+    request = connection.post("127.0.0.1", running.gateway, PATH, photo, headers)
     rows = []
     for load in LOADS:
         replies = open_loop.run("127.0.0.1", running.gateway, request, load * carried, seconds, seed=1)

@@ -8,15 +8,14 @@ import asyncio
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import cast
 
-import httptools
 import uvloop
+
+from loadtest.connection import LOST, Connection
 
 MOST_CONNECTIONS = 1_000
 # After the last request is sent, what is still open counts as lost.
 PATIENCE_S = 30.0
-LOST = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,56 +27,12 @@ class Reply:
     status: int
 
 
-class _Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection: a request at a time, its answer's status to whoever waits."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._answered: asyncio.Future[int] | None = None
-        self._parser = httptools.HttpResponseParser(self)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_message_complete(self) -> None:
-        if not self._parser.should_keep_alive() and self._transport:
-            self._transport.close()
-        if self._answered and not self._answered.done():
-            self._answered.set_result(self._parser.get_status_code())
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        if self._answered and not self._answered.done():
-            self._answered.set_result(LOST)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether another request can be sent."""
-        return self._transport is not None and not self._transport.is_closing()
-
-    async def ask(self, request: bytes) -> int:
-        """Send a whole request, and return the status of its answer."""
-        assert self._transport is not None
-        self._parser = httptools.HttpResponseParser(self)
-        self._answered = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return await self._answered
-
-    def close(self) -> None:
-        """Close it now."""
-        if self._transport:
-            self._transport.abort()
-
-
 class _Load:
     def __init__(self, host: str, port: int, request: bytes) -> None:
         self.replies: list[Reply] = []
         self._address = host, port
         self._request = request
-        self._idle: deque[_Connection] = deque()
+        self._idle: deque[Connection] = deque()
         self._free = asyncio.Semaphore(MOST_CONNECTIONS)
 
     async def send(self, intended_s: float) -> None:
@@ -94,23 +49,15 @@ class _Load:
         finally:
             self.replies.append(Reply(intended_s, loop.time() - intended_s, status))
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> Connection:
         while self._idle:
             if (connection := self._idle.pop()).is_open:
                 return connection
-        _, connection = await asyncio.get_running_loop().create_connection(_Connection, *self._address)
-        return connection
+        return await Connection.open(*self._address)
 
     def close(self) -> None:
         for connection in self._idle:
             connection.close()
-
-
-def post(host: str, port: int, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-    """Return a whole HTTP/1.1 request."""
-    lines = {"Host": f"{host}:{port}", "Content-Length": str(len(body)), **headers}
-    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
 def run(host: str, port: int, request: bytes, rate_per_s: float, seconds: float, seed: int) -> list[Reply]:
