@@ -68,6 +68,15 @@ class Control:
                 found.setdefault(entry.name, set()).add(int(entry.version))
         return found
 
+    def is_gone(self, model: str) -> bool:
+        """Tell whether nothing of a model is left in the server, not even what is still being unloaded."""
+        index = self._call("get_model_repository_index")
+        return all(entry.name != model or entry.state in ("", "UNAVAILABLE") for entry in index.models)
+
+    def config(self, model: str) -> Any:
+        """Return the ModelConfig message by which a model is served."""
+        return self._call("get_model_config", model).config
+
     def load(self, model: str) -> None:
         """Load a model as its folder has it now; versions that have not changed stay as they are."""
         self._call("load_model", model, is_load=True)

@@ -1,0 +1,66 @@
+"""Configs changed in their text: the change is right, and the rest stays as it was written."""
+
+import pytest
+
+from ops.cli import CommandFailed
+from ops.pbtxt import parse, rewritten
+from tests.conftest import ROOT
+
+CONFIGS = sorted((ROOT / "model_repository").rglob("*.pbtxt"))
+TEXT = """# What it is for.
+name: "net"
+max_batch_size: 8  # as clients know it
+input { name: "a{b" data_type: TYPE_FP32 dims: [ 3, 4 ] }
+input < name: 'c' data_type: TYPE_FP32 dims: 1 >
+# So many.
+instance_group [ { kind: KIND_CPU count: 2 } ]
+# Kept apart.
+parameters { key: "first" value { string_value: "1" } }
+# Goes.
+parameters: { key: "second" value: { string_value: "2" } }
+dynamic_batching {}
+"""
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_unchanged_text_stays(path):
+    """A config that is wanted as it is keeps every character."""
+    text = path.read_text()
+
+    assert rewritten(text, parse(text)) == text
+
+
+def test_only_what_changes_is_written_anew():
+    """Comments stay in their places; a parameter goes with its line, and new fields come last."""
+    wanted = parse(TEXT)
+    wanted.max_batch_size = 16
+    wanted.instance_group[0].count = 3
+    wanted.dynamic_batching.max_queue_delay_microseconds = 500
+    del wanted.parameters["second"]
+    wanted.parameters["third"].string_value = "3"
+    wanted.version_policy.all.SetInParent()
+
+    changed = rewritten(TEXT, wanted)
+
+    assert parse(changed) == wanted
+    expected = TEXT.replace("max_batch_size: 8", "max_batch_size: 16")
+    expected = expected.replace("[ { kind: KIND_CPU count: 2 } ]", "{ count: 3 kind: KIND_CPU }")
+    expected = expected.replace('parameters: { key: "second" value: { string_value: "2" } }\n', "")
+    expected = expected.replace("{}", "{ max_queue_delay_microseconds: 500 }")
+    third = 'parameters { key: "third" value { string_value: "3" } }'
+    assert changed == expected + "version_policy { all { } }\n" + third + "\n"
+
+
+def test_odd_text_is_written_as_a_whole():
+    """What cannot be changed piece by piece is right all the same: here two groups become one."""
+    text = 'instance_group [ { count: 1 }, { count: 2 } ] instance_group { count: 4 } name: "a"'
+    wanted = parse(text)
+    del wanted.instance_group[1:]
+
+    assert parse(rewritten(text, wanted)) == wanted
+
+
+def test_text_that_is_no_config_is_told():
+    """The message has line and column."""
+    with pytest.raises(CommandFailed, match="the config cannot be read: 1:1 : "):
+        rewritten("what: 1", parse(""))
