@@ -29,9 +29,14 @@ def header() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join([*_program(), *sys.argv[1:]]),
         "commit": _git("rev-parse", "--short", "HEAD"),
-        "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "machine": machine(),
         "packages": {d.name: d.version for d in importlib.metadata.distributions() if d.name in PACKAGES},
     }
+
+
+def machine() -> dict[str, Any]:
+    """Return what this machine is."""
+    return {"cpu": _cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def is_committed() -> bool:

@@ -35,6 +35,7 @@ for command in (
 
 # Also `clients.request.ProtocolName`, which would take the whole client to start a command.
 Protocol = Literal["grpc", "http"]
+Objective = Literal["throughput", "latency"]
 ControlMode = Literal["explicit", "poll", "none"]
 
 
@@ -304,6 +305,59 @@ def bench(
         options = runner.Options(selection, rounds, seconds, with_pieces, record, as_json)
         if not runner.bench(options, context.obj):
             fail("a target was missed", FAILED)
+
+
+@app.command()
+def tune(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A network, its preprocessing, or a fused model of both.")],
+    objective: Annotated[
+        Objective, typer.Option(help="Images/s at saturation, or the median of a caller that is alone.")
+    ] = "throughput",
+    p99_ms: Annotated[
+        float | None, typer.Option(help="What the p99 may be at most.", min=0.001, show_default="any")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="How long it may take, in all.", min=0.2)] = 5.0,
+    profile: Annotated[str, typer.Option(help="The profile to start from.")] = DEFAULT_PROFILE,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option(help="Callers at once. May be repeated.", min=1, show_default="1, 8 and 32"),
+    ] = None,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="Images, or folders, to ask with.", show_default="the sample photo, 640x427"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the settings that are drawn.", min=0)] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All that was measured, as JSON.")] = False,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Find the best settings of a model for this machine, and write them as the profile `tuned`.
+
+    Candidates are served and loaded in turn, by a server of its own on a copy of the repository. Only what
+    beats the present settings by more than the noise of the measurement is written.
+    """
+    from loadtest.tune import command
+    from ops import serve as server
+    from ops.classify import collect
+
+    with reporting():
+        with _meant():
+            server.check_options(ServerOptions(repository, profile))
+            photos = [path.read_bytes() for path in collect(images or [])]
+        wish = command.Wish(
+            repository,
+            model,
+            profile,
+            objective,
+            p99_ms,
+            minutes,
+            tuple(concurrency or command.CONCURRENCIES),
+            photos,
+            seed,
+            dry_run,
+        )
+        command.tune(wish, context.obj, as_json)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,159 @@
+"""`nereid tune`: look for better settings, say what was found, and write it if it is worth it."""
+
+import datetime
+import importlib.util
+import json
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtest import record
+from loadtest.tune import space
+from loadtest.tune.objective import Kind, Objective
+from loadtest.tune.report import Report
+from loadtest.tune.search import NotMeasured, Search
+from ops import profiles
+from ops.cli import CommandFailed
+from ops.embedded import ServerError
+from ops.profiles import Tunable
+from python_backend.threads import available_cores
+
+NEEDED = ("uvloop", "httptools")
+CONCURRENCIES = (1, 8, 32)
+# What is left of the time for the server to end.
+STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for.
+
+    Args:
+        repository, model, profile: what is tuned, and the profile to start from.
+        kind, p99_ms: the objective.
+        minutes: for all of it.
+        concurrencies: of the load; 1 is always among them.
+        images: encoded ones; none for the sample photo.
+        seed: of the candidates that are drawn.
+        is_dry: measure, and write nothing.
+    """
+
+    repository: Path
+    model: str
+    profile: str
+    kind: Kind = "throughput"
+    p99_ms: float | None = None
+    minutes: float = 5.0
+    concurrencies: Sequence[int] = CONCURRENCIES
+    images: Sequence[bytes] = ()
+    seed: int = 0
+    is_dry: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for the same."""
+        words = ["nereid", "tune", self.model, "--objective", self.kind]
+        words += ["--p99-ms", f"{self.p99_ms:g}"] if self.p99_ms else []
+        words += ["--minutes", f"{self.minutes:g}", "--profile", self.profile, "--seed", str(self.seed)]
+        for number in self.concurrencies:
+            words += ["--concurrency", str(number)]
+        return shlex.join(words)
+
+    @property
+    def objective(self) -> Objective:
+        """What is best."""
+        return Objective(self.kind, self.p99_ms or float("inf"))
+
+
+def tune(wish: Wish, environment: Mapping[str, str], as_json: bool) -> None:
+    """Search, print, and write the profile if the gain is larger than the noise.
+
+    Raises:
+        WrongUsage: the model cannot be tuned.
+        CommandFailed: it cannot be served, nothing meets the p99, or a package is missing.
+    """
+    if missing := [name for name in NEEDED if not importlib.util.find_spec(name)]:
+        raise CommandFailed(f"the load needs {' and '.join(missing)}; mend: pip install 'nereid[load]'")
+    tuned = profiles.tunable(wish.repository, wish.model, wish.profile)
+    for note in tuned.notes:
+        tell(f"note: {note}")
+    try:
+        report = search(wish, tuned, environment)
+    except (NotMeasured, ServerError) as error:
+        raise CommandFailed(f"'{wish.model}' cannot be measured as it is: {error}") from None
+    written = [] if wish.is_dry or report.verdict != "better" else write(wish, tuned, report)
+    if as_json:
+        print(json.dumps(report.document() | {"written": written}, indent=2))
+    else:
+        report.show(Console(width=max(100, Console().width)))
+    if report.verdict == "infeasible":
+        raise CommandFailed(report.reason())
+    if not as_json:
+        print(report.reason())
+        print(_outcome(wish, written))
+
+
+def _outcome(wish: Wish, written: Sequence[str]) -> str:
+    if not written:
+        return "nothing is written"
+    models = ", ".join(written)
+    return f"profile '{profiles.TUNED}' written for {models}: nereid serve --profile {profiles.TUNED}"
+
+
+def search(wish: Wish, tuned: Tunable, environment: Mapping[str, str]) -> Report:
+    """Measure on a server of its own until the time is over.
+
+    Raises:
+        NotMeasured: the config as it is cannot be.
+        ServerError: the server cannot be started.
+    """
+    # Here, because it needs the packages of the extra `load`.
+    from loadtest.tune.trial import Trial
+
+    deadline_s = time.monotonic() + 60 * wish.minutes - STOP_S
+    concurrencies = sorted({1, *wish.concurrencies})
+    cores = available_cores()
+    with tempfile.TemporaryDirectory(prefix="nereid-tune-") as folder:
+        repository = wish.repository.resolve()
+        with Trial(
+            repository, tuned, wish.images, concurrencies, Path(folder), environment, deadline_s
+        ) as trial:
+            config = trial.served()
+            grid = space.space(config, tuned.backend, cores)
+            points, default = list(space.points(grid, cores)), space.present(grid, config)
+            tell(f"{len(points)} points: " + "; ".join(f"{name} {_listed(v)}" for name, v in grid.items()))
+            searching = Search(
+                trial.measure, wish.objective, len(concurrencies), time.monotonic, deadline_s, tell
+            )
+            best, duel = searching.run(
+                lambda count: space.sample(points, grid, count, wish.seed, without=default)
+            )
+    for candidate, reason in searching.refused.items():
+        tell(f"not measured: {dict(candidate)}: {reason}")
+    return Report(wish.model, wish.objective, default, best, duel, searching.seen, searching.refused)
+
+
+def write(wish: Wish, tuned: Tunable, report: Report) -> list[str]:
+    """Write the profile; returns the models in it."""
+    for model in profiles.overwritten(wish.repository, tuned):
+        tell(f"note: what was tuned of '{model}' is replaced; --profile {profiles.TUNED} goes on from it")
+    machine = record.machine()
+    now = datetime.datetime.now(datetime.UTC)
+    about = [f"{now:%Y-%m-%d %H:%M} UTC, {machine['cpu']}, {machine['cores']} cores.", report.reason()]
+    changed = {name: value for name, value in report.best if (name, value) not in report.default}
+    return profiles.write(wish.repository, tuned, changed, wish.command, about)
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def tell(line: str) -> None:
+    """Write a line about the progress."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,204 @@
+"""A server of its own on which candidates are tried: a copy of the repository, one model loaded at a time."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tritonclient.utils import triton_to_np_dtype
+
+from loadtest import closed_loop, connection, photos
+from loadtest.tune.objective import Sample
+from loadtest.tune.search import NotMeasured
+from loadtest.tune.space import Candidate
+from ops import embedded
+from ops.cli import CommandFailed, WrongUsage
+from ops.control import Control, NotReached
+from ops.profiles import PLAIN, TUNED, Tunable, value_of, with_settings
+from ops.repository import CONFIGS
+from ops.run_dir import ServerRecord
+
+HOST = closed_loop.HOST
+LOAD_S, LOOK_S = 60.0, 0.02
+TO_IMAGES = {"Inference-Header-Content-Length": "0"}
+
+
+class Trial:
+    """Serves one candidate after the other, and loads each; a context manager.
+
+    Args:
+        repository: whose models are served, from a copy.
+        tuned: the model that is tuned.
+        images: encoded ones, asked in turn; none for the two photos' smaller one.
+        concurrencies: of the load.
+        folder: takes the copy, and what the server writes.
+        environment: to start the server from.
+        until_s: when loading a model has to be over, by the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        tuned: Tunable,
+        images: Sequence[bytes],
+        concurrencies: Sequence[int],
+        folder: Path,
+        environment: Mapping[str, str],
+        until_s: float = float("inf"),
+    ) -> None:
+        self._tuned = tuned
+        self._images = list(images) or [photos.jpeg(photos.SIZES_WH["640x427"])]
+        self._concurrencies = concurrencies
+        self._folder = folder
+        self._until_s = until_s
+        copy = copy_repository(repository, folder / "models")
+        self._plain = copy / tuned.model / PLAIN
+        self._config = copy / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
+        self._requests: list[Path] = []
+        self._write(tuned.text)
+        ports = embedded.Ports(*embedded.free_ports(3))
+        options = embedded.ServerOptions(copy, TUNED, HOST, ports)
+        (folder / "server").mkdir()
+        self.server = embedded.EmbeddedServer(options, folder / "server", environment, among=[tuned.model])
+
+    def __enter__(self) -> "Trial":
+        self.server.__enter__()
+        try:
+            bodies = request_bodies(self.served(), self._images)
+            path, port = embedded.infer_path(self._tuned.model), self.server.options.ports.http
+            for number, (body, headers) in enumerate(bodies):
+                request = self._folder / f"request-{number}"
+                request.write_bytes(connection.post(HOST, port, path, body, headers))
+                self._requests.append(request)
+        except BaseException:
+            self.server.stop()
+            raise
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.server.__exit__(*raised)
+
+    def served(self) -> Any:
+        """Return the model's config as the server has completed it."""
+        return self._control().config(self._tuned.model)
+
+    def measure(self, candidate: Candidate, seconds: float) -> Sample:
+        """Load the model anew with a candidate's settings, and ask it at each concurrency.
+
+        Raises:
+            NotMeasured: the server refuses it, serves other settings, or fails requests.
+            CommandFailed: the server is gone.
+        """
+        self._serve(candidate)
+        config = self.served()
+        for name, value in candidate:
+            if (got := value_of(config, name)) != value:
+                raise NotMeasured(f"the server takes {name} {value} for {got}")
+        try:
+            sample = closed_loop.run(
+                self.server.options.ports.http, self._requests, self._concurrencies, seconds
+            )
+        except subprocess.SubprocessError as error:
+            raise NotMeasured(f"the load failed: {error}") from None
+        for number, load in sample.items():
+            if load.failed or not load.answered:
+                raise NotMeasured(
+                    f"at concurrency {number}, {load.answered} requests were answered, {load.failed} failed"
+                )
+        return sample
+
+    def _serve(self, candidate: Candidate) -> None:
+        model, control = self._tuned.model, self._control()
+        try:
+            control.unload(model)
+            # What is still being unloaded would take its share of the cores.
+            while not control.is_gone(model):
+                time.sleep(LOOK_S)
+            self._write(with_settings(self._tuned.text, dict(candidate)))
+            control.load(model)
+        except NotReached as error:
+            raise CommandFailed(f"{error}\n{self.server.log.tail()}") from None
+        except CommandFailed as error:
+            raise NotMeasured(" ".join(str(error).split())) from None
+
+    def _control(self) -> Control:
+        options = self.server.options
+        pid = self.server.pid
+        record = ServerRecord(pid, options.host, options.ports, str(options.repository), TUNED, "")
+        return Control(record, load_s=max(1.0, min(LOAD_S, self._until_s - time.monotonic())))
+
+    def _write(self, text: str) -> None:
+        self._config.parent.mkdir(exist_ok=True)
+        self._config.write_text(text)
+        os.utime(self._plain) if self._plain.exists() else self._plain.touch()
+
+
+def copy_repository(repository: Path, target: Path) -> Path:
+    """Copy a repository: its configs and routes as files of their own, what is large as links.
+
+    Version folders are real ones, so that what a backend writes beside a network stays in the copy.
+    """
+    return Path(
+        shutil.copytree(
+            repository, target, copy_function=_copy_or_link, ignore=shutil.ignore_patterns(".*.nereid")
+        )
+    )
+
+
+def _copy_or_link(source: str, target: str) -> None:
+    if source.endswith((".pbtxt", ".json", ".jsonl", ".txt")):
+        shutil.copy2(source, target)
+        return
+    with contextlib.suppress(OSError):  # another filesystem, or a file of somebody else's
+        os.link(source, target)
+        return
+    Path(target).symlink_to(Path(source).resolve())
+
+
+def request_bodies(config: Any, images: Sequence[bytes]) -> list[tuple[bytes, dict[str, str]]]:
+    """Return bodies and headers of requests that a model takes: images, or tensors of its config's shapes.
+
+    Raises:
+        WrongUsage: it takes neither.
+    """
+    inputs = [each for each in config.input if not each.optional]
+    if [(each.name, _datatype(each)) for each in inputs] == [("image", "STRING")]:
+        return [(image, TO_IMAGES) for image in images]
+    described, arrays = [], []
+    for each in inputs:
+        array = _array(config, each)
+        described.append(
+            {
+                "name": each.name,
+                "shape": list(array.shape),
+                "datatype": _datatype(each),
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+        )
+        arrays.append(array.tobytes())
+    header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
+    return [(b"".join([header, *arrays]), {"Inference-Header-Content-Length": str(len(header))})]
+
+
+def _datatype(tensor: Any) -> str:
+    field = tensor.DESCRIPTOR.fields_by_name["data_type"]
+    return str(field.enum_type.values_by_number[tensor.data_type].name.removeprefix("TYPE_"))
+
+
+def _array(config: Any, tensor: Any) -> np.ndarray:
+    dtype = triton_to_np_dtype(_datatype(tensor)) if _datatype(tensor) != "STRING" else None
+    if dtype is None:
+        raise WrongUsage(
+            f"'{config.name}' takes '{tensor.name}' {_datatype(tensor)}; only images and numbers can be made"
+        )
+    shape = [1] * (config.max_batch_size > 0) + [max(1, dim) for dim in tensor.dims]
+    draw = np.random.default_rng(0)
+    if np.issubdtype(dtype, np.floating):
+        return draw.standard_normal(shape).astype(dtype)
+    return draw.integers(0, 2, shape).astype(dtype)

@@ -1,0 +1,226 @@
+"""The profile `tuned`: which models can be tuned, how a setting is written, and the profile as a whole."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ops import pbtxt
+from ops.cli import CommandFailed, WrongUsage
+from ops.embedded import PLAIN_PROFILE
+from ops.publish import journal
+from ops.repository import CONFIGS, backend_of, configs, hidden_models, steps_of
+from python_backend import route_file
+from python_backend.errors import ServingError
+from python_backend.model_config import ModelConfig
+from python_backend.routing import parse_route
+
+TUNED = "tuned"
+PLAIN = "config.pbtxt"
+# How the first line of what is written here begins: anything else is somebody's own.
+MARK = "# Written by `nereid tune"
+
+# Names of settings; any other one is a parameter of the config.
+INSTANCES, MOST_ROWS = "instances", "max_batch_size"
+PREFERRED, DELAY = "preferred_batch_size", "max_queue_delay_microseconds"
+
+Settings = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tunable:
+    """A model that can be tuned, as a profile serves it.
+
+    `path` is the config in use and `text` what it says; `notes` are what its user should know.
+    """
+
+    model: str
+    profile: str
+    path: Path
+    text: str
+    backend: str
+    notes: tuple[str, ...] = ()
+
+
+def tunable(repository: Path, model: str, profile: str) -> Tunable:
+    """Find what is to be tuned.
+
+    Raises:
+        WrongUsage: there is no such model, or it only stands for others, which are named.
+        CommandFailed: somebody else's profile `tuned` is there.
+    """
+    documents = configs(repository, profile)
+    if model not in documents:
+        raise WrongUsage(f"'{repository}' has no model '{model}', it has: {', '.join(sorted(documents))}")
+    folder, document = repository / model, documents[model]
+    backend = backend_of(folder, document)
+    if "ensemble_scheduling" in document:
+        steps = ", ".join(dict.fromkeys(step for step, _ in steps_of(document)))
+        raise WrongUsage(
+            f"'{model}' is an ensemble in profile '{profile}', which runs nothing itself; "
+            f"tune its steps: {steps}"
+        )
+    if backend == "ab_router":
+        raise WrongUsage(f"'{model}' is a route and runs no network; tune its variants: {_variants(folder)}")
+    named = folder / CONFIGS / f"{profile}.pbtxt"
+    path = named if named.exists() else folder / PLAIN
+    if not path.exists():
+        raise WrongUsage(f"'{model}' has no {PLAIN} to tune; mend: write one")
+    _check_ours(repository)
+    return Tunable(
+        model, profile, path, path.read_text(), backend, tuple(_notes(repository, model, profile, documents))
+    )
+
+
+def _variants(folder: Path) -> str:
+    try:
+        config = ModelConfig.from_file(folder, 1)
+        route = parse_route(route_file.read(route_file.path_of(config))[0])
+    except (ServingError, OSError):
+        return "those in its route file"
+    return ", ".join(dict.fromkeys(variant.model for variant in route.variants))
+
+
+def _notes(
+    repository: Path, model: str, profile: str, documents: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    if model not in hidden_models(repository, profile):
+        return []
+    users = [name for name, document in documents.items() if model in dict(steps_of(document))]
+    return [
+        f"profile '{profile}' does not load '{model}': {', '.join(users)} run it with its {PLAIN}; "
+        f"what is tuned is for who loads it, as with --profile {PLAIN_PROFILE}"
+    ]
+
+
+def _check_ours(repository: Path) -> None:
+    for path in sorted(repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")):
+        if not path.read_text().startswith(MARK):
+            raise CommandFailed(f"'{path}' was not written by nereid tune; mend: give it another name")
+
+
+def value_of(config: Any, name: str) -> int:
+    """Return a setting of a ModelConfig message; 0 is what is not given."""
+    if name == INSTANCES:
+        return sum(group.count for group in config.instance_group)
+    if name == MOST_ROWS:
+        return int(config.max_batch_size)
+    if name == PREFERRED:
+        return max(config.dynamic_batching.preferred_batch_size, default=0)
+    if name == DELAY:
+        return int(config.dynamic_batching.max_queue_delay_microseconds)
+    text = config.parameters[name].string_value if name in config.parameters else ""
+    return int(text) if text.isdecimal() else 0
+
+
+def with_settings(text: str, settings: Settings) -> str:
+    """Return the text of a config with other settings."""
+    config = pbtxt.parse(text)
+    for name, value in settings.items():
+        _WRITERS.get(name, _write_parameter)(config, name, value)
+    return pbtxt.rewritten(text, config)
+
+
+def _write_instances(config: Any, name: str, value: int) -> None:
+    if not config.instance_group:
+        config.instance_group.add()
+    config.instance_group[0].count = value
+
+
+def _write_rows(config: Any, name: str, value: int) -> None:
+    config.max_batch_size = value
+
+
+def _write_preferred(config: Any, name: str, value: int) -> None:
+    config.dynamic_batching.SetInParent()
+    config.dynamic_batching.preferred_batch_size[:] = [value] * bool(value)
+
+
+def _write_delay(config: Any, name: str, value: int) -> None:
+    config.dynamic_batching.SetInParent()
+    config.dynamic_batching.max_queue_delay_microseconds = value
+
+
+def _write_parameter(config: Any, name: str, value: int) -> None:
+    if value:
+        config.parameters[name].string_value = str(value)
+    else:
+        config.parameters.pop(name, None)
+
+
+_WRITERS: Mapping[str, Callable[[Any, str, int], None]] = {
+    INSTANCES: _write_instances,
+    MOST_ROWS: _write_rows,
+    PREFERRED: _write_preferred,
+    DELAY: _write_delay,
+}
+
+
+def write(
+    repository: Path, tuned: Tunable, settings: Settings, command: str, about: Sequence[str]
+) -> list[str]:
+    """Write the whole profile `tuned`; returns the models that have a config in it.
+
+    All files are complete before the first one is put in its place. 24.10 does not look at them when it
+    decides whether a model has changed, so each `config.pbtxt` is touched.
+
+    Args:
+        repository: of the models.
+        tuned: what was tuned; every other model of its profile gets a copy of that one's config.
+        settings: the new ones.
+        command: by which it was tuned.
+        about: lines on when, where, and what was gained.
+
+    Raises:
+        CommandFailed: the config that was tuned has changed meanwhile, or another command is at work.
+    """
+    with journal.opened(repository.resolve()):
+        if not tuned.path.exists() or tuned.path.read_text() != tuned.text:
+            raise CommandFailed(f"'{tuned.path}' has changed meanwhile: nothing is written")
+        _check_ours(repository)
+        texts = _texts(repository, tuned, settings, command, about)
+        for path, text in texts.items():
+            path.parent.mkdir(exist_ok=True)
+            path.with_name(f".{path.name}").write_text(text)
+        for path in texts:
+            path.with_name(f".{path.name}").replace(path)
+            if (plain := path.parent.parent / PLAIN).exists():
+                os.utime(plain)
+    return [path.parent.parent.name for path in texts]
+
+
+def _texts(
+    repository: Path, tuned: Tunable, settings: Settings, command: str, about: Sequence[str]
+) -> dict[Path, str]:
+    target = repository / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
+    head = [f"{MARK}{command.removeprefix('nereid tune')}`.", *(f"# {line}" for line in about)]
+    texts = {target: _headed(head, with_settings(_without_head(tuned.text), settings))}
+    if tuned.profile == TUNED:
+        return texts
+    for base in sorted(repository.glob(f"*/{CONFIGS}/{tuned.profile}.pbtxt")):
+        copy = base.with_name(f"{TUNED}.pbtxt")
+        if copy != target:
+            why = f"{MARK}` for another model: a copy of {CONFIGS}/{base.name}."
+            texts[copy] = _headed([why], base.read_text())
+    return texts
+
+
+def overwritten(repository: Path, tuned: Tunable) -> list[str]:
+    """Return the models that were tuned before, and would lose that to copies."""
+    if tuned.profile == TUNED:
+        return []
+    found = repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")
+    others = [path for path in found if path.parent.parent.name != tuned.model]
+    bases = [path for path in others if path.with_name(f"{tuned.profile}.pbtxt").exists()]
+    return sorted(
+        path.parent.parent.name for path in bases if not path.read_text().startswith(f"{MARK}` for another")
+    )
+
+
+def _headed(head: Sequence[str], text: str) -> str:
+    return "".join(f"{line}\n" for line in head) + "\n" + text
+
+
+def _without_head(text: str) -> str:
+    return text.partition("\n\n")[2] if text.startswith(MARK) else text

@@ -1,0 +1,134 @@
+"""`nereid tune` on the real server: what a setting does there, what is written, and that it is served."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+
+from clients.classifier import Classifier
+from clients.samples import COFFEE
+from loadtest import tune_proof
+from loadtest.servers import served
+from loadtest.tune import space
+from loadtest.tune.command import Wish, write
+from loadtest.tune.objective import Objective
+from loadtest.tune.report import Report
+from loadtest.tune.search import FIRST_S, Search
+from loadtest.tune.trial import Trial, copy_repository
+from ops import check, profiles
+from ops.embedded import REPOSITORY
+
+VARIANTS = ("classify_v1", "classify_v2")
+NETWORK = "efficientnet_lite0"
+ABOUT = ["when, where, how much"]
+
+
+@pytest.fixture
+def models(tmp_path):
+    """A repository like ours."""
+    return copy_repository(REPOSITORY, tmp_path / "models")
+
+
+def ask(url: str, path: str) -> dict:
+    """Read JSON from a server."""
+    with urllib.request.urlopen(f"http://{url}{path}") as answer:
+        return json.load(answer)
+
+
+def assert_served_as_fused(repository, folder, instances: int) -> None:
+    """Serve profile `tuned`: both variants are fused, one in so many instances, and the route answers."""
+    with served(folder, os.environ, "tuned", repository) as server:
+        url = f"127.0.0.1:{server.options.ports.http}"
+        found = {model: ask(url, f"/v2/models/{model}/config") for model in VARIANTS}
+        with Classifier(url, "http") as classifier:
+            answer = classifier.classify(COFFEE.read_bytes(), top_k=1)
+
+    assert {model: config["backend"] for model, config in found.items()} == dict.fromkeys(VARIANTS, "fused")
+    assert found["classify_v1"]["instance_group"][0]["count"] == instances
+    assert answer.labels[0].name == "espresso"
+
+
+def test_profile_is_served_fused(models, tmp_path):
+    """A profile has one name per server: the model that was not tuned must be as it was in `cpu`."""
+    tuned = profiles.tunable(models, "classify_v1", "cpu")
+
+    profiles.write(models, tuned, {"instances": 3}, "nereid tune", ABOUT)
+
+    assert_served_as_fused(models, tmp_path, instances=3)
+
+
+@contextmanager
+def trial(models, model, profile, folder, concurrencies=(8,)):
+    """Try settings of a model on a server."""
+    (folder / "trial").mkdir()
+    tuned = profiles.tunable(models, model, profile)
+    with Trial(models, tuned, (), concurrencies, folder / "trial", os.environ) as trying:
+        yield trying
+
+
+@pytest.mark.slow
+def test_settings_take_effect(models, tmp_path):
+    """Threads are in the log, batches in the server's statistics; the repository itself is not touched."""
+    with trial(models, NETWORK, "ensemble", tmp_path) as trying:
+        url = f"127.0.0.1:{trying.server.options.ports.http}"
+        settings = {"instances": 1, "intra_op_thread_count": 2, "preferred_batch_size": 4}
+        load = trying.measure((*settings.items(), ("max_queue_delay_microseconds", 2_000)), 0.5)[8]
+        batches = ask(url, f"/v2/models/{NETWORK}/versions/2/stats")["model_stats"][0]["batch_stats"]
+        log = trying.server.log.tail()
+
+    assert load.answered > 0
+    assert load.failed == 0
+    assert f"'{NETWORK}' version 2: ONNX Runtime" in log
+    assert "2 thread(s) per instance" in log
+    assert 4 in {each["batch_size"] for each in batches}
+    assert not list(models.rglob("tuned.pbtxt"))
+
+
+@pytest.mark.slow
+def test_bad_config_is_left(models, tmp_path):
+    """One instance without batches is beaten by far, and what is written passes the check and is served."""
+    tune_proof.spoil(models)
+    tuned = profiles.tunable(models, "classify_v1", "cpu")
+    with trial(models, "classify_v1", "cpu", tmp_path, (1, 16)) as trying:
+        config = trying.served()
+        grid = space.space(config, "fused", cores=2)
+        points, default = list(space.points(grid, 2)), space.present(grid, config)
+        spent = [0.0]
+
+        def measure(candidate, seconds):
+            """Measure, by a clock on which nothing but load takes time: the same rounds on any machine."""
+            spent[0] += 2 * seconds
+            return trying.measure(candidate, seconds)
+
+        deadline_s = 28 * FIRST_S
+        searching = Search(measure, Objective("throughput"), 2, lambda: spent[0], deadline_s)
+        found = searching.run(lambda count: space.sample(points, grid, count, 0, without=default))
+    report = Report("classify_v1", searching.objective, default, *found, searching.seen, searching.refused)
+
+    assert report.verdict == "better", report.reason()
+    assert dict(report.best)["instances"] > 1
+    assert found[1].gain(searching.objective) >= 0.3
+    wish = Wish(models, "classify_v1", "cpu")
+    assert write(wish, tuned, report) == list(VARIANTS)
+    assert not [each for each in check.check(models) if each.verdict == "fail"]
+    assert_served_as_fused(models, tmp_path, dict(report.best)["instances"])
+
+
+@pytest.mark.slow
+def test_command_measures_and_tells(models):
+    """With hardly any time and `--dry-run` it ends with the table and a reason, and leaves no file."""
+    words = [sys.executable, "-m", "ops", "tune", "classify_v1", "--repository", str(models), "--dry-run"]
+
+    done = subprocess.run(
+        [*words, "--minutes", "0.2", "--concurrency", "4"], capture_output=True, text=True, timeout=300
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "images/s" in done.stdout
+    assert "default" in done.stdout
+    assert done.stdout.endswith("nothing is written\n")
+    assert not list(models.rglob("tuned.pbtxt"))

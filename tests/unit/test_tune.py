@@ -1,0 +1,276 @@
+"""The search for settings on a synthetic machine in place of a server: what it finds, and what it dares."""
+
+import json
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from rich.console import Console
+
+from loadtest.closed_loop import Load
+from loadtest.tune import space
+from loadtest.tune.objective import Objective, median
+from loadtest.tune.report import Report
+from loadtest.tune.search import DEFAULT, FIRST_S, Duel, NotMeasured, Search, front
+from loadtest.tune.space import Candidate
+from ops.pbtxt import parse
+
+THROUGHPUT, LATENCY = Objective("throughput"), Objective("latency")
+GRID = {"instances": (1, 2, 3, 4), "delay": (0, 1, 2, 3)}
+POINTS = list(space.points(GRID, cores=4))
+# Every load takes as long again to begin with.
+OVERHEAD_S = 0.5
+
+
+def load(rate: float, p99_ms: float = 10.0, p50_ms: float = 5.0) -> Load:
+    """What a run might have seen."""
+    return Load(rate, p50_ms, p99_ms, p99_ms, 100, 0)
+
+
+def rate_of(candidate: Candidate) -> float:
+    """A surface with its top at 3 instances and no delay; the default is 2 and 2."""
+    value = {"instances": 2, "delay": 2} | dict(candidate)
+    return 100.0 - 10 * abs(value["instances"] - 3) - 5 * value["delay"]
+
+
+@dataclass
+class Machine:
+    """A clock, and a server that takes its time; noise is a share of every rate."""
+
+    noise: float = 0.0
+    refuses: frozenset[Candidate] = frozenset()
+    p99_ms: float = 10.0
+    now_s: float = 0.0
+    asked: list[tuple[Candidate, float, float]] = field(default_factory=list)
+    draw: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def clock(self) -> float:
+        """Seconds that measurements have taken."""
+        return self.now_s
+
+    def measure(self, candidate: Candidate, seconds: float) -> dict[int, Load]:
+        """Answer from the surface."""
+        self.now_s += OVERHEAD_S + 2 * seconds
+        self.asked.append((candidate, seconds, self.now_s))
+        if candidate in self.refuses:
+            raise NotMeasured("refused")
+        rate = rate_of(candidate) * (1 + self.draw.uniform(-self.noise, self.noise))
+        return {1: load(rate / 4, 2.0, 1e3 / rate), 8: load(rate, self.p99_ms, 1e3 / rate)}
+
+
+def search(machine: Machine, objective: Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS):
+    """Search on a machine; returns the search and what it found."""
+    searching = Search(machine.measure, objective, 2, machine.clock, until_s)
+    found = searching.run(lambda count: space.sample(points, GRID, count, 0, ()))
+    return searching, found
+
+
+def report(searching: Search, found: tuple[Candidate, Duel]) -> Report:
+    """What a user gets to see of it."""
+    default = (("instances", 2), ("delay", 2))
+    return Report("net", searching.objective, default, *found, searching.seen, searching.refused)
+
+
+@pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY], ids=["throughput", "latency"])
+def test_best_of_the_surface_is_found(objective):
+    """With time for all points, and noise that is smaller than their differences."""
+    searching, (best, duel) = search(Machine(noise=0.01), objective)
+
+    assert dict(best) == {"instances": 3, "delay": 0}
+    assert duel.gain(objective) == pytest.approx(100 / 80 - 1, abs=0.03)
+    assert 0 < duel.noise(objective) < 0.03
+    assert report(searching, (best, duel)).verdict == "better"
+
+
+def test_survivors_get_twice_the_time():
+    """Each halving doubles what a candidate gets, in rounds that run over all of them, there and back."""
+    machine = Machine()
+
+    search(machine)
+
+    halving = [(candidate, seconds) for candidate, seconds, _ in machine.asked[1:] if candidate != DEFAULT]
+    assert len({candidate for candidate, _ in halving[:16]}) == 16
+    second = [candidate for candidate, _ in halving[16:32]]
+    assert (len({*second}), second[:8]) == (8, second[:7:-1])
+    per_rung = [16 * FIRST_S, 8 * 2 * FIRST_S, 4 * 2 * 2 * FIRST_S]
+    assert [sum(s for _, s in halving[a:b]) for a, b in ((0, 16), (16, 32), (32, 40))] == per_rung
+
+
+@pytest.mark.parametrize("until_s", [3.0, 7.0, 20.0, 61.5, 150.0])
+def test_deadline_is_held(until_s):
+    """No measurement ends after it, however little time there is, and what was measured is used."""
+    machine = Machine()
+
+    searching, found = search(machine, until_s=until_s)
+
+    assert machine.now_s <= until_s
+    assert report(searching, found).verdict in ("better", "kept")
+    assert report(searching, found).reason()
+
+
+def test_slow_machine_is_noticed_on_the_way():
+    """If measurements begin to take longer, fewer are made: the deadline holds to within one of them."""
+
+    @dataclass
+    class Slowing(Machine):
+        def measure(self, candidate, seconds):
+            """Take half a second more each time."""
+            self.now_s += 0.5 * len(self.asked)
+            return super().measure(candidate, seconds)
+
+    machine = Slowing()
+
+    search(machine, until_s=60.0)
+
+    assert machine.now_s <= 60.0 + 0.5
+
+
+def test_too_little_time_keeps_the_default():
+    """Fewer rounds than tell a gain from noise decide nothing."""
+    searching, found = search(Machine(), until_s=10.0)
+
+    told = report(searching, found)
+
+    assert told.verdict == "kept"
+    assert "of 3 rounds, too few to tell a gain from noise; mend: more --minutes" in told.reason()
+
+
+def test_gain_within_the_noise_keeps_the_default():
+    """A best that is 1 % better is not written where the default strays by more against itself."""
+    twin = [{1: load(100 + stray)} for stray in (-3, 2, 4, -2, 3)]
+    default, best = [{1: load(100)}] * 5, [{1: load(101)}] * 5
+    seen = {DEFAULT: default[0], (("instances", 3),): best[0]}
+
+    def verdict(twin):
+        """Decide by another A/A."""
+        return Report("net", THROUGHPUT, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
+
+    assert verdict(twin) == "kept"
+    assert verdict([{1: load(100 + stray)} for stray in (-0.3, 0.2, 0.4, -0.2, 0.3)]) == "better"
+
+
+def test_noise_is_that_of_the_median():
+    """One wild round among many does not block every gain; a machine that strays in all of them does."""
+    calm, wild = [{1: load(100)}] * 8, [{1: load(50)}]
+
+    assert Duel([{1: load(100)}] * 9, calm + wild, []).noise(THROUGHPUT) < 0.01
+    assert Duel([{1: load(100)}] * 3, [{1: load(r)} for r in (80, 100, 125)], []).noise(THROUGHPUT) >= 0.2
+
+
+def test_p99_bounds_the_concurrency_that_counts():
+    """The best rate is that of the concurrencies which meet it; without one, the nearest is looked for."""
+    sample = {1: load(40, 5), 8: load(90, 40), 32: load(100, 160)}
+
+    assert Objective("throughput").concurrency(sample) == 32
+    assert Objective("throughput", 50).concurrency(sample) == 8
+    assert Objective("throughput", 1).concurrency(sample) == 1
+    assert Objective("latency", 50).concurrency(sample) == 1
+
+
+def test_nothing_that_meets_the_p99_is_infeasible():
+    """The report has the best found, and chooses none."""
+    searching, found = search(Machine(p99_ms=500), Objective("throughput", 1.5))
+
+    told = report(searching, found)
+
+    assert (told.verdict, told.document()["chosen"]) == ("infeasible", None)
+    assert "nothing meets p99 <= 1.5 ms; the best found has 2.0 ms at concurrency 1" in told.reason()
+
+
+def test_refused_candidates_are_left_out():
+    """The rest goes on, and the reasons are kept."""
+    bad = frozenset(point for point in POINTS if dict(point)["instances"] > 2)
+
+    searching, (best, _) = search(Machine(refuses=bad))
+
+    assert dict(best) == {"instances": 2, "delay": 0}
+    assert searching.refused.keys() == bad
+
+
+def test_all_refused_keeps_the_default():
+    """With nothing to compare, nothing is decided."""
+    searching, found = search(Machine(refuses=frozenset(POINTS)))
+
+    assert report(searching, found).verdict == "kept"
+
+
+def test_default_that_fails_ends_the_search():
+    """What is served now must be measurable."""
+    with pytest.raises(NotMeasured, match="refused"):
+        search(Machine(refuses=frozenset({DEFAULT})))
+
+
+def test_front_has_what_nothing_beats():
+    """Of two points with the same rate or p99 the other number decides."""
+    a, b, c = (("x", 1),), (("x", 2),), (("x", 3),)
+    seen = {
+        a: {1: load(10, 5), 8: load(100, 50)},
+        b: {1: load(9, 6), 8: load(100, 40)},
+        c: {1: load(12, 30), 8: load(50, 40)},
+    }
+
+    assert front(seen) == [(b, 8), (c, 1), (a, 1)]
+
+
+def test_table_marks_default_and_chosen():
+    """Both are shown, whether on the front or not, and JSON has all that was measured."""
+    told = report(*search(Machine()))
+
+    console = Console(width=100, record=True, file=None, quiet=False, force_terminal=False)
+    with console.capture() as shown:
+        told.show(console)
+
+    assert "default" in shown.get()
+    assert "chosen" in shown.get()
+    document = json.loads(json.dumps(told.document()))
+    assert document["chosen"] == {"instances": 3, "delay": 0}
+    assert (document["gain"], document["rounds"]) == (pytest.approx(0.25), 9)
+    assert sum(each["is_default"] for each in document["candidates"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "names"),
+    [
+        ("max_batch_size: 8", "fused", {"instances", "max_batch_size", *("preferred_batch_size", DELAY)})
+        for DELAY in ("max_queue_delay_microseconds",)
+    ]
+    + [
+        ("", "onnxruntime", {"instances", "intra_op_thread_count"}),
+        ("", "preprocess", {"instances", "decode_threads"}),
+        ("", "python", {"instances"}),
+        ("max_batch_size: 8 sequence_batching {}", "fused", {"instances"}),
+        ("instance_group [ { kind: KIND_GPU } ]", "onnxruntime", {"instances"}),
+        ("instance_group [ { count: 1 }, { count: 2 } ]", "python", set()),
+    ],
+    ids=["fused", "no-batch", "preprocess", "other", "sequences", "gpu", "two-groups"],
+)
+def test_space_has_what_the_backend_reads(text, backend, names):
+    """A setting that takes no effect is none."""
+    assert space.space(parse(text), backend, cores=2).keys() == names
+
+
+def test_no_candidate_takes_smaller_requests_than_before():
+    """Clients may send as many images in a request as the config allows now."""
+    grid = space.space(parse("max_batch_size: 12"), "fused", cores=2)
+
+    assert grid["max_batch_size"] == (12, 24)
+    assert space.space(parse("max_batch_size: 1"), "fused", 2)["max_batch_size"] == (1, 8, 16)
+
+
+def test_sample_is_balanced_and_seeded():
+    """Each value comes up, no point twice, the default never, and the same seed draws the same."""
+    drawn = space.sample(POINTS, GRID, 8, 3, without=POINTS[0])
+
+    assert drawn == space.sample(POINTS, GRID, 8, 3, without=POINTS[0])
+    assert drawn != space.sample(POINTS, GRID, 8, 4, without=POINTS[0])
+    assert (len({*drawn}), POINTS[0] in drawn) == (8, False)
+    for name, values in GRID.items():
+        assert {dict(each)[name] for each in drawn} == {*values}
+    assert len(space.sample(POINTS, GRID, 99, 0, without=POINTS[0])) == len(POINTS) - 1
+
+
+def test_median_is_taken_of_each_number():
+    """Over measurements, at each concurrency."""
+    samples = [{1: load(rate, p99)} for rate, p99 in ((1, 9), (2, 7), (3, 8))]
+
+    assert median(samples) == {1: load(2, 8)}
