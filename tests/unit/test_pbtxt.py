@@ -51,10 +51,18 @@ def test_only_what_changes_is_written_anew():
     assert changed == expected + "version_policy { all { } }\n" + third + "\n"
 
 
-def test_odd_text_is_written_as_a_whole():
-    """What cannot be changed piece by piece is right all the same: here two groups become one."""
-    text = 'instance_group [ { count: 1 }, { count: 2 } ] instance_group { count: 4 } name: "a"'
+@pytest.mark.parametrize(
+    "text",
+    [
+        "instance_group [ { count: 1 }, { count: 2 } ] instance_group { count: 4 } max_batch_size: 8",
+        'name: "a" "b" max_batch_size: 8',
+    ],
+    ids=["list-and-entry", "joined-strings"],
+)
+def test_odd_text_is_changed_right(text):
+    """What cannot be changed piece by piece is written as a whole."""
     wanted = parse(text)
+    wanted.max_batch_size = 16
     del wanted.instance_group[1:]
 
     assert parse(rewritten(text, wanted)) == wanted
