@@ -52,7 +52,7 @@ def run(port: int, requests: Sequence[Path], concurrencies: Sequence[int], secon
     """
     words = [sys.executable, "-m", "loadtest.closed_loop", str(port), *map(str, requests)]
     words += ["--seconds", str(seconds), "--concurrency", *map(str, concurrencies)]
-    most_s = START_S + (len(concurrencies) + 1) * (WARM_S + seconds + DRAIN_S)
+    most_s = START_S + len(concurrencies) * (WARM_S + seconds + DRAIN_S)
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=most_s)
     return {int(number): Load(**load) for number, load in json.loads(done.stdout).items()}
 
@@ -115,8 +115,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     args = parser.parse_args()
     requests = [path.read_bytes() for path in args.requests]
-    # The first batches of each size are slow.
-    saturate(HOST, args.port, requests, max(args.concurrency), WARM_S)
     loads = {number: saturate(HOST, args.port, requests, number, args.seconds) for number in args.concurrency}
     print(json.dumps({number: asdict(load) for number, load in loads.items()}))
 
