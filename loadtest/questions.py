@@ -2,6 +2,7 @@
 
 import functools
 import json
+import operator
 import random
 import struct
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,8 @@ class Questions:
 
     def __init__(self, variants: Sequence[str], keys: int, draw: random.Random) -> None:
         self._variants, self._keys, self._draw = variants, keys, draw
+        for size in SIZES:
+            image(size)  # now: to make a photo within a turn would count as the server's time
         ways = {PLAIN: True, FORCED: bool(variants), STICKY: bool(variants) and keys > 0}
         self._ways = {way: weight for way, weight in WAYS.items() if ways[way]}
 
@@ -88,6 +91,8 @@ def wrong(question: Question, answer: Answer, expected: int, ledger: Ledger) -> 
         return f"wrong class: expected {expected}, got {answer.best}"
     if question.variant and answer.variant != question.variant:
         return f"wrong variant: asked for '{question.variant}', got '{answer.variant}'"
+    if question.key and not answer.variant:
+        return "expected a variant for a sticky key, got none"
     if question.key and (before := ledger.moved(question.key, answer.variant)):
         return f"a sticky key moved from variant '{before}' to '{answer.variant}'"
     return ""
@@ -101,8 +106,10 @@ def read(outputs: Mapping[str, bytes]) -> Answer:
     """
     if not outputs.get(SCORES):
         raise ValueError(f"expected scores, got the outputs {sorted(outputs)}")
-    best = int(np.frombuffer(outputs[SCORES], "<f4").argmax())
-    return Answer(best, _word(outputs[VARIANT]) if VARIANT in outputs else "")
+    scores = np.frombuffer(outputs[SCORES], "<f4")
+    if not np.isfinite(scores).all():
+        raise ValueError("expected scores, got some that are no numbers")
+    return Answer(int(scores.argmax()), _word(outputs[VARIANT]) if VARIANT in outputs else "")
 
 
 def http_outputs(body: bytes, json_size: str | None) -> dict[str, bytes]:
@@ -120,7 +127,7 @@ def http_outputs(body: bytes, json_size: str | None) -> dict[str, bytes]:
     begin = int(json_size)
     try:
         sizes = {
-            each["name"]: each["parameters"]["binary_data_size"]
+            each["name"]: operator.index(each["parameters"]["binary_data_size"])
             for each in json.loads(body[:begin])["outputs"]
         }
     except (LookupError, TypeError) as error:

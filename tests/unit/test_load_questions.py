@@ -12,11 +12,13 @@ from loadtest.ledger import Ledger
 from loadtest.questions import (
     ESPRESSO,
     LENGTH,
+    SIZES,
     Answer,
     Question,
     Questions,
     grpc_outputs,
     http_outputs,
+    image,
     read,
     wrong,
 )
@@ -44,6 +46,18 @@ def test_sizes_and_ways_are_mixed():
     assert sum(not each.headers for each in asked) / len(asked) == pytest.approx(0.5, abs=0.05)
 
 
+def test_photos_are_ready_before_the_first_turn():
+    """To make one takes longer than an answer, and would count as the server's time."""
+    image.cache_clear()
+
+    questions = Questions([], 0, random.Random(1))
+    made = image.cache_info().misses
+    for _ in range(200):
+        questions.next()
+
+    assert image.cache_info().misses == made == len(SIZES)
+
+
 @pytest.mark.parametrize(("variants", "keys"), [([], 100), ([], 0)], ids=["no route", "nothing"])
 def test_a_model_that_is_no_route_gets_no_headers(variants, keys):
     """Without variants there is nothing to force and nothing to stick to."""
@@ -64,8 +78,9 @@ def test_a_model_that_is_no_route_gets_no_headers(variants, keys):
         (Question("s", b"", key="known"), Answer(ESPRESSO, "v1"), ""),
         (Question("s", b"", key="known"), Answer(ESPRESSO, "v2"), "moved from variant 'v1' to 'v2'"),
         (Question("s", b"", key="new"), Answer(ESPRESSO, "v2"), ""),
+        (Question("s", b"", key="new"), Answer(ESPRESSO), "expected a variant for a sticky key, got none"),
     ],
-    ids=["right", "no route", "class", "forced", "other", "none", "sticky", "moved", "new key"],
+    ids=["right", "no route", "class", "forced", "other", "none", "sticky", "moved", "new key", "no variant"],
 )
 def test_wrong_answers_are_told(question, answer, expected):
     """Class, forced variant and sticky key are held against what was asked."""
@@ -109,6 +124,8 @@ def test_grpc_answer_is_read():
         (b"hello", "5"),
         (b"{}", "2"),
         (b'{"outputs": [{"name": "scores", "data": [1]}]}', "46"),
+        (b'{"outputs": [{"name": "scores", "parameters": {"binary_data_size": "4"}}]}1234', "74"),
+        http_answer(scores=np.full(1000, np.nan, np.float32).tobytes()),
         (http_answer(scores=scores(3))[0][:-1], http_answer(scores=scores(3))[1]),
         http_answer(variant=V1),
         http_answer(scores=b""),
@@ -121,6 +138,8 @@ def test_grpc_answer_is_read():
         "no JSON",
         "no outputs",
         "JSON data",
+        "size is text",
+        "not finite",
         "cut off",
         "no scores",
         "empty",
