@@ -65,7 +65,12 @@ class Generator:
             rate_per_s: of all protocols together, from this process.
             arrivals: how they are spread.
             callers: of each protocol in this process, which has so large a share of the turns.
+
+        Raises:
+            ValueError: no clock can keep this rate.
         """
+        if not 0 < rate_per_s < NEVER:
+            raise ValueError(f"expected a rate of more than 0 per second, got {rate_per_s}")
         if self._dispatcher:
             self._dispatcher.kill()
         else:
@@ -97,6 +102,10 @@ class Generator:
         series.in_flight_max = max(series.in_flight_max, self._count(protocol))
         try:
             yield due_s
+        except gevent.GreenletExit:
+            if self._scenario == "open":
+                self._line(protocol).due.put(due_s)  # this caller was taken away; another one sends it
+            raise
         finally:
             self._in_flight.pop(number, None)
             self._last_s = time.monotonic()

@@ -1,5 +1,6 @@
 """Turns of a load test's callers in one process: by themselves, or by the clock."""
 
+import math
 import random
 import time
 from itertools import pairwise
@@ -82,6 +83,28 @@ def test_what_nobody_answers_is_not_forgotten(callers, monkeypatch):
     assert {protocol for protocol, _ in lost} == {"http"}
     assert [due_s for _, due_s in lost] == sorted(due_s for _, due_s in lost)
     assert all(due_s < time.monotonic() for _, due_s in lost)
+
+
+def test_a_turn_whose_caller_was_taken_away_is_for_another(callers):
+    """Locust stops callers whenever it spreads them anew; what was due stays due, since when it was due."""
+    turns = Generator("open", random.Random(1))
+    turns.schedule(RATE, "fixed", {"http": 1})
+    leaving = gevent.spawn(call, turns, [], 60.0)
+    gevent.sleep(0.02)
+    leaving.kill()
+
+    answered = callers(turns, 2, 0.0)
+    lost = turns.finish()
+
+    assert lost == []
+    assert len(answered) == turns.ledger.of("http").planned
+
+
+@pytest.mark.parametrize("rate", [0.0, -5.0, math.nan, math.inf])
+def test_a_rate_that_no_clock_can_keep_is_refused(rate):
+    """Locust's page hands over what was typed; some numbers would have all requests due at once, for good."""
+    with pytest.raises(ValueError, match="expected a rate"):
+        Generator("open", random.Random(1)).schedule(rate, "poisson", {"http": 1})
 
 
 def test_protocols_have_turns_by_their_callers(callers):
