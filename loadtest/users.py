@@ -51,6 +51,7 @@ class HttpCaller(FastHttpUser):
     tasks = [take_turn]  # noqa: RUF012  as Locust wants it
 
     def __init__(self, environment: Any) -> None:
+        self.host = (self.host or DEFAULT_HOST).rstrip("/")  # paths begin with one
         super().__init__(environment)
         self.questions = _questions(environment)
 
