@@ -8,6 +8,7 @@ Serves the repository on free ports, or asks a server that runs already.
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -37,7 +38,9 @@ class Target:
 
 
 def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str]) -> int:
-    """Run Locust without its web page; returns its exit code, and leaves the report in a file.
+    """Run Locust without its web page; returns its exit code (as a shell's, if a signal ended it).
+
+    It leaves the report in a file.
 
     Args:
         target: the server.
@@ -50,7 +53,8 @@ def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str
     command += ["--host", target.http, "--grpc", target.grpc, "--run-time", f"{seconds:g}s"]
     # Locust's own table stays out of the way in a file, to whose name it adds .json.
     command += ["--json-file", str(report.with_suffix(".locust")), "--loglevel", "WARNING"]
-    return subprocess.run([*command, "--report", str(report), *words]).returncode
+    code = subprocess.run([*command, "--report", str(report), *words]).returncode
+    return code if code >= 0 else 128 - code
 
 
 def read(report: Path) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         thresholds.read(args.thresholds)
     except thresholds.BadThresholds as error:
         parser.error(str(error))
-    if args.seconds <= 0 or (args.rate is not None and args.rate <= 0):
+    if not all(0 < number < math.inf for number in (args.seconds, 1.0 if args.rate is None else args.rate)):
         parser.error("--seconds and --rate must be more than 0")
     return args
 

@@ -33,27 +33,42 @@ class Row:
     service_ms: Mapping[str, float]
 
     @property
+    def failed(self) -> int:
+        """How many requests failed."""
+        return sum(self.failures.values())
+
+    @property
+    def good(self) -> int:
+        """How many were answered rightly."""
+        return self.requests - self.failed
+
+    @property
     def error_ratio(self) -> float:
         """The share of requests that failed."""
-        return sum(self.failures.values()) / self.requests if self.requests else 0.0
+        return self.failed / self.requests if self.requests else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run of a scenario; `generator_cpu` is in cores, of the busiest process that made load."""
+    """One run of a scenario.
+
+    `generator_cpu` is in cores, of the busiest process that made load; `lost` counts those that ended before
+    the run, whose last requests nobody knows.
+    """
 
     scenario: str
     seconds: float
     processes: int
     generator_cpu: float
     rows: tuple[Row, ...]
+    lost: int = 0
 
     @classmethod
-    def of(cls, scenario: str, ledger: Ledger) -> "Report":
+    def of(cls, scenario: str, ledger: Ledger, lost: int = 0) -> "Report":
         """Sum up what was counted."""
         rows = [_row(protocol, series, ledger) for protocol, series in sorted(ledger.series.items())]
         seconds, cpu = round(ledger.seconds, 2), round(ledger.cpu_share, 3)
-        return cls(scenario, seconds, ledger.processes, cpu, tuple(rows))
+        return cls(scenario, seconds, ledger.processes, cpu, tuple(rows), lost)
 
     def plain(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -65,8 +80,13 @@ class Report:
         for name in PERCENTILES:
             table.add_column(name.replace("_", "."), justify="right")
         for row in self.rows:
-            failed = str(sum(row.failures.values()))
-            counts = [str(row.requests), failed, f"{row.rate_per_s:.1f}", *_target(row), str(row.backlog_max)]
+            counts = [
+                str(row.requests),
+                str(row.failed),
+                f"{row.rate_per_s:.1f}",
+                *_target(row),
+                str(row.backlog_max),
+            ]
             table.add_row(row.protocol, *counts, "response ms", *_cells(row.response_ms))
             table.add_row(*[""] * 7, "service ms", *_cells(row.service_ms))
         console = Console(width=WIDTH)

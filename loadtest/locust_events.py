@@ -6,6 +6,7 @@ Importing this module changes the standard library for gevent, as Locust does: r
 import argparse
 import json
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 import gevent
 import locust.log
 from locust import events
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
 from loadtest import thresholds
 from loadtest.arrivals import ARRIVALS
@@ -144,19 +145,24 @@ class Run:
 
     def on_finish(self, **rest: Any) -> None:
         """Do in a worker what the master asks for: finish, and say so."""
-        self._finish()
-        ledger = self._environment.generator.look().encode()
-        self._environment.runner.send_message(FINISHED, {LEDGER: ledger})
+        data: dict[str, Any] = {}
+        if hasattr(self._environment, "generator"):  # else it came after the users were spread
+            self._finish()
+            self.on_report_to_master(data)
+        self._environment.runner.send_message(FINISHED, data)
 
     def on_finished(self, msg: Any, **rest: Any) -> None:
         """Take the last word of a worker."""
-        self._encoded[msg.node_id] = msg.data[LEDGER]
+        self.on_worker_report(msg.node_id, msg.data)
         self._finished.add(msg.node_id)
 
     def on_test_stop(self, **rest: Any) -> None:
         """Print and write the report, and hold it against the thresholds."""
         encoded = self._encoded.values() if self._is_master else [self._environment.generator.look().encode()]
-        report = Report.of(self._options.scenario, Ledger.merged(encoded))
+        ledger = Ledger.merged(encoded)
+        for each in self._environment.user_classes:
+            ledger.of(each.protocol)  # one that nobody asked over has a row, too, which fails
+        report = Report.of(self._options.scenario, ledger, self._lost())
         report.show()
         if self._options.report:
             Path(self._options.report).write_text(json.dumps(report.plain(), indent=2) + "\n")
@@ -190,12 +196,19 @@ class Run:
         runner = self._environment.runner
         runner.send_message(FINISH)
         deadline = time.monotonic() + WORKERS_PATIENCE_S
-        while time.monotonic() < deadline and not {*runner.clients} <= self._finished:
+        while time.monotonic() < deadline and not self._running() <= self._finished:
             gevent.sleep(LOOK_S)
+
+    def _running(self) -> set[str]:
+        return {worker.id for worker in self._environment.runner.clients.all if worker.state != STATE_MISSING}
+
+    def _lost(self) -> int:
+        workers = {*self._encoded, *self._environment.runner.clients} if self._is_master else set()
+        return len(workers - self._finished)
 
 
 def _positive(text: str) -> float:
-    if (value := float(text)) <= 0:
+    if not 0 < (value := float(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
     return value
 

@@ -65,7 +65,10 @@ def hold(report: Report, thresholds: Thresholds) -> list[Line]:
     """Compare a report with the limits of its scenario."""
     limits: Limits = getattr(thresholds, report.scenario)
     cpu, most = report.generator_cpu, thresholds.generator_cpu
-    lines = [_most("generator, share of a core", cpu, most, "")]
+    lines = [
+        _most("generator, share of a core", cpu, most, ""),
+        _most("processes lost", report.lost, 0, ""),
+    ]
     if not report.rows:
         lines.append(Line("protocols", "≥ 1", "0", is_met=False))
     for row in report.rows:
@@ -84,7 +87,7 @@ def show(scenario: str, lines: Sequence[Line]) -> None:
 
 
 def _of(row: Row, limits: Limits) -> list[Line]:
-    lines = [_least(f"{row.protocol} requests", row.requests, 1)]
+    lines = [_least(f"{row.protocol} right answers", row.good, 1)]
     for name in ("p50", "p99"):
         if (most := getattr(limits, f"{name}_ms")) is not None:
             lines.append(_most(f"{row.protocol} {name}", row.response_ms[name], most, " ms"))

@@ -11,8 +11,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from loadtest import load, stall, thresholds
@@ -38,8 +40,9 @@ def rows(path: Path) -> dict[str, dict]:
 def test_closed_loop_asks_over_both_protocols_at_once(target, tmp_path):
     """No answer is wrong, and callers overlap: a call of gRPC that blocked all would leave one in flight."""
     report = tmp_path / "report.json"
+    pasted = load.Target(f"{target.http}/", target.grpc)  # as browsers give an URL
 
-    code = load.run_locust(target, 2.0, report, ["--users", str(CALLERS)])
+    code = load.run_locust(pasted, 2.0, report, ["--users", str(CALLERS)])
 
     found = rows(report)
     assert code == 0
@@ -48,20 +51,48 @@ def test_closed_loop_asks_over_both_protocols_at_once(target, tmp_path):
     assert min(row["requests"] for row in found.values()) > CALLERS
 
 
+def two_processes() -> list[str]:
+    """Return the options for two workers and a master that nobody else finds."""
+    (port,) = free_ports(1)
+    alone = ["--processes", "2", "--master-bind-host", "127.0.0.1"]
+    return [*alone, "--master-bind-port", str(port), "--master-port", str(port)]
+
+
+def asking(report: Path, server: load.Target) -> list[psutil.Process]:
+    """Return the processes of a run that are connected to the server."""
+    ports = {int(address.rpartition(":")[2]) for address in (server.http, server.grpc)}
+    mine = [each for each in psutil.Process().children(recursive=True) if str(report) in each.cmdline()]
+    return [
+        each for each in mine if any(at.raddr and at.raddr.port in ports for at in each.net_connections())
+    ]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["the only one", "one of two workers"])
+def test_a_killed_process_fails_the_run(target, tmp_path, several):
+    """What it would have sent was never asked: the rest must not pass for the whole."""
+    report = tmp_path / "report.json"
+    words = [*(two_processes() if several else []), "--scenario", "open", "--users", "8"]
+
+    with ThreadPoolExecutor(1) as pool:
+        code = pool.submit(load.run_locust, target, 5.0, report, words)
+        until(lambda: len(asking(report, target)) == 1 + several, "the requests")
+        asking(report, target)[0].kill()
+
+    assert code.result() == (1 if several else 128 + signal.SIGKILL)
+    assert not several or load.read(report)["lost"] == 1
+
+
 @pytest.mark.slow
 def test_open_loop_over_two_processes_is_one_report(target, tmp_path):
     """The rate is shared out, and the master has the sum of what the workers counted."""
     report = tmp_path / "report.json"
-    (port,) = free_ports(1)
-    alone = ["--processes", "2", "--master-bind-host", "127.0.0.1"]
-    words = [*alone, "--master-bind-port", str(port), "--master-port", str(port)]
-    words += ["--scenario", "open", "--arrivals", "fixed", "--rate", "20", "--users", "24"]
+    words = [*two_processes(), "--scenario", "open", "--arrivals", "fixed", "--rate", "20", "--users", "24"]
 
     code = load.run_locust(target, 5.0, report, words)
 
     found, whole = rows(report), load.read(report)
     assert code == 0
-    assert whole["processes"] == 2
+    assert (whole["processes"], whole["lost"]) == (2, 0)
     assert [row["failures"] for row in found.values()] == [{}, {}]
     # What the schedule held; a request more or less at the ends of either worker's.
     assert sum(row["target_per_s"] for row in found.values()) == pytest.approx(20, abs=2 / whole["seconds"])

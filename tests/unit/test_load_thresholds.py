@@ -44,7 +44,7 @@ def report(**row: object) -> Report:
         ({"failures": {"any": 2, "other": 1}}, [("http error ratio", "≤ 0.01", "0.015")]),
         ({"achieved_ratio": 0.9}, [("http achieved ratio", "≥ 0.95", "0.9")]),
         ({"achieved_ratio": None}, []),
-        ({"requests": 0}, [("http requests", "≥ 1", "0")]),
+        ({"requests": 0}, [("http right answers", "≥ 1", "0")]),
         ({"service_ms": {"p50": 999.0, "p99": 999.0}}, []),
     ],
     ids=["just met", "few errors", "p50", "p99", "errors", "achieved", "no target", "nothing", "service"],
@@ -59,16 +59,28 @@ def test_a_busy_generator_fails():
     assert missed(replace(report(), generator_cpu=0.81)) == [("generator, share of a core", "≤ 0.8", "0.81")]
 
 
+def test_a_run_that_lost_a_process_fails():
+    """What that one would still have sent was never asked, and nobody knows what became of the rest."""
+    assert missed(replace(report(), lost=1)) == [("processes lost", "≤ 0", "1")]
+
+
+def test_only_failures_fail_whatever_the_limits():
+    """A connection refused within a millisecond meets every limit of latency."""
+    assert missed(report(failures={"refused": 200}), Limits(p99_ms=80.0)) == [
+        ("http right answers", "≥ 1", "0")
+    ]
+
+
 def test_a_run_that_asked_nothing_fails():
     """No protocol, no proof."""
     assert missed(replace(report(), rows=())) == [("protocols", "≥ 1", "0")]
 
 
 def test_what_is_left_out_is_not_held():
-    """A limit that is not set looks at nothing."""
+    """A limit that is not set looks at nothing; one right answer there must be."""
     slow = {"p50": 1e6, "p99": 1e6}
 
-    assert missed(report(response_ms=slow, failures={"any": 200}, achieved_ratio=0.0), Limits()) == []
+    assert missed(report(response_ms=slow, failures={"any": 199}, achieved_ratio=0.0), Limits()) == []
 
 
 def test_the_file_that_ships_holds_every_limit():
@@ -111,9 +123,11 @@ def test_bad_files_are_refused(tmp_path, text, told):
         (["--thresholds", "missing.toml"], "missing.toml"),
         (["--seconds", "0"], "--seconds"),
         (["--rate", "-1"], "--rate"),
+        (["--rate", "nan"], "--rate"),
+        (["--seconds", "inf"], "--seconds"),
         (["--unknown"], "--unknown"),
     ],
-    ids=["no file", "no time", "no rate", "option"],
+    ids=["no file", "no time", "no rate", "no number", "no end", "option"],
 )
 def test_the_runner_refuses_what_cannot_be_meant(words, told, capsys):
     """Before a server is started, with exit code 2."""
