@@ -11,7 +11,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -51,9 +50,7 @@ def _network_runs() -> dict[str, tuple[Piece, int]]:
     inputs = {"input": np.random.default_rng(0).standard_normal((BATCH, 3, 224, 224), np.float32)}
     found: dict[str, tuple[Piece, int]] = {}
     for size in RUN_BATCH_SIZES:
-        session = Session.from_config(
-            replace(config, parameters={**config.parameters, RUN_BATCH_SIZE: str(size)})
-        )
+        session = Session.from_config(config.replacing({RUN_BATCH_SIZE: str(size)}))
         name = f"FP32 network, batch of {BATCH} in runs of {size}"
         found[name] = partial(session.run, inputs, ["scores"]), BATCH
     return found

@@ -129,6 +129,10 @@ class ModelConfig:
         self._check_version(name, version)
         return ModelConfig.from_file(folder, version)
 
+    def replacing(self, parameters: Mapping[str, str]) -> "ModelConfig":
+        """Return this config with other values of some parameters."""
+        return replace(self, parameters={**self.parameters, **parameters})
+
     def pinned_network_version(self, model: str, version: int, output: str) -> str:
         """Return the version of the network behind `version` of the model `model` beside this one.
 
@@ -210,12 +214,37 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class FusedSettings:
-    """Parameters of a `fused` model: the sibling models it stands for, by name and pinned version."""
+    """Parameters of a `fused` model: the sibling models it stands for, by name and pinned version.
+
+    The rest are what it has in place of a sibling's parameter; 0 is the sibling's own.
+    """
 
     preprocess: str
     preprocess_version: int
     network: str
     network_version: int
+    decode_threads: int = 0
+    intra_op_thread_count: int = 0
+    run_batch_size: int = 0
+
+    @property
+    def of_preprocess(self) -> dict[str, str]:
+        """Parameters that replace those of the preprocessing model."""
+        return _given({"decode_threads": self.decode_threads})
+
+    @property
+    def of_network(self) -> dict[str, str]:
+        """Parameters that replace those of the network."""
+        return _given(
+            {
+                "intra_op_thread_count": self.intra_op_thread_count,
+                "nereid.run_batch_size": self.run_batch_size,
+            }
+        )
+
+
+def _given(numbers: Mapping[str, int]) -> dict[str, str]:
+    return {name: str(number) for name, number in numbers.items() if number}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ Space: TypeAlias = Mapping[str, tuple[int, ...]]
 DEFAULT: Candidate = ()
 DELAYS_US = (0, 500, 2_000, 5_000)
 PREFERRED_SIZES = (2, 4, 8, 16)
-THREADS, DECODE_THREADS, RUN_ROWS = "intra_op_thread_count", "decode_threads", "nereid.run_batch_size"
-# Rows of one run of a network; 0: all of the batch.
-RUN_SIZES = (0, 1, 2, 4)
+THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
+# As a network calls it, and as a fused model does.
+RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
+# Rows of one run of a network; 0: all of the batch, or for a fused model what its network has.
+RUN_SIZES = (0, 1, 2, 4, 8)
 # No client may meet a smaller limit than before, and batches below this one leave gains on the table.
 USUAL_ROWS = 8
 
@@ -26,15 +28,14 @@ def space(config: Any, backend: str, cores: int) -> Space:
 
     Args:
         config: the model's, as the server completed it.
-        backend: what runs it. A `fused` model takes threads and `run_batch_size` from its parts, which
-            others share, so they are none of its settings.
+        backend: what runs it. A `fused` model has the settings of both its parts.
         cores: of this machine.
     """
     found: dict[str, tuple[int, ...]] = {}
     if len(config.instance_group) <= 1:
         found[INSTANCES] = tuple(sorted({*_doublings(cores), cores, cores + max(1, cores // 2)}))
     is_on_cpu = all(group.kind != group.KIND_GPU for group in config.instance_group)
-    if is_on_cpu and backend == "onnxruntime":
+    if is_on_cpu and backend in RUN_ROWS:
         found[THREADS] = _doublings(cores)
     if is_on_cpu and backend == "preprocess":
         found[DECODE_THREADS] = _doublings(cores)
@@ -43,8 +44,8 @@ def space(config: Any, backend: str, cores: int) -> Space:
         found[MOST_ROWS] = tuple(sorted({config.max_batch_size, least, 2 * least}))
         found[PREFERRED] = PREFERRED_SIZES
         found[DELAY] = DELAYS_US
-        if is_on_cpu and backend == "onnxruntime":
-            found[RUN_ROWS] = RUN_SIZES
+        if is_on_cpu and backend in RUN_ROWS:
+            found[RUN_ROWS[backend]] = RUN_SIZES
     found = {name: tuple(sorted({*values, value_of(config, name)})) for name, values in found.items()}
     if PREFERRED in found:  # without one, Triton takes the largest batch for it
         found[PREFERRED] = tuple(value for value in found[PREFERRED] if value)

@@ -18,8 +18,8 @@ class TritonPythonModel:
         """Open both siblings; a missing or wrong one fails the load."""
         config = ModelConfig.from_args(args)
         names = config.settings(FusedSettings)
-        preprocess = config.sibling(names.preprocess, names.preprocess_version)
-        network = config.sibling(names.network, names.network_version)
+        preprocess = config.sibling(names.preprocess, names.preprocess_version).replacing(names.of_preprocess)
+        network = config.sibling(names.network, names.network_version).replacing(names.of_network)
         self.pipeline = Pipeline.from_config(preprocess, config.max_batch_size, config.cpu_instances)
         self.session, self.metrics = open_session(config, network)
         self.input = network.inputs[0].name

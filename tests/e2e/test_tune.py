@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from contextlib import contextmanager
 
@@ -19,11 +20,13 @@ from loadtest.tune.objective import Objective
 from loadtest.tune.report import Report
 from loadtest.tune.search import FIRST_S, Search
 from loadtest.tune.trial import Trial, copy_repository
-from ops import check, profiles
+from ops import check, metrics_page, profiles
 from ops.embedded import REPOSITORY
 
 VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
+# Until a stub has handed on its metrics, and more.
+METRICS_S = 1.5
 ABOUT = ["when, where, how much"]
 
 
@@ -89,6 +92,26 @@ def test_settings_take_effect(models, tmp_path):
     assert f"'{NETWORK}' version 2: ONNX Runtime" in log
     assert "2 thread(s) per instance" in log
     assert not list(models.rglob("tuned.pbtxt"))
+
+
+@pytest.mark.slow
+def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
+    """Its parameters count instead of the network's, in whose place it runs."""
+    settings = {"instances": 1, "intra_op_thread_count": 2, "run_batch_size": 4}
+    with trial(models, "classify_v1", "cpu", tmp_path) as trying:
+        load = trying.measure(tuple(settings.items()), 0.5)[8]
+        time.sleep(METRICS_S)
+        page = metrics_page.parse(metrics_page.fetch("127.0.0.1", trying.server.options.ports.metrics, 10))
+        log = trying.server.log.tail()
+
+    assert (load.failed, load.answered > 0) == (0, True)
+    assert "2 thread(s) per instance" in log
+    runs = {
+        sample.labels["le"]: sample.value
+        for sample in page
+        if sample.name == "nereid_onnxruntime_batch_size_bucket" and sample.labels["model"] == "classify_v1"
+    }
+    assert runs["2.0"] < runs["4.0"] == runs["+Inf"]
 
 
 @pytest.mark.slow

@@ -2,11 +2,19 @@
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from python_backend.errors import InvalidConfig
-from python_backend.model_config import ModelConfig, TensorSpec, parse_bool, parse_int, read_pbtxt
+from python_backend.model_config import (
+    FusedSettings,
+    ModelConfig,
+    TensorSpec,
+    parse_bool,
+    parse_int,
+    read_pbtxt,
+)
 
 INSTANCE = {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "m_0_0"}
 
@@ -467,3 +475,19 @@ def test_text_that_is_no_boolean_is_refused(text):
         parse_bool(text)
 
     assert str(raised.value) == f"failed to convert '{text}' to boolean"
+
+
+def test_fused_model_may_replace_parameters_of_its_parts():
+    """What it gives counts, under the names that its parts have for it; what it does not is left to them."""
+    names = FusedSettings("p", 1, "n", 1, intra_op_thread_count=2, run_batch_size=4)
+
+    assert names.of_preprocess == {}
+    assert names.of_network == {"intra_op_thread_count": "2", "nereid.run_batch_size": "4"}
+
+
+def test_replaced_parameters_leave_the_others():
+    """A config with other values is a new one."""
+    config = ModelConfig.from_document({"parameters": {"a": {"string_value": "1"}}}, Path("m"), 1)
+
+    assert config.replacing({"b": "2"}).parameters == {"a": "1", "b": "2"}
+    assert config.parameters == {"a": "1"}

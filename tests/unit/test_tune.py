@@ -228,17 +228,17 @@ def test_table_marks_default_and_chosen():
     assert sum(each["is_default"] for each in document["candidates"]) == 1
 
 
+BATCHES = "max_batch_size", "preferred_batch_size", "max_queue_delay_microseconds"
+
+
 @pytest.mark.parametrize(
     ("text", "backend", "names"),
     [
-        ("max_batch_size: 8", "fused", {"instances", "max_batch_size", *("preferred_batch_size", DELAY)})
-        for DELAY in ("max_queue_delay_microseconds",)
-    ]
-    + [
+        ("max_batch_size: 8", "fused", {"instances", "intra_op_thread_count", "run_batch_size", *BATCHES}),
         ("", "onnxruntime", {"instances", "intra_op_thread_count"}),
         ("", "preprocess", {"instances", "decode_threads"}),
         ("", "python", {"instances"}),
-        ("max_batch_size: 8 sequence_batching {}", "fused", {"instances"}),
+        ("max_batch_size: 8 sequence_batching {}", "preprocess", {"instances", "decode_threads"}),
         ("instance_group [ { kind: KIND_GPU } ]", "onnxruntime", {"instances"}),
         ("instance_group [ { count: 1 }, { count: 2 } ]", "python", set()),
     ],
