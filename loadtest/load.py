@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest import thresholds
 from loadtest.servers import served
+from loadtest.users import thresholds
 from ops import embedded
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")

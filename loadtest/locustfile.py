@@ -10,8 +10,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(HERE.parent), *(each for each in sys.path if Path(each).resolve() != HERE)]
 
-from loadtest import locust_events, users  # noqa: E402  after the path
+from loadtest.users import callers, events  # noqa: E402  after the path
 
 # What Locust looks for in a locustfile. Name one on the command line to have only that.
-HttpCaller, GrpcCaller = users.HttpCaller, users.GrpcCaller
-locust_events.listen()
+HttpCaller, GrpcCaller = callers.HttpCaller, callers.GrpcCaller
+events.listen()

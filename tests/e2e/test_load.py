@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest import load, stall, thresholds
+from loadtest import load, stall
+from loadtest.users import thresholds
 from ops.embedded import ADAPTERS, REPOSITORY, free_ports
 
 # Three times what a stalled machine was seen to need for the start of Locust and its workers.

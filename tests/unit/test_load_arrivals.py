@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from loadtest.arrivals import dispatch, offsets
+from loadtest.users.arrivals import dispatch, offsets
 
 
 class Clock:

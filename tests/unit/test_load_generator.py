@@ -8,8 +8,8 @@ from itertools import pairwise
 import gevent
 import pytest
 
-from loadtest import generator
-from loadtest.generator import Generator
+from loadtest.users import generator
+from loadtest.users.generator import Generator
 
 RATE = 400.0
 

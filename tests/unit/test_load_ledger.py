@@ -5,8 +5,8 @@ import random
 import msgpack
 import pytest
 
-from loadtest.ledger import MOST_REASONS, OTHER, Histogram, Ledger, Series
-from loadtest.load_report import PERCENTILES, Report
+from loadtest.users.ledger import MOST_REASONS, OTHER, Histogram, Ledger, Series
+from loadtest.users.report import PERCENTILES, Report
 
 
 def histogram(latencies_ms: list[float]) -> Histogram:

@@ -17,8 +17,8 @@ def imports(source) -> set[str]:
 def is_patching(name: str) -> bool:
     """Tell whether to import this patches."""
     return name.split(".")[0] == "locust" or name in {
-        "loadtest.users",
-        "loadtest.locust_events",
+        "loadtest.users.callers",
+        "loadtest.users.events",
         "loadtest.locustfile",
     }
 
@@ -28,4 +28,4 @@ def test_only_the_locustfile_and_what_is_for_it_import_locust(root):
     files = [each for room in ("loadtest", "ops", "clients", "tests") for each in (root / room).rglob("*.py")]
     found = {each.stem for each in files if any(is_patching(name) for name in imports(each))}
 
-    assert found == {"users", "locust_events", "locustfile"}
+    assert found == {"callers", "events", "locustfile"}

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loadtest.ledger import Ledger
-from loadtest.questions import (
+from loadtest.users.ledger import Ledger
+from loadtest.users.questions import (
     ESPRESSO,
     LENGTH,
     SIZES,

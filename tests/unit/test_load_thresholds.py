@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from loadtest import load
-from loadtest.load_report import Report, Row
-from loadtest.thresholds import DEFAULT, BadThresholds, Limits, Thresholds, hold, read
+from loadtest.users.report import Report, Row
+from loadtest.users.thresholds import DEFAULT, BadThresholds, Limits, Thresholds, hold, read
 
 ROW = Row(
     protocol="http",

@@ -16,9 +16,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from clients.prediction import SCORES, VARIANT
 from clients.request import CHANNEL
-from loadtest import questions
-from loadtest.generator import TIMEOUT_S, Generator
-from loadtest.questions import LENGTH, Answer, Question, Questions
+from loadtest.users import questions
+from loadtest.users.generator import TIMEOUT_S, Generator
+from loadtest.users.questions import LENGTH, Answer, Question, Questions
 
 HTTP, GRPC = "http", "grpc"
 DEFAULT_HOST = "http://127.0.0.1:8000"

@@ -10,9 +10,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.load_report import Report, Row
+from loadtest.users.report import Report, Row
 
-DEFAULT = Path(__file__).with_name("thresholds.toml")
+DEFAULT = Path(__file__).parents[1] / "thresholds.toml"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from clients.prediction import SCORES, VARIANT
 from loadtest import photos
-from loadtest.ledger import Ledger
+from loadtest.users.ledger import Ledger
 
 ESPRESSO = 967
 # How often each is asked, compared with the others.

@@ -14,8 +14,8 @@ import gevent
 from gevent.event import Event
 from gevent.queue import Queue
 
-from loadtest.arrivals import NEVER, Arrivals, dispatch, offsets
-from loadtest.ledger import Ledger
+from loadtest.users.arrivals import NEVER, Arrivals, dispatch, offsets
+from loadtest.users.ledger import Ledger
 
 Scenario = Literal["closed", "open"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)

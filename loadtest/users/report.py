@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.ledger import Histogram, Ledger, Series
+from loadtest.users.ledger import Histogram, Ledger, Series
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9, "max": 100.0}
 WIDTH = 130

@@ -18,13 +18,13 @@ import locust.log
 from locust import events
 from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
-from loadtest import thresholds
-from loadtest.arrivals import ARRIVALS
-from loadtest.generator import PATIENCE_S, SCENARIOS, UNANSWERED, Generator
-from loadtest.ledger import Ledger
-from loadtest.load_report import Report
-from loadtest.questions import ESPRESSO
-from loadtest.users import WrongAnswer
+from loadtest.users import thresholds
+from loadtest.users.arrivals import ARRIVALS
+from loadtest.users.callers import WrongAnswer
+from loadtest.users.generator import PATIENCE_S, SCENARIOS, UNANSWERED, Generator
+from loadtest.users.ledger import Ledger
+from loadtest.users.questions import ESPRESSO
+from loadtest.users.report import Report
 
 # Names of what goes between Locust's processes.
 LEDGER, FINISH, FINISHED = "nereid_ledger", "nereid_finish", "nereid_finished"
