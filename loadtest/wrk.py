@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MISSING = "wrk not found; mend: apt-get install wrk"
+# An answer that takes longer counts as failed. wrk's own 2 s would end a run on a machine that is only slow.
+TIMEOUT_S = 30
 MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
@@ -48,7 +50,7 @@ def post(
     script.write_text("\n".join(lines) + "\n")
     url = f"http://127.0.0.1:{port}{path}"
     # wrk counts whole seconds.
-    load = ["-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}", "--latency"]
+    load = ["-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}", f"--timeout={TIMEOUT_S}s", "--latency"]
     args = ["wrk", *load, "-s", str(script), url]
     return parse(subprocess.run(args, capture_output=True, text=True, check=True).stdout)
 
@@ -64,4 +66,6 @@ def parse(text: str) -> Load:
     }
     if not rate or set(percentiles) != {"50", "90", "99"}:
         raise SystemExit(f"wrk printed no rate:\n{text}")
+    if not float(rate[1]):
+        raise SystemExit(f"nothing was answered in time to be counted; take longer:\n{text}")
     return Load(float(rate[1]), percentiles["50"], percentiles["90"], percentiles["99"])
