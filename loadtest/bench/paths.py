@@ -25,6 +25,9 @@ PROFILES = {
 }
 # An answer takes less, so after this long without one the queue is empty.
 QUIET_S = 0.2
+PATIENCE_S = 60.0
+# A proxy that the environment names has no way to this machine's own ports.
+DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class Running:
 
     def answered(self, model: str) -> int:
         """Return how many images a model has answered so far."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports.http}/v2/models/{model}/stats") as page:
+        url = f"http://127.0.0.1:{self.ports.http}/v2/models/{model}/stats"
+        with DIRECTLY.open(url, timeout=PATIENCE_S) as page:
             (stats,) = json.load(page)["model_stats"]
         return int(stats["inference_stats"]["success"]["count"])
 

@@ -1,7 +1,9 @@
 """`nereid bench` without a server: what it plans, its arithmetic, and what it says of wrong words."""
 
+import threading
 from collections import Counter
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from typer.testing import CliRunner
@@ -9,9 +11,11 @@ from typer.testing import CliRunner
 from loadtest import wrk
 from loadtest.bench import plan, summary
 from loadtest.bench.limit import inheriting
+from loadtest.bench.paths import Running
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
 from loadtest.bench.sample import Sample, percentile
 from ops.__main__ import app
+from ops.embedded import Ports
 
 GRPC = replace(TWICE, generator=PERF_ANALYZER, protocol="grpc")
 HTTP = replace(GRPC, protocol="http")
@@ -212,3 +216,26 @@ def test_environment_is_put_back():
     with pytest.raises(RuntimeError):
         fail()
     assert environment == {"A": "1"}
+
+
+def test_statistics_are_asked_for_past_a_proxy(monkeypatch):
+    """Where the environment names one, as in many companies: it has no way to this machine's own ports."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    class Statistics(BaseHTTPRequestHandler):
+        """One page."""
+
+        def do_GET(self) -> None:
+            """Answer as Triton does."""
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"model_stats": [{"inference_stats": {"success": {"count": 7}}}]}')
+
+        def log_message(self, *words: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Statistics) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        running = Running(Ports(server.server_port, 0, 0), ())
+
+        assert running.answered("classify_v1") == 7
