@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).with_name("results")
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results"
 PACKAGES = frozenset(
     {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow", "pillow", "simplejpeg"}
 )
@@ -40,8 +41,12 @@ def machine() -> dict[str, Any]:
 
 
 def is_committed() -> bool:
-    """Tell whether the working tree is that of a commit, so that a result can be reproduced."""
-    return _git("status", "--porcelain") == ""
+    """Tell whether the working tree is that of a commit, so that a result can be reproduced.
+
+    Other records may have been written since: they change nothing that is measured.
+    """
+    changes = _git("status", "--porcelain", "--", ":(top)", f":(exclude){RESULTS.name}")
+    return _git("rev-parse", "--quiet", "--verify", "HEAD") != "" and changes == ""
 
 
 def write(name: str, result: dict[str, Any]) -> Path:
@@ -72,8 +77,7 @@ def _program() -> list[str]:
 
 
 def _git(*words: str) -> str:
-    folder = Path(__file__).parent
-    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(["git", *words], cwd=FOLDER, capture_output=True, text=True).stdout.strip()
 
 
 def _cpu_model() -> str:

@@ -1,5 +1,6 @@
 """`nereid bench` without a server: what it plans, its arithmetic, and what it says of wrong words."""
 
+import subprocess
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -8,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from loadtest import wrk
+from loadtest import record, wrk
 from loadtest.bench import plan, summary
 from loadtest.bench.limit import inheriting
 from loadtest.bench.paths import Running
@@ -239,3 +240,25 @@ def test_statistics_are_asked_for_past_a_proxy(monkeypatch):
         running = Running(Ports(server.server_port, 0, 0), ())
 
         assert running.answered("classify_v1") == 7
+
+
+def test_records_do_not_stand_in_the_way_of_the_next(tmp_path, monkeypatch):
+    """`make bench` writes one after the other; any other change, or no commit at all, does."""
+    monkeypatch.setattr(record, "FOLDER", tmp_path / "loadtest")
+    results = tmp_path / "loadtest" / "results"
+    results.mkdir(parents=True)
+    program = tmp_path / "program.py"
+    assert not record.is_committed(), "no commit yet"
+    program.write_text("1")
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"],
+    ):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+
+    (results / "pieces.json").write_text("{}")
+    assert record.is_committed()
+
+    program.write_text("2")
+    assert not record.is_committed()
