@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ops import embedded, run_dir
@@ -91,7 +93,10 @@ def supervised(
 def gateway(grpc_port: int) -> Iterator[Gateway]:
     """Run `nereid gateway` in front of a server of this machine, until it listens."""
     words = ["gateway", "--url", f"127.0.0.1:{grpc_port}", "--port", "0"]
-    process = subprocess.Popen([sys.executable, "-m", "ops", *words], stdout=subprocess.PIPE, text=True)
+    end_with_parent = partial(embedded.end_with_parent, os.getpid())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ops", *words], stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+    )
     try:
         assert process.stdout is not None
         yield Gateway(process.pid, json.loads(process.stdout.readline())["http"])

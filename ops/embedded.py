@@ -269,7 +269,7 @@ class EmbeddedServer:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=functools.partial(_end_with_parent, os.getpid()),
+            preexec_fn=functools.partial(end_with_parent, os.getpid()),
         )
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
@@ -412,7 +412,8 @@ def infer_path(model: str) -> str:
     return f"/v2/models/{model}/infer"
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
+    """Have this process, as it starts, end with the one that started it, even if that is killed."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before the request was made
         os._exit(1)

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
@@ -76,6 +77,8 @@ def measure(workers: Pool, cell: Cell, seconds: float) -> Sample:
 
 def _prepare() -> None:
     global _pipeline, _sessions
+    # A terminal tells every process; a worker that ends by itself leaves a pool that waits for ever.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     repository = embedded.REPOSITORY
     _pipeline = Pipeline.from_config(ModelConfig.from_file(repository / "imagenet_preprocess", 1), BATCH)
     _sessions = {

@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 
+import psutil
 import pytest
 
 from loadtest import perf_analyzer, wrk
 from loadtest.bench.plan import BATCHES, PATHS
+from tests.routes import wait_until
 from tests.supervised import NEREID
 
 WATCHDOG_S = 300
@@ -66,3 +69,27 @@ def test_grpc_is_measured_by_nvidias_tool():
     assert loads == {("wrk", "http"), ("perf_analyzer", "grpc"), ("perf_analyzer", "http")}
     assert result["noise"]["rate"]["median"] > 0
     assert any("gRPC" in each["what"] for each in result["targets"])
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_run_leaves_no_process(kind, tmp_path):
+    """Ctrl-C reaches every process of the terminal, another signal the command alone: all end soon."""
+    words = ["--paths", "gateway", "--precisions", "fp32", "--concurrency", "8", "--rounds", "9"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([NEREID, "bench", *SHORT, *words], stdout=log, stderr=log, process_group=0)
+    started = wait_until(lambda: under_load(process.pid), "load")
+
+    os.killpg(process.pid, kind) if kind == signal.SIGINT else process.send_signal(kind)
+
+    process.wait(60)
+    _, alive = psutil.wait_procs(started, 30)
+    assert alive == []
+
+
+def under_load(pid: int) -> list[psutil.Process]:
+    """Return what a process has started, once a generator is among it."""
+    found = psutil.Process(pid).children(recursive=True)
+    try:
+        return found if "wrk" in [child.name() for child in found] else []
+    except psutil.NoSuchProcess:
+        return []
