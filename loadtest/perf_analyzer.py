@@ -84,9 +84,13 @@ class Analyzer:
 
     def why_unusable(self) -> str:
         """Return what the binary lacks on this machine, and what mends it; nothing if it runs."""
-        said = self._run("--version", timeout_s=PATIENCE_S).stdout
+        try:
+            done = self._run("--version", timeout_s=PATIENCE_S)
+        except OSError as error:
+            return f"perf_analyzer cannot be started: {error}"
+        said = done.stdout
         if LACKS not in said:
-            return ""
+            return f"perf_analyzer does not run here: {said.strip()}" if done.returncode else ""
         library = said.partition(LACKS)[2].partition(":")[0]
         mend = PACKAGES.get(library, f"install the package that has {library}")
         return f"perf_analyzer needs {library}; mend: {mend}"

@@ -128,6 +128,22 @@ def test_missing_library_is_told(tmp_path, library, mend):
         perf_analyzer.find({"XDG_CACHE_HOME": str(tmp_path / "cache")})
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('echo "version GLIBC_2.34 not found"; exit 1', "does not run here: version GLIBC_2.34 not found"),
+        ("#!/none\n", "cannot be started: "),
+    ],
+)
+def test_a_binary_that_does_not_run_is_told_first(tmp_path, lines, told):
+    """Before anything is measured, whatever the reason: a failure in the last round would cost all."""
+    analyzer = binary(tmp_path / "tool", lines)
+    if lines.startswith("#!"):
+        (analyzer.folder / "perf_analyzer").write_text(lines)
+
+    assert told in analyzer.why_unusable()
+
+
 def test_failed_run_ends_the_measurement(tmp_path):
     """With its exit status and what it said."""
     analyzer = binary(tmp_path / "tool", "echo no such model; exit 99")
