@@ -195,8 +195,10 @@ def test_noise_is_the_same_by_the_same():
 def test_a_noisy_run_says_so():
     """If the same differs from itself by more than some per cent, no other number is worth judging by."""
     (told,) = summary.warning({"rate": {"median": 1.2, "min": 1.0, "max": 1.4}})
+    (spread,) = summary.warning({"rate": {"median": 1.0, "min": 0.5, "max": 2.0}})
 
     assert "gave 1.2 times itself" in told
+    assert "(0.5..2.0)" in spread
 
 
 @pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0, 1)])
