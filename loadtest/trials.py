@@ -14,6 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from onnx import helper, numpy_helper
 
 from loadtest import photos, record, servers, wrk
 from loadtest.bench.paths import Running
+from loadtest.bench.sample import Sample
 from ops import embedded
 
 MODEL, NETWORK, PREPROCESS = "classify_v1", "efficientnet_lite0", "imagenet_preprocess"
@@ -40,15 +42,6 @@ class Trial:
 
     profile: str
     change: Callable[[Path], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One trial in one round: images per second, CPU ms per image, p99 by concurrency / throughput."""
-
-    rate: float
-    cpu_ms: float
-    p99_of_even: float
 
 
 def replacing(path: str, old: str, new: str) -> Callable[[Path], None]:
@@ -151,17 +144,13 @@ def serving(folder: Path) -> Iterator[dict[str, Running]]:
         yield found
 
 
-def measure(running: Running, photo: Path, concurrency: int, seconds: float) -> Seen:
+def measure(running: Running, photo: Path, concurrency: int, seconds: float) -> Sample:
     """Ask one trial."""
-    images, cpu_s = running.answered(MODEL), running.cpu_s()
-    load = wrk.post(running.ports.http, embedded.infer_path(MODEL), photo, concurrency, seconds)
-    images = running.finished(MODEL) - images
-    return Seen(
-        load.rate, (running.cpu_s() - cpu_s) / images * 1e3, load.p99_ms / 1e3 * load.rate / concurrency
-    )
+    post = partial(wrk.post, running.ports.http, embedded.infer_path(MODEL), photo, concurrency)
+    return running.sample(MODEL, partial(running.flowing, MODEL, post, seconds))
 
 
-def rows(series: Mapping[tuple[str, int], list[Seen]]) -> list[dict[str, Any]]:
+def rows(series: Mapping[tuple[str, int], list[Sample]]) -> list[dict[str, Any]]:
     """Return a row per trial and concurrency: medians, and medians of the rounds' ratios."""
     found = []
     for (name, concurrency), seen in series.items():
@@ -178,7 +167,9 @@ def rows(series: Mapping[tuple[str, int], list[Seen]]) -> list[dict[str, Any]]:
                 "cpu_compared": round(
                     statistics.median(each.cpu_ms / other.cpu_ms for each, other in pairs), 3
                 ),
-                "p99_of_even": round(statistics.median(each.p99_of_even for each in seen), 2),
+                "p99_of_even": round(
+                    statistics.median(each.p99_ms / 1e3 * each.rate / concurrency for each in seen), 2
+                ),
             }
         )
     return found
@@ -200,7 +191,7 @@ def main() -> None:
         parser.error(wrk.MISSING)
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
-    series: dict[tuple[str, int], list[Seen]] = {}
+    series: dict[tuple[str, int], list[Sample]] = {}
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch)) as running:
         photo = Path(scratch) / "photo.jpg"
         photo.write_bytes(photos.jpeg(photos.SIZES_WH["640x427"]))

@@ -56,7 +56,9 @@ HOW = """
   `gateway` the REST gateway before it, both in the profile `cpu`. Photos are JPEGs of 640x427 and
   1920x1080.
 - **Load** is closed: so many requests are in flight all the time, by `wrk`, or by NVIDIA's
-  `perf_analyzer`, which speaks both protocols. The generator has its share of the same cores. For
+  `perf_analyzer`, which speaks both protocols. The generator has its share of the same cores. Under
+  `wrk`, images per second are what the server counts while answers flow: a generator's own count begins
+  before the first answer. For
   arrivals that do not wait for answers see the open loop of the [gateway](gateway.md).
 - Every round measures each line once, in turn, every other round backwards. Shown are medians over the
   rounds; **of the limit** is the median of the rounds' own ratios, so that a slow phase of the machine

@@ -4,8 +4,10 @@ import contextlib
 import json
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from loadtest import gateway, perf_analyzer, photos, processes, servers, wrk
@@ -25,6 +27,8 @@ PROFILES = {
 }
 # An answer takes less, so after this long without one the queue is empty.
 QUIET_S = 0.2
+# How much longer load flows than its rate is counted.
+LEAD_S = 1.0
 PATIENCE_S = 60.0
 # A proxy that the environment names has no way to this machine's own ports.
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -44,6 +48,35 @@ class Running:
     def memory_mb(self) -> float:
         """Return their memory (PSS)."""
         return sum(map(processes.memory_bytes, self.pids)) / 2**20
+
+    def sample(self, model: str, load: Callable[[], wrk.Load]) -> Sample:
+        """Put load on a model; returns what that gave, and what it took of the machine.
+
+        Raises:
+            CommandFailed: no answer came, so nothing can be told of one.
+        """
+        images, cpu_s = self.answered(model), self.cpu_s()
+        seen = load()
+        memory_mb = self.memory_mb()
+        images = self.finished(model) - images
+        if not images:
+            raise CommandFailed(f"{model} answered nothing")
+        cpu_ms = (self.cpu_s() - cpu_s) / images * 1e3
+        return Sample(seen.rate, seen.p50_ms, seen.p90_ms, seen.p99_ms, cpu_ms, memory_mb)
+
+    def flowing(self, model: str, post: Callable[..., wrk.Load], seconds: float) -> wrk.Load:
+        """Return what `wrk` saw, but at the rate that the server counted while answers flowed.
+
+        The generator's own rate begins when nothing has been answered yet, and leaves out what is on its
+        way at the end: at 32 in flight that is 1 or 2 % of a few seconds.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(post, seconds=seconds + LEAD_S)
+            time.sleep(LEAD_S / 2)
+            begin_s, images = time.monotonic(), self.answered(model)
+            time.sleep(seconds)
+            images, took_s = self.answered(model) - images, time.monotonic() - begin_s
+            return replace(loading.result(), rate=images / took_s)
 
     def finished(self, model: str) -> int:
         """Return how many images a model has answered so far, once none is left on its way."""
@@ -79,25 +112,20 @@ class Paths:
         Raises:
             CommandFailed: no answer came, so nothing can be told of one.
         """
-        running, model = self._running[cell.path], model_of(cell)
-        images, cpu_s = running.answered(model), running.cpu_s()
-        load = self._load(cell, seconds, analyzer)
-        memory_mb = running.memory_mb()
-        images = running.finished(model) - images
-        if not images:
-            raise CommandFailed(f"{model} answered nothing within {seconds:g} s")
-        cpu_ms = (running.cpu_s() - cpu_s) / images * 1e3
-        return Sample(load.rate, load.p50_ms, load.p90_ms, load.p99_ms, cpu_ms, memory_mb)
+        load = partial(self._load, cell, seconds, analyzer)
+        return self._running[cell.path].sample(model_of(cell), load)
 
     def _load(self, cell: Cell, seconds: float, analyzer: perf_analyzer.Analyzer | None) -> wrk.Load:
-        ports, file = self._running[cell.path].ports, self._file(cell.photo)
+        running, file = self._running[cell.path], self._file(cell.photo)
+        ports = running.ports
         if cell.generator == WRK:
             port, path, headers = self._gateway_port, gateway.PATH, {"x-variant": f"v{_version(cell)}"}
             if cell.path != "gateway":
                 port, path = ports.http, embedded.infer_path(model_of(cell))
             if cell.path not in ("gateway", "route"):
                 headers = {}
-            return wrk.post(port, path, file, cell.concurrency, seconds, headers)
+            post = partial(wrk.post, port, path, file, cell.concurrency, headers=headers)
+            return running.flowing(model_of(cell), post, seconds)
         assert analyzer is not None, "planned without perf_analyzer"
         port = ports.grpc if cell.protocol == "grpc" else ports.http
         target = perf_analyzer.Target(cell.protocol, port, model_of(cell), file.with_suffix(".json"))
