@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest import memory, record, swap
+from loadtest import memory, record, swap, trials
 from loadtest.bench import summary, svg
 from loadtest.bench.plan import BATCHES, IN_PROCESS, PHOTOS
 from ops.embedded import CHECKOUT
@@ -37,8 +37,11 @@ ELSEWHERE = {
     "pieces": "onnxruntime_backend.md",
     "preprocess": "preprocess.md",
     "recovery": "supervision.md",
+    "soak": "soak.md",
+    "stall": "load_testing.md",
     "route": "routing.md",
     "swap": "publishing.md",
+    "tune_proof": "tuning.md",
 }
 HEAD = """# Benchmarks
 
@@ -85,6 +88,7 @@ def render(bench: Record, shared: Record, swapped: Record, others: dict[str, Rec
         "\n## Every measurement\n\n",
         record.markdown(HEADINGS, map(cells, bench["rows"])),
         _pieces(bench),
+        _trials(others["trials"]) if "trials" in others else "",
         _others(shared, swapped, others),
     ]
     return "".join(parts)
@@ -165,6 +169,14 @@ def _pieces(bench: Record) -> str:
         "\n## The library's parts\n\nOn all cores at once: memory that is kept or new, and normalising each\n"
         "plane while it is in the cache, or all at once.\n\n"
         f"{table}\n## Cold start\n\nFrom the start of the process.\n\n{cold}"
+    )
+
+
+def _trials(tried: Record) -> str:
+    return (
+        "\n## What was tried\n\nEach is the repository with one thing changed, beside the profile as it is,\n"
+        f"in the same rounds: the small photo, FP32, `wrk` ({conditions(tried)}; `{tried['command']}`).\n\n"
+        f"{trials.markdown(tried['rows'])}"
     )
 
 
