@@ -111,7 +111,7 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
         for sample in page
         if sample.name == "nereid_onnxruntime_batch_size_bucket" and sample.labels["model"] == "classify_v1"
     }
-    assert runs["2.0"] < runs["4.0"] == runs["+Inf"]
+    assert runs["2"] < runs["4"] == runs["+Inf"]
 
 
 @pytest.mark.slow
