@@ -67,6 +67,8 @@ class Frame:
             await failure_reply(fault, exchange.request_id)(scope, receive, send_framed)
         finally:
             self._finish(exchange)
+            # It holds what gives the body, and that holds the scope: all would wait for Python's collector.
+            del scope["exchange"]
 
     def _finish(self, exchange: Exchange) -> None:
         outcome = exchange.outcome or _CODES.get(exchange.status, "ok")

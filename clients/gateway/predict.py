@@ -257,6 +257,8 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watching.cancel()
+        # It keeps the frames that it is cancelled in, which hold this.
+        del self._watching
         if self._has_left:
             self._task.uncancel()
             raise ClientClosed from None

@@ -2,9 +2,12 @@
 
 import asyncio
 import base64
+import gc
 import json
 import logging
 import re
+import weakref
+from typing import Any
 
 import pytest
 from starlette.routing import Route
@@ -557,3 +560,43 @@ def test_rate_is_limited_by_key():
         return ask(made, "POST", "/predict", content=IMAGE, headers={"x-api-key": secret}).status_code
 
     assert [status("infer"), status("infer"), status("admin")] == [200, 429, 200]
+
+
+class Connection(Caller):
+    """A request whose body is given by what knows its scope, as uvicorn's is."""
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+        return await self.messages.get()
+
+    def ask(self) -> asyncio.Task:
+        """Send the request."""
+        return asyncio.create_task(self.app(self.scope, self.receive, self.send))
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [((), 200), ([(b"x-request-timeout-ms", b"0")], 400)],
+    ids=["answered", "refused"],
+)
+def test_request_leaves_nothing_to_the_collector(headers, status):
+    """Its body would wait for minutes with it: the collector comes by after many new objects."""
+    made = gateway(Upstream())
+
+    async def ask_one() -> Any:
+        caller = Connection(made, headers=headers)
+        await caller.ask()
+        await asyncio.sleep(0)  # what it has cancelled has ended
+        assert caller.sent[0]["status"] == status
+        return weakref.ref(caller)
+
+    async def ask_and_look() -> Any:
+        gone = await ask_one()
+        await asyncio.sleep(0)
+        return gone()
+
+    gc.disable()
+    try:
+        assert asyncio.run(ask_and_look()) is None
+    finally:
+        gc.enable()
