@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -14,8 +15,7 @@ SHARED_MEMORY = "/dev/shm"
 class Usage:
     """A process tree at one moment.
 
-    `memory_bytes` is PSS: pages that processes share count once in all. `zombies` have ended, and nobody has
-    asked how.
+    `memory_bytes` is `own_bytes`. `zombies` have ended, and nobody has asked how.
     """
 
     processes: int
@@ -42,6 +42,15 @@ def memory_bytes(pid: int) -> int:
     return int(sum(memory.pss for memory in _each(pid, "memory_full_info")))
 
 
+def own_bytes(pid: int) -> int:
+    """Return the memory (PSS) of one process but for the pages of files.
+
+    Those are not its own doing: its share of a library is less while any other process maps it, too.
+    """
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+
+
 def usage(pid: int) -> Usage:
     """Look at the whole tree."""
     statuses = list(_each(pid, "status"))
@@ -50,8 +59,14 @@ def usage(pid: int) -> Usage:
         zombies=statuses.count(psutil.STATUS_ZOMBIE),
         threads=sum(_each(pid, "num_threads")),
         open_files=sum(_each(pid, "num_fds")),
-        memory_bytes=memory_bytes(pid),
+        memory_bytes=sum(_own_bytes_of_each(pid)),
     )
+
+
+def _own_bytes_of_each(pid: int) -> Iterator[int]:
+    for process in tree(pid):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or has and is no more than a status
+            yield own_bytes(process.pid)
 
 
 def shared_memory() -> dict[str, int]:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,9 @@ def soak(repository: Path, folder: Path, plan: Plan) -> Outcome:
     ):
         watch = Watch(running, gateway.pid, gateway.port, prefix)
         scene = Scene.of(running, gateway, folder)
-        warming, _ = scene.play(plan.warm_up_s, WARMING_CALM_S)
+        warming, _ = replace(scene, kinds=[kind.warming() for kind in scene.kinds]).play(
+            plan.warm_up_s, WARMING_CALM_S
+        )
         before = watch.quiet()
         cpu_s, began_s = processes.cpu_s(running.pid), time.monotonic()
         with Sampler(watch.sample, plan.period_s) as sampler:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clients.errors import ClassifierError
 from clients.request import ProtocolName
@@ -37,12 +37,18 @@ class Kind:
         per_s: how many times a second it is sent.
         opened: holds the connections, for as long as its context lasts.
         is_good: whether it must be answered; else it must be refused, or is not waited for.
+        warming_per_s: how many times a second while the server warms up, if that is more.
     """
 
     name: str
     per_s: float
     opened: Callable[[Target], AbstractContextManager[Send]]
     is_good: bool = True
+    warming_per_s: float = 0.0
+
+    def warming(self) -> "Kind":
+        """Return it as it is sent before anything is measured."""
+        return replace(self, per_s=max(self.per_s, self.warming_per_s))
 
 
 @dataclass(slots=True)

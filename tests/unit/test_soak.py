@@ -1,5 +1,7 @@
 """What a soak reads out of its numbers: growth told from noise, what is left, and wrong outcomes."""
 
+import mmap
+import os
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +11,7 @@ import pytest
 
 from clients.errors import Overloaded, RequestRefused, ServerFailed, TimedOut
 from clients.prediction import Label, Prediction, Timings
-from loadtest.processes import Usage
+from loadtest.processes import Usage, usage
 from loadtest.soak.__main__ import Outcome, Plan, calm, judge, result
 from loadtest.soak.good import BAD_PLACE, Photo, as_prediction, told
 from loadtest.soak.traffic import Kind, Tally, Target, Traffic, refusal
@@ -107,6 +109,33 @@ def test_zombie_is_one_that_stays():
 def test_least_of_several_looks():
     """The supervisor's own question, which one look in several meets, is nothing that stays."""
     assert least([Usage(1, 0, 9, 20, 5), Usage(2, 0, 8, 21, 6)]) == Usage(1, 0, 8, 20, 5)
+
+
+def test_memory_is_a_process_own(tmp_path):
+    """What it takes and shares counts; a file that it maps does not, since others' mapping it would tell."""
+    size = 64 * 2**20
+    (tmp_path / "library").write_bytes(bytes(size))
+    before = usage(os.getpid()).memory_bytes
+
+    with (
+        (tmp_path / "library").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping,
+    ):
+        assert sum(mapping[:: mmap.PAGESIZE]) == 0
+        mapped = usage(os.getpid()).memory_bytes
+    with mmap.mmap(-1, size) as own:
+        own.write(b"a" * size)
+        taken = usage(os.getpid()).memory_bytes
+
+    assert abs(mapped - before) < size / 2
+    assert taken - before > size / 2
+
+
+def test_what_takes_most_memory_comes_early():
+    """While the server warms up, a kind is sent faster if that is said, and none more slowly."""
+    kind = Kind("large", 0.1, lambda target: None)
+
+    assert [replace(kind, warming_per_s=each).warming().per_s for each in (0.0, 1.0)] == [0.1, 1.0]
 
 
 # What a whole soak shows
