@@ -1,5 +1,6 @@
 """The profile `tuned`: which models can be tuned, how a setting is written, and the profile as a whole."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 from ops import pbtxt
 from ops.cli import CommandFailed, WrongUsage
 from ops.embedded import PLAIN_PROFILE
-from ops.publish import journal
+from ops.publish import journal, pinned
 from ops.repository import CONFIGS, backend_of, configs, hidden_models, steps_of
 from python_backend import route_file
 from python_backend.errors import ServingError
@@ -20,6 +21,7 @@ TUNED = "tuned"
 PLAIN = "config.pbtxt"
 # How the first line of what is written here begins: anything else is somebody's own.
 MARK = "# Written by `nereid tune"
+COPY = f"{MARK}` for another model: a copy of "
 
 # Names of settings; any other one is a parameter of the config.
 INSTANCES, MOST_ROWS = "instances", "max_batch_size"
@@ -96,8 +98,14 @@ def _notes(
 
 def _check_ours(repository: Path) -> None:
     for path in sorted(repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")):
-        if not path.read_text().startswith(MARK):
+        if not _is_ours(path.read_text()):
             raise CommandFailed(f"'{path}' was not written by nereid tune; mend: give it another name")
+
+
+def _is_ours(text: str) -> bool:
+    """Tell whether a config is of this command, or of a publication that made a new one from such."""
+    first = text.partition("\n")[0]
+    return first.startswith(MARK) or (first.startswith(pinned.LIKE) and first.endswith(pinned.WRITTEN))
 
 
 def value_of(config: Any, name: str) -> int:
@@ -157,6 +165,18 @@ _WRITERS: Mapping[str, Callable[[Any, str, int], None]] = {
 }
 
 
+def check_writable(repository: Path, tuned: Tunable) -> None:
+    """Tell in time what `write` would fail of.
+
+    Raises:
+        CommandFailed: a folder that a config goes to cannot be written.
+    """
+    for path in _texts(repository, tuned, {}, "", ()):
+        folder = path.parent if path.parent.exists() else path.parent.parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise CommandFailed(f"'{folder}' cannot be written; mend: --dry-run, or a copy of the repository")
+
+
 def write(
     repository: Path, tuned: Tunable, settings: Settings, command: str, about: Sequence[str]
 ) -> list[str]:
@@ -180,14 +200,37 @@ def write(
             raise CommandFailed(f"'{tuned.path}' has changed meanwhile: nothing is written")
         _check_ours(repository)
         texts = _texts(repository, tuned, settings, command, about)
-        for path, text in texts.items():
-            path.parent.mkdir(exist_ok=True)
-            path.with_name(f".{path.name}").write_text(text)
-        for path in texts:
-            path.with_name(f".{path.name}").replace(path)
-            if (plain := path.parent.parent / PLAIN).exists():
-                os.utime(plain)
+        stale = _stale(repository, tuned, texts)
+        try:
+            for path, text in texts.items():
+                path.parent.mkdir(exist_ok=True)
+                _new(path).write_text(text)
+            for path in texts:
+                _new(path).replace(path)
+            for path in stale:
+                path.unlink()
+            for path in (*texts, *stale):
+                if (plain := path.parent.parent / PLAIN).exists():
+                    os.utime(plain)
+        except OSError as error:
+            raise CommandFailed(f"the profile cannot be written: {error}") from None
+        finally:
+            for path in texts:
+                with contextlib.suppress(OSError):
+                    _new(path).unlink(missing_ok=True)
     return [path.parent.parent.name for path in texts]
+
+
+def _new(path: Path) -> Path:
+    return path.with_name(f".{path.name}")
+
+
+def _stale(repository: Path, tuned: Tunable, texts: Mapping[Path, str]) -> list[Path]:
+    """Return the copies that belong to a profile which was made from another one than this."""
+    if tuned.profile == TUNED:
+        return []
+    there = [path for path in repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt") if path not in texts]
+    return [path for path in there if path.read_text().startswith(COPY)]
 
 
 def _texts(
@@ -201,7 +244,7 @@ def _texts(
     for base in sorted(repository.glob(f"*/{CONFIGS}/{tuned.profile}.pbtxt")):
         copy = base.with_name(f"{TUNED}.pbtxt")
         if copy != target:
-            why = f"{MARK}` for another model: a copy of {CONFIGS}/{base.name}."
+            why = f"{COPY}{CONFIGS}/{base.name}."
             texts[copy] = _headed([why], base.read_text())
     return texts
 
@@ -213,9 +256,7 @@ def overwritten(repository: Path, tuned: Tunable) -> list[str]:
     found = repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")
     others = [path for path in found if path.parent.parent.name != tuned.model]
     bases = [path for path in others if path.with_name(f"{tuned.profile}.pbtxt").exists()]
-    return sorted(
-        path.parent.parent.name for path in bases if not path.read_text().startswith(f"{MARK}` for another")
-    )
+    return sorted(path.parent.parent.name for path in bases if not path.read_text().startswith(COPY))
 
 
 def _headed(head: Sequence[str], text: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest import record
+from loadtest import ending, record
 from loadtest.tune import space
 from loadtest.tune.objective import Kind, Objective
 from loadtest.tune.report import Report
@@ -81,21 +81,29 @@ def tune(wish: Wish, environment: Mapping[str, str], as_json: bool) -> None:
     if missing := [name for name in NEEDED if not importlib.util.find_spec(name)]:
         raise CommandFailed(f"the load needs {' and '.join(missing)}; mend: pip install 'nereid[load]'")
     tuned = profiles.tunable(wish.repository, wish.model, wish.profile)
+    if not wish.is_dry:
+        profiles.check_writable(wish.repository, tuned)
     for note in tuned.notes:
         tell(f"note: {note}")
     try:
-        report = search(wish, tuned, environment)
+        with ending.tidy():
+            report = search(wish, tuned, environment)
     except (NotMeasured, ServerError) as error:
         raise CommandFailed(f"'{wish.model}' cannot be measured as it is: {error}") from None
-    written = [] if wish.is_dry or report.verdict != "better" else write(wish, tuned, report)
-    if as_json:
-        print(json.dumps(report.document() | {"written": written}, indent=2))
-    else:
-        report.show(Console(width=max(100, Console().width)))
-    if report.verdict == "infeasible":
-        raise CommandFailed(report.reason())
+    written: list[str] = []
     if not as_json:
-        print(report.reason())
+        report.show(Console(width=max(100, Console().width)))
+    try:
+        if report.verdict == "better" and not wish.is_dry:
+            written = write(wish, tuned, report)
+        if report.verdict == "infeasible":
+            raise CommandFailed(report.reason())
+    finally:  # what was measured is told, whatever becomes of it
+        if as_json:
+            print(json.dumps(report.document() | {"written": written}, indent=2))
+        elif report.verdict != "infeasible":
+            print(report.reason())
+    if not as_json:
         print(_outcome(wish, written))
 
 

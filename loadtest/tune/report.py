@@ -41,7 +41,9 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """Whether the best is `better`, the default is `kept`, or all is `infeasible`."""
-        default_met, best_met = (self._is_met(each) for each in (DEFAULT, self.best))
+        if DEFAULT in self.refused:
+            return "kept"
+        default_met, best_met = self._is_default_met(), self._is_met(self.best)
         if not default_met and not best_met:
             return "infeasible"
         if not best_met or len(self.duel.best) < LEAST_ROUNDS:
@@ -50,6 +52,12 @@ class Report:
             return "better"
         gain, noise = self.duel.gain(self.objective), self.duel.noise(self.objective)
         return "better" if gain > noise else "kept"
+
+    def _is_default_met(self) -> bool:
+        if not self.duel.default:
+            return self._is_met(DEFAULT)
+        sample = self.duel.default_as_good()
+        return self.objective.is_met(sample[self.objective.concurrency(sample)])
 
     def _is_met(self, candidate: Candidate) -> bool:
         sample = self.seen.get(candidate)
@@ -66,6 +74,11 @@ class Report:
                 f"nothing meets p99 <= {self.objective.p99_ms:g} ms; the best found has "
                 f"{load.p99_ms:.1f} ms at concurrency {number}: {self.describe(nearest)}"
             )
+        if DEFAULT in self.refused:
+            return f"default kept: it could not be measured in the end: {self.refused[DEFAULT]}"
+        if self.best in self.refused:
+            why = self.refused[self.best]
+            return f"default kept: {self.describe(self.best)} was the best, but in the end: {why}"
         if len(self.duel.best) < LEAST_ROUNDS:
             return (
                 f"default kept: there was time for {len(self.duel.best)} of {LEAST_ROUNDS} rounds, "
@@ -77,7 +90,7 @@ class Report:
         )
         if self.verdict == "kept":
             return f"default kept: {self.describe(self.best)} gives {numbers}"
-        late = "" if self._is_met(DEFAULT) else "the default misses the p99; "
+        late = "" if self._is_default_met() else "the default misses the p99; "
         return f"{self.describe(self.best)}: {late}{numbers}"
 
     def describe(self, candidate: Candidate) -> str:
@@ -131,6 +144,7 @@ class Report:
                 for candidate, sample in self.seen.items()
             ],
             "refused": [
-                {"settings": dict(candidate), "reason": reason} for candidate, reason in self.refused.items()
+                {"settings": dict(candidate or self.default), "reason": reason}
+                for candidate, reason in self.refused.items()
             ],
         }

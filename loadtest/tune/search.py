@@ -9,7 +9,7 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from loadtest.tune.objective import Objective, Sample, median
@@ -39,25 +39,35 @@ class Duel:
     twin: Sequence[Sample]
     best: Sequence[Sample]
 
+    def default_as_good(self) -> Sample:
+        """Return the default's median, with a p99 that it is better than in a quarter of its measurements.
+
+        What it misses by chance it has not missed.
+        """
+        seen = [*self.default, *self.twin]
+        return {
+            number: replace(load, p99_ms=sorted(each[number].p99_ms for each in seen)[len(seen) // 4])
+            for number, load in median(seen).items()
+        }
+
     def gain(self, objective: Objective) -> float:
         """Return by how much the best is better, 0.1 for 10 %: the median over rounds."""
-        return statistics.median(ratios(objective, self.best, self.default)) - 1
+        return statistics.median(self._ratios(objective, self.best, median(self.best))) - 1
 
     def noise(self, objective: Objective) -> float:
         """Return how far such a median strays for the default against itself (A/A).
 
         It is that of as many rounds drawn anew from those measured, in 95 of 100 draws.
         """
-        seen, draw = ratios(objective, self.twin, self.default), random.Random(0)
+        seen, draw = self._ratios(objective, self.twin, self.default_as_good()), random.Random(0)
         strays = sorted(abs(statistics.median(draw.choices(seen, k=len(seen))) - 1) for _ in range(RESAMPLES))
         return strays[int(QUANTILE * RESAMPLES)]
 
-
-def ratios(objective: Objective, samples: Sequence[Sample], others: Sequence[Sample]) -> list[float]:
-    """Compare two candidates round by round, each at the concurrency where it counts."""
-    at, other_at = (objective.concurrency(median(each)) for each in (samples, others))
-    pairs = zip(samples, others, strict=True)
-    return [objective.ratio(one[at], other[other_at]) for one, other in pairs]
+    def _ratios(self, objective: Objective, samples: Sequence[Sample], as_good: Sample) -> list[float]:
+        """Compare with the default round by round, each at the concurrency where it counts."""
+        at, default_at = (objective.concurrency(each) for each in (as_good, self.default_as_good()))
+        pairs = zip(samples, self.default, strict=True)
+        return [objective.ratio(one[at], default[default_at]) for one, default in pairs]
 
 
 @dataclass(slots=True)
@@ -124,10 +134,12 @@ class Search:
             rounds, seconds = _budget(rung)
             self.tell(f"{len(ranked)} candidates, {rounds} x {seconds:g} s at each concurrency")
             done = self._rounds(ranked, rounds, seconds, until_s)
-            is_complete = bool(done) and len(done[0]) == len([c for c in ranked if c not in self.refused])
+            # One that failed in a later round is out, whatever the earlier ones saw of it.
+            sound = [each for each in ranked if each not in self.refused]
+            measured = [each for each in sound if done and each in done[0]]
+            is_complete = bool(done) and len(measured) == len(sound)
             if rung and not is_complete:
-                return [each for each in ranked if each not in self.refused]
-            measured = [each for each in ranked if done and each in done[0]]
+                return sound
             self.seen |= {c: median([each[c] for each in done if c in each]) for c in measured}
             measured.sort(key=lambda candidate: self.objective.rank(self.seen[candidate]))
             ranked = measured[: math.ceil(len(measured) / 2)]
@@ -169,7 +181,7 @@ class Search:
             for place in (number % 3, (number + 1) % 3, (number + 2) % 3):
                 samples[place] = self._try(places[place][0], seconds)
             if any(sample is None for sample in samples.values()):
-                break
+                return Duel((), (), ())
             for place, sample in samples.items():
                 places[place][1].append(sample)  # type: ignore[arg-type]
         if default:

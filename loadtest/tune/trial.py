@@ -118,7 +118,10 @@ class Trial:
         try:
             control.unload(model)
             # What is still being unloaded would take its share of the cores.
+            late_s = time.monotonic() + LOAD_S
             while not control.is_gone(model):
+                if time.monotonic() > late_s:
+                    raise NotReached(f"'{model}' is not unloaded after {LOAD_S:g} s")
                 time.sleep(LOOK_S)
             self._write(with_settings(self._tuned.text, dict(candidate)))
             control.load(model)
@@ -146,7 +149,10 @@ def copy_repository(repository: Path, target: Path) -> Path:
     """
     return Path(
         shutil.copytree(
-            repository, target, copy_function=_copy_or_link, ignore=shutil.ignore_patterns(".*.nereid")
+            repository,
+            target,
+            copy_function=_copy_or_link,
+            ignore=shutil.ignore_patterns(".*.nereid"),
         )
     )
 
@@ -155,10 +161,11 @@ def _copy_or_link(source: str, target: str) -> None:
     if source.endswith((".pbtxt", ".json", ".jsonl", ".txt")):
         shutil.copy2(source, target)
         return
+    file = Path(source).resolve()  # a link that is relative leads elsewhere from a copy
     with contextlib.suppress(OSError):  # another filesystem, or a file of somebody else's
-        os.link(source, target)
+        os.link(file, target)
         return
-    Path(target).symlink_to(Path(source).resolve())
+    Path(target).symlink_to(file)
 
 
 def request_bodies(config: Any, images: Sequence[bytes]) -> list[tuple[bytes, dict[str, str]]]:

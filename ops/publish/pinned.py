@@ -16,6 +16,9 @@ from ops.repository import Pin, config_files, versions_there
 from ops.route.target import Target, look
 from python_backend.routing import Variant
 
+# How the first line of what is written here begins and ends.
+LIKE, WRITTEN = "# Like ", "written by nereid publish."
+
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -67,7 +70,7 @@ def write_like(template: Path, pin: Pin, version: int, target: Path) -> None:
     )
     (target / "1").mkdir()
     (target / "1" / ".gitkeep").touch()
-    head = f"# Like {template.name}, with version {version} of {pin.network}; written by nereid publish.\n"
+    head = f"{LIKE}{template.name}, with version {version} of {pin.network}; {WRITTEN}\n"
     for path in config_files(target):
         config = text_format.Parse(path.read_text(), ModelConfig())
         config.name = target.name

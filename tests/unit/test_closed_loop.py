@@ -6,7 +6,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from loadtest.closed_loop import Load, run, saturate, summary
+from loadtest import closed_loop
+from loadtest.closed_loop import Load, run, saturate, summary, within
 from loadtest.connection import post
 
 
@@ -66,6 +67,24 @@ def test_slow_answers_count_when_there_are_no_others(port):
     assert (load.answered, load.failed) == (2, 0)
     assert load.p50_ms >= 600
     assert 0 < load.rate < 4
+
+
+def test_caller_that_is_never_answered_is_a_failure(port, monkeypatch):
+    """A server that lets requests hang must not look fast for those that it answers."""
+    monkeypatch.setattr(closed_loop, "DRAIN_S", 0.2)
+    requests = [request(port, 200, 1), request(port, 200, 3_000)]
+
+    load = saturate("127.0.0.1", port, requests, concurrency=4, seconds=0.3)
+
+    assert load.answered > 0
+    assert load.failed == 4
+
+
+def test_failures_count_whenever_they_come():
+    """Before the load is measured and while its end is waited for, too; latencies only between."""
+    seen = [(0.0, 0.1, 503), (0.3, 0.5, 200), (0.6, 1.5, 503)]
+
+    assert within(seen, 0.2, 1.0, 1.6) == summary(seen[1:2], 0.8, lost=2)
 
 
 def test_other_process_asks_at_each_concurrency(port, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from ops import check, repository
 from ops.cli import CommandFailed, WrongUsage
 from ops.pbtxt import parse
 from ops.profiles import MARK, overwritten, tunable, value_of, with_settings, write
+from ops.publish import pinned
 from tests.conftest import ROOT
 
 ABOUT = ["2026-11-22 10:00 UTC, a processor, 2 cores.", "+10 %."]
@@ -111,6 +113,63 @@ def test_profile_of_somebody_else_is_left_alone(models):
 
     with pytest.raises(CommandFailed, match="was not written by nereid tune; mend: give it another name"):
         tunable(models, "classify_v1", "cpu")
+
+
+def test_version_published_since_can_be_tuned(models):
+    """Publishing writes the profile for its new pinned model, too, and that is nobody else's."""
+    write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
+    (pin,) = (
+        each for each in repository.pins(models, repository.configs(models)) if each.model == "classify_v1"
+    )
+    pinned.write_like(models / "classify_v1", pin, 2, models / "classify_v3")
+
+    done = write(models, tunable(models, "classify_v3", "tuned"), {"instances": 1}, "nereid tune", ABOUT)
+
+    assert done == ["classify_v3"]
+    assert repository.configs(models, "tuned")["classify_v3"]["instance_group"][0]["count"] == 1
+    assert overwritten(models, tunable(models, "classify_v1", "cpu")) == ["classify_v3"]
+
+
+def test_copies_of_another_profile_do_not_stay(models):
+    """A profile that starts from `cpu` has nothing of the one that started from `gpu`."""
+    write(models, tunable(models, "efficientnet_lite0", "gpu"), {"instances": 2}, "nereid tune", ABOUT)
+
+    write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
+
+    assert not (models / "imagenet_preprocess" / "configs" / "tuned.pbtxt").exists()
+    assert (models / "efficientnet_lite0" / "configs" / "tuned.pbtxt").exists()
+
+
+def test_nothing_is_left_of_a_write_that_fails(models, monkeypatch):
+    """A disk that is full half way: no file of the profile is there, nor a part of one."""
+    written = Path.write_text
+
+    def full(path, *args):
+        """Take one file."""
+        if path.parent.parent.name == "classify_v2":
+            raise OSError(28, "No space left on device")
+        return written(path, *args)
+
+    found = tunable(models, "classify_v1", "cpu")
+    monkeypatch.setattr(Path, "write_text", full)
+
+    with pytest.raises(CommandFailed, match=r"cannot be written: .*No space left"):
+        write(models, found, {"instances": 3}, "nereid tune", ABOUT)
+
+    assert not [*models.rglob("tuned.pbtxt"), *models.rglob(".tuned.pbtxt")]
+
+
+def test_link_leads_to_the_same_from_the_copy(tmp_path):
+    """Weights that are links into a store, as a repository's often are, relative ones too."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "model.onnx").write_bytes(b"weights")
+    folder = tmp_path / "models" / "net" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").symlink_to("../../../store/model.onnx")
+
+    copy = copy_repository(tmp_path / "models", tmp_path / "else" / "where" / "copy")
+
+    assert (copy / "net" / "1" / "model.onnx").read_bytes() == b"weights"
 
 
 def test_changed_config_is_not_overwritten(models):

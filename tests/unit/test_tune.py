@@ -200,6 +200,78 @@ def test_default_that_fails_ends_the_search():
         search(Machine(refuses=frozenset({DEFAULT})))
 
 
+@dataclass
+class Failing(Machine):
+    """A machine on which one candidate, or the default, fails requests from its nth measurement on."""
+
+    fails: Candidate = (("instances", 3), ("delay", 0))
+    after: int = 0
+
+    def measure(self, candidate, seconds):
+        """Fail what is to fail."""
+        if candidate == self.fails and sum(each == candidate for each, _, _ in self.asked) >= self.after:
+            self.asked.append((candidate, seconds, self.now_s))
+            self.now_s += OVERHEAD_S + 2 * seconds
+            raise NotMeasured("7 failed")
+        return super().measure(candidate, seconds)
+
+
+def measurements_before_the_duel(machine: Machine) -> int:
+    """How often the best point of the surface is measured until it meets the default."""
+    _, (best, duel) = search(machine)
+    return sum(candidate == best for candidate, _, _ in machine.asked) - len(duel.best)
+
+
+@pytest.mark.parametrize("rounds", [0, 4])
+def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
+    """However many rounds it has won before: a request that fails drops a candidate."""
+    machine = Failing(after=measurements_before_the_duel(Machine()) + rounds)
+
+    searching, found = search(machine)
+    told = report(searching, found)
+
+    assert machine.fails in searching.refused
+    assert (told.verdict, told.document()["chosen"]) == ("kept", None)
+    assert told.reason() == "default kept: instances 3, delay 0 was the best, but in the end: 7 failed"
+
+
+def test_default_that_fails_in_the_duel_is_no_reason_to_change():
+    """A machine on which what is served fails, too, cannot tell which is better."""
+    machine = Failing(fails=DEFAULT, after=8)
+
+    searching, found = search(machine, Objective("throughput", 15))
+
+    assert report(searching, found).verdict == "kept"
+    assert report(searching, found).reason() == "default kept: it could not be measured in the end: 7 failed"
+
+
+def test_candidate_that_fails_on_the_way_ends_no_halving():
+    """One that fails in the second round of a halving is out, and the others go on."""
+    machine = Failing(after=2)
+
+    searching, (best, _) = search(machine)
+
+    assert dict(best) == {"instances": 3, "delay": 1}
+    assert (("instances", 3), ("delay", 0)) not in searching.seen
+    assert max(seconds for candidate, seconds, _ in machine.asked if candidate == best) == 2
+
+
+def test_default_that_misses_the_p99_by_chance_is_measured_against():
+    """It is given up without a gain only if it misses the p99 nearly always, as itself and as its twin."""
+    strict = Objective("throughput", 50)
+    best = [{1: load(100, 49)}] * 3
+    late, near = {1: load(120, 51)}, {1: load(120, 45)}
+
+    def verdict(default, twin):
+        """Decide between a faster default and what is never late."""
+        seen = {DEFAULT: median(default), (("instances", 3),): median(best)}
+        return Report("net", strict, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
+
+    assert verdict([late, late, near], [near, near, near]) == "kept"
+    assert verdict([late, late, near], [near, late, late]) == "kept"
+    assert verdict([late, late, late], [late, late, late]) == "better"
+
+
 def test_front_has_what_nothing_beats():
     """Of two points with the same rate or p99 the other number decides."""
     a, b, c = (("x", 1),), (("x", 2),), (("x", 3),)

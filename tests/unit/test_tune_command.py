@@ -1,11 +1,21 @@
 """`nereid tune` without a server: what it refuses, and with which exit code."""
 
 import importlib.util
+import json
+import os
+import signal
+import time
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
+from loadtest.closed_loop import Load
 from loadtest.tune import command
+from loadtest.tune.objective import Objective
+from loadtest.tune.report import Report
+from loadtest.tune.search import DEFAULT, Duel
+from loadtest.tune.trial import copy_repository
 from ops.__main__ import app
 from ops.cli import CommandFailed
 from ops.embedded import REPOSITORY
@@ -52,3 +62,68 @@ def test_command_of_a_wish_asks_for_the_same():
         "nereid tune 'a b' --objective latency --p99-ms 12.5 --minutes 2 --profile cpu --seed 0 "
         "--concurrency 1 --concurrency 4"
     )
+
+
+LOAD = Load(10.0, 5.0, 5.0, 5.0, 9, 0)
+BEST = (("instances", 3),)
+
+
+def found(*args):
+    """A search that is over, and has found something."""
+    samples = [{1: LOAD}] * 3
+    duel = Duel(samples, samples, [{1: replace(LOAD, rate=20.0)}] * 3)
+    seen = {DEFAULT: samples[0], BEST: duel.best[0]}
+    return Report("classify_v1", Objective("throughput"), (("instances", 2),), BEST, duel, seen, {})
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_was_measured_is_told_even_if_it_cannot_be_written(tmp_path, monkeypatch, capsys, as_json):
+    """Minutes of measuring are not lost to somebody who changed the config meanwhile."""
+    models = copy_repository(REPOSITORY, tmp_path / "models")
+
+    def changing(*args):
+        """Change what is tuned while it is."""
+        (models / "classify_v1" / "configs" / "cpu.pbtxt").write_text("")
+        return found()
+
+    monkeypatch.setattr(command, "search", changing)
+
+    with pytest.raises(CommandFailed, match="has changed meanwhile"):
+        command.tune(command.Wish(models, "classify_v1", "cpu"), {}, as_json)
+
+    told = capsys.readouterr().out
+    if as_json:
+        assert json.loads(told)["written"] == []
+    assert "instances" in told
+
+
+def test_folder_that_cannot_be_written_is_told_before(tmp_path, monkeypatch):
+    """Not after minutes; a dry run needs none."""
+    models = copy_repository(REPOSITORY, tmp_path / "models")
+    monkeypatch.setattr(os, "access", lambda path, mode: "classify_v2" not in str(path))
+    monkeypatch.setattr(command, "search", lambda *args: pytest.fail("it was measured"))
+
+    with pytest.raises(CommandFailed, match=r"classify_v2/configs' cannot be written; mend: --dry-run"):
+        command.tune(command.Wish(models, "classify_v1", "cpu"), {}, False)
+
+
+def test_termination_is_as_tidy_as_an_interruption(tmp_path, monkeypatch):
+    """What is open is closed, so that no scratch folder is left."""
+    models = copy_repository(REPOSITORY, tmp_path / "models")
+    is_closed = []
+
+    def killed(*args):
+        """Get SIGTERM in the middle."""
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+        finally:
+            is_closed.append(True)
+
+    monkeypatch.setattr(command, "search", killed)
+
+    with pytest.raises(SystemExit) as ended:
+        command.tune(command.Wish(models, "classify_v1", "cpu", is_dry=True), {}, False)
+
+    assert (ended.value.code, is_closed) == (128 + signal.SIGTERM, [True])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
