@@ -71,8 +71,12 @@ def _own_bytes_of_each(pid: int) -> Iterator[int]:
 
 def shared_memory() -> dict[str, int]:
     """Return the names of this machine's shared memory regions, and their bytes."""
+    found = {}
     with os.scandir(SHARED_MEMORY) as entries:
-        return {entry.name: entry.stat().st_size for entry in entries}
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                found[entry.name] = entry.stat().st_size
+    return found
 
 
 def _each(pid: int, question: str) -> Iterator:

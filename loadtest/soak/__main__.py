@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest import photos, processes, record, servers
+from loadtest import ending, photos, processes, record, servers
 from loadtest.soak import bad, good, verdict
 from loadtest.soak.changes import Changes
 from loadtest.soak.good import Photo
 from loadtest.soak.traffic import Kind, Tally, Target, Traffic
-from loadtest.soak.verdict import Verdict, grown, kept, none
+from loadtest.soak.verdict import FEWEST, Verdict, grown, kept, none
 from loadtest.soak.watch import LOOK_S, SERVER, Quiet, Sample, Sampler, Watch, lasting
 from loadtest.swap import References
 from ops import embedded
@@ -197,6 +197,7 @@ def judge(outcome: Outcome, share: float) -> list[Verdict]:
     zombies = lasting(outcome.samples) | {pid for pid, _ in outcome.samples[-1].zombies}
     return [
         none("requests not as they must be", sum(each.wrong for each in outcome.tallies)),
+        none("kinds sent too rarely", [each.kind.name for each in outcome.tallies if each.is_starved]),
         *memory,
         *counts,
         none("zombies", sorted(zombies)),
@@ -246,10 +247,13 @@ def main() -> int:
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
     plan = Plan(args.minutes, args.share)
-    with tempfile.TemporaryDirectory() as scratch:
+    with ending.tidy(), tempfile.TemporaryDirectory() as scratch:
         repository = shutil.copytree(args.repository, Path(scratch) / "models")
         (run := Path(scratch) / "run").mkdir()
         outcome = soak(repository, run, plan)
+    if outcome.trouble and len(outcome.calm) < FEWEST:
+        print(*(f"failed: {each}" for each in outcome.trouble), sep="\n", file=sys.stderr)
+        return 1
     verdicts = judge(outcome, plan.share)
     found = result(outcome, verdicts, plan)
     print(verdict.traffic_markdown(found["traffic"]))

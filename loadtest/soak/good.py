@@ -25,7 +25,6 @@ TOGETHER, BAD_PLACE = 3, 3
 TIMEOUT_S = 30.0
 
 Headers = Mapping[str, str]
-NO_HEADERS: Headers = {}
 Memory = Literal["system"]
 
 
@@ -48,8 +47,8 @@ def kinds(known: Mapping[str, Photo]) -> list[Kind]:
         Kind("HTTP, large", 1, partial(single, "http", large)),
         Kind("gRPC, small", 3, partial(single, "grpc", small)),
         Kind("gRPC, large", 1, partial(single, "grpc", large)),
-        Kind("gRPC, small, a key", 1, partial(single, "grpc", small, headers={"x-route-key": "alice"})),
-        Kind("HTTP, small, a version", 1, partial(single, "http", small, headers={"x-model-version": "2"})),
+        Kind("gRPC, small, a key", 1, partial(single, "grpc", small, route_key="alice")),
+        Kind("HTTP, small, a version", 1, partial(of_version, "http", small, "2")),
         Kind("shared memory, HTTP, large", 1, partial(single, "http", large, memory="system")),
         Kind("shared memory, gRPC, large", 2, partial(single, "grpc", large, memory="system")),
         Kind("asyncio, HTTP, small, three at once", 1, partial(gathered, "http", small)),
@@ -71,11 +70,30 @@ def single(
     photo: Photo,
     target: Target,
     memory: Memory | None = None,
-    headers: Headers = NO_HEADERS,
+    route_key: str = "",
 ) -> Iterator[Send]:
-    """Ask one after the other over one connection."""
+    """Ask one after the other over one connection; with a key, every answer must have been chosen by it."""
     with Classifier(target.url(protocol), protocol, shared_memory=memory) as classifier:
-        yield lambda: photo.wrong(classifier.classify(photo.file, headers=headers))
+
+        def send() -> str:
+            prediction = classifier.classify(photo.file, route_key=route_key)
+            is_kept = not route_key or prediction.reason == "route-key"
+            return photo.wrong(prediction) if is_kept else f"asked with a key, got {prediction.reason}"
+
+        yield send
+
+
+@contextmanager
+def of_version(protocol: ProtocolName, photo: Photo, version: str, target: Target) -> Iterator[Send]:
+    """Ask for a version: an answer of another one is wrong, however right for that one."""
+    with Classifier(target.url(protocol), protocol) as classifier:
+
+        def send() -> str:
+            prediction = classifier.classify(photo.file, version=version)
+            is_it = prediction.version == version
+            return photo.wrong(prediction) if is_it else f"asked for {version}, got {prediction.version}"
+
+        yield send
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Requests of many kinds, each at its own pace, and what became of them."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from clients.request import ProtocolName
 
 # How many failures of a kind are kept in words.
 MOST_TOLD = 3
+# How long a request may take that is in flight at the end; every caller's own patience is shorter.
+JOIN_S = 90.0
 # Sends one request, or a few at once, and tells what was wrong with what came of it, if anything.
 Send = Callable[[], str]
 
@@ -58,7 +61,13 @@ class Tally:
     kind: Kind
     sent: int = 0
     wrong: int = 0
+    due: int = 0
     told: list[str] = field(default_factory=list)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether less than half was sent of what was due: a request that hangs holds up its kind."""
+        return 2 * self.sent < self.due
 
     def add(self, failure: str) -> None:
         """Count one."""
@@ -79,20 +88,31 @@ class Traffic:
         self.tallies = [Tally(kind) for kind in kinds]
         self._target = target
         self._over = threading.Event()
+        self._began_s = 0.0
         self._threads = [
-            threading.Thread(target=self._send_on, args=[tally, place / len(kinds)], name=tally.kind.name)
+            threading.Thread(
+                target=self._send_on, args=[tally, place / len(kinds)], name=tally.kind.name, daemon=True
+            )
             for place, tally in enumerate(self.tallies)
         ]
 
     def __enter__(self) -> "Traffic":
+        self._began_s = time.monotonic()
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._over.set()
+        end_s = time.monotonic()
+        for place, tally in enumerate(self.tallies):
+            first_s = self._began_s + place / len(self.tallies) / tally.kind.per_s
+            tally.due = max(0, math.ceil((end_s - first_s) * tally.kind.per_s))
         for thread in self._threads:
-            thread.join()
+            thread.join(JOIN_S)
+        for thread, tally in zip(self._threads, self.tallies, strict=True):
+            if thread.is_alive():
+                tally.add(f"no answer, and no failure, {JOIN_S:g} s after the end")
 
     def _send_on(self, tally: Tally, offset: float) -> None:
         period_s = 1 / tally.kind.per_s

@@ -30,11 +30,12 @@ GAUGES = (
     "nereid_gateway_in_flight",
     "nereid_gateway_waiting",
 )
+# These have a line of their own for each model, and none before the first.
 REPAIRS = (
     "nereid_supervisor_repairs_total",
     "nereid_supervisor_repair_failures_total",
-    "nereid_supervisor_restarts_total",
 )
+RESTARTS = "nereid_supervisor_restarts_total"
 PAGE_S, LOOK_S = 10.0, 0.5
 # How long what is in flight, or closes late, may take to end; and how many looks must show it ended.
 SETTLE_S, LOOKS = 20.0, 6
@@ -131,12 +132,14 @@ class Watch:
             for port in (record.ports.metrics, self._gateway_port)
             for sample in metrics_page.parse(metrics_page.fetch(record.host, port, PAGE_S))
         ]
-        return {name: sum(each.value for each in samples if each.name == name) for name in GAUGES}
+        return present(samples, GAUGES)
 
     def _repairs(self) -> float:
         record = self._running.record
-        samples = metrics_page.parse(metrics_page.fetch(record.host, record.health_port, PAGE_S))
-        return sum(each.value for each in samples if each.name in REPAIRS)
+        samples = list(metrics_page.parse(metrics_page.fetch(record.host, record.health_port, PAGE_S)))
+        return sum(present(samples, [RESTARTS]).values()) + sum(
+            each.value for each in samples if each.name in REPAIRS
+        )
 
 
 class Sampler:
@@ -173,6 +176,20 @@ class Sampler:
             except psutil.Error as error:
                 self.failure = f"a process that is watched has ended: {error}"
                 return
+            except Exception as error:  # else the soak would wait for samples for ever
+                self.failure = f"nothing more can be seen: {type(error).__name__}: {error}"
+                return
+
+
+def present(samples: Sequence[metrics_page.Sample], names: Sequence[str]) -> dict[str, float]:
+    """Return the sum of each metric.
+
+    Raises:
+        LookupError: a page does not have it, which is not the same as zero.
+    """
+    if missing := {*names} - {each.name for each in samples}:
+        raise LookupError(f"no page has {', '.join(sorted(missing))}")
+    return {name: sum(each.value for each in samples if each.name == name) for name in names}
 
 
 def least(looks: Sequence[Usage]) -> Usage:

@@ -3,6 +3,7 @@
 import mmap
 import os
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -12,11 +13,13 @@ import pytest
 from clients.errors import Overloaded, RequestRefused, ServerFailed, TimedOut
 from clients.prediction import Label, Prediction, Timings
 from loadtest.processes import Usage, usage
+from loadtest.soak import traffic as traffic_of
 from loadtest.soak.__main__ import Outcome, Plan, calm, judge, result
 from loadtest.soak.good import BAD_PLACE, Photo, as_prediction, told
 from loadtest.soak.traffic import Kind, Tally, Target, Traffic, refusal
 from loadtest.soak.verdict import grown, kept, markdown, none, traffic_markdown
-from loadtest.soak.watch import Quiet, Sample, lasting, least
+from loadtest.soak.watch import Quiet, Sample, Sampler, lasting, least, present
+from ops import metrics_page
 
 # As samples are taken: every so often, at a random moment.
 MINUTES = (np.arange(200) + np.random.default_rng(0).random(200)) / 10
@@ -174,8 +177,22 @@ LEAKING = [
         ({"after": replace(QUIET, repairs=1.0)}, ["repairs and restarts by the supervisor"]),
         ({"samples": [*SAMPLES, Sample(60, USAGE, frozenset({(17, 0.5)}))]}, ["zombies (17)"]),
         ({"tallies": [replace(GOOD, wrong=1)]}, ["requests not as they must be"]),
+        ({"tallies": [replace(GOOD, due=21)]}, ["kinds sent too rarely (gRPC)"]),
     ],
-    ids=["none", "memory", "fd", "process", "shm", "left", "told", "gauge", "repair", "zombie", "wrong"],
+    ids=[
+        "none",
+        "memory",
+        "fd",
+        "process",
+        "shm",
+        "left",
+        "told",
+        "gauge",
+        "repair",
+        "zombie",
+        "wrong",
+        "starved",
+    ],
 )
 def test_each_fault_fails_by_its_own_name(fault, failed):
     """One fault, one failed row; without any there is none."""
@@ -304,3 +321,45 @@ def test_kind_that_cannot_be_opened_fails():
         pass
 
     assert (traffic.tallies[0].wrong, traffic.tallies[0].told) == (1, ["none: OSError: no such server"])
+
+
+def test_request_that_hangs_is_told(monkeypatch):
+    """Neither does the soak wait for ever, nor does a kind pass of which one request was sent."""
+    monkeypatch.setattr(traffic_of, "JOIN_S", 0.2)
+    is_over = threading.Event()
+
+    @contextmanager
+    def opened(target: Target):
+        yield lambda: "" if is_over.wait(60) else "late"
+
+    with Traffic([Kind("hanging", 20, opened)], Target("", "", "")) as traffic:
+        time.sleep(0.5)
+    is_over.set()
+
+    (tally,) = traffic.tallies
+    assert (tally.sent, tally.wrong, tally.is_starved) == (1, 1, True)
+    assert "hanging: no answer, and no failure" in tally.told[0]
+
+
+def test_metric_that_is_on_no_page_is_not_zero():
+    """One that has another name now would pass for ever."""
+    page = [metrics_page.Sample("a", {}, 1.0), metrics_page.Sample("a", {}, 2.0)]
+
+    assert present(page, ["a"]) == {"a": 3.0}
+    with pytest.raises(LookupError, match="no page has b"):
+        present(page, ["a", "b"])
+
+
+def test_sampler_that_cannot_look_says_so():
+    """Whatever the reason: who waits for its samples is told."""
+
+    def look() -> Sample:
+        """See nothing."""
+        raise ValueError("no number")
+
+    with Sampler(look, 0.01) as sampler:
+        deadline = time.monotonic() + 60
+        while not sampler.has(0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    assert sampler.failure == "nothing more can be seen: ValueError: no number"

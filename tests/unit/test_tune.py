@@ -113,6 +113,8 @@ def test_slow_machine_is_noticed_on_the_way():
 
     @dataclass
     class Slowing(Machine):
+        """A machine that gets slower."""
+
         def measure(self, candidate, seconds):
             """Take half a second more each time."""
             self.now_s += 0.5 * len(self.asked)
