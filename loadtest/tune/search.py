@@ -20,7 +20,8 @@ FIRST_S, DUEL_S = 0.5, 2.0
 # What of the time is kept for the duel, more of it if that gives no rounds enough, and how many those are.
 DUEL_SHARE, MOST_DUEL_SHARE = 1 / 3, 0.7
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9
-SIZES = (32, 16, 8, 4, 2, 1)
+# How many candidates are drawn, and what of the search's time goes into a first look at them.
+MOST_CANDIDATES, FIRST_SHARE = 32, 1 / 2
 RESAMPLES, QUANTILE = 2_000, 0.95
 
 Measure: TypeAlias = Callable[[Candidate, float], Sample]
@@ -112,28 +113,23 @@ class Search:
         left_s = self.deadline_s - self.clock()
         needed_s = LEAST_ROUNDS * 3 * self._takes_s(FIRST_S)
         duel_s = min(max(DUEL_SHARE * left_s, needed_s), MOST_DUEL_SHARE * left_s)
-        count = next((n for n in SIZES if self._halving_s(n) <= left_s - duel_s), 1)
-        ranked = self._halve(draw(count), self.deadline_s - duel_s)
+        ranked = self._halve(draw(MOST_CANDIDATES), self.deadline_s - duel_s)
         if not ranked:
             return DEFAULT, Duel((), (), ())
         return ranked[0], self._duel(ranked[0])
 
-    def _halving_s(self, count: int) -> float:
-        """Return about how long it takes to halve so many candidates to one."""
-        total_s, rung = 0.0, 0
-        while count > 1 or not rung:
-            rounds, seconds = _budget(rung)
-            total_s += count * rounds * self._takes_s(seconds)
-            count, rung = math.ceil(count / 2), rung + 1
-        return total_s
-
     def _halve(self, candidates: list[Candidate], until_s: float) -> list[Candidate]:
-        """Measure all, and the better half again for twice as long, until one is left; best first."""
+        """Measure what there is time for, and the better half again for twice as long; best first.
+
+        How long a candidate takes shows only when it is measured: a bad default may take many times as long.
+        """
+        now_s = self.clock()
+        first_s = now_s + FIRST_SHARE * (until_s - now_s)
         ranked = candidates
         for rung in itertools.count():
             rounds, seconds = _budget(rung)
             self.tell(f"{len(ranked)} candidates, {rounds} x {seconds:g} s at each concurrency")
-            done = self._rounds(ranked, rounds, seconds, until_s)
+            done = self._rounds(ranked, rounds, seconds, until_s if rung else first_s)
             # One that failed in a later round is out, whatever the earlier ones saw of it.
             sound = [each for each in ranked if each not in self.refused]
             measured = [each for each in sound if done and each in done[0]]
@@ -143,7 +139,7 @@ class Search:
             self.seen |= {c: median([each[c] for each in done if c in each]) for c in measured}
             measured.sort(key=lambda candidate: self.objective.rank(self.seen[candidate]))
             ranked = measured[: math.ceil(len(measured) / 2)]
-            if len(measured) <= 2 or not is_complete:
+            if len(measured) <= 2:
                 return measured
         raise AssertionError  # the loop ends by itself
 

@@ -71,6 +71,25 @@ def report(searching: Search, found: tuple[Candidate, Duel]) -> Report:
     return Report("net", searching.objective, default, *found, searching.seen, searching.refused)
 
 
+class SlowDefault(Machine):
+    """A server whose config as it is takes ten times as long to measure as any other."""
+
+    def measure(self, candidate: Candidate, seconds: float) -> dict[int, Load]:
+        """Answer, for the default late."""
+        self.now_s += 10.0 * (candidate == DEFAULT)
+        return super().measure(candidate, seconds)
+
+
+def test_slow_default_does_not_make_the_search_a_short_one():
+    """How much can be tried is told by those that are tried, and the best of them is found."""
+    machine = SlowDefault()
+
+    _, (best, _) = search(machine, until_s=240.0)
+
+    assert len({candidate for candidate, _, _ in machine.asked}) > len(POINTS) / 2
+    assert dict(best) == {"instances": 3, "delay": 0}
+
+
 @pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY], ids=["throughput", "latency"])
 def test_best_of_the_surface_is_found(objective):
     """With time for all points, and noise that is smaller than their differences."""
