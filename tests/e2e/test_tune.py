@@ -25,6 +25,8 @@ from ops.embedded import REPOSITORY
 
 VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
+# A machine of two cores left half idle.
+ONE_INSTANCE = {"instances": 1, "max_batch_size": 1, "preferred_batch_size": 0}
 # Until a stub has handed on its metrics, and more.
 METRICS_S = 1.5
 ABOUT = ["when, where, how much"]
@@ -117,7 +119,7 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
 @pytest.mark.slow
 def test_bad_config_is_left(models, tmp_path):
     """One instance without batches is beaten by far, and what is written passes the check and is served."""
-    tune_proof.spoil(models)
+    tune_proof.spoil(models, ONE_INSTANCE)
     tuned = profiles.tunable(models, "classify_v1", "cpu")
     with trial(models, "classify_v1", "cpu", tmp_path, (1, 16)) as trying:
         config = trying.served()
