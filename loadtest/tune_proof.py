@@ -1,8 +1,9 @@
 """Whether `nereid tune` finds what there is to find: a config made bad, tuned, and held against a full grid.
 
 In a copy of the repository one variant gets more threads than cores, no batches and a queue that waits. What
-`nereid tune` makes of it is measured in interleaved rounds with every point of a grid. The best of many is partly the
-luckiest, so it is measured once more against the tuned one, in rounds of their own; that ratio is the result.
+`nereid tune` makes of it is measured in interleaved rounds with every point of a grid. The best of many is
+partly the luckiest, so it is measured once more against the tuned one, in rounds of their own; that ratio is
+the result.
 
     python -m loadtest.tune_proof [--minutes 6] [--rounds 5] [--seconds 2] [--record tune_proof]
 """
@@ -26,7 +27,7 @@ from ops import embedded
 from ops.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED, tunable, with_settings
 
 MODEL, PROFILE, CONCURRENCY = "classify_v1", "cpu", 32
-# Not one instance: it stands still for 0.5 s now and then (docs/tuning.md), which takes the time for the rest.
+# Not one instance: it stands still for 0.5 s now and then (docs/tuning.md), and takes the time for the rest.
 BAD = {INSTANCES: 2, THREADS: 2, MOST_ROWS: 1, PREFERRED: 0, DELAY: 20_000}
 GRID = {INSTANCES: (2, 3), THREADS: (1, 2), MOST_ROWS: (1, 8), DELAY: (0, 20_000)}
 TARGET = 0.95

@@ -36,9 +36,6 @@ GPU_PROFILE = "gpu"
 # Tensors between an ensemble's steps lie in this pool, which cannot grow: what does not fit goes through the
 # host, and Triton says so only once. Two batches of 64 images are 77 MB.
 GPU_POOL = f"--cuda-memory-pool-byte-size=0:{512 * 2**20}"
-# By default Triton keeps eight gRPC requests for reuse, each with room for the largest it has held: images of
-# 32 MiB stay until it ends. With none kept, 30 images a second took the same CPU (by hand, /proc).
-GRPC_POOL = "--grpc-infer-allocation-pool-size=0"
 # Exactly what a route reads, no other `x-` header: API keys are some, too.
 ROUTE_HEADERS = "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$"
 # Whoever may call these can read files, run code or take the server down; see docs of CVE-2025-23319.
@@ -158,7 +155,6 @@ def command(
         f"--http-port={options.ports.http}",
         f"--grpc-port={options.ports.grpc}",
         f"--metrics-port={options.ports.metrics}",
-        GRPC_POOL,
         f"--http-header-forward-pattern={ROUTE_HEADERS}",
         f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
         # Each call of a variant holds a thread. Triton takes one number for all Python backends and starts

@@ -37,7 +37,6 @@ def test_command_listens_on_loopback_with_everything_loaded():
         "http-header-forward-pattern": "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$",
         "grpc-header-forward-pattern": "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$",
         "backend-config": "python,thread-pool-size=144",
-        "grpc-infer-allocation-pool-size": "0",
     }
 
 
@@ -70,11 +69,6 @@ def test_token_guards_the_administrative_apis(host, apis):
     given = flags(replace(OPTIONS, host=host, token="t"))
 
     assert given["http-restricted-api"] == given["grpc-restricted-protocol"] == f"{apis}:nereid-token=t"
-
-
-def test_grpc_keeps_no_request_that_was_answered():
-    """Each that Triton would keep for reuse stays as large as the largest it has held."""
-    assert flags(OPTIONS)["grpc-infer-allocation-pool-size"] == "0"
 
 
 def test_shared_memory_is_open_where_it_is_allowed():
