@@ -73,7 +73,7 @@ bench: .venv/.testing  ## what serving costs against the same work in process; r
 	$(BIN)/python -m loadtest.recovery --record recovery
 	$(BIN)/python -m loadtest.swap --record swap
 	$(BIN)/python -m loadtest.stall --record stall
-	$(BIN)/python -m loadtest.trials --record trials
+	$(BIN)/python -m loadtest.trials --rounds 4 --record trials
 	$(BIN)/python -m loadtest.tune_proof --record tune_proof
 
 soak: .venv/.testing  ## mixed traffic and changes for MINUTES (20): fails on anything that is left; RECORD=soak stores it

@@ -5,7 +5,7 @@ In a copy of the repository one variant gets more threads than cores, no batches
 partly the luckiest, so it is measured once more against the tuned one, in rounds of their own; that ratio is
 the result.
 
-    python -m loadtest.tune_proof [--minutes 6] [--rounds 5] [--seconds 2] [--record tune_proof]
+    python -m loadtest.tune_proof [--minutes 8] [--rounds 5] [--seconds 2] [--record tune_proof]
 """
 
 import argparse
@@ -107,7 +107,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     """Tune, measure, print, record; exit status 1 if the best grid point is better by more than 5 %."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=6.0, help="for nereid tune")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for nereid tune")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")

@@ -74,6 +74,14 @@ HOW = """
 """
 
 
+TRIED = """Kept is what the repository has. Batches of one or two lower p99 and take throughput: `nereid tune
+--p99-ms` finds them where that counts. UINT8 between preprocessing and network spares the ensemble copies
+through shared memory, but needs another file of the network and pays little. One instance whose own threads
+answer through response senders, image by image, was tried by hand: it took more CPU than two instances, and
+what is on its way when its process dies is never answered.
+"""
+
+
 def render(bench: Record, shared: Record, swapped: Record, others: dict[str, Record]) -> str:
     """Return the page."""
     parts = [
@@ -176,7 +184,7 @@ def _trials(tried: Record) -> str:
     return (
         "\n## What was tried\n\nEach is the repository with one thing changed, beside the profile as it is,\n"
         f"in the same rounds: the small photo, FP32, `wrk` ({conditions(tried)}; `{tried['command']}`).\n\n"
-        f"{trials.markdown(tried['rows'])}"
+        f"{trials.markdown(tried['rows'])}\n{TRIED}"
     )
 
 
@@ -211,6 +219,8 @@ def readme_section(bench: Record) -> str:
         rows += [_short(bench["rows"], photo, size, path) for path in (IN_PROCESS, "cpu", "ensemble")]
     missed = sum(not each["met"] for each in bench["targets"])
     met = f"{len(bench['targets']) - missed} of its {len(bench['targets'])} targets are met"
+    if bench["noise"]:
+        met += f";\nthe same measured twice per round gave {bench['noise']['rate']['median']} times itself"
     return (
         f"{MARK}Medians of rounds that interleave all paths ({conditions(bench)};\n"
         f"`{bench['command']}`; {met};\n"

@@ -8,7 +8,19 @@ from dataclasses import fields
 import pytest
 import typer.main
 
-from loadtest import backend, clients, gateway, memory, parity, preprocess, recovery, route, swap
+from loadtest import (
+    backend,
+    clients,
+    gateway,
+    memory,
+    parity,
+    preprocess,
+    recovery,
+    route,
+    stall,
+    swap,
+    trials,
+)
 from loadtest.bench import page as benchmarks
 from loadtest.soak import verdict
 from ops import docs
@@ -118,8 +130,10 @@ def test_recorded_benchmark_can_be_repeated(root):
         (route, "routing.md"),
         (recovery, "supervision.md"),
         (swap, "publishing.md"),
+        (stall, "load_testing.md"),
+        (trials, "benchmarks.md"),
     ],
-    ids=["backend", "clients", "gateway", "memory", "preprocess", "parity", "route", "recovery", "swap"],
+    ids=lambda value: str(getattr(value, "__name__", value)).removeprefix("loadtest."),
 )
 def test_page_has_the_recorded_numbers(root, module, page):
     """What a backend costs and how exact it is is what the last recorded run says, with machine and date."""
