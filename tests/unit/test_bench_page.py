@@ -107,6 +107,7 @@ def test_readme_takes_the_table_in_its_place(rows):
         "date": "2026-01-02T03:04:05",
         "command": "nereid bench",
         "targets": [{"met": True}, {"met": False}],
+        "noise": {"rate": {"median": 1.02}},
         "rows": rows,
     }
     section = page.readme_section(record)
@@ -116,6 +117,7 @@ def test_readme_takes_the_table_in_its_place(rows):
     assert "| 640x427 | `cpu` | 180 | 0.900 | 8.25 | 10.0 | 40 |" in section
     assert "| 1920x1080 | in process | 200 | 1 | 8.25 | 10.0 |  |" in section
     assert "1 of its 2 targets are met" in section
+    assert "gave 1.02 times itself" in section
     with pytest.raises(ValueError, match="0 places"):
         page.in_readme("nothing", section)
 
