@@ -584,6 +584,7 @@ def test_request_leaves_nothing_to_the_collector(headers, status):
     made = gateway(Upstream())
 
     async def ask_one() -> Any:
+        """Ask once; returns what tells whether the caller is still there."""
         caller = Connection(made, headers=headers)
         await caller.ask()
         await asyncio.sleep(0)  # what it has cancelled has ended
@@ -591,6 +592,7 @@ def test_request_leaves_nothing_to_the_collector(headers, status):
         return weakref.ref(caller)
 
     async def ask_and_look() -> Any:
+        """Ask, and look a moment later."""
         gone = await ask_one()
         await asyncio.sleep(0)
         return gone()
