@@ -30,9 +30,10 @@ from clients.steps import Call, Steps
 Kind = Literal["system", "cuda"]
 FOLDER = Path("/dev/shm")
 SMALLEST_BYTES = 2**20
-# In Triton's refusal to let go of a region that it reads, and how long to wait before asking again.
-IN_USE, ASK_AGAIN_S = "currently in use", 1.0
-# For each word to a server that comes after the answers.
+# In Triton's refusal to let go of a region that it reads, and how long to wait before asking again: for as long
+# as requests come, and at the end.
+IN_USE, ASK_AGAIN_S, LAST_ASK_AGAIN_S = "currently in use", 1.0, 0.05
+# For each word to a server that comes after the answers, and for it to finish reading.
 FAREWELL_S = 2.0
 UNANSWERED = (TimedOut, Unreachable)
 
@@ -59,6 +60,9 @@ class Region(Protocol):
 
     def registration(self) -> tuple[Any, ...]:
         """Return what the server is told of it."""
+
+    def unlink(self) -> None:
+        """Let nobody open it any more."""
 
     def leave(self) -> None:
         """Let go of it, and leave it to a sweep."""
@@ -87,11 +91,14 @@ class _LockedFile:
                 return
             os.close(self.handle)  # a sweep came before the lock
 
+    def unlink(self) -> None:
+        self._path.unlink(missing_ok=True)
+
     def leave(self) -> None:
         os.close(self.handle)
 
     def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        self.unlink()
         os.close(self.handle)
 
 
@@ -109,6 +116,9 @@ class _SystemRegion:
 
     def registration(self) -> tuple[Any, ...]:
         return self.name, f"/{self.name}", self.byte_size
+
+    def unlink(self) -> None:
+        self._file.unlink()
 
     def leave(self) -> None:
         self._memory.close()
@@ -134,6 +144,9 @@ class _CudaRegion:
 
     def registration(self) -> tuple[Any, ...]:
         return self.name, self._cuda.get_raw_handle(self._memory), self._device_id, self.byte_size
+
+    def unlink(self) -> None:
+        """Do nothing: the server opens no file for it."""
 
     def leave(self) -> None:
         self._file.leave()  # the memory is the server's for as long as this process lives
@@ -218,7 +231,7 @@ class Regions:
     def close(self) -> None:
         """Have the server let go of the regions, and remove them.
 
-        What a request still uses, or the server reads, is left to a sweep.
+        What a request still uses, or the server reads for two seconds more, is left to a sweep.
         """
         with self._lock:
             self._is_closed = True
@@ -227,14 +240,18 @@ class Regions:
         if not regions:
             return
         connection = transport.connect(self._url, self._protocol)
+        patient_until = time.monotonic() + FAREWELL_S
         try:
             is_there = True
             for region in regions:
                 refusal = None
-                if is_there and region.is_told:
-                    refusal = transport.run(connection, _let_go(self._kind, region.name, FAREWELL_S))
+                while is_there and region.is_told:
+                    refusal = transport.run(connection, self._let_go_of(region, FAREWELL_S))
                     is_there = not isinstance(refusal, UNANSWERED)
-                if refusal and IN_USE in str(refusal):
+                    if not _is_in_use(refusal) or time.monotonic() > patient_until:
+                        break
+                    time.sleep(LAST_ASK_AGAIN_S)
+                if _is_in_use(refusal):
                     region.leave()
                 else:
                     region.remove()
@@ -300,9 +317,9 @@ class Regions:
                 _, region = due[-1]
                 refusal = None
                 if region.is_told:
-                    refusal = yield from _let_go(self._kind, region.name, attempts.remaining_s())
+                    refusal = yield from self._let_go_of(region, attempts.remaining_s())
                 due.pop()
-                if refusal and (IN_USE in str(refusal) or isinstance(refusal, UNANSWERED)):
+                if _is_in_use(refusal) or isinstance(refusal, UNANSWERED):
                     with self._lock:
                         self._retire(region, self._clock() + ASK_AGAIN_S)
                 else:
@@ -311,6 +328,13 @@ class Regions:
             with self._lock:
                 for at, region in due:
                     self._retire(region, at)
+
+    def _let_go_of(self, region: Region, timeout_s: float) -> Steps[ClassifierError | None]:
+        """Have the server let go of a region that it was told of; returns why it does not."""
+        if not region.is_known:
+            # It was not waited for: the server may come to it only after this, and must not find it then.
+            region.unlink()
+        return (yield from _let_go(self._kind, region.name, timeout_s))
 
     def _read_by_server(self, region: Region, attempts: Attempts, call: Callable[[], Call]) -> Steps[Any]:
         yield from self._made_known(region, attempts)
@@ -453,6 +477,11 @@ def _let_go(
     except ClassifierError as error:
         return error
     return None
+
+
+def _is_in_use(refusal: ClassifierError | None) -> bool:
+    """Tell whether a server still reads a region that it was to let go of."""
+    return IN_USE in str(refusal)
 
 
 def _sees_our_files(remaining_s: Callable[[], float], headers: Mapping[str, str]) -> Steps[bool]:

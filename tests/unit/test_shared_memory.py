@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def hurried(monkeypatch):
+    """Wait for no server that reads for ever."""
+    monkeypatch.setattr(shared_memory, "FAREWELL_S", 0.2)
+
+
 def files() -> set[str]:
     """Return this user's regions."""
     return {path.name for path in shared_memory.FOLDER.glob(f"{PREFIX}*")}
@@ -43,6 +50,7 @@ def sent(script: Script, word: str) -> list[str]:
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 @pytest.mark.parametrize("step", ["silence", None], ids=["silent", "broken"])
+@pytest.mark.usefixtures("hurried")
 def test_region_without_an_answer_is_never_used_again(folder, way, step):
     """While the server reads it, it is neither written, nor shrunk, nor unlinked, also when all is closed."""
     script = Script(PREDICTION, step, PREDICTION)
@@ -61,6 +69,20 @@ def test_region_without_an_answer_is_never_used_again(folder, way, step):
     assert len(sent(script, "register")) == 2
     assert {*sent(script, "unregister")} == {*sent(script, "register")}
     assert remove_stale() == [first]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_close_waits_for_a_server_that_reads(way):
+    """A caller whose only request was too late leaves nothing, however soon it ends."""
+    script = Script("silence")
+    with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
+        with pytest.raises(TimedOut):
+            classifier.classify(PHOTO, timeout_s=0.1)
+        (region,) = script.read = files()
+        threading.Timer(0.3, script.read.clear).start()
+
+    assert {*sent(script, "unregister")} == {region}
+    assert not files()
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
@@ -197,6 +219,33 @@ def regions(monkeypatch):
     made = Regions("system", "localhost:1", "http")
     yield made
     made.close()
+
+
+class Late(Triton):
+    """A server that comes to a registration after the caller has lost patience, and has asked to let go."""
+
+    def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
+        """Do what a method does; the first to register is told that it is late."""
+        if name.startswith("register") and not self.timeouts_s:
+            super().call("status", timeout_s)
+            raise TimedOut("deadline exceeded: why")
+        found = super().call(name, timeout_s, *args, **options)
+        if name.startswith("unregister") and (shared_memory.FOLDER / args[0]).exists():
+            self.known.append(args[0])  # only now, and it can open it
+        return found
+
+
+def test_region_that_is_registered_too_late_is_not_kept(regions):
+    """A server that comes to it after it was asked to let go of it finds no file."""
+    triton = Late()
+    regions._is_swept = True
+    ask(regions, triton)
+    (late,) = files()
+    name = ask(regions, triton)
+
+    assert name != late
+    assert triton.known == [name]
+    assert files() == {name}
 
 
 @pytest.mark.parametrize("sees", [True, False], ids=["same machine", "other container"])
