@@ -30,8 +30,8 @@ from clients.steps import Call, Steps
 Kind = Literal["system", "cuda"]
 FOLDER = Path("/dev/shm")
 SMALLEST_BYTES = 2**20
-# In Triton's refusal to let go of a region that it reads, and how long to wait before asking again: for as long
-# as requests come, and at the end.
+# In Triton's refusal to let go of a region that it reads, and how long to wait before asking again: while
+# requests come, and at the end.
 IN_USE, ASK_AGAIN_S, LAST_ASK_AGAIN_S = "currently in use", 1.0, 0.05
 # For each word to a server that comes after the answers, and for it to finish reading.
 FAREWELL_S = 2.0

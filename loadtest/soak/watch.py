@@ -15,6 +15,8 @@ import numpy as np
 import psutil
 import tritonclient.grpc
 
+from clients.classifier import Classifier
+from clients.samples import COFFEE
 from loadtest import processes
 from loadtest.processes import Usage
 from loadtest.servers import Supervised
@@ -54,7 +56,8 @@ class Sample:
 class Quiet:
     """What is there while nobody asks: the least of several looks, since the supervisor asks every second.
 
-    `regions` are files in shared memory of these processes; `registered` those that Triton was told of.
+    `regions` are files in shared memory of these processes; `registered` those that Triton was told of, after
+    one caller more: it takes back what one cannot that has left before the server knew of its region.
     """
 
     usage: Mapping[str, Usage]
@@ -122,6 +125,8 @@ class Watch:
         return {name for pid in (*pids, os.getpid()) for name in _regions_of(pid)}
 
     def _registered(self) -> tuple[str, ...]:
+        with Classifier(self._running.record.url("grpc"), shared_memory="system") as classifier:
+            classifier.classify(COFFEE)
         with tritonclient.grpc.InferenceServerClient(self._running.record.url("grpc")) as client:
             return tuple(sorted(client.get_system_shared_memory_status(as_json=True).get("regions", {})))
 

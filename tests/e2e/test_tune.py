@@ -118,7 +118,7 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
 
 @pytest.mark.slow
 def test_bad_config_is_left(models, tmp_path):
-    """One instance without batches is beaten by far, and what is written passes the check and is served."""
+    """One instance without batches is beaten, and what is written passes the check and is served."""
     tune_proof.spoil(models, ONE_INSTANCE)
     tuned = profiles.tunable(models, "classify_v1", "cpu")
     with trial(models, "classify_v1", "cpu", tmp_path, (1, 16)) as trying:
@@ -140,7 +140,6 @@ def test_bad_config_is_left(models, tmp_path):
     # A second instance is what the planted fault took away; whether other load on this machine lets a gain
     # of any size be told from noise is none of this test.
     assert dict(report.best)["instances"] > 1, report.reason()
-    assert found[1].gain(searching.objective) >= 0.3
     wish = Wish(models, "classify_v1", "cpu")
     assert write(wish, tuned, report) == list(VARIANTS)
     assert not [each for each in check.check(models) if each.verdict == "fail"]
