@@ -1,10 +1,14 @@
 """Sessions from a config: requests joined, split and answered one by one, and what fails the load."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from onnx import ModelProto, helper
@@ -16,8 +20,30 @@ from python_backend.session_options import BackendSettings
 from tests.networks import assert_same, constant, identity, network, store, tensor, value
 
 node = helper.make_node
+# What decides whether and where ONNX Runtime keeps what it tells.
+NOTED = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
 BATCHES = "max_batch_size: 8 instance_group { kind: KIND_CPU count: 1 }"
 X, Y = tensor("input", "x", "FP32", [3]), tensor("output", "y", "FP32", [3])
+
+
+UNTOLD = """
+import sys
+from python_backend import session
+import onnxruntime
+onnxruntime.InferenceSession(sys.argv[1])
+"""
+
+
+def test_onnx_runtime_tells_its_maker_nothing(tmp_path):
+    """It would keep the name of this machine, and what is to be told, in the user's cache."""
+    onnx.save(double(), tmp_path / "model.onnx")
+    (home := tmp_path / "home").mkdir()
+    kept = {name: value for name, value in os.environ.items() if name not in NOTED}
+
+    command = [sys.executable, "-c", UNTOLD, tmp_path / "model.onnx"]
+    subprocess.run(command, env=kept | {"HOME": str(home)}, check=True)
+
+    assert not [*home.rglob("*")]
 
 
 def double() -> ModelProto:
