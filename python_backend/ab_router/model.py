@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backend import errors
+from python_backend import errors, inherited
 from python_backend.metrics import ROUTE_METRICS, ROUTE_PREFIX
 from python_backend.model_config import ModelConfig
 from python_backend.route_file import TOLD, RouteWatch
@@ -25,6 +25,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Read the route; a wrong one fails the load."""
+        inherited.close_connections()
         self.config = ModelConfig.from_args(args)
         self.outputs = [output.name for output in self.config.outputs if output.name not in TOLD]
         self.watch = RouteWatch(

@@ -3,6 +3,7 @@
 import time
 from itertools import compress
 
+from python_backend import inherited
 from python_backend.errors import Cancelled, ServingError
 from python_backend.model_config import ModelConfig
 from python_backend.session import complete_config
@@ -27,6 +28,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Open the model file; a wrong config fails the load."""
+        inherited.close_connections()
         config = ModelConfig.from_args(args, may_use_gpu=True)
         self.session, self.metrics = open_session(config, network=config)
         self.last_s = 0.0

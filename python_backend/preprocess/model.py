@@ -1,5 +1,6 @@
 """Triton adapter of the `preprocess` backend; all behaviour is in `python_backend.pipeline`."""
 
+from python_backend import inherited
 from python_backend.model_config import ModelConfig
 from python_backend.pipeline import Pipeline
 from python_backend.triton_io import answer_batch, read_images
@@ -10,6 +11,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Build the pipeline; a wrong or contradictory parameter fails the load."""
+        inherited.close_connections()
         config = ModelConfig.from_args(args, may_use_gpu=True)
         self.pipeline = Pipeline.from_config(config)
         self.output = config.outputs[0].name

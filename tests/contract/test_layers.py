@@ -1,6 +1,7 @@
 """The architecture as a test: which room may import which, lazy imports included."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ MAY_IMPORT = {
 COMMAND_TABLE = "ops/__main__.py"
 # Inside the library each module may import those before it, and `model.py` adapters all of them.
 LIBRARY = [
-    {"errors", "buffers", "metrics"},
+    {"errors", "buffers", "inherited", "metrics"},
     {"model_config", "server_flags", "gpu", "exchange"},
     {"decode", "resample", "threads", "signature", "batching"},
     {"transform", "session_options", "routing"},
@@ -56,6 +57,21 @@ def test_room_imports_only_what_it_may(root, room):
         assert imported_rooms(source) <= allowed, source.relative_to(root)
 
 
+def test_adapters_first_let_go_of_what_they_inherit(root):
+    """Every stub is started with the connections of the server's callers; see `python_backend.inherited`."""
+    adapters = sorted((root / "python_backend").glob("*/model.py"))
+    assert adapters
+
+    for source in adapters:
+        (initialize,) = [
+            node
+            for node in ast.walk(ast.parse(source.read_text()))
+            if isinstance(node, ast.FunctionDef) and node.name == "initialize"
+        ]
+        _, first, *_ = map(ast.unparse, initialize.body)
+        assert first == "inherited.close_connections()", source.relative_to(root)
+
+
 def test_library_modules_form_layers(root):
     """Each module imports only what stands in a row of LIBRARY before its own."""
     known: set[str] = set()
@@ -78,8 +94,11 @@ def test_adapters_are_no_packages(root):
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_environment_is_read_at_the_edge_only(root, room):
-    """`os.environ` is read only in modules that are run, so that a library never depends on it silently."""
+    """`os.environ` is read only in modules that are run, so that a library never depends on it silently.
+
+    A default for what others read is set where it must be.
+    """
     for source in (root / room).rglob("*.py"):
         text = source.read_text()
-        if "os.environ" in text or "os.getenv" in text:
+        if re.search(r"os\.(environ(?!\.setdefault\()|getenv)", text):
             assert source.name == "__main__.py" or '__name__ == "__main__"' in text, source.relative_to(root)

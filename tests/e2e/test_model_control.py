@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -139,6 +140,19 @@ def test_old_network_answers_while_the_new_one_loads(server, client):
 
     assert failures == []
     assert [number for number, _ in itertools.groupby(seen)] == [1, 2]
+
+
+def test_model_that_is_loaded_later_holds_no_connection(server, client):
+    """Its process is started with the callers' connections: one that the server closes must end, too."""
+    publish(server, "late", 1)
+    with socket.create_connection(("127.0.0.1", server.options.ports.http), LOAD_S) as caller:
+        caller.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert caller.recv(2**12).startswith(b"HTTP/1.1 200 ")
+
+        client.load_model("late")
+        caller.shutdown(socket.SHUT_WR)
+
+        assert caller.recv(1) == b""
 
 
 @pytest.mark.parametrize("broken", ["model.onnx", pytest.param("config.pbtxt", marks=pytest.mark.slow)])
