@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,4 +265,4 @@ def _headed(head: Sequence[str], text: str) -> str:
 
 
 def _without_head(text: str) -> str:
-    return text.partition("\n\n")[2] if text.startswith(MARK) else text
+    return re.sub(r"(?:#.*\n)+\n?", "", text, count=1) if text.startswith(MARK) else text

@@ -69,6 +69,20 @@ def test_tuning_goes_on_from_the_profile(models):
     assert (text.count(MARK), text.startswith("# Written by `nereid tune b`.\n")) == (1, True)
 
 
+@pytest.mark.parametrize("after_head", ["\n\n", "\n"], ids=["as-written", "blank-line-deleted"])
+def test_head_is_replaced_and_nothing_else(models, after_head):
+    """Whether or not somebody has deleted the blank line behind it, no entry of the config goes along."""
+    tuned = models / "classify_v1" / "configs" / "tuned.pbtxt"
+    write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
+    before = parse(tuned.read_text())
+    tuned.write_text(tuned.read_text().replace("\n\n", after_head, 1))
+
+    write(models, tunable(models, "classify_v1", "tuned"), {}, "nereid tune b", ABOUT)
+
+    assert parse(tuned.read_text()) == before
+    assert tuned.read_text().count(MARK) == 1
+
+
 def test_what_copies_would_replace_is_told(models):
     """From another profile, what was tuned of the other models is lost; copies are no loss."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
