@@ -18,11 +18,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from loadtest import record
+from loadtest import ending, record
+from loadtest.tune.search import Measure, NotMeasured
 from loadtest.tune.space import THREADS, Candidate
-from loadtest.tune.trial import Trial, copy_repository
+from loadtest.tune.trial import TrialServer, copy_repository
 from ops import embedded
 from ops.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED, tunable, with_settings
 
@@ -34,7 +35,9 @@ TARGET = 0.95
 HEADINGS = ("settings", "images/s", "min..max", "of the tuned")
 TUNED_NAME = "tuned"
 
-Series = dict[Candidate, list[float]]
+# Images per second of each candidate that could be measured: in one round, and over all.
+Round: TypeAlias = dict[Candidate, float]
+Series: TypeAlias = dict[Candidate, list[float]]
 
 
 def spoil(repository: Path, settings: Mapping[str, int] = BAD) -> None:
@@ -56,13 +59,28 @@ def grid() -> list[Candidate]:
     return [tuple(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
 
 
-def measured(trial: Trial, candidates: Sequence[Candidate], rounds: int, seconds: float) -> Series:
-    """Return images per second of each candidate, a value per round."""
-    series: Series = {candidate: [] for candidate in candidates}
+def measured(measure: Measure, candidates: Sequence[Candidate], rounds: int, seconds: float) -> list[Round]:
+    """Measure all candidates in every round; one that fails is told, and missing in that round."""
+    done: list[Round] = []
     for number in range(rounds):
+        done.append({})
         for candidate in candidates[:: -1 if number % 2 else 1]:
-            series[candidate].append(trial.measure(candidate, seconds)[CONCURRENCY].rate)
-    return series
+            try:
+                done[-1][candidate] = measure(candidate, seconds)[CONCURRENCY].rate
+            except NotMeasured as error:
+                print(f"round {number + 1}, not measured: {described(candidate)}: {error}", file=sys.stderr)
+    return done
+
+
+def series_of(rounds: Sequence[Round]) -> Series:
+    """Return what each candidate did over the rounds."""
+    candidates = dict.fromkeys(candidate for each in rounds for candidate in each)
+    return {candidate: [each[candidate] for each in rounds if candidate in each] for candidate in candidates}
+
+
+def described(candidate: Candidate) -> str:
+    """Say what its settings are."""
+    return ", ".join(f"{name} {value}" for name, value in candidate)
 
 
 def summarise(series: Series, chosen: Candidate) -> list[dict[str, Any]]:
@@ -70,7 +88,7 @@ def summarise(series: Series, chosen: Candidate) -> list[dict[str, Any]]:
     base = statistics.median(series[chosen])
     rows = [
         {
-            "settings": ", ".join(f"{name} {value}" for name, value in candidate),
+            "settings": described(candidate),
             "is_tuned": candidate == chosen,
             "median": round(statistics.median(rates), 1),
             "min": round(min(rates), 1),
@@ -83,14 +101,40 @@ def summarise(series: Series, chosen: Candidate) -> list[dict[str, Any]]:
 
 
 def best_of(series: Series, chosen: Candidate) -> Candidate:
-    """Return the best point of the grid."""
+    """Return the best point of the grid.
+
+    Raises:
+        NotMeasured: none could be measured, or the tuned one could not.
+    """
+    if chosen not in series or len(series) == 1:
+        raise NotMeasured("the tuned config, or every point of the grid, failed in all rounds")
     return max((each for each in series if each != chosen), key=lambda each: statistics.median(series[each]))
 
 
-def ratio(series: Series, chosen: Candidate, best: Candidate) -> float:
-    """Return the tuned one's share of the best one's rate: the median over rounds."""
-    pairs = zip(series[chosen], series[best], strict=True)
-    return round(statistics.median(rate / other for rate, other in pairs), 3)
+def ratio(rounds: Sequence[Round], chosen: Candidate, best: Candidate) -> float:
+    """Return the tuned one's share of the best one's rate: the median over rounds that have both.
+
+    Raises:
+        NotMeasured: there is no such round.
+    """
+    shares = [each[chosen] / each[best] for each in rounds if {chosen, best} <= each.keys()]
+    if not shares:
+        raise NotMeasured("no round has both the tuned config and the best point of the grid")
+    return round(statistics.median(shares), 3)
+
+
+def compare(
+    measure: Measure, chosen: Candidate, rounds: int, seconds: float
+) -> tuple[list[dict[str, Any]], float]:
+    """Hold the tuned one against the grid; returns the rows, and its share of the best point's rate.
+
+    Raises:
+        NotMeasured: too much has failed to tell.
+    """
+    series = series_of(measured(measure, [chosen, *grid()], rounds, seconds))
+    best = best_of(series, chosen)
+    again = measured(measure, [chosen, best], 2 * rounds, seconds)
+    return summarise(series, chosen), ratio(again, chosen, best)
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -114,7 +158,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
-    with tempfile.TemporaryDirectory() as scratch:
+    with ending.tidy(), tempfile.TemporaryDirectory() as scratch:
         repository = copy_repository(embedded.REPOSITORY, Path(scratch) / "models")
         spoil(repository)
         base = tunable(repository, MODEL, PROFILE)
@@ -125,11 +169,12 @@ def main() -> int:
             return 1
         chosen: Candidate = tuple(found["chosen"].items())
         (folder := Path(scratch) / "trial").mkdir()
-        with Trial(repository, base, (), [CONCURRENCY], folder, os.environ) as trial:
-            series = measured(trial, [chosen, *grid()], args.rounds, args.seconds)
-            best = best_of(series, chosen)
-            again = measured(trial, [chosen, best], 2 * args.rounds, args.seconds)
-    rows, share = summarise(series, chosen), ratio(again, chosen, best)
+        with TrialServer(repository, base, (), [CONCURRENCY], folder, os.environ) as trial:
+            try:
+                rows, share = compare(trial.measure, chosen, args.rounds, args.seconds)
+            except NotMeasured as error:
+                print(error, file=sys.stderr)
+                return 1
     print(markdown(rows))
     print(f"tuned / best grid point, measured again: {share}")
     if args.record:

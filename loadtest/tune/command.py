@@ -122,14 +122,14 @@ def search(wish: Wish, tuned: Tunable, environment: Mapping[str, str]) -> Report
         ServerError: the server cannot be started.
     """
     # Here, because it needs the packages of the extra `load`.
-    from loadtest.tune.trial import Trial
+    from loadtest.tune.trial import TrialServer
 
     deadline_s = time.monotonic() + 60 * wish.minutes - STOP_S
     concurrencies = sorted({1, *wish.concurrencies})
     cores = available_cores()
     with tempfile.TemporaryDirectory(prefix="nereid-tune-") as folder:
         repository = wish.repository.resolve()
-        with Trial(
+        with TrialServer(
             repository, tuned, wish.images, concurrencies, Path(folder), environment, deadline_s
         ) as trial:
             config = trial.served()

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from loadtest.closed_loop import Load
 
 # What one measurement of a candidate saw, by concurrency.
-Sample: TypeAlias = Mapping[int, Load]
+Loads: TypeAlias = Mapping[int, Load]
 Kind = Literal["throughput", "latency"]
 
 
@@ -27,18 +27,18 @@ class Objective:
         """Tell whether the p99 is low enough."""
         return 0 < load.p99_ms <= self.p99_ms
 
-    def concurrency(self, sample: Sample) -> int:
+    def concurrency(self, loads: Loads) -> int:
         """Return the concurrency at which a candidate counts: its best one that is met, or nearest to it."""
         if self.kind == "latency":
-            return min(sample)
-        met = [number for number, load in sample.items() if self.is_met(load)]
+            return min(loads)
+        met = [number for number, load in loads.items() if self.is_met(load)]
         if met:
-            return max(met, key=lambda number: sample[number].rate)
-        return min(sample, key=lambda number: sample[number].p99_ms)
+            return max(met, key=lambda number: loads[number].rate)
+        return min(loads, key=lambda number: loads[number].p99_ms)
 
-    def rank(self, sample: Sample) -> tuple[bool, float]:
+    def rank(self, loads: Loads) -> tuple[bool, float]:
         """Return a key that sorts the better first: what is met by its value, the rest by its p99."""
-        load = sample[self.concurrency(sample)]
+        load = loads[self.concurrency(loads)]
         if not self.is_met(load):
             return True, load.p99_ms
         return False, -load.rate if self.kind == "throughput" else load.p50_ms
@@ -52,14 +52,14 @@ class Objective:
         return what + (f", p99 <= {self.p99_ms:g} ms" if self.p99_ms < float("inf") else "")
 
 
-def median(samples: Sequence[Sample]) -> Sample:
+def median(measured: Sequence[Loads]) -> Loads:
     """Return the median over measurements, of each number for itself."""
     return {
         number: Load(
             **{
-                field.name: statistics.median(getattr(sample[number], field.name) for sample in samples)
+                field.name: statistics.median(getattr(loads[number], field.name) for loads in measured)
                 for field in fields(Load)
             }
         )
-        for number in samples[0]
+        for number in measured[0]
     }

@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadtest.tune.objective import Objective, Sample
-from loadtest.tune.search import DEFAULT, LEAST_ROUNDS, Duel, front
-from loadtest.tune.space import Candidate
+from loadtest.tune.objective import Loads, Objective
+from loadtest.tune.search import LEAST_ROUNDS, Duel, front
+from loadtest.tune.space import DEFAULT, Candidate
 
 Verdict = Literal["better", "kept", "infeasible"]
+MORE_TIME = "mend: more --minutes, or fewer values of --concurrency"
 HEADINGS = ("", "settings", "concurrency", "images/s", "p50 ms", "p99 ms")
 
 
@@ -35,7 +36,7 @@ class Report:
     default: Candidate
     best: Candidate
     duel: Duel
-    seen: Mapping[Candidate, Sample]
+    seen: Mapping[Candidate, Loads]
     refused: Mapping[Candidate, str]
 
     @property
@@ -56,33 +57,35 @@ class Report:
     def _is_default_met(self) -> bool:
         if not self.duel.default:
             return self._is_met(DEFAULT)
-        sample = self.duel.default_as_good()
-        return self.objective.is_met(sample[self.objective.concurrency(sample)])
+        loads = self.duel.default_as_good()
+        return self.objective.is_met(loads[self.objective.concurrency(loads)])
 
     def _is_met(self, candidate: Candidate) -> bool:
-        sample = self.seen.get(candidate)
-        return sample is not None and self.objective.is_met(sample[self.objective.concurrency(sample)])
+        loads = self.seen.get(candidate)
+        return loads is not None and self.objective.is_met(loads[self.objective.concurrency(loads)])
 
     def reason(self) -> str:
         """Say in a line what was decided, with the numbers."""
         if self.verdict == "infeasible":
             nearest = min(self.seen, key=lambda candidate: self.objective.rank(self.seen[candidate]))
-            sample = self.seen[nearest]
-            number = self.objective.concurrency(sample)
-            load = sample[number]
+            loads = self.seen[nearest]
+            number = self.objective.concurrency(loads)
+            load = loads[number]
             return (
                 f"nothing meets p99 <= {self.objective.p99_ms:g} ms; the best found has "
                 f"{load.p99_ms:.1f} ms at concurrency {number}: {self.describe(nearest)}"
             )
         if DEFAULT in self.refused:
             return f"default kept: it could not be measured in the end: {self.refused[DEFAULT]}"
+        if self.best == DEFAULT:
+            return f"default kept: {self._why_alone()}"
         if self.best in self.refused:
             why = self.refused[self.best]
             return f"default kept: {self.describe(self.best)} was the best, but in the end: {why}"
         if len(self.duel.best) < LEAST_ROUNDS:
             return (
                 f"default kept: there was time for {len(self.duel.best)} of {LEAST_ROUNDS} rounds, "
-                "too few to tell a gain from noise; mend: more --minutes, or fewer --concurrency"
+                f"too few to tell a gain from noise; {MORE_TIME}"
             )
         numbers = (
             f"{self.duel.gain(self.objective):+.1%} in {self.objective}, median of {len(self.duel.best)} "
@@ -92,6 +95,14 @@ class Report:
             return f"default kept: {self.describe(self.best)} gives {numbers}"
         late = "" if self._is_default_met() else "the default misses the p99; "
         return f"{self.describe(self.best)}: {late}{numbers}"
+
+    def _why_alone(self) -> str:
+        if not self.default:
+            return "it has no setting that can be tuned"
+        if not self.refused:
+            return f"there was no time for any other candidate; {MORE_TIME}"
+        *_, last = self.refused.values()
+        return f"none of {len(self.refused)} other candidates could be measured, the last: {last}"
 
     def describe(self, candidate: Candidate) -> str:
         """Say how a candidate differs from the default."""
@@ -105,8 +116,8 @@ class Report:
         table = Table(*HEADINGS)
         points = front(self.seen)
         for candidate in (DEFAULT, self.best):
-            sample = self.seen.get(candidate, {})
-            points += [(candidate, number) for number in sample if (candidate, number) not in points]
+            loads = self.seen.get(candidate, {})
+            points += [(candidate, number) for number in loads if (candidate, number) not in points]
         rows = [(self.seen[candidate][number], candidate, number) for candidate, number in points]
         for load, candidate, number in sorted(rows, key=lambda row: -row[0].rate):
             marks = "default" if candidate == DEFAULT else "chosen" if self.is_chosen(candidate) else ""
@@ -139,9 +150,9 @@ class Report:
                     "is_default": candidate == DEFAULT,
                     "is_chosen": self.is_chosen(candidate),
                     "is_on_front": candidate in on_front,
-                    "loads": {str(number): asdict(load) for number, load in sample.items()},
+                    "loads": {str(number): asdict(load) for number, load in loads.items()},
                 }
-                for candidate, sample in self.seen.items()
+                for candidate, loads in self.seen.items()
             ],
             "refused": [
                 {"settings": dict(candidate or self.default), "reason": reason}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from loadtest.tune.objective import Objective, Sample, median
+from loadtest.tune.objective import Loads, Objective, median
 from loadtest.tune.space import DEFAULT, Candidate
 
 # Seconds at each concurrency of the first measurements; every halving doubles what a candidate gets.
@@ -24,8 +24,8 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 9
 MOST_CANDIDATES, FIRST_SHARE = 32, 1 / 2
 RESAMPLES, QUANTILE = 2_000, 0.95
 
-Measure: TypeAlias = Callable[[Candidate, float], Sample]
-Round: TypeAlias = dict[Candidate, Sample]
+Measure: TypeAlias = Callable[[Candidate, float], Loads]
+Round: TypeAlias = dict[Candidate, Loads]
 
 
 class NotMeasured(Exception):
@@ -36,11 +36,11 @@ class NotMeasured(Exception):
 class Duel:
     """Rounds in which the default, the default again, and the best candidate were measured in turn."""
 
-    default: Sequence[Sample]
-    twin: Sequence[Sample]
-    best: Sequence[Sample]
+    default: Sequence[Loads]
+    twin: Sequence[Loads]
+    best: Sequence[Loads]
 
-    def default_as_good(self) -> Sample:
+    def default_as_good(self) -> Loads:
         """Return the default's median, with a p99 that it is better than in a quarter of its measurements.
 
         What it misses by chance it has not missed.
@@ -64,10 +64,10 @@ class Duel:
         strays = sorted(abs(statistics.median(draw.choices(seen, k=len(seen))) - 1) for _ in range(RESAMPLES))
         return strays[int(QUANTILE * RESAMPLES)]
 
-    def _ratios(self, objective: Objective, samples: Sequence[Sample], as_good: Sample) -> list[float]:
+    def _ratios(self, objective: Objective, measured: Sequence[Loads], as_good: Loads) -> list[float]:
         """Compare with the default round by round, each at the concurrency where it counts."""
         at, default_at = (objective.concurrency(each) for each in (as_good, self.default_as_good()))
-        pairs = zip(samples, self.default, strict=True)
+        pairs = zip(measured, self.default, strict=True)
         return [objective.ratio(one[at], default[default_at]) for one, default in pairs]
 
 
@@ -79,7 +79,7 @@ class Search:
         measure: serves a candidate and loads it for so many seconds at each concurrency, or raises
             NotMeasured.
         objective: what is best.
-        concurrencies: how many there are.
+        concurrency_count: at how many a candidate is loaded.
         clock: in seconds.
         deadline_s: by that clock.
         tell: takes lines about the progress.
@@ -89,11 +89,11 @@ class Search:
 
     measure: Measure
     objective: Objective
-    concurrencies: int
+    concurrency_count: int
     clock: Callable[[], float]
     deadline_s: float
     tell: Callable[[str], None] = lambda line: None
-    seen: dict[Candidate, Sample] = field(default_factory=dict)
+    seen: dict[Candidate, Loads] = field(default_factory=dict)
     refused: dict[Candidate, str] = field(default_factory=dict)
     # What the last measurements took beside their seconds of load.
     overheads_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=4))
@@ -156,15 +156,15 @@ class Search:
             for candidate in candidates[:: -1 if number % 2 else 1]:
                 if self.clock() + self._takes_s(seconds) > until_s:
                     return done or [seen]
-                if candidate not in self.refused and (sample := self._try(candidate, seconds)):
-                    seen[candidate] = sample
+                if candidate not in self.refused and (loads := self._try(candidate, seconds)):
+                    seen[candidate] = loads
             done.append(seen)
         return done
 
     def _duel(self, best: Candidate) -> Duel:
-        default: list[Sample] = []
-        twin: list[Sample] = []
-        other: list[Sample] = []
+        default: list[Loads] = []
+        twin: list[Loads] = []
+        other: list[Loads] = []
         places = [(DEFAULT, default), (best, other), (DEFAULT, twin)]
         seconds = self._duel_s()
         self.tell(
@@ -176,10 +176,10 @@ class Search:
             samples = {}
             for place in (number % 3, (number + 1) % 3, (number + 2) % 3):
                 samples[place] = self._try(places[place][0], seconds)
-            if any(sample is None for sample in samples.values()):
+            if any(loads is None for loads in samples.values()):
                 return Duel((), (), ())
-            for place, sample in samples.items():
-                places[place][1].append(sample)  # type: ignore[arg-type]
+            for place, loads in samples.items():
+                places[place][1].append(loads)  # type: ignore[arg-type]
         if default:
             self.seen |= {DEFAULT: median(default), best: median(other)}
         return Duel(default, twin, other)
@@ -188,22 +188,22 @@ class Search:
         """Return for how long to load, so that there is time for rounds enough."""
         rounds = LEAST_ROUNDS + 2
         each_s = (self.deadline_s - self.clock()) / (3 * rounds)
-        return min(DUEL_S, max(FIRST_S, (each_s - max(self.overheads_s)) / self.concurrencies))
+        return min(DUEL_S, max(FIRST_S, (each_s - max(self.overheads_s)) / self.concurrency_count))
 
     def _takes_s(self, seconds: float) -> float:
-        return max(self.overheads_s) + self.concurrencies * seconds
+        return max(self.overheads_s) + self.concurrency_count * seconds
 
-    def _try(self, candidate: Candidate, seconds: float) -> Sample | None:
+    def _try(self, candidate: Candidate, seconds: float) -> Loads | None:
         begin_s = self.clock()
         try:
-            sample = self.measure(candidate, seconds)
+            loads = self.measure(candidate, seconds)
         except NotMeasured as error:
             self.refused[candidate] = str(error)
             self.seen.pop(candidate, None)
             return None
-        self.overheads_s.append(self.clock() - begin_s - self.concurrencies * seconds)
-        self.seen.setdefault(candidate, sample)
-        return sample
+        self.overheads_s.append(self.clock() - begin_s - self.concurrency_count * seconds)
+        self.seen.setdefault(candidate, loads)
+        return loads
 
 
 def _budget(rung: int) -> tuple[int, float]:
@@ -211,18 +211,13 @@ def _budget(rung: int) -> tuple[int, float]:
     return (1, FIRST_S) if rung == 0 else (2, FIRST_S * 2 ** (rung - 1))
 
 
-def front(seen: Mapping[Candidate, Sample]) -> list[tuple[Candidate, int]]:
+def front(seen: Mapping[Candidate, Loads]) -> list[tuple[Candidate, int]]:
     """Return the candidates, each with a concurrency, that nothing beats in both rate and p99."""
     found: list[tuple[Candidate, int]] = []
-    points = [
-        (load.rate, load.p99_ms, each, n) for each, sample in seen.items() for n, load in sample.items()
-    ]
+    points = [(load.rate, load.p99_ms, each, n) for each, loads in seen.items() for n, load in loads.items()]
     least_p99 = float("inf")
     for _, p99_ms, candidate, number in sorted(points, key=lambda point: (-point[0], point[1])):
         if p99_ms < least_p99:
             found.append((candidate, number))
             least_p99 = p99_ms
     return found
-
-
-__all__ = ["DEFAULT", "Duel", "NotMeasured", "Search", "front"]

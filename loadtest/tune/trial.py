@@ -14,12 +14,13 @@ import numpy as np
 from tritonclient.utils import triton_to_np_dtype
 
 from loadtest import closed_loop, connection, photos
-from loadtest.tune.objective import Sample
+from loadtest.tune.objective import Loads
 from loadtest.tune.search import NotMeasured
 from loadtest.tune.space import Candidate
 from ops import embedded
 from ops.cli import CommandFailed, WrongUsage
 from ops.control import Control, NotReached
+from ops.embedded import ServerError
 from ops.profiles import PLAIN, TUNED, Tunable, value_of, with_settings
 from ops.repository import CONFIGS
 from ops.run_dir import ServerRecord
@@ -29,13 +30,13 @@ LOAD_S, LOOK_S = 60.0, 0.02
 TO_IMAGES = {"Inference-Header-Content-Length": "0"}
 
 
-class Trial:
+class TrialServer:
     """Serves one candidate after the other, and loads each; a context manager.
 
     Args:
         repository: whose models are served, from a copy.
         tuned: the model that is tuned.
-        images: encoded ones, asked in turn; none for the two photos' smaller one.
+        images: encoded ones, asked in turn; none for the sample photo, 640x427.
         concurrencies: of the load.
         folder: takes the copy, and what the server writes.
         environment: to start the server from.
@@ -67,7 +68,7 @@ class Trial:
         (folder / "server").mkdir()
         self.server = embedded.EmbeddedServer(options, folder / "server", environment, among=[tuned.model])
 
-    def __enter__(self) -> "Trial":
+    def __enter__(self) -> "TrialServer":
         self.server.__enter__()
         try:
             bodies = request_bodies(self.served(), self._images)
@@ -88,53 +89,66 @@ class Trial:
         """Return the model's config as the server has completed it."""
         return self._control().config(self._tuned.model)
 
-    def measure(self, candidate: Candidate, seconds: float) -> Sample:
+    def measure(self, candidate: Candidate, seconds: float) -> Loads:
         """Load the model anew with a candidate's settings, and ask it at each concurrency.
 
         Raises:
-            NotMeasured: the server refuses it, serves other settings, or fails requests.
-            CommandFailed: the server is gone.
+            NotMeasured: the server refuses it, ends or hangs, serves other settings, or fails requests.
         """
-        self._serve(candidate)
-        config = self.served()
+        try:
+            self._revive()
+            self._serve(candidate)
+            config = self.served()
+        except (CommandFailed, ServerError) as error:
+            raise self._broken(" ".join(str(error).split())) from None
         for name, value in candidate:
             if (got := value_of(config, name)) != value:
                 raise NotMeasured(f"the server takes {name} {value} for {got}")
         try:
-            sample = closed_loop.run(
+            loads = closed_loop.run(
                 self.server.options.ports.http, self._requests, self._concurrencies, seconds
             )
         except subprocess.SubprocessError as error:
-            raise NotMeasured(f"the load failed: {error}") from None
-        for number, load in sample.items():
+            raise self._broken(f"the load failed: {error}") from None
+        for number, load in loads.items():
             if load.failed or not load.answered:
-                raise NotMeasured(
+                raise self._broken(
                     f"at concurrency {number}, {load.answered} requests were answered, {load.failed} failed"
                 )
-        return sample
+        return loads
+
+    def _broken(self, reason: str) -> NotMeasured:
+        """End the server: what one candidate has broken, the next one does not get."""
+        self.server.stop(is_done=lambda: True)
+        return NotMeasured(reason)
+
+    def _revive(self) -> None:
+        if self.server.poll() is not None:
+            self.server.stop()  # it may have ended by itself, without its stubs
+            self._write(self._tuned.text)
+            self.server.start()
+            self.server.wait_ready(self._patience_s())
 
     def _serve(self, candidate: Candidate) -> None:
         model, control = self._tuned.model, self._control()
-        try:
-            control.unload(model)
-            # What is still being unloaded would take its share of the cores.
-            late_s = time.monotonic() + LOAD_S
-            while not control.is_gone(model):
-                if time.monotonic() > late_s:
-                    raise NotReached(f"'{model}' is not unloaded after {LOAD_S:g} s")
-                time.sleep(LOOK_S)
-            self._write(with_settings(self._tuned.text, dict(candidate)))
-            control.load(model)
-        except NotReached as error:
-            raise CommandFailed(f"{error}\n{self.server.log.tail()}") from None
-        except CommandFailed as error:
-            raise NotMeasured(" ".join(str(error).split())) from None
+        control.unload(model)
+        # What is still being unloaded would take its share of the cores.
+        late_s = time.monotonic() + LOAD_S
+        while not control.is_gone(model):
+            if time.monotonic() > late_s:
+                raise NotReached(f"'{model}' is not unloaded after {LOAD_S:g} s")
+            time.sleep(LOOK_S)
+        self._write(with_settings(self._tuned.text, dict(candidate)))
+        control.load(model)
 
     def _control(self) -> Control:
         options = self.server.options
         pid = self.server.pid
         record = ServerRecord(pid, options.host, options.ports, str(options.repository), TUNED, "")
-        return Control(record, load_s=max(1.0, min(LOAD_S, self._until_s - time.monotonic())))
+        return Control(record, load_s=self._patience_s())
+
+    def _patience_s(self) -> float:
+        return max(1.0, min(LOAD_S, self._until_s - time.monotonic()))
 
     def _write(self, text: str) -> None:
         self._config.parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,10 +19,12 @@ from loadtest.tune import space
 from loadtest.tune.command import Wish, write
 from loadtest.tune.objective import Objective
 from loadtest.tune.report import Report
-from loadtest.tune.search import FIRST_S, Search
-from loadtest.tune.trial import Trial, copy_repository
+from loadtest.tune.search import FIRST_S, NotMeasured, Search
+from loadtest.tune.trial import TrialServer, copy_repository
 from ops import check, metrics_page, profiles
+from ops.control import Control
 from ops.embedded import REPOSITORY
+from ops.run_dir import ServerRecord
 
 VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
@@ -67,11 +70,11 @@ def test_profile_is_served_fused(models, tmp_path):
 
 
 @contextmanager
-def trial(models, model, profile, folder, concurrencies=(8,)):
+def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer):
     """Try settings of a model on a server."""
     (folder / "trial").mkdir()
     tuned = profiles.tunable(models, model, profile)
-    with Trial(models, tuned, (), concurrencies, folder / "trial", os.environ) as trying:
+    with kind(models, tuned, (), concurrencies, folder / "trial", os.environ) as trying:
         yield trying
 
 
@@ -114,6 +117,53 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
         if sample.name == "nereid_onnxruntime_batch_size_bucket" and sample.labels["model"] == "classify_v1"
     }
     assert runs["2"] < runs["4"] == runs["+Inf"]
+
+
+class Breaking(TrialServer):
+    """A server to which something happens before or after it has told how it serves a candidate."""
+
+    before = after = staticmethod(lambda: None)
+
+    def served(self):
+        """Tell, and break."""
+        self.before()
+        config = super().served()
+        self.after()
+        return config
+
+
+@pytest.mark.slow
+def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
+    """Where a model is gone, or a server died or hangs, that is told, and the next candidate is measured."""
+    reasons = []
+    with trial(models, "classify_v1", "cpu", tmp_path, (2,), Breaking) as trying:
+        options = trying.server.options
+        control = Control(ServerRecord(0, options.host, options.ports, "", "", ""))
+
+        def unload():
+            """Take the model away."""
+            control.unload("classify_v1")
+
+        def signalled(sign):
+            """Return what sends the server a signal."""
+            return lambda: os.kill(trying.server.pid, sign)
+
+        for when, breaks in [
+            ("before", unload),
+            ("after", signalled(signal.SIGKILL)),
+            ("before", signalled(signal.SIGSTOP)),
+        ]:
+            setattr(trying, when, breaks)
+            with pytest.raises(NotMeasured) as told:
+                trying.measure((("instances", 1),), 0.2)
+            reasons.append(str(told.value))
+            delattr(trying, when)
+            assert trying.measure((), 0.2)[2].failed == 0
+
+    gone, dead, hanging = reasons
+    assert "classify_v1" in gone
+    assert dead.startswith("at concurrency 2, 0 requests were answered")
+    assert "does not answer" in hanging
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from loadtest.closed_loop import Load
 from loadtest.tune import space
 from loadtest.tune.objective import Objective, median
 from loadtest.tune.report import Report
-from loadtest.tune.search import DEFAULT, FIRST_S, Duel, NotMeasured, Search, front
-from loadtest.tune.space import Candidate
+from loadtest.tune.search import FIRST_S, Duel, NotMeasured, Search, front
+from loadtest.tune.space import DEFAULT, Candidate
 from ops.pbtxt import parse
 
 THROUGHPUT, LATENCY = Objective("throughput"), Objective("latency")
@@ -148,12 +148,12 @@ def test_slow_machine_is_noticed_on_the_way():
 
 def test_too_little_time_keeps_the_default():
     """Fewer rounds than tell a gain from noise decide nothing."""
-    searching, found = search(Machine(), until_s=10.0)
+    searching, found = search(Machine(), until_s=14.0)
 
     told = report(searching, found)
 
     assert told.verdict == "kept"
-    assert "of 3 rounds, too few to tell a gain from noise; mend: more --minutes" in told.reason()
+    assert "for 2 of 3 rounds, too few to tell a gain from noise; mend: more --minutes" in told.reason()
 
 
 def test_gain_within_the_noise_keeps_the_default():
@@ -209,10 +209,30 @@ def test_refused_candidates_are_left_out():
 
 
 def test_all_refused_keeps_the_default():
-    """With nothing to compare, nothing is decided."""
-    searching, found = search(Machine(refuses=frozenset(POINTS)))
+    """With nothing to compare, nothing is decided, and no lack of time is blamed."""
+    told = report(*search(Machine(refuses=frozenset(POINTS))))
 
-    assert report(searching, found).verdict == "kept"
+    assert told.verdict == "kept"
+    assert told.reason() == (
+        f"default kept: none of {len(POINTS)} other candidates could be measured, the last: refused"
+    )
+
+
+def test_nothing_to_try_keeps_the_default():
+    """A config without a setting that can be tuned says so."""
+    searching, found = search(Machine(), points=[])
+
+    told = Report("net", THROUGHPUT, (), *found, searching.seen, searching.refused)
+
+    assert (told.verdict, told.reason()) == ("kept", "default kept: it has no setting that can be tuned")
+
+
+def test_no_time_to_try_anything_is_told():
+    """The default was measured, and then the time was over."""
+    told = report(*search(Machine(), until_s=2.0))
+
+    assert (told.verdict, told.document()["refused"]) == ("kept", [])
+    assert told.reason().startswith("default kept: there was no time for any other candidate; mend: more")
 
 
 def test_default_that_fails_ends_the_search():

@@ -14,7 +14,8 @@ from loadtest.closed_loop import Load
 from loadtest.tune import command
 from loadtest.tune.objective import Objective
 from loadtest.tune.report import Report
-from loadtest.tune.search import DEFAULT, Duel
+from loadtest.tune.search import Duel
+from loadtest.tune.space import DEFAULT
 from loadtest.tune.trial import copy_repository
 from ops.__main__ import app
 from ops.cli import CommandFailed
