@@ -1,6 +1,7 @@
 """The `nereid` command: its table of commands, and the only place in `ops` that reads the environment."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,12 @@ for command in (
 Protocol = Literal["grpc", "http"]
 Objective = Literal["throughput", "latency"]
 ControlMode = Literal["explicit", "poll", "none"]
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"expected a finite number, got {value}")
+    return value
 
 
 @app.command()
@@ -317,11 +324,12 @@ def tune(
     p99_ms: Annotated[
         float | None, typer.Option(help="What the p99 may be at most.", min=0.001, show_default="any")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="How long it may take, in all.", min=0.2)] = 5.0,
+    minutes: Annotated[
+        float, typer.Option(help="How long it may take, in all.", min=0.2, callback=_finite)
+    ] = 5.0,
     profile: Annotated[str, typer.Option(help="The profile to start from.")] = DEFAULT_PROFILE,
     concurrency: Annotated[
-        list[int] | None,
-        typer.Option(help="Callers at once. May be repeated.", min=1, show_default="1, 8 and 32"),
+        str | None, typer.Option(help="Callers at once; a list takes commas.", show_default="1,8,32")
     ] = None,
     images: Annotated[
         list[Path] | None,
@@ -337,14 +345,14 @@ def tune(
     Candidates are served and loaded in turn, by a server of its own on a copy of the repository. Only what
     beats the present settings by more than the noise of the measurement is written.
     """
+    from loadtest.bench.plan import concurrencies
     from loadtest.tune import command
     from ops import serve as server
-    from ops.classify import collect
 
     with reporting():
         with _meant():
             server.check_options(ServerOptions(repository, profile))
-            photos = [path.read_bytes() for path in collect(images or [])]
+            callers = concurrencies(concurrency) or command.CONCURRENCIES
         wish = command.Wish(
             repository,
             model,
@@ -352,8 +360,8 @@ def tune(
             objective,
             p99_ms,
             minutes,
-            tuple(concurrency or command.CONCURRENCIES),
-            photos,
+            callers,
+            images or (),
             seed,
             dry_run,
         )

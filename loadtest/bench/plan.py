@@ -154,7 +154,7 @@ def select(
         _choose("path", paths, PATHS),
         _choose("photo", photos, tuple(PHOTOS)),
         _choose("precision", precisions, tuple(PRECISIONS)),
-        _counts(concurrency),
+        concurrencies(concurrency),
         _choose("protocol", protocols, PROTOCOLS),
     )
 
@@ -169,7 +169,12 @@ def _choose(what: str, text: str | None, known: Sequence[str]) -> tuple[str, ...
     return names
 
 
-def _counts(text: str | None) -> tuple[int, ...] | None:
+def concurrencies(text: str | None) -> tuple[int, ...] | None:
+    """Read a list with commas; None where nothing was asked for.
+
+    Raises:
+        ValueError: a number is none of callers.
+    """
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]

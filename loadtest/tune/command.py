@@ -19,7 +19,8 @@ from loadtest.tune.objective import Kind, Objective
 from loadtest.tune.report import Report
 from loadtest.tune.search import NotMeasured, Search
 from ops import profiles
-from ops.cli import CommandFailed
+from ops.classify import collect
+from ops.cli import CommandFailed, WrongUsage
 from ops.embedded import ServerError
 from ops.profiles import Tunable
 from python_backend.threads import available_cores
@@ -39,7 +40,7 @@ class Wish:
         kind, p99_ms: the objective.
         minutes: for all of it.
         concurrencies: of the load; 1 is always among them.
-        images: encoded ones; none for the sample photo.
+        images: files, or folders of them; none for the sample photo.
         seed: of the candidates that are drawn.
         is_dry: measure, and write nothing.
     """
@@ -51,7 +52,7 @@ class Wish:
     p99_ms: float | None = None
     minutes: float = 5.0
     concurrencies: Sequence[int] = CONCURRENCIES
-    images: Sequence[bytes] = ()
+    images: Sequence[Path] = ()
     seed: int = 0
     is_dry: bool = False
 
@@ -61,8 +62,10 @@ class Wish:
         words = ["nereid", "tune", self.model, "--objective", self.kind]
         words += ["--p99-ms", f"{self.p99_ms:g}"] if self.p99_ms else []
         words += ["--minutes", f"{self.minutes:g}", "--profile", self.profile, "--seed", str(self.seed)]
-        for number in self.concurrencies:
-            words += ["--concurrency", str(number)]
+        words += ["--concurrency", ",".join(map(str, self.concurrencies))]
+        for path in self.images:
+            words += ["--images", str(path)]
+        words += ["--repository", str(self.repository)]
         return shlex.join(words)
 
     @property
@@ -118,19 +121,21 @@ def search(wish: Wish, tuned: Tunable, environment: Mapping[str, str]) -> Report
     """Measure on a server of its own until the time is over.
 
     Raises:
+        WrongUsage: there are no such images.
         NotMeasured: the config as it is cannot be.
         ServerError: the server cannot be started.
     """
     # Here, because it needs the packages of the extra `load`.
     from loadtest.tune.trial import TrialServer
 
+    photos = _read(wish.images)
     deadline_s = time.monotonic() + 60 * wish.minutes - STOP_S
     concurrencies = sorted({1, *wish.concurrencies})
     cores = available_cores()
     with tempfile.TemporaryDirectory(prefix="nereid-tune-") as folder:
         repository = wish.repository.resolve()
         with TrialServer(
-            repository, tuned, wish.images, concurrencies, Path(folder), environment, deadline_s
+            repository, tuned, photos, concurrencies, Path(folder), environment, deadline_s
         ) as trial:
             config = trial.served()
             grid = space.space(config, tuned.backend, cores)
@@ -145,6 +150,13 @@ def search(wish: Wish, tuned: Tunable, environment: Mapping[str, str]) -> Report
     for candidate, reason in searching.refused.items():
         tell(f"not measured: {dict(candidate)}: {reason}")
     return Report(wish.model, wish.objective, default, best, duel, searching.seen, searching.refused)
+
+
+def _read(images: Sequence[Path]) -> list[bytes]:
+    try:
+        return [path.read_bytes() for path in collect(images)]
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
 
 
 def write(wish: Wish, tuned: Tunable, report: Report) -> list[str]:

@@ -3,13 +3,16 @@
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from clients.samples import COFFEE
 from loadtest.closed_loop import Load
 from loadtest.tune import command
 from loadtest.tune.objective import Objective
@@ -31,10 +34,25 @@ from ops.embedded import REPOSITORY
         (["classify_v1", "--profile", "ensemble"], "tune its steps: imagenet_preprocess"),
         (["classify_v1", "--objective", "beauty"], "'beauty' is not one of"),
         (["classify_v1", "--p99-ms", "-1"], "greater than or equal to"),
-        (["classify_v1", "--concurrency", "0"], "greater than or equal to"),
+        (["classify_v1", "--concurrency", "8,0"], "concurrency must be whole numbers from 1 on, got '0'"),
+        (["classify_v1", "--minutes", "nan"], "greater than or equal to"),
+        (["classify_v1", "--minutes", "inf"], "expected a finite number, got inf"),
+        (["classify_v1", "--minutes", "-1"], "greater than or equal to"),
         (["classify_v1", "--images", "nowhere.jpg"], "nowhere.jpg does not exist"),
     ],
-    ids=["unknown", "route", "profile", "ensemble", "objective", "p99", "concurrency", "images"],
+    ids=[
+        "unknown",
+        "route",
+        "profile",
+        "ensemble",
+        "objective",
+        "p99",
+        "concurrency",
+        "nan-minutes",
+        "inf-minutes",
+        "minutes",
+        "images",
+    ],
 )
 def test_what_cannot_be_meant_is_refused(words, reason):
     """Exit code 2, before any server is started, and the reason on stderr."""
@@ -57,12 +75,26 @@ def test_missing_package_is_told(monkeypatch):
 
 def test_command_of_a_wish_asks_for_the_same():
     """It stands in what is written, so that the search can be run again."""
-    wish = command.Wish(REPOSITORY, "a b", "cpu", "latency", 12.5, 2, (1, 4))
+    images = (Path("photos"), Path("a cat.jpg"))
+    wish = command.Wish(Path("models"), "a b", "cpu", "latency", 12.5, 2, (1, 4), images, 7)
 
     assert wish.command == (
-        "nereid tune 'a b' --objective latency --p99-ms 12.5 --minutes 2 --profile cpu --seed 0 "
-        "--concurrency 1 --concurrency 4"
+        "nereid tune 'a b' --objective latency --p99-ms 12.5 --minutes 2 --profile cpu --seed 7 "
+        "--concurrency 1,4 --images photos --images 'a cat.jpg' --repository models"
     )
+
+
+def test_command_line_of_a_wish_is_understood_as_that_wish(monkeypatch):
+    """The command writes what it would read; lists take commas as those of `nereid bench`."""
+    wish = command.Wish(
+        REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), (Path(COFFEE), Path(COFFEE)), 7
+    )
+    read = []
+    monkeypatch.setattr(command, "tune", lambda wish, *_: read.append(wish))
+
+    done = CliRunner().invoke(app, shlex.split(wish.command)[1:])
+
+    assert (done.exit_code, [replace(each, images=tuple(each.images)) for each in read]) == (0, [wish])
 
 
 LOAD = Load(10.0, 5.0, 5.0, 5.0, 9, 0)
