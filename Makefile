@@ -16,7 +16,13 @@ SIDE_BY_SIDE := -n 2 --dist loadfile
 # Options of the load test, such as: make load LOAD="--url http://HOST:8000".
 LOAD ?= --seconds 10
 
-.PHONY: help setup demo serve check test test-slow load proof bench soak docs clean
+# What `make bench` records, in this order; `make record-NAME` makes one of them.
+RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
+	stall trials tune_proof)
+# One target after the other: a missed one keeps no other from being made, but fails the whole.
+EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
+
+.PHONY: help setup demo serve check test test-slow load proof bench soak docs clean $(RECORDS)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -57,23 +63,40 @@ test-slow: .venv/.testing  ## the long tests, with SLOW_REQUESTS requests each
 load: .venv/.testing  ## the load test: a closed and an open loop, every answer checked, against thresholds.toml
 	$(BIN)/python -m loadtest.load $(LOAD)
 
-proof: .venv/.testing bench  ## the long tests with full counts, and the recorded measurements
-	SLOW_REQUESTS=20000 $(BIN)/pytest $(SIDE_BY_SIDE) -m slow
+proof: .venv/.testing  ## the recorded measurements, and the long tests with full counts
+	@$(EACH) bench test-slow SLOW_REQUESTS=20000
 
 bench: .venv/.testing  ## what serving costs against the same work in process; records the result
+	@$(EACH) $(RECORDS)
+
+$(RECORDS): .venv/.testing
+record-pieces:
 	$(BIN)/python -m loadtest.pieces --record pieces
+record-preprocess:
 	$(BIN)/python -m loadtest.preprocess --record preprocess
+record-parity:
 	$(BIN)/python -m loadtest.parity --wallpapers photos --record parity
+record-bench:
 	$(BIN)/nereid bench --record bench
+record-route:
 	$(BIN)/python -m loadtest.route --record route
+record-backend:
 	$(BIN)/python -m loadtest.backend --record backend
+record-memory:
 	$(BIN)/python -m loadtest.memory --record memory
+record-clients:
 	$(BIN)/python -m loadtest.clients --rounds 3 --seconds 2 --record clients
+record-gateway:
 	$(BIN)/python -m loadtest.gateway --record gateway
+record-recovery:
 	$(BIN)/python -m loadtest.recovery --record recovery
+record-swap:
 	$(BIN)/python -m loadtest.swap --record swap
+record-stall:
 	$(BIN)/python -m loadtest.stall --record stall
+record-trials:
 	$(BIN)/python -m loadtest.trials --rounds 4 --record trials
+record-tune_proof:
 	$(BIN)/python -m loadtest.tune_proof --record tune_proof
 
 soak: .venv/.testing  ## mixed traffic and changes for MINUTES (20): fails on anything that is left; RECORD=soak stores it

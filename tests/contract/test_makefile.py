@@ -1,0 +1,52 @@
+"""The Makefile where it is more than a list of commands."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+# Notes how it was called; everything but a test misses its target.
+FAKE = """#!/bin/sh
+echo "$(basename "$0") $*" >> calls
+case "$0" in *pytest) exit 0;; esac
+exit 1
+"""
+
+
+@pytest.fixture
+def made(root, tmp_path):
+    """Return what `make` calls for a target, where all is set up and every measurement misses its target."""
+    shutil.copy(root / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for stamp in (".serving", ".testing"):
+        (tmp_path / ".venv" / stamp).touch()
+    for name in ("python", "nereid", "pytest"):
+        (program := tmp_path / ".venv" / "bin" / name).write_text(FAKE)
+        program.chmod(0o755)
+
+    def make(target: str, folder: Path = tmp_path) -> list[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        done = subprocess.run(["make", target], cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode != 0, "a target was missed"
+        return (folder / "calls").read_text().splitlines()
+
+    return make
+
+
+def test_a_missed_target_keeps_no_record_from_being_made(root, made):
+    """Each command that records runs once, in the order in which they are written down."""
+    written = re.findall(r"^\t\$\(BIN\)/(.* --record \w+)$", (root / "Makefile").read_text(), re.M)
+
+    assert made("bench") == written
+    assert len(written) > 10
+
+
+def test_the_long_tests_run_after_a_missed_target(made):
+    """`make proof` is both."""
+    calls = made("proof")
+
+    assert [call.split()[0] for call in calls[-2:]] == ["python", "pytest"]
