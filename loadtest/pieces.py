@@ -7,7 +7,6 @@ python -m loadtest.pieces [--rounds 15] [--record pieces]
 
 import argparse
 import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from python_backend.preprocess_settings import PreprocessSettings
 from python_backend.resample import resample
 from python_backend.session import Session
 from python_backend.session_options import RUN_BATCH_SIZE
+from python_backend.threads import available_cores
 from python_backend.transform import Transform, make_plan
 
 RUN_BATCH_SIZES = (1, 2, 4, 8)
@@ -121,7 +121,7 @@ def measure(rounds: int) -> dict[str, float]:
 
 def on_every_core(groups: Sequence[str], rounds: int) -> dict[str, float]:
     """Return the milliseconds per image of every piece of some groups, each the mean over the cores."""
-    cores = os.cpu_count() or 1
+    cores = available_cores()
     with multiprocessing.get_context("spawn").Pool(cores, _prepare, [groups]) as pool:
         per_core = pool.map(measure, [rounds] * cores, chunksize=1)
     return {name: round(statistics.mean(core[name] for core in per_core), 3) for name in per_core[0]}

@@ -3,7 +3,6 @@
 import datetime
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from python_backend.threads import available_cores
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
@@ -37,7 +38,7 @@ def header() -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Return what this machine is."""
-    return {"cpu": _cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()}
+    return {"cpu": _cpu_model(), "cores": available_cores(), "python": platform.python_version()}
 
 
 def is_committed() -> bool:

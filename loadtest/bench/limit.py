@@ -18,6 +18,7 @@ from ops import embedded
 from python_backend.model_config import ModelConfig
 from python_backend.pipeline import Pipeline
 from python_backend.session import Session
+from python_backend.threads import available_cores
 
 Work = tuple[list[float], float, int]
 
@@ -30,13 +31,12 @@ def pool(environment: MutableMapping[str, str]) -> Iterator[Pool]:
     """Start a worker per core, in the environment that the server's processes have.
 
     Args:
-        environment: this process's own; a worker's malloc reads it before its first line of Python.
+        environment: this process's own; a worker's malloc reads it before its first line of Python. What
+            else is started meanwhile inherits it as it was.
     """
-    cores = os.cpu_count() or 1
-    with (
-        inheriting(environment, embedded.KEEP_BUFFERS | dict(environment)),
-        multiprocessing.get_context("spawn").Pool(cores, _prepare) as workers,
-    ):
+    with inheriting(environment, embedded.KEEP_BUFFERS | dict(environment)):
+        workers = multiprocessing.get_context("spawn").Pool(available_cores(), _prepare)
+    with workers:
         yield workers
 
 
@@ -60,7 +60,7 @@ def tensor() -> np.ndarray:
 
 def measure(workers: Pool, cell: Cell, seconds: float) -> Sample:
     """Classify one photo over and over, on all workers, or on one for the time that it takes alone."""
-    count = 1 if cell.path == ALONE else os.cpu_count() or 1
+    count = 1 if cell.path == ALONE else available_cores()
     done: list[Work] = workers.map(_work, [(cell, seconds)] * count, chunksize=1)
     batch = BATCH if cell.path == BATCHES else 1
     images = batch * sum(len(times) for times, _, _ in done)

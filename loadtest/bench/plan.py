@@ -1,11 +1,11 @@
 """What a run measures: cells, from a selection."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from loadtest import photos
+from python_backend.threads import available_cores
 
 # How requests get to the network. All but `network` take a photo.
 PATHS = ("cpu", "ensemble", "route", "gateway", "network")
@@ -44,7 +44,7 @@ class Cell:
     @property
     def limit(self) -> "Cell":
         """What its throughput is compared with: the same work in process, on every core."""
-        return Cell(IN_PROCESS, self.photo, self.precision, concurrency=os.cpu_count() or 1)
+        return Cell(IN_PROCESS, self.photo, self.precision, concurrency=available_cores())
 
     @property
     def alone(self) -> "Cell":

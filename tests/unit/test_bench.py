@@ -1,5 +1,6 @@
 """`nereid bench` without a server: what it plans, its arithmetic, and what it says of wrong words."""
 
+import os
 import subprocess
 import threading
 from collections import Counter
@@ -10,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from loadtest import record, wrk
-from loadtest.bench import plan, summary
+from loadtest.bench import limit, plan, summary
 from loadtest.bench.limit import inheriting
 from loadtest.bench.paths import Running
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
 from loadtest.bench.sample import Sample, percentile
 from ops.__main__ import app
-from ops.embedded import Ports
+from ops.embedded import KEEP_BUFFERS, Ports
 
 GRPC = replace(TWICE, generator=PERF_ANALYZER, protocol="grpc")
 HTTP = replace(GRPC, protocol="http")
@@ -219,6 +220,16 @@ def test_environment_is_put_back():
     with pytest.raises(RuntimeError):
         fail()
     assert environment == {"A": "1"}
+
+
+def test_only_the_workers_have_the_servers_malloc():
+    """The gateway starts while they run, and has what a real one has: what its user gave it."""
+    name, value = next(iter(KEEP_BUFFERS.items()))
+    assert name not in os.environ
+
+    with limit.pool(os.environ) as workers:
+        assert name not in os.environ
+        assert workers.apply(os.getenv, [name]) == value
 
 
 def test_statistics_are_asked_for_past_a_proxy(monkeypatch):
