@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import subprocess
 import sys
 import time
@@ -32,9 +33,16 @@ START_S = 30.0
 Seen: TypeAlias = tuple[float, float, int]
 
 
+class LoadFailed(SystemExit):
+    """Requests failed, or none was answered, so no number means anything; a script ends with that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of load saw: good answers per second, their latencies, and how many were none."""
+    """What one run of load saw, by whichever generator: good answers per second, and their latencies.
+
+    `answered` counts them, and `failed` all others, where the generator tells.
+    """
 
     rate: float
     p50_ms: float
@@ -89,7 +97,7 @@ def saturate(host: str, port: int, requests: Sequence[bytes], concurrency: int, 
         for each in late:
             each.cancel()
         ended = await asyncio.gather(*callers, return_exceptions=True)
-        lost = len(late) + sum(isinstance(error, OSError) for error in ended)
+        lost = sum(isinstance(each, BaseException) for each in ended)  # the late ones among them
         return within(seen, begin_s, end_s, time.monotonic(), lost)
 
     return uvloop.run(load())
@@ -110,8 +118,13 @@ def summary(seen: Sequence[Seen], seconds: float, lost: int = 0) -> Load:
     failed = len(seen) - len(good_ms) + lost
     if not good_ms:
         return Load(0.0, 0.0, 0.0, 0.0, 0, failed)
-    p50, p90, p99 = (good_ms[int(len(good_ms) * share)] for share in (0.5, 0.9, 0.99))
+    p50, p90, p99 = (percentile(good_ms, percent) for percent in (50, 90, 99))
     return Load(len(good_ms) / seconds, p50, p90, p99, len(good_ms), failed)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return the smallest value that so many per cent of all do not exceed."""
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest import connection, open_loop, photos, processes, record, servers, wrk
+from loadtest.closed_loop import percentile
 from ops import embedded
 
 PATH = "/predict"
@@ -34,7 +35,6 @@ LOADS = (0.8, 1.0, 1.2, 2.0)
 LOAD_HEADINGS = ("offered", "of the rate carried", "answered/s", "refused/s", "lost", "p50 ms", "p99 ms")
 # The shares asked for: of Triton's throughput, of its p99, and of the best goodput at twice the load.
 LEAST_RATE, MOST_P99, LEAST_GOODPUT = 0.85, 1.5, 0.9
-READY_S = 60.0
 
 Series = dict[tuple[str, str, str], list[float]]
 
@@ -71,7 +71,7 @@ def _measure_round(running: Served, folder: Path, seconds: float, series: Series
             series[name, path, "ms (p99)"].append(load.p99_ms)
             if path == GATEWAY:
                 spent_ms = (processes.cpu_s(running.pid) - began_s) * 1e3
-                series[name, path, "ms of CPU"].append(spent_ms / (load.rate * seconds))
+                series[name, path, "ms of CPU"].append(spent_ms / load.answered)
 
 
 def summarise(series: Series) -> list[dict[str, Any]]:
@@ -110,8 +110,8 @@ def _overload(running: Served, photo: bytes, carried: float, seconds: float) -> 
                 "answered": round(counts[HTTPStatus.OK] / seconds, 1),
                 "refused": round(counts[HTTPStatus.TOO_MANY_REQUESTS] / seconds, 1),
                 "lost": len(replies) - counts[HTTPStatus.OK] - counts[HTTPStatus.TOO_MANY_REQUESTS],
-                "p50_ms": round(good_ms[len(good_ms) // 2], 1),
-                "p99_ms": round(good_ms[int(len(good_ms) * 0.99)], 1),
+                "p50_ms": round(percentile(good_ms, 50), 1) if good_ms else None,
+                "p99_ms": round(percentile(good_ms, 99), 1) if good_ms else None,
             }
         )
     return rows
@@ -134,9 +134,9 @@ def missed(rows: list[dict[str, Any]], loads: list[dict[str, Any]]) -> list[str]
 
 
 def kept(loads: list[dict[str, Any]]) -> float:
-    """Return the share of the best goodput that is left at the highest load."""
+    """Return the share of the best goodput that is left at the highest load; nothing if there was none."""
     best: float = max(load["answered"] for load in loads)
-    return round(float(loads[-1]["answered"]) / best, 3)
+    return round(float(loads[-1]["answered"]) / best, 3) if best else 0.0
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -148,7 +148,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 def load_cells(row: dict[str, Any]) -> list[str]:
     """Return a row of the open loop as text."""
     names = ("offered", "load", "answered", "refused", "lost", "p50_ms", "p99_ms")
-    return [str(row[name]) for name in names]
+    return ["" if row[name] is None else str(row[name]) for name in names]
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

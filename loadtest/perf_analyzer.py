@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.wrk import Load
+from loadtest.closed_loop import Load, LoadFailed
 
 VERSION = "2.50.0"
 # The wheel for manylinux1 has the binary, `any` has not.
 WHEELS = {
     f"tritonclient=={VERSION}": ("perf_analyzer", ["--platform", "manylinux1_x86_64"]),
-    "nvidia-cuda-runtime-cu12": ("libcudart.so.12", []),
+    "nvidia-cuda-runtime-cu12==12.9.79": ("libcudart.so.12", []),
 }
 MACHINE = "x86_64"
 LACKS = "error while loading shared libraries: "
@@ -56,9 +56,12 @@ class Analyzer:
     folder: Path
 
     def ask(self, target: Target, concurrency: int, seconds: float) -> Load:
-        """Keep so many requests in flight; one that fails ends the measurement.
+        """Keep so many requests in flight.
 
         A few seconds are more than asked for; more still if nothing was answered in the first ones.
+
+        Raises:
+            LoadFailed: a request failed, or none was answered.
         """
         window_s = max(seconds / WINDOWS, LEAST_WINDOW_S)
         with tempfile.TemporaryDirectory() as scratch:
@@ -67,7 +70,7 @@ class Analyzer:
             if TOO_SHORT in done.stdout:
                 done = self._load(target, concurrency, window_s * LONGER, report)
             if done.returncode or not report.exists():
-                raise SystemExit(f"perf_analyzer failed, exit status {done.returncode}:\n{done.stdout}")
+                raise LoadFailed(f"perf_analyzer failed, exit status {done.returncode}:\n{done.stdout}")
             return parse(report.read_text())
 
     def _load(
@@ -106,17 +109,17 @@ class Analyzer:
                 timeout=timeout_s,
             )
         except subprocess.TimeoutExpired:
-            raise SystemExit(f"perf_analyzer did not end within {timeout_s:.0f} s") from None
+            raise LoadFailed(f"perf_analyzer did not end within {timeout_s:.0f} s") from None
 
 
 def parse(report: str) -> Load:
     """Read the report of one concurrency: images per second, and latencies in microseconds."""
     try:
         (row,) = csv.DictReader(io.StringIO(report))
-        percentiles = (float(row[f"p{percent} latency"]) / 1e3 for percent in (50, 90, 99))
-        return Load(float(row["Inferences/Second"]), *percentiles)
+        p50, p90, p99 = (float(row[f"p{percent} latency"]) / 1e3 for percent in (50, 90, 99))
+        return Load(float(row["Inferences/Second"]), p50, p90, p99)
     except (ValueError, KeyError) as error:
-        raise SystemExit(f"perf_analyzer's report is not as expected ({error!r}):\n{report}") from None
+        raise LoadFailed(f"perf_analyzer's report is not as expected ({error!r}):\n{report}") from None
 
 
 def write_input(path: Path, image: bytes) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 SHARED_MEMORY = "/dev/shm"
+MB = 1e6
 
 
 @dataclass(frozen=True, slots=True)

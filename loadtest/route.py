@@ -71,12 +71,18 @@ def _measure_round(ports: dict[str, embedded.Ports], photo: Path, seconds: float
 
 
 def _shed_share(metrics_port: int) -> float:
-    """Return the share of requests that were not mirrored because others waited."""
+    """Return the share of requests that were not mirrored because others waited.
+
+    Raises:
+        SystemExit: none is counted at all, so what was measured had no shadow.
+    """
     page = metrics_page.fetch("127.0.0.1", metrics_port, timeout_s=10)
     counts: Counter[str] = Counter()
     for sample in metrics_page.parse(page):
         if sample.name == "nereid_route_shadow_requests_total":
             counts[sample.labels["outcome"]] += int(sample.value)
+    if not counts.total():
+        raise SystemExit("the server counts no request for a shadow, so nothing can be told of one")
     return counts["shed"] / counts.total()
 
 

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import numpy_helper
 
@@ -27,6 +26,7 @@ from clients.prediction import Prediction
 from clients.samples import COFFEE
 from loadtest import processes, record
 from loadtest.callers import Callers, Request
+from loadtest.closed_loop import percentile
 from ops import embedded
 from ops.publish.publisher import Gates, publish, retire, rollback
 from ops.run_dir import ServerRecord
@@ -138,12 +138,12 @@ def summarise(requests: list[Request], spans: Spans) -> list[dict[str, Any]]:
     """Return a row for each phase: requests that began in it, and their latencies."""
     rows: list[dict[str, Any]] = []
     for phase, times in spans.items():
-        latencies = [
+        latencies = sorted(
             (each.end_s - each.begin_s) * 1e3
             for each in requests
             if any(begin <= each.begin_s < end for begin, end in times)
-        ]
-        p50, p99 = (round(float(np.percentile(latencies, q)), 1) for q in (50, 99))
+        )
+        p50, p99 = (round(percentile(latencies, percent), 1) for percent in (50, 99))
         rows.append({"phase": phase, "requests": len(latencies), "p50_ms": p50, "p99_ms": p99})
     for row in rows:
         row["compared"] = round(row["p99_ms"] / rows[0]["p99_ms"], 2)
@@ -198,7 +198,7 @@ def main() -> int:
         "wrong": len(wrong),
         "publish_s": round(statistics.median(took), 2),
         "memory_growth": growth(memory),
-        "memory_mb": [round(each / 1e6) for each in memory],
+        "memory_mb": [round(each / processes.MB) for each in memory],
     }
     print(markdown(rows))
     print({key: value for key, value in result.items() if key != "memory_mb"})

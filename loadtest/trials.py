@@ -167,9 +167,7 @@ def rows(series: Mapping[tuple[str, int], list[Sample]]) -> list[dict[str, Any]]
                 "cpu_compared": round(
                     statistics.median(each.cpu_ms / other.cpu_ms for each, other in pairs), 3
                 ),
-                "p99_of_even": round(
-                    statistics.median(each.p99_ms / 1e3 * each.rate / concurrency for each in seen), 2
-                ),
+                "p99_of_even": round(statistics.median(each.slack(concurrency) for each in seen), 2),
             }
         )
     return found

@@ -1,26 +1,18 @@
 """Saturating load over HTTP by `wrk`, which leaves more of the cores to the server than a Python client."""
 
+import math
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from loadtest.closed_loop import Load, LoadFailed
 
 MISSING = "wrk not found; mend: apt-get install wrk"
 # An answer that takes longer counts as failed. wrk's own 2 s would end a run on a machine that is only slow.
 TIMEOUT_S = 30
 MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What one run of load saw: images per second, and latencies in milliseconds."""
-
-    rate: float
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
 
 
 def is_installed() -> bool:
@@ -42,7 +34,11 @@ def post(
     seconds: float,
     headers: Mapping[str, str] | None = None,
 ) -> Load:
-    """Post `photo` to `path` as the raw request body, over and over; one that fails ends the measurement."""
+    """Post `photo` to `path` as the raw request body, over and over.
+
+    Raises:
+        LoadFailed: a request failed, or none was answered.
+    """
     lines = ['wrk.method = "POST"', f'wrk.body = io.open("{photo}", "rb"):read("*a")']
     for name, value in {"Inference-Header-Content-Length": "0", **(headers or {})}.items():
         lines.append(f'wrk.headers["{name}"] = "{value}"')
@@ -50,22 +46,28 @@ def post(
     script.write_text("\n".join(lines) + "\n")
     url = f"http://127.0.0.1:{port}{path}"
     # wrk counts whole seconds.
-    load = ["-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}", f"--timeout={TIMEOUT_S}s", "--latency"]
+    load = ["-t1", f"-c{concurrency}", f"-d{math.ceil(seconds)}", f"--timeout={TIMEOUT_S}s", "--latency"]
     args = ["wrk", *load, "-s", str(script), url]
     return parse(subprocess.run(args, capture_output=True, text=True, check=True).stdout)
 
 
 def parse(text: str) -> Load:
-    """Read what wrk printed; it ends the measurement if a request has failed."""
+    """Read what wrk printed.
+
+    Raises:
+        LoadFailed: a request failed, or none was answered.
+    """
     if "Non-2xx" in text or "Socket errors" in text:
-        raise SystemExit(f"requests failed, so the rate means nothing:\n{text}")
+        raise LoadFailed(f"requests failed, so the rate means nothing:\n{text}")
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    answered = re.search(r"(\d+) requests in", text)
     percentiles = {
         part: float(value) * MS[unit]
         for part, value, unit in re.findall(r"(50|90|99)%\s+([\d.]+)(us|ms|s)", text)
     }
-    if not rate or set(percentiles) != {"50", "90", "99"}:
-        raise SystemExit(f"wrk printed no rate:\n{text}")
+    if not rate or not answered or set(percentiles) != {"50", "90", "99"}:
+        raise LoadFailed(f"wrk printed no rate:\n{text}")
     if not float(rate[1]):
-        raise SystemExit(f"nothing was answered in time to be counted; take longer:\n{text}")
-    return Load(float(rate[1]), percentiles["50"], percentiles["90"], percentiles["99"])
+        raise LoadFailed(f"nothing was answered in time to be counted; take longer:\n{text}")
+    p50, p90, p99 = (percentiles[percent] for percent in ("50", "90", "99"))
+    return Load(float(rate[1]), p50, p90, p99, int(answered[1]))

@@ -13,7 +13,8 @@ import numpy as np
 
 from loadtest import photos, processes
 from loadtest.bench.plan import ALONE, BATCH, BATCHES, PHOTOS, PRECISIONS, TENSOR, Cell
-from loadtest.bench.sample import Sample, percentile
+from loadtest.bench.sample import Sample
+from loadtest.closed_loop import percentile
 from ops import embedded
 from python_backend.model_config import ModelConfig
 from python_backend.pipeline import Pipeline
@@ -71,7 +72,7 @@ def measure(workers: Pool, cell: Cell, seconds: float) -> Sample:
         p90_ms=percentile(spent_ms, 90),
         p99_ms=percentile(spent_ms, 99),
         cpu_ms=sum(cpu_s for _, cpu_s, _ in done) / images * 1e3,
-        memory_mb=sum(memory for _, _, memory in done) / 2**20,
+        memory_mb=sum(memory for _, _, memory in done) / processes.MB,
     )
 
 

@@ -14,8 +14,8 @@ from loadtest import gateway, perf_analyzer, photos, processes, servers, wrk
 from loadtest.bench import limit
 from loadtest.bench.plan import PHOTOS, PRECISIONS, TENSOR, WRK, Cell
 from loadtest.bench.sample import Sample
+from loadtest.closed_loop import Load, LoadFailed
 from ops import embedded
-from ops.cli import CommandFailed
 
 # Each path's profile of the server.
 PROFILES = {
@@ -25,8 +25,8 @@ PROFILES = {
     "ensemble": embedded.PLAIN_PROFILE,
     "network": embedded.PLAIN_PROFILE,
 }
-# An answer takes less, so after this long without one the queue is empty.
-QUIET_S = 0.2
+# After so long without an answer the queue is empty: an instance may pause for 0.5 s (docs/tuning.md).
+QUIET_S = 0.6
 # How much longer load flows than its rate is counted.
 LEAD_S = 1.0
 PATIENCE_S = 60.0
@@ -47,24 +47,24 @@ class Running:
 
     def memory_mb(self) -> float:
         """Return their memory (PSS)."""
-        return sum(map(processes.memory_bytes, self.pids)) / 2**20
+        return sum(map(processes.memory_bytes, self.pids)) / processes.MB
 
-    def sample(self, model: str, load: Callable[[], wrk.Load]) -> Sample:
+    def sample(self, model: str, load: Callable[[], Load]) -> Sample:
         """Put load on a model; returns what that gave, and what it took of the machine.
 
         Raises:
-            CommandFailed: no answer came, so nothing can be told of one.
+            LoadFailed: requests failed, or no answer came.
         """
         images, cpu_s = self.answered(model), self.cpu_s()
         seen = load()
         memory_mb = self.memory_mb()
         images = self.finished(model) - images
         if not images:
-            raise CommandFailed(f"{model} answered nothing")
+            raise LoadFailed(f"{model} answered nothing")
         cpu_ms = (self.cpu_s() - cpu_s) / images * 1e3
         return Sample(seen.rate, seen.p50_ms, seen.p90_ms, seen.p99_ms, cpu_ms, memory_mb)
 
-    def flowing(self, model: str, post: Callable[..., wrk.Load], seconds: float) -> wrk.Load:
+    def flowing(self, model: str, post: Callable[..., Load], seconds: float) -> Load:
         """Return what `wrk` saw, but at the rate that the server counted while answers flowed.
 
         The generator's own rate begins when nothing has been answered yet, and leaves out what is on its
@@ -110,12 +110,12 @@ class Paths:
         """Ask one path as one cell says, and see what that takes.
 
         Raises:
-            CommandFailed: no answer came, so nothing can be told of one.
+            LoadFailed: requests failed, or no answer came.
         """
         load = partial(self._load, cell, seconds, analyzer)
         return self._running[cell.path].sample(model_of(cell), load)
 
-    def _load(self, cell: Cell, seconds: float, analyzer: perf_analyzer.Analyzer | None) -> wrk.Load:
+    def _load(self, cell: Cell, seconds: float, analyzer: perf_analyzer.Analyzer | None) -> Load:
         running, file = self._running[cell.path], self._file(cell.photo)
         ports = running.ports
         if cell.generator == WRK:

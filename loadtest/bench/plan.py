@@ -23,7 +23,7 @@ IN_PROCESS, ALONE = "in process", "in process, one core"
 BATCHES = f"in process, batches of {BATCH}"
 LIMITS = (IN_PROCESS, BATCHES, ALONE)
 # What a measurement takes beside its load: the queue runs empty, a generator starts.
-BESIDE_S = {"": 0.1, WRK: 1.4, PERF_ANALYZER: 2.5}
+BESIDE_S = {"": 0.1, WRK: 1.8, PERF_ANALYZER: 2.9}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """One measurement of one cell."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,7 +18,6 @@ class Sample:
     cpu_ms: float
     memory_mb: float
 
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the smallest value that so many per cent of all do not exceed."""
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+    def slack(self, concurrency: int) -> float:
+        """Return p99 by concurrency / throughput, which is what requests that all wait alike would take."""
+        return self.p99_ms / 1e3 * self.rate / concurrency

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 SATURATING = 8
 LEAST_RATE = {"ensemble": 0.90, "cpu": 0.97}
 MOST_CPU = 1.03
-# p99 as a multiple of concurrency / throughput, which is what requests that all wait alike would take.
+# By concurrency: `Sample.slack`.
 MOST_P99 = {8: 1.6, 32: 1.25}
 MOST_P50 = 1.15
 LEAST_INT8 = 1.6
@@ -64,11 +64,6 @@ def ratios(series: Series, cell: Cell, base: Cell, name: str) -> list[float]:
     return [getattr(sample, name) / getattr(other, name) for sample, other in pairs]
 
 
-def slack(series: Series, cell: Cell) -> list[float]:
-    """Return p99 by concurrency / throughput, round by round."""
-    return [sample.p99_ms / 1e3 * sample.rate / cell.concurrency for sample in series[cell]]
-
-
 def rows(series: Series) -> list[Row]:
     """Return a row per cell: spreads of what was measured, and of its ratios to the limit."""
     return [_row(series, cell) for cell in series]
@@ -80,7 +75,7 @@ def _row(series: Series, cell: Cell) -> Row:
         name: spread(getattr(sample, name) for sample in series[cell]) for name in names
     }
     if cell.path not in LIMITS:
-        row["p99_of_even"] = spread(slack(series, cell))
+        row["p99_of_even"] = spread(each.slack(cell.concurrency) for each in series[cell])
     if cell.limit in series and cell != cell.limit:
         row["of_limit"] = spread(ratios(series, cell, cell.limit, "rate"))
         row["cpu_of_limit"] = spread(ratios(series, cell, cell.limit, "cpu_ms"))
@@ -153,7 +148,8 @@ def _latency(series: Series) -> Iterable[Verdict]:
     for concurrency, most in MOST_P99.items():
         for photo, (cell,) in _judged(series, "cpu", concurrency).items():
             what = f"cpu, {photo}, concurrency {concurrency}: p99, of concurrency / throughput"
-            yield Verdict(what, statistics.median(slack(series, cell)), most=most)
+            slack = statistics.median(each.slack(concurrency) for each in series[cell])
+            yield Verdict(what, slack, most=most)
     for photo, (cell,) in _judged(series, "cpu", 1).items():
         p50 = statistics.median(ratios(series, cell, cell.alone, "p50_ms"))
         yield Verdict(f"cpu, {photo}, concurrency 1: p50, of that in process", p50, most=MOST_P50)

@@ -3,7 +3,10 @@
 import os
 import subprocess
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -13,9 +16,10 @@ from typer.testing import CliRunner
 from loadtest import record, wrk
 from loadtest.bench import limit, plan, summary
 from loadtest.bench.limit import inheriting
-from loadtest.bench.paths import Running
+from loadtest.bench.paths import LEAD_S, Running
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
-from loadtest.bench.sample import Sample, percentile
+from loadtest.bench.sample import Sample
+from loadtest.closed_loop import Load
 from ops.__main__ import app
 from ops.embedded import KEEP_BUFFERS, Ports
 
@@ -51,7 +55,7 @@ def test_the_usual_run_has_what_the_targets_ask_for_and_no_more():
     assert {(cell.path, cell.photo, cell.concurrency) for cell in served} >= {
         (path, photo, count) for path in ("cpu", "ensemble") for photo in plan.PHOTOS for count in (1, 8, 32)
     }
-    assert plan.duration_s(cells, 7, 2.0) < 14 * 60
+    assert plan.duration_s(cells, 7, 2.0) < 15 * 60
 
 
 def test_what_is_asked_for_is_measured_beside_its_limits():
@@ -132,7 +136,7 @@ def test_ratio_is_the_median_over_rounds():
 
 def test_even_latency_is_one():
     """If 32 requests are in flight at 320 a second, each takes 100 ms; a p99 of 120 ms is 1.2 times that."""
-    assert summary.slack({TWICE: [sample(320, 40)]}, TWICE) == pytest.approx([1.2])
+    assert sample(320, 40).slack(32) == pytest.approx(1.2)
 
 
 def test_throughput_is_judged_at_the_best_concurrency():
@@ -202,12 +206,6 @@ def test_a_noisy_run_says_so():
     assert "(0.5..2.0)" in spread
 
 
-@pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0, 1)])
-def test_percentile_is_one_of_the_values(percent, value):
-    """The smallest that so many per cent do not exceed."""
-    assert percentile(range(1, 101), percent) == value
-
-
 def test_environment_is_put_back():
     """Also after a failure; what was there before is not there meanwhile."""
     environment = {"A": "1"}
@@ -232,9 +230,9 @@ def test_only_the_workers_have_the_servers_malloc():
         assert workers.apply(os.getenv, [name]) == value
 
 
-def test_statistics_are_asked_for_past_a_proxy(monkeypatch):
-    """Where the environment names one, as in many companies: it has no way to this machine's own ports."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+@contextmanager
+def counting(count: Callable[[], int]) -> Iterator[Running]:
+    """A server whose statistics say that it has answered `count()` images."""
 
     class Statistics(BaseHTTPRequestHandler):
         """One page."""
@@ -243,16 +241,51 @@ def test_statistics_are_asked_for_past_a_proxy(monkeypatch):
             """Answer as Triton does."""
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b'{"model_stats": [{"inference_stats": {"success": {"count": 7}}}]}')
+            self.wfile.write(b'{"model_stats": [{"inference_stats": {"success": {"count": %d}}}]}' % count())
 
         def log_message(self, *words: object) -> None:
             """Say nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Statistics) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        running = Running(Ports(server.server_port, 0, 0), ())
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        try:
+            yield Running(Ports(server.server_port, 0, 0), ())
+        finally:
+            server.shutdown()
+            thread.join()
 
+
+def test_statistics_are_asked_for_past_a_proxy(monkeypatch):
+    """Where the environment names one, as in many companies: it has no way to this machine's own ports."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    with counting(lambda: 7) as running:
         assert running.answered("classify_v1") == 7
+
+
+def test_queue_is_not_empty_while_an_instance_pauses():
+    """An answer that comes half a second after the one before was on its way all the time."""
+    began_s = time.monotonic()
+
+    with counting(lambda: 7 if time.monotonic() < began_s + 0.5 else 8) as running:
+        assert running.finished("classify_v1") == 8
+
+
+def test_rate_is_what_the_server_counts_while_load_flows():
+    """Latencies stay the generator's, which is asked for longer than is counted."""
+    asked, count = list[float](), iter((100, 150))
+
+    def post(seconds: float) -> Load:
+        asked.append(seconds)
+        return Load(7000.0, 1.0, 2.0, 3.0)
+
+    with counting(lambda: next(count)) as running:
+        load = running.flowing("classify_v1", post, 0.1)
+
+    assert asked == [0.1 + LEAD_S]
+    assert 0 < load.rate <= 50 / 0.1
+    assert load == Load(load.rate, 1.0, 2.0, 3.0)
 
 
 def test_records_do_not_stand_in_the_way_of_the_next(tmp_path, monkeypatch):

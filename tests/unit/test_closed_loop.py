@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from loadtest import closed_loop
-from loadtest.closed_loop import Load, run, saturate, summary, within
+from loadtest.closed_loop import Load, percentile, run, saturate, summary, within
 from loadtest.connection import post
 
 
@@ -60,6 +60,13 @@ def test_nobody_there_is_a_failure_of_each_caller(port):
     assert load == Load(0.0, 0.0, 0.0, 0.0, 0, 3)
 
 
+def test_caller_that_ends_with_any_error_is_a_failure(port):
+    """Text cannot be sent, which is no error of the network; no load must not look like one that is well."""
+    load = saturate("127.0.0.1", port, ["text"], concurrency=3, seconds=0.1)
+
+    assert load == Load(0.0, 0.0, 0.0, 0.0, 0, 3)
+
+
 def test_slow_answers_count_when_there_are_no_others(port):
     """One that takes longer than the load lasts is waited for."""
     load = saturate("127.0.0.1", port, [request(port, 200, 600)], concurrency=2, seconds=0.1)
@@ -99,9 +106,15 @@ def test_other_process_asks_at_each_concurrency(port, tmp_path):
     assert all(load.answered > 0 and load.failed == 0 and load.p99_ms >= 1 for load in loads.values())
 
 
+@pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0, 1)])
+def test_percentile_is_one_of_the_values(percent, value):
+    """The smallest that so many per cent do not exceed."""
+    assert percentile(range(1, 101), percent) == value
+
+
 def test_summary_counts_good_answers_only():
     """Others have no latency; no answer at all is no rate."""
     seen = [(0.0, 0.010 * number, 200) for number in range(1, 101)] + [(0.0, 9.0, 503)]
 
-    assert summary(seen, 2.0, lost=1) == Load(50.0, 510.0, 910.0, 1000.0, 100, 2)
+    assert summary(seen, 2.0, lost=1) == Load(50.0, 500.0, 900.0, 990.0, 100, 2)
     assert summary([], 2.0) == Load(0.0, 0.0, 0.0, 0.0, 0, 0)

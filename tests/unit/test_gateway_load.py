@@ -1,0 +1,36 @@
+"""What is told of the gateway under load when little or nothing of it was answered."""
+
+import pytest
+
+from loadtest import gateway, route
+from ops import metrics_page
+
+
+def load(answered: float, p50_ms: float | None = 10.0) -> dict:
+    """Return a row of the open loop."""
+    row = {"offered": 100, "load": 2.0, "answered": answered, "refused": 0, "lost": 0}
+    return row | {"p50_ms": p50_ms, "p99_ms": p50_ms}
+
+
+@pytest.mark.parametrize(
+    ("loads", "share"),
+    [([load(80), load(60)], 0.75), ([load(80), load(0, None)], 0.0), ([load(0, None)] * 2, 0.0)],
+    ids=["some", "none at last", "none at all"],
+)
+def test_goodput_is_kept_or_not(loads, share):
+    """The share of the best that is left at the highest load; without any it is missed, too."""
+    assert gateway.kept(loads) == share
+    assert gateway.missed([], loads)
+
+
+def test_what_was_not_answered_has_no_latency():
+    """Its cells are empty."""
+    assert gateway.load_cells(load(0, None)) == ["100", "2.0", "0", "0", "0", "", ""]
+
+
+def test_shadow_that_is_not_counted_is_told(monkeypatch):
+    """A share of nothing is no share, and what was compared had no shadow."""
+    monkeypatch.setattr(metrics_page, "fetch", lambda *address, timeout_s: "")
+
+    with pytest.raises(SystemExit, match="no request for a shadow"):
+        route._shed_share(1)
