@@ -9,10 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 from ops import embedded, run_dir
 
 ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
+# By then `nereid serve` has killed a server that does not stop.
+END_S = embedded.STOP_TIMEOUT_S + 20.0
+# So many characters of the log of one that does not start.
+TOLD = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,9 @@ def served(
     """
     ports = embedded.Ports(*embedded.free_ports(3))
     options = embedded.ServerOptions(repository, profile, ports=ports, flags=tuple(flags))
-    run_dir = folder / f"server-{ports.http}"
-    run_dir.mkdir()
-    with embedded.EmbeddedServer(options, run_dir, environment) as server:
+    own = folder / f"server-{ports.http}"
+    own.mkdir()
+    with embedded.EmbeddedServer(options, own, environment) as server:
         yield server
 
 
@@ -77,35 +82,65 @@ def supervised(
         SystemExit: it does not start; with the end of its log.
     """
     environment = {**environment, "XDG_RUNTIME_DIR": str(folder)}
-    command = [sys.executable, "-m", "ops", "serve", "--repository", str(repository), *ANY_PORTS, *words]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            raise SystemExit((folder / "log").read_text()[-2000:])
-        yield Supervised(process.pid, environment, repository)
-    finally:
-        _end(process)
+    command = ["serve", "--repository", str(repository), *ANY_PORTS, *words]
+    with (folder / "log").open("w+") as log, _started(command, environment, log) as (pid, _):
+        yield Supervised(pid, environment, repository)
 
 
 @contextlib.contextmanager
 def gateway(grpc_port: int) -> Iterator[Gateway]:
-    """Run `nereid gateway` in front of a server of this machine, until it listens."""
-    words = ["gateway", "--url", f"127.0.0.1:{grpc_port}", "--port", "0"]
-    end_with_parent = partial(embedded.end_with_parent, os.getpid())
+    """Run `nereid gateway` in front of a server of this machine, until it listens.
+
+    Raises:
+        SystemExit: it does not start.
+    """
+    command = ["gateway", "--url", f"127.0.0.1:{grpc_port}", "--port", "0"]
+    with _started(command) as (pid, said):
+        yield Gateway(pid, said["http"])
+
+
+@contextlib.contextmanager
+def _started(
+    words: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[str] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Run a command of `nereid` that says on one line, as JSON, when it is ready; returns its pid, and that.
+
+    It ends with the context, or with this process.
+
+    Args:
+        environment: to start it from, if not this process's own.
+        log: takes its stderr, if that is not shown.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "ops", *words], stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+        [sys.executable, "-m", "ops", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        preexec_fn=partial(embedded.end_with_parent, os.getpid()),
     )
     try:
         assert process.stdout is not None
-        yield Gateway(process.pid, json.loads(process.stdout.readline())["http"])
+        if not (line := process.stdout.readline()):
+            raise SystemExit(f"nereid {words[0]} did not start{_tail(log)}")
+        yield process.pid, json.loads(line)
     finally:
         _end(process)
 
 
+def _tail(log: IO[str] | None) -> str:
+    if log is None:
+        return ""
+    log.seek(0)
+    return f":\n{log.read()[-TOLD:]}"
+
+
 def _end(process: subprocess.Popen) -> None:
     process.terminate()
-    process.wait()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     assert process.stdout is not None
     process.stdout.close()
