@@ -5,13 +5,13 @@ python -m loadtest.bench.page
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loadtest import memory, record, swap, trials
 from loadtest.bench import summary, svg
-from loadtest.bench.plan import BATCHES, IN_PROCESS, PHOTOS
+from loadtest.bench.plan import ALONE, IN_PROCESS, PHOTOS
 from ops.embedded import CHECKOUT
 
 Record = dict[str, Any]
@@ -21,10 +21,6 @@ DOCS = CHECKOUT / "docs"
 README = CHECKOUT / "README.md"
 NAME = "bench"
 PLOTS = {"bench-throughput.svg": svg.throughput, "bench-latency.svg": svg.latency}
-HEADINGS = (
-    *("path", "photo", "precision", "load", "images/s", "least..most", "of the limit", "p50 ms", "p90 ms"),
-    *("p99 ms", "p99 of even", "CPU ms", "of the limit's", "memory MB"),
-)
 SHORT = ("photo", "path", "images/s", "of the limit", "CPU ms per image", "p50 ms alone", "p99 ms of 32")
 MARK = "<!-- Written by `make docs` from loadtest/results/bench.json. -->\n"
 # Records of their own commands, and the page that has each.
@@ -41,6 +37,7 @@ ELSEWHERE = {
     "stall": "load_testing.md",
     "route": "routing.md",
     "swap": "publishing.md",
+    "trials": "benchmarks.md",
     "tune_proof": "tuning.md",
 }
 HEAD = """# Benchmarks
@@ -61,8 +58,8 @@ HOW = """
 - **Load** is closed: so many requests are in flight all the time, by `wrk`, or by NVIDIA's
   `perf_analyzer`, which speaks both protocols. The generator has its share of the same cores. Under
   `wrk`, images per second are what the server counts while answers flow: a generator's own count begins
-  before the first answer. For
-  arrivals that do not wait for answers see the open loop of the [gateway](gateway.md).
+  before the first answer. For arrivals that do not wait for answers see the open loop of the
+  [gateway](gateway.md).
 - Every round measures each line once, in turn, every other round backwards. Shown are medians over the
   rounds; **of the limit** is the median of the rounds' own ratios, so that a slow phase of the machine
   hits both alike.
@@ -70,7 +67,7 @@ HOW = """
   counted over exactly the images that the server says it answered. What else the machine does changes it
   less than it changes throughput.
 - **p99 of even** is p99 by (requests in flight / throughput): 1 would be requests that all wait alike.
-- **memory** is PSS of the tree under load: pages that processes share count once.
+- **memory** is PSS of the tree, right after the load: pages that processes share count once.
 """
 
 
@@ -82,8 +79,8 @@ what is on its way when its process dies is never answered.
 """
 
 
-def render(bench: Record, shared: Record, swapped: Record, others: dict[str, Record]) -> str:
-    """Return the page."""
+def render(bench: Record, others: Mapping[str, Record]) -> str:
+    """Return the page: of `nereid bench`'s record, and of what other commands have recorded, by name."""
     parts = [
         HEAD,
         _conditions(bench),
@@ -94,10 +91,12 @@ def render(bench: Record, shared: Record, swapped: Record, others: dict[str, Rec
         "\n## Noise\n\n",
         _noise(bench),
         "\n## Every measurement\n\n",
-        record.markdown(HEADINGS, map(cells, bench["rows"])),
+        record.markdown(summary.HEADINGS, map(summary.cells, bench["rows"])),
         _pieces(bench),
-        _trials(others["trials"]) if "trials" in others else "",
-        _others(shared, swapped, others),
+        _trials(others["trials"]),
+        _shared(others["memory"]),
+        _published(others["swap"]),
+        _others(others),
     ]
     return "".join(parts)
 
@@ -142,23 +141,6 @@ def _noise(bench: Record) -> str:
     return text + record.markdown(("second by first", "median", "least..most"), rows)
 
 
-def cells(row: Row) -> list[str]:
-    """Return a row of the record as text."""
-
-    def told(name: str, digits: int) -> str:
-        return f"{row[name]['median']:.{digits}f}" if name in row else ""
-
-    load = f"{row['generator']} {row['protocol']} {row['concurrency']}" if row["generator"] else ""
-    return [
-        *(row["path"], row["photo"], row["precision"], load + ", again" * row["again"]),
-        told("rate", 1),
-        f"{row['rate']['min']:.1f}..{row['rate']['max']:.1f}",
-        told("of_limit", 3),
-        *(told(name, 1) for name in ("p50_ms", "p90_ms", "p99_ms")),
-        *(told("p99_of_even", 2), told("cpu_ms", 2), told("cpu_of_limit", 3), told("memory_mb", 0)),
-    ]
-
-
 def _pieces(bench: Record) -> str:
     if "pieces_ms" not in bench:
         return ""
@@ -188,19 +170,26 @@ def _trials(tried: Record) -> str:
     )
 
 
-def _others(shared: Record, swapped: Record, others: dict[str, Record]) -> str:
+def _shared(shared: Record) -> str:
+    return (
+        f"\n## Shared against private weights\n\n{conditions(shared)}, "
+        f"see [ONNX backend]({ELSEWHERE['memory']}).\n\n{memory.markdown(shared['rows'])}"
+    )
+
+
+def _published(swapped: Record) -> str:
+    return (
+        f"\n## Publishing under load\n\n{conditions(swapped)}; a publication takes {swapped['publish_s']} s "
+        f"under that load, see [publishing]({ELSEWHERE['swap']}).\n\n{swap.markdown(swapped['rows'])}"
+    )
+
+
+def _others(others: Mapping[str, Record]) -> str:
     rows = [
         (f"[{name}.json](../loadtest/results/{name}.json)", f"`{each['command']}`", _page(name))
         for name, each in sorted(others.items())
     ]
-    return (
-        f"\n## Shared against private weights\n\n{conditions(shared)}, "
-        f"see [ONNX backend]({ELSEWHERE['memory']}).\n\n"
-        f"{memory.markdown(shared['rows'])}"
-        f"\n## Publishing under load\n\n{conditions(swapped)}; a publication takes {swapped['publish_s']} s "
-        f"under that load, see [publishing]({ELSEWHERE['swap']}).\n\n{swap.markdown(swapped['rows'])}"
-        f"\n## Other records\n\n{record.markdown(('record', 'command', 'page'), rows)}"
-    )
+    return f"\n## Other records\n\n{record.markdown(('record', 'command', 'page'), rows)}"
 
 
 def _page(name: str) -> str:
@@ -230,15 +219,10 @@ def readme_section(bench: Record) -> str:
 
 
 def _short(rows: Iterable[Row], photo: str, size: str, path: str) -> Sequence[object]:
-    mine = [
-        row
-        for row in rows
-        if (row["photo"], row["precision"], row["again"]) == (photo, "fp32", False)
-        and row["generator"] in ("", "wrk")
-    ]
+    mine = [row for row in summary.plain(rows) if row["photo"] == photo]
     if path == IN_PROCESS:
         limit = next(row for row in mine if row["path"] == IN_PROCESS)
-        alone = next(row for row in mine if row["path"] not in (IN_PROCESS, BATCHES) and not row["generator"])
+        alone = next(row for row in mine if row["path"] == ALONE)
         return (
             *(size, path, f"{limit['rate']['median']:.0f}", "1"),
             *(f"{limit['cpu_ms']['median']:.2f}", f"{alone['p50_ms']['median']:.1f}", ""),
@@ -269,7 +253,7 @@ def pages() -> dict[Path, str]:
     }
     bench = found.pop(NAME)
     return {
-        DOCS / "benchmarks.md": render(bench, found["memory"], found["swap"], found),
+        DOCS / "benchmarks.md": render(bench, found),
         README: in_readme(README.read_text(), readme_section(bench)),
         **{DOCS / name: draw(bench["rows"]) for name, draw in PLOTS.items()},
     }

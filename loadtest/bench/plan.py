@@ -1,11 +1,14 @@
 """What a run measures: cells, from a selection."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TypeVar
 
 from loadtest import photos
 from python_backend.threads import available_cores
+
+T = TypeVar("T")
 
 # How requests get to the network. All but `network` take a photo.
 PATHS = ("cpu", "ensemble", "route", "gateway", "network")
@@ -40,6 +43,21 @@ class Cell:
     protocol: str = ""
     concurrency: int = 1
     again: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.path, self.photo, self.precision, self.load)))
+
+    @property
+    def load(self) -> str:
+        """Who keeps how many requests in flight; nothing where the work is done in process."""
+        if not self.generator:
+            return ""
+        return f"{self.generator} {self.protocol} {self.concurrency}" + " again" * self.again
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether targets, plots and README are about it: FP32, in process or by `wrk`, the first time."""
+        return (self.precision, self.again) == ("fp32", False) and self.generator in ("", WRK)
 
     @property
     def limit(self) -> "Cell":
@@ -128,9 +146,9 @@ def limits(group: Sequence[Cell]) -> list[Cell]:
     return found
 
 
-def turns(cells: Sequence[Cell], number: int) -> list[Cell]:
+def turns(measured: Iterable[T], number: int) -> list[T]:
     """Return the order of a round: every other one goes backwards, so that a slow drift hits all alike."""
-    return list(cells if number % 2 == 0 else reversed(cells))
+    return list(measured)[:: -1 if number % 2 else 1]
 
 
 def duration_s(cells: Sequence[Cell], rounds: int, seconds: float) -> float:
@@ -188,8 +206,5 @@ def describe(cells: Sequence[Cell]) -> list[str]:
     """Return a line per path, photo and precision, with what is measured of it."""
     lines: dict[tuple[str, str, str], list[str]] = {}
     for cell in cells:
-        how = f"{cell.generator} {cell.protocol} {cell.concurrency}" if cell.generator else ""
-        lines.setdefault((cell.path, cell.photo, cell.precision), []).append(
-            f"{how} again" if cell.again else how
-        )
+        lines.setdefault((cell.path, cell.photo, cell.precision), []).append(cell.load)
     return [", ".join(filter(None, [" ".join(key), *how])) for key, how in lines.items()]

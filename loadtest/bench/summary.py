@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from loadtest.bench.plan import BOTH_BY_ONE, LIMITS, TWICE, WRK, Cell
@@ -12,6 +12,10 @@ from loadtest.bench.sample import Sample
 Series = Mapping[Cell, Sequence[Sample]]
 Row = dict[str, Any]
 
+HEADINGS = (
+    *("path", "photo", "precision", "load", "images/s", "least..most", "of the limit", "p50 ms", "p90 ms"),
+    *("p99 ms", "p99 of even", "CPU ms", "of the limit's", "memory MB"),
+)
 # Asked for by the throughput of the limit, at the best concurrency.
 SATURATING = 8
 LEAST_RATE = {"ensemble": 0.90, "cpu": 0.97}
@@ -84,6 +88,32 @@ def _row(series: Series, cell: Cell) -> Row:
     return row
 
 
+def cell_of(row: Row) -> Cell:
+    """Return the cell that a row is of."""
+    return Cell(**{field.name: row[field.name] for field in fields(Cell)})
+
+
+def plain(found: Iterable[Row]) -> list[Row]:
+    """Return the rows of plain cells."""
+    return [row for row in found if cell_of(row).is_plain]
+
+
+def cells(row: Row) -> list[str]:
+    """Return a row as text, under HEADINGS, for a terminal and the page alike."""
+
+    def told(name: str, digits: int) -> str:
+        return f"{row[name]['median']:.{digits}f}" if name in row else ""
+
+    return [
+        *(row["path"], row["photo"], row["precision"], cell_of(row).load),
+        told("rate", 1),
+        f"{row['rate']['min']:.1f}..{row['rate']['max']:.1f}",
+        told("of_limit", 3),
+        *(told(name, 1) for name in ("p50_ms", "p90_ms", "p99_ms")),
+        *(told("p99_of_even", 2), told("cpu_ms", 2), told("cpu_of_limit", 3), told("memory_mb", 0)),
+    ]
+
+
 def best(found: Sequence[Row]) -> Row:
     """Return the row with the most of its limit; where all cores are asked for, if there is one."""
     saturating = [row for row in found if row["concurrency"] >= SATURATING]
@@ -119,9 +149,7 @@ def _judged(series: Series, path: str, concurrency: int | None = None) -> dict[s
     """Return the FP32 cells of a path over HTTP by their photo."""
     found: dict[str, list[Cell]] = {}
     for cell in series:
-        if (cell.path, cell.precision, cell.generator, cell.again) == (path, "fp32", WRK, False) and (
-            concurrency in (None, cell.concurrency)
-        ):
+        if cell.is_plain and cell.path == path and concurrency in (None, cell.concurrency):
             found.setdefault(cell.photo, []).append(cell)
     return found
 

@@ -6,7 +6,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from loadtest.bench import summary
-from loadtest.bench.plan import IN_PROCESS, PATHS, PHOTOS, TENSOR, WRK
+from loadtest.bench.plan import IN_PROCESS, PATHS, PHOTOS
 
 Row = dict[str, Any]
 Scale = Callable[[float], float]
@@ -99,7 +99,7 @@ def _bars(photo: str, best: Sequence[Row], limit: Row, scale: Scale, y: float) -
 
 def latency(rows: Sequence[Row]) -> str:
     """Draw p50 and p99 of `cpu` and `ensemble` by concurrency, FP32 over HTTP, both axes logarithmic."""
-    shown = [row for row in _plain(rows) if row["path"] in ("cpu", "ensemble")]
+    shown = [row for row in summary.plain(rows) if row["path"] in ("cpu", "ensemble")]
     values = [row[name]["median"] for row in shown for name in ("p50_ms", "p99_ms")]
     counts = sorted({row["concurrency"] for row in shown})
     levels = log_ticks(min(values), max(values))
@@ -172,24 +172,15 @@ def apart(tops: dict[Any, float]) -> dict[Any, float]:
     return found
 
 
-def _plain(rows: Iterable[Row]) -> list[Row]:
-    return [
-        row
-        for row in rows
-        if (row["precision"], row["generator"], row["again"]) == ("fp32", WRK, False)
-        and row["photo"] != TENSOR
-    ]
-
-
 def _best(rows: Sequence[Row], photo: str) -> list[Row]:
-    mine = [row for row in _plain(rows) if row["photo"] == photo]
+    mine = [row for row in summary.plain(rows) if row["photo"] == photo]
     paths = [path for path in PATHS if any(row["path"] == path for row in mine)]
     return [summary.best([row for row in mine if row["path"] == path]) for path in paths]
 
 
 def _limit(rows: Sequence[Row], photo: str) -> Row:
-    wanted = (IN_PROCESS, photo, "fp32")
-    return next(row for row in rows if (row["path"], row["photo"], row["precision"]) == wanted)
+    wanted = (IN_PROCESS, photo)
+    return next(row for row in summary.plain(rows) if (row["path"], row["photo"]) == wanted)
 
 
 def _svg(height: float, title: str, parts: Iterable[str]) -> str:

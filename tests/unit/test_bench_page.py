@@ -92,12 +92,12 @@ def test_row_has_its_numbers(rows):
     """Nothing that was measured is left out; what has no limit has none."""
     cpu = next(row for row in rows if (row["path"], row["concurrency"], row["again"]) == ("cpu", 32, True))
 
-    assert page.cells(cpu) == [
-        *("cpu", "small", "fp32", "wrk http 32, again", "180.0", "175.0..185.0", "0.900", "10.0", "20.0"),
+    assert summary.cells(cpu) == [
+        *("cpu", "small", "fp32", "wrk http 32 again", "180.0", "175.0..185.0", "0.900", "10.0", "20.0"),
         *("40.5", "0.23", "8.25", "1.000", "412"),
     ]
-    assert len(page.HEADINGS) == len(page.cells(rows[0]))
-    assert page.cells(rows[0])[6] == ""
+    assert len(summary.HEADINGS) == len(summary.cells(rows[0]))
+    assert summary.cells(rows[0])[6] == ""
 
 
 def test_readme_takes_the_table_in_its_place(rows):
@@ -145,9 +145,14 @@ def test_page_says_what_the_record_says(rows):
         "noise": {"rate": ratio},
         "rows": rows,
     }
-    shared, swapped = {**record, "rows": [{"instances": 1}]}, {**record, "rows": [], "publish_s": 6}
+    others = {
+        "memory": {**record, "rows": [{"instances": 1}]},
+        "swap": {**record, "rows": [], "publish_s": 6},
+        "trials": {**record, "rows": []},
+        "pieces": {"command": "python -m loadtest.x"},
+    }
 
-    text = page.render(record, shared, swapped, {"pieces": {"command": "python -m loadtest.x"}})
+    text = page.render(record, others)
 
     for told in (
         "| machine | a CPU, 2 cores, 2026-01-02 |",
