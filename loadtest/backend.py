@@ -5,7 +5,6 @@ Beside it stands the least that any Python model costs on this server, `loadtest
 python -m loadtest.backend [--rounds 15] [--seconds 2] [--record backend]
 """
 
-import argparse
 import os
 import shutil
 import statistics
@@ -139,13 +138,7 @@ def markdown(result: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     """Measure both batch sizes in turn, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
+    args = record.parsed(record.parser(__doc__, rounds=15, seconds=2.0))
     session = Session.from_config(ModelConfig.from_file(embedded.REPOSITORY / MODEL, int(VERSION)))
     costs: dict[tuple[str, int], list[Cost]] = {column: [] for column in COLUMNS}
     with tempfile.TemporaryDirectory() as folder:
@@ -157,9 +150,8 @@ def main() -> None:
                     costs[model, batch].append(measure(session, client, model, batch, args.seconds))
     result = {f"{model}, batch {batch}": summary(found) for (model, batch), found in costs.items()}
     print(markdown(result))
-    if args.record:
-        record.write(args.record, {"rows": result})
+    args.record.write({"rows": result})
 
 
 if __name__ == "__main__":
-    main()
+    record.end(main)

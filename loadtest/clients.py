@@ -6,7 +6,6 @@ of requests in flight for the same outputs, which both read. The server takes it
     python -m loadtest.clients [--rounds 5] [--seconds 3] [--record clients]
 """
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -257,13 +256,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Measure, print, record; exit status 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
+    args = record.parsed(record.parser(__doc__, rounds=5, seconds=3.0))
     found: dict[tuple[str, str], list[list[Sample]]] = defaultdict(list)
     options = ServerOptions(profile=DEFAULT_PROFILE, ports=Ports(*free_ports(3)), allow_shm=True)
     with (
@@ -278,8 +271,7 @@ def main() -> int:
                     found[name, way.name].append(samples)
     rows = summarise(found)
     record.show(HEADINGS, zip(map(cells, rows), rows, strict=True))
-    if args.record:
-        record.write(args.record, {"concurrency": CONCURRENCY, "rounds": args.rounds, "rows": rows})
+    args.record.write({"concurrency": CONCURRENCY, "rounds": args.rounds, "rows": rows})
     missed = [row for row in rows if row["ratio"] < TARGET]
     for row in missed:
         print(f"target missed: {row['photo']}, {row['transport']}: {row['ratio']}", file=sys.stderr)
@@ -287,4 +279,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    record.end(main)

@@ -7,7 +7,6 @@ what the gateway carried, and at twice that.
     python -m loadtest.gateway [--rounds 5] [--seconds 5]       needs `wrk` (Debian: apt-get install wrk)
 """
 
-import argparse
 import contextlib
 import os
 import resource
@@ -163,15 +162,10 @@ def load_markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Measure, print, record; exit status 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
+    parser = record.parser(__doc__, rounds=5, seconds=5.0)
+    args = record.parsed(parser)
     if not wrk.is_installed():
         parser.error(wrk.MISSING)
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
     series: Series = defaultdict(list)
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as running:
         for _ in range(args.rounds):
@@ -184,13 +178,12 @@ def main() -> int:
     record.show(HEADINGS, zip(map(cells, rows), rows, strict=True))
     print(load_markdown(loads), f"goodput kept: {kept(loads)}", sep="")
     print(f"CPU of the open-loop generator, in all: {generator_s.ru_utime + generator_s.ru_stime:.1f} s")
-    if args.record:
-        result = {"concurrency": CONCURRENCY, "rounds": args.rounds, "kept": kept(loads)}
-        record.write(args.record, result | {"rows": rows, "loads": loads})
+    result = {"concurrency": CONCURRENCY, "rounds": args.rounds, "kept": kept(loads)}
+    args.record.write(result | {"rows": rows, "loads": loads})
     for miss in missed(rows, loads):
         print(f"target missed: {miss}", file=sys.stderr)
     return 1 if missed(rows, loads) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    record.end(main)

@@ -208,17 +208,13 @@ def problems(tests: dict[str, int], copies: dict[str, int] | None) -> list[str]:
 
 def main() -> None:
     """Test, trace, time, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    parser = record.parser(__doc__, rounds=50)
     parser.add_argument("--traced", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = record.parsed(parser)
     if absent := missing():
         sys.exit("\n".join(f"missing: {each}" for each in absent))
     if args.traced:
         return run_traced()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
     tests, copies = run_tests(), trace()
     rows = list(measure(args.rounds))
     about = device()
@@ -230,9 +226,8 @@ def main() -> None:
     console.print(NO_TRACE if copies is None else f"bytes copied in {TRACED_BATCHES} batches: {copies}")
     if found := problems(tests, copies):
         sys.exit("\n".join(found))
-    if args.record:
-        record.write(args.record, {"gpu": about, "tests": tests, "bytes_copied": copies, "times": rows})
+    args.record.write({"gpu": about, "tests": tests, "bytes_copied": copies, "times": rows})
 
 
 if __name__ == "__main__":
-    main()
+    record.end(main)

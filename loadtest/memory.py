@@ -3,7 +3,6 @@
 python -m loadtest.memory [--rounds 3] [--record memory]
 """
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -107,12 +106,7 @@ def markdown(rows: list[dict[str, object]]) -> str:
 
 def main() -> None:
     """Measure one and eight instances in turn, plain and shared; print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
+    args = record.parsed(record.parser(__doc__, rounds=3))
     samples: dict[tuple[int, bool], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / MODEL / "1" / "model.onnx"
@@ -127,9 +121,8 @@ def main() -> None:
         model_mb = path.stat().st_size / processes.MB
     rows = summary(samples)
     print(markdown(rows))
-    if args.record:
-        record.write(args.record, {"model_mb": round(model_mb), "rows": rows})
+    args.record.write({"model_mb": round(model_mb), "rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    record.end(main)

@@ -6,7 +6,6 @@ The reference decodes the whole image and resizes it with Pillow's antialiased b
 judged as a JPEG, at its own size, by every step between the naive way and ours.
 """
 
-import argparse
 import io
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -190,12 +189,9 @@ def _scores(session: Session, transform: Transform, levels: Levels) -> np.ndarra
 
 def main() -> None:
     """Judge every step on every photo, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.parser(__doc__)
     parser.add_argument("--wallpapers", type=Path, help="unpack Debian's wallpapers there, judge them, too")
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
+    args = record.parsed(parser)
     sets = [packaged()]
     if args.wallpapers:
         wallpapers.fetch(args.wallpapers)
@@ -213,9 +209,8 @@ def main() -> None:
     for row in rows:
         table.add_row(*row)
     Console(width=140).print(table)
-    if args.record:
-        record.write(args.record, {"rows": rows, "photos": [asdict(each) for each in judged[DEFAULT]]})
+    args.record.write({"rows": rows, "photos": [asdict(each) for each in judged[DEFAULT]]})
 
 
 if __name__ == "__main__":
-    main()
+    record.end(main)

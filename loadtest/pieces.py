@@ -5,7 +5,6 @@ python -m loadtest.pieces [--rounds 15] [--record pieces]
 `nereid bench` measures `LIBRARY` of them in each of its runs.
 """
 
-import argparse
 import multiprocessing
 import statistics
 import time
@@ -145,20 +144,14 @@ THEIRS, LIBRARY = ("network", "decoder"), ("buffers", "normalisation")
 
 def main() -> None:
     """Measure on every core, print the mean over cores, record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
+    args = record.parsed(record.parser(__doc__, rounds=15))
     result = on_every_core(THEIRS, args.rounds)
     table = Table("piece", "ms per image")
     for name, value in result.items():
         table.add_row(name, str(value))
     Console(width=110).print(table)
-    if args.record:
-        record.write(args.record, {"ms_per_image": result})
+    args.record.write({"ms_per_image": result})
 
 
 if __name__ == "__main__":
-    main()
+    record.end(main)

@@ -5,7 +5,6 @@ Twice: with glibc's thresholds for malloc, as other services have them, and with
 python -m loadtest.preprocess [--rounds 40] [--record preprocess]
 """
 
-import argparse
 import io
 import multiprocessing
 import os
@@ -131,12 +130,7 @@ def take_one_core() -> None:
 
 def main() -> None:
     """Measure on one core, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
+    args = record.parsed(record.parser(__doc__, rounds=40))
     rows = []
     for name, environment in {PLAIN: {}, SERVER: embedded.KEEP_BUFFERS}.items():
         os.environ |= environment
@@ -146,9 +140,8 @@ def main() -> None:
     for row in rows:
         table.add_row(*row)
     Console(width=110).print(table)
-    if args.record:
-        record.write(args.record, {"rows": rows})
+    args.record.write({"rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    record.end(main)

@@ -1,18 +1,25 @@
-"""The header every recorded result carries: a number without its conditions is not published."""
+"""What measurements share: their command line, and the header that every recorded result carries.
 
+A number without its conditions is not published.
+"""
+
+import argparse
 import datetime
 import importlib.metadata
 import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
+from loadtest import ending
+from ops.cli import WrongUsage
 from python_backend.threads import available_cores
 
 FOLDER = Path(__file__).parent
@@ -20,9 +27,61 @@ RESULTS = FOLDER / "results"
 PACKAGES = frozenset(
     {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow", "pillow", "simplejpeg"}
 )
-
-
 UNCOMMITTED = "a record needs a commit to refer to; mend: commit the changes first"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A measurement, with the conditions under which it began; recorded only if it has a name."""
+
+    name: str
+    header: Mapping[str, Any]
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Store `result` behind the header as `loadtest/results/NAME.json`."""
+        if self.name:
+            write(self.name, {**self.header, **result})
+
+
+def begin(name: str = "") -> Run:
+    """Begin what is to be recorded by that name, if it has one.
+
+    Raises:
+        WrongUsage: it has, but there is no commit that says what is measured.
+    """
+    if name and not is_committed():
+        raise WrongUsage(UNCOMMITTED)
+    return Run(name, header())
+
+
+def parser(doc: str, **defaults: float) -> argparse.ArgumentParser:
+    """Return a measurement's command line: what `defaults` names, each of its value's type, and `--record`.
+
+    Args:
+        doc: the module's, whose first line says what it is for.
+    """
+    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+    for name, default in defaults.items():
+        words = name.replace("_", "-")
+        made.add_argument(f"--{words}", type=type(default), default=default, help=f"default: {default:g}")
+    made.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
+    return made
+
+
+def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line; its `record` is the `Run` that begins now."""
+    args = made.parse_args()
+    try:
+        args.record = begin(args.record)
+    except WrongUsage as error:
+        made.error(str(error))
+    return args
+
+
+def end(main: Callable[[], int | None]) -> NoReturn:
+    """End the program with what `main` returns; a SIGTERM meanwhile leaves nothing behind."""
+    with ending.tidy():
+        sys.exit(main())
 
 
 def header() -> dict[str, Any]:
@@ -30,7 +89,7 @@ def header() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join([*_program(), *sys.argv[1:]]),
-        "commit": _git("rev-parse", "--short", "HEAD"),
+        "commit": _commit(),
         "machine": machine(),
         "packages": {d.name: d.version for d in importlib.metadata.distributions() if d.name in PACKAGES},
     }
@@ -51,7 +110,7 @@ def is_committed() -> bool:
 
 
 def write(name: str, result: dict[str, Any]) -> Path:
-    """Store `result` behind its header as `loadtest/results/NAME.json`."""
+    """Store `result` as `loadtest/results/NAME.json`, behind a header of now if it brings none."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(header() | result, indent=2) + "\n")
@@ -75,6 +134,11 @@ def show(headings: Sequence[str], rows: Iterable[tuple[Sequence[str], Mapping[st
 def _program() -> list[str]:
     spec = sys.modules["__main__"].__spec__
     return ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
+
+
+def _commit() -> str:
+    found = _git("rev-parse", "--short", "HEAD")
+    return found if is_committed() or not found else f"{found}-dirty"
 
 
 def _git(*words: str) -> str:

@@ -8,7 +8,6 @@ two times are told: from when on every request that is sent succeeds, and when t
     python -m loadtest.recovery [--rounds 3]
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -137,12 +136,7 @@ def _measure_round(repository: Path, folder: Path, outcomes: dict[str, list[list
 
 def main() -> int:
     """Measure, print, record; exit status 1 if a goal is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
+    args = record.parsed(record.parser(__doc__, rounds=3))
     outcomes: dict[str, list[list[Request]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as scratch:
         repository = shutil.copytree(embedded.REPOSITORY, Path(scratch) / "repository")
@@ -151,10 +145,8 @@ def main() -> int:
             print(json.dumps({name: round(back_after_s(each[-1]), 2) for name, each in outcomes.items()}))
     rows = summarise(outcomes)
     record.show(HEADINGS, ((cells(row), row) for row in rows))
-    if args.record:
-        record.write(
-            args.record, {"concurrency": CONCURRENCY, "pause_s": PAUSE_S, "rounds": args.rounds, "rows": rows}
-        )
+    result = {"concurrency": CONCURRENCY, "pause_s": PAUSE_S, "rounds": args.rounds}
+    args.record.write(result | {"rows": rows})
     missed = [row for row in rows if row["max"] > row["goal"]]
     for row in missed:
         print(f"goal missed: {row['killed']} was back after {row['max']} s", file=sys.stderr)
@@ -162,4 +154,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    record.end(main)

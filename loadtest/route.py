@@ -6,7 +6,6 @@ all to the other variant. That must cost nothing that counts: under saturation a
     python -m loadtest.route [--rounds 5] [--seconds 4]       needs `wrk` (Debian: apt-get install wrk)
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -142,15 +141,10 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Measure, print, record; exit status 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
+    parser = record.parser(__doc__, rounds=5, seconds=4.0)
+    args = record.parsed(parser)
     if not wrk.is_installed():
         parser.error(wrk.MISSING)
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
     series: Series = defaultdict(list)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -164,13 +158,12 @@ def main() -> int:
     rows = summarise(series)
     record.show(HEADINGS, zip(map(cells, rows), rows, strict=True))
     print(f"JPEG of {size:,} bytes; share of the shadow's requests that was shed: {shed}")
-    if args.record:
-        result = {"concurrency": CONCURRENCY, "rounds": args.rounds, "jpeg_bytes": size, "shed": shed}
-        record.write(args.record, result | {"rows": rows})
+    result = {"concurrency": CONCURRENCY, "rounds": args.rounds, "jpeg_bytes": size, "shed": shed}
+    args.record.write(result | {"rows": rows})
     for miss in missed(rows):
         print(f"target missed: {miss}", file=sys.stderr)
     return 1 if missed(rows) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    record.end(main)

@@ -7,7 +7,6 @@ its answers are those of no other; they are compared with what the library compu
     python -m loadtest.swap [--cycles 100] [--calm-s 3]
 """
 
-import argparse
 import os
 import shutil
 import statistics
@@ -24,7 +23,7 @@ from onnx import numpy_helper
 
 from clients.prediction import Prediction
 from clients.samples import COFFEE
-from loadtest import processes, record
+from loadtest import processes, record, servers
 from loadtest.callers import Callers, Request
 from loadtest.closed_loop import percentile
 from ops import embedded
@@ -175,20 +174,15 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Measure, print, record; exit status 1 if an answer was wrong or memory grew."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cycles", type=int, default=100)
-    parser.add_argument("--calm-s", type=float, default=3.0)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
+    args = record.parsed(record.parser(__doc__, cycles=100, calm_s=3.0))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         repository = shutil.copytree(embedded.REPOSITORY, folder / "models")
-        (folder / "run").mkdir()
-        options = embedded.ServerOptions(repository, "cpu", ports=embedded.Ports(*embedded.free_ports(3)))
-        with embedded.EmbeddedServer(options, folder / "run", os.environ) as server:
-            about = ServerRecord(server.pid, options.host, options.ports, str(repository), "cpu", "")
+        with servers.served(folder, os.environ, repository=repository) as server:
+            options = server.options
+            about = ServerRecord(
+                server.pid, options.host, options.ports, str(repository), options.profile, ""
+            )
             requests, spans, memory, took = run_cycles(about, folder, args.cycles, args.calm_s)
     rows, wrong = summarise(requests, spans), [each.failure for each in requests if each.failure]
     result = {
@@ -202,12 +196,11 @@ def main() -> int:
     }
     print(markdown(rows))
     print({key: value for key, value in result.items() if key != "memory_mb"})
-    if args.record:
-        record.write(args.record, result | {"rows": rows})
+    args.record.write(result | {"rows": rows})
     for failure in wrong[:10]:
         print(f"wrong: {failure}", file=sys.stderr)
     return 1 if wrong or (result["memory_growth"] or 0) > GROWTH else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    record.end(main)

@@ -1,12 +1,12 @@
 """Settings that were tried against those of the model repository: what each does to speed, CPU time and p99.
 
 Every trial is a copy of the repository with one thing changed, on a server of its own; a round asks all of
-them in turn, so that a slow phase of the machine hits all alike.
+them in turn, every other one backwards, so that a slow phase of the machine hits all alike. One trial changes
+nothing: what differs from its base by less than that one may not differ at all.
 
 python -m loadtest.trials [--rounds 7] [--seconds 2] [--record trials]       needs `wrk`
 """
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from onnx import helper, numpy_helper
 
 from loadtest import photos, record, servers, wrk
 from loadtest.bench.paths import Running
+from loadtest.bench.plan import turns
 from loadtest.bench.sample import Sample
 from ops import embedded
 
@@ -38,7 +40,7 @@ MEAN, STD = 127.0, 128.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A profile of the repository, and what is changed in a copy of it; nothing in those compared with."""
+    """A profile of the repository, and what is changed in a copy of it, if anything."""
 
     profile: str
     change: Callable[[Path], None] | None = None
@@ -108,6 +110,7 @@ TRIALS: Mapping[str, Trial] = {
     "three instances": Trial(CPU, replacing(_FUSED, "count: 2", "count: 3")),
     "runs of 4 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "4"))),
     "runs of 8 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "8"))),
+    f"{CPU} again": Trial(CPU),
     ENSEMBLE: Trial(ENSEMBLE),
     "UINT8 handed over": Trial(ENSEMBLE, hand_over_bytes),
     "one preprocessing instance": Trial(ENSEMBLE, replacing(_PREPROCESS, "count: 2", "count: 1")),
@@ -180,29 +183,22 @@ def markdown(found: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
+    parser = record.parser(__doc__, rounds=7, seconds=2.0)
+    args = record.parsed(parser)
     if not wrk.is_installed():
         parser.error(wrk.MISSING)
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
-    series: dict[tuple[str, int], list[Sample]] = {}
+    series: dict[tuple[str, int], list[Sample]] = {each: [] for each in product(TRIALS, CONCURRENCIES)}
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch)) as running:
         photo = Path(scratch) / "photo.jpg"
         photo.write_bytes(photos.jpeg(photos.SIZES_WH["640x427"]))
-        for _ in range(args.rounds):
-            for name, each in running.items():
-                for concurrency in CONCURRENCIES:
-                    seen = measure(each, photo, concurrency, args.seconds)
-                    series.setdefault((name, concurrency), []).append(seen)
+        for number in range(args.rounds):
+            for name, concurrency in turns(series, number):
+                seen = measure(running[name], photo, concurrency, args.seconds)
+                series[name, concurrency].append(seen)
     found = rows(series)
     print(markdown(found))
-    if args.record:
-        record.write(args.record, {"rounds": args.rounds, "seconds": args.seconds, "rows": found})
+    args.record.write({"rounds": args.rounds, "seconds": args.seconds, "rows": found})
 
 
 if __name__ == "__main__":
-    main()
+    record.end(main)

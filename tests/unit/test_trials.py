@@ -46,6 +46,14 @@ def test_network_that_takes_bytes_answers_as_the_one_that_takes_normalised_pixel
     np.testing.assert_allclose(actual, expected, atol=1e-5)  # sums of another order
 
 
+def test_one_trial_changes_nothing():
+    """What it differs by from its base, any other may differ by, too."""
+    same = [name for name, trial in TRIALS.items() if not trial.change and name != trial.profile]
+    series = {(name, 8): [sample(100, 10, 120)] for name in ("cpu", *same)}
+
+    assert [(row["trial"], row["base"]) for row in rows(series)] == [("cpu", ""), ("cpu again", "cpu")]
+
+
 def test_trial_is_compared_within_its_rounds():
     """A slow round is slow for both, and the median of the rounds' ratios is told."""
     series = {
