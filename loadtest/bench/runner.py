@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import perf_analyzer, pieces, record, wrk
+from loadtest import ending, perf_analyzer, pieces, record, wrk
 from loadtest.bench import cold_start, limit, paths, plan, summary
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, Cell, Selection
 from loadtest.bench.sample import Sample
+from loadtest.closed_loop import LoadFailed
 from ops import embedded
 from ops.cli import CommandFailed, WrongUsage
 
@@ -25,7 +27,6 @@ GLIBCS, SERVERS = "glibc's", "our server's"
 COLD_STARTS = 3
 # What starting the servers takes, and a turn of the small measurements, for the duration that is told first.
 START_S, PIECES_S, COLD_START_S = 15.0, 4.0, 12.0
-HEADINGS = ("path", "photo", "", "load", "images/s", "of limit", "p50 ms", "p90 ms", "p99 ms", "CPU ms", "MB")
 Environment = MutableMapping[str, str]
 
 
@@ -49,12 +50,11 @@ def bench(options: Options, environment: Environment) -> bool:
 
     Raises:
         WrongUsage: the options select nothing.
-        CommandFailed: a tool is missing, or a server did not start.
+        CommandFailed: a tool is missing, or something failed, with the place where it did.
     """
     if not wrk.is_installed():
         raise CommandFailed(wrk.MISSING)
-    if options.record and not record.is_committed():
-        raise WrongUsage(record.UNCOMMITTED)
+    run = record.begin(options.record)
     try:
         cells = options.selection.cells()
     except ValueError as error:
@@ -62,14 +62,19 @@ def bench(options: Options, environment: Environment) -> bool:
     cells, analyzer, notes = _with_analyzer(cells, environment)
     _announce(cells, options, notes)
     others = os.getloadavg()[0]
-    with _failures_told():
+    with ending.tidy(), _failures_told():
+        small = _measure_pieces(options.rounds, environment) if options.with_pieces else {}
         series = _measure(cells, analyzer, options, environment)
-        result = _report(series, options, environment, notes) | {"load_before": round(others, 2)}
-        if options.with_pieces:
-            result |= _measure_pieces(options.rounds, environment)
-    _show(result, options.as_json)
-    if options.record:
-        record.write(options.record, result)
+    tools = {"wrk": wrk.version()} | ({"perf_analyzer": perf_analyzer.VERSION} if analyzer else {})
+    result = {
+        **_conditions(options, environment),
+        "tools": tools,
+        "load_before": round(others, 2),
+        **_report(series, notes),
+        **small,
+    }
+    run.write(result)
+    _show(run, result, options.as_json)
     return all(target["met"] for target in result["targets"])
 
 
@@ -98,13 +103,15 @@ def _announce(cells: Sequence[Cell], options: Options, notes: Sequence[str]) -> 
 
 
 @contextlib.contextmanager
-def _failures_told() -> Iterator[None]:
+def _failures_told(where: str = "") -> Iterator[None]:
+    """Turn what fails meanwhile into `CommandFailed`, with the place where it did."""
+    place = f"{where}: " if where else ""
     try:
         yield
-    except embedded.ServerError as error:
-        raise CommandFailed(str(error)) from None
     except subprocess.CalledProcessError as error:
-        raise CommandFailed(f"{error.cmd[0]} failed: {error.stderr or error}") from None
+        raise CommandFailed(f"{place}{error.cmd[0]} failed: {error.stderr or error}") from None
+    except (embedded.ServerError, LoadFailed, psutil.Error, OSError) as error:
+        raise CommandFailed(f"{place}{error}") from None
 
 
 def _measure(
@@ -121,25 +128,24 @@ def _measure(
     ):
         for number in range(options.rounds):
             for cell in plan.turns(cells, number):
-                if cell.path in LIMITS:
-                    sample = limit.measure(workers, cell, options.seconds)
-                else:
-                    sample = served.measure(cell, options.seconds, analyzer)
+                with _failures_told(f"round {number + 1}, {cell}"):
+                    if cell.path in LIMITS:
+                        sample = limit.measure(workers, cell, options.seconds)
+                    else:
+                        sample = served.measure(cell, options.seconds, analyzer)
                 series[cell].append(sample)
             print(f"round {number + 1} of {options.rounds} measured", file=sys.stderr)
     return series
 
 
-def _report(
-    series: dict[Cell, list[Sample]], options: Options, environment: Environment, notes: list[str]
-) -> dict[str, Any]:
-    noise = summary.noise(series)
+def _conditions(options: Options, environment: Environment) -> dict[str, Any]:
     malloc = {name: environment.get(name, value) for name, value in embedded.KEEP_BUFFERS.items()}
+    return {"rounds": options.rounds, "seconds": options.seconds, "environment": malloc}
+
+
+def _report(series: dict[Cell, list[Sample]], notes: list[str]) -> dict[str, Any]:
+    noise = summary.noise(series)
     return {
-        "rounds": options.rounds,
-        "seconds": options.seconds,
-        "environment": malloc,
-        "tools": {"wrk": wrk.version(), "perf_analyzer": perf_analyzer.VERSION},
         "notes": [*notes, *summary.warning(noise)],
         "rows": summary.rows(series),
         "noise": noise,
@@ -161,14 +167,14 @@ def _measure_pieces(rounds: int, environment: Environment) -> dict[str, Any]:
     return {"pieces_ms": found, "cold_start": starts}
 
 
-def _show(result: dict[str, Any], as_json: bool) -> None:
+def _show(run: record.Run, result: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(record.header() | result, indent=2))
+        print(json.dumps({**run.header, **result}, indent=2))
         return
-    console = Console(width=160)
-    table = Table(*HEADINGS)
+    console = Console(width=180)
+    table = Table(*(heading.replace(" ", "\n") for heading in summary.HEADINGS))
     for row in result["rows"]:
-        table.add_row(*_cells(row))
+        table.add_row(*summary.cells(row))
     console.print(table)
     for name, values in (result["noise"] or {}).items():
         told = f"{values['median']} ({values['min']}..{values['max']})"
@@ -184,19 +190,3 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
     for target in result["targets"]:
         said = "met   " if target["met"] else "MISSED"
         console.print(f"{said} {target['what']}: {target['got']} (wanted {target['wanted']})")
-
-
-def _cells(row: summary.Row) -> list[str]:
-    def told(name: str, digits: int) -> str:
-        return f"{row[name]['median']:.{digits}f}" if name in row else ""
-
-    rate = row["rate"]
-    load = f"{row['generator']} {row['protocol']} {row['concurrency']}" if row["generator"] else ""
-    return [
-        *(row["path"], row["photo"], row["precision"], load + " again" * row["again"]),
-        f"{rate['median']:.1f} ({rate['min']:.0f}..{rate['max']:.0f})",
-        told("of_limit", 3),
-        *(told(name, 1) for name in ("p50_ms", "p90_ms", "p99_ms")),
-        f"{row['cpu_ms']['median']:.2f}" + (f" ({told('cpu_of_limit', 3)})" if "cpu_of_limit" in row else ""),
-        told("memory_mb", 0),
-    ]

@@ -1,7 +1,9 @@
 """`nereid bench` without a server: what it plans, its arithmetic, and what it says of wrong words."""
 
+import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -9,19 +11,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
-from loadtest import record, wrk
-from loadtest.bench import limit, plan, summary
+from loadtest import perf_analyzer, record, wrk
+from loadtest.bench import limit, plan, runner, summary
 from loadtest.bench.limit import inheriting
 from loadtest.bench.paths import LEAD_S, Running
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
 from loadtest.bench.sample import Sample
-from loadtest.closed_loop import Load
+from loadtest.closed_loop import Load, LoadFailed
 from ops.__main__ import app
-from ops.embedded import KEEP_BUFFERS, Ports
+from ops.cli import CommandFailed, WrongUsage
+from ops.embedded import KEEP_BUFFERS, Ports, ServerError
 
 GRPC = replace(TWICE, generator=PERF_ANALYZER, protocol="grpc")
 HTTP = replace(GRPC, protocol="http")
@@ -107,8 +112,6 @@ def test_missing_wrk_is_told(monkeypatch):
 
 def test_without_perf_analyzer_the_rest_is_measured(monkeypatch):
     """What is missing is told, and no cell of it is left."""
-    from loadtest import perf_analyzer
-    from loadtest.bench import runner
 
     def missing(environment: object) -> None:
         raise perf_analyzer.Unavailable("perf_analyzer needs libb64.so.0d; mend: apt-get install libb64-0d")
@@ -288,23 +291,81 @@ def test_rate_is_what_the_server_counts_while_load_flows():
     assert load == Load(load.rate, 1.0, 2.0, 3.0)
 
 
-def test_records_do_not_stand_in_the_way_of_the_next(tmp_path, monkeypatch):
-    """`make bench` writes one after the other; any other change, or no commit at all, does."""
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder without a commit in place of this one, whose results are kept in it."""
     monkeypatch.setattr(record, "FOLDER", tmp_path / "loadtest")
-    results = tmp_path / "loadtest" / "results"
-    results.mkdir(parents=True)
-    program = tmp_path / "program.py"
-    assert not record.is_committed(), "no commit yet"
-    program.write_text("1")
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "loadtest" / "results")
+    record.RESULTS.mkdir(parents=True)
+    return tmp_path
+
+
+def commit(checkout: Path, program: str) -> None:
+    """Commit a program."""
+    (checkout / "program.py").write_text(program)
     for words in (
         ["init", "-q"],
         ["add", "."],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"],
     ):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+        subprocess.run(["git", *words], cwd=checkout, check=True)
 
-    (results / "pieces.json").write_text("{}")
-    assert record.is_committed()
 
-    program.write_text("2")
-    assert not record.is_committed()
+def test_records_do_not_stand_in_the_way_of_the_next(checkout):
+    """`make bench` writes one after the other; any other change, or no commit at all, does."""
+    with pytest.raises(WrongUsage, match="needs a commit"):
+        record.begin("pieces")
+    commit(checkout, "1")
+
+    (record.RESULTS / "pieces.json").write_text("{}")
+    assert record.begin("bench").name == "bench"
+
+    (checkout / "program.py").write_text("2")
+    with pytest.raises(WrongUsage, match="needs a commit"):
+        record.begin("bench")
+    assert record.begin().header["commit"].endswith("-dirty"), "without a record it may be anything"
+
+
+def test_record_is_of_what_was_there_when_it_began(checkout):
+    """What is committed or changed while it goes on was not measured."""
+    commit(checkout, "1")
+    run = record.begin("pieces")
+    commit(checkout, "2")
+    (checkout / "program.py").write_text("3")
+
+    run.write({"rows": []})
+    record.begin().write({"rows": []})
+
+    (path,) = record.RESULTS.iterdir()
+    assert json.loads(path.read_text()) == {**run.header, "rows": []}
+    assert run.header["commit"] != record.header()["commit"].removesuffix("-dirty")
+
+
+def test_command_lines_of_measurements_are_alike(monkeypatch):
+    """Each default is an option of its own type, and nothing is recorded unless a name is given."""
+    monkeypatch.setattr(sys, "argv", ["measure", "--rounds", "3", "--calm-s", "0.5"])
+
+    args = record.parsed(record.parser("What it is.", rounds=5, calm_s=1.0, seconds=2.0))
+
+    assert (args.rounds, args.calm_s, args.seconds, args.record.name) == (3, 0.5, 2.0, "")
+
+
+def test_failure_is_told_with_its_place():
+    """Minutes into a run it matters which of fifty measurements it was."""
+    told = r"^round 2, cpu, small, fp32, wrk http 32: nothing came$"
+
+    with (
+        pytest.raises(CommandFailed, match=told),
+        runner._failures_told(),
+        runner._failures_told(f"round 2, {TWICE}"),
+    ):
+        raise LoadFailed("nothing came")
+
+
+@pytest.mark.parametrize(
+    "error", [psutil.NoSuchProcess(1), ConnectionRefusedError("refused"), ServerError("died")], ids=repr
+)
+def test_whatever_a_dead_server_leads_to_is_told(error):
+    """Its process, its port or its start: none is a traceback."""
+    with pytest.raises(CommandFailed), runner._failures_told():
+        raise error
