@@ -16,7 +16,7 @@ from loadtest.tune.objective import Loads, Objective, median
 from loadtest.tune.space import DEFAULT, Candidate
 
 # Seconds at each concurrency of the first measurements; every halving doubles what a candidate gets.
-FIRST_S, DUEL_S = 0.5, 2.0
+FIRST_S, DUEL_S = 1.0, 2.0
 # What of the time is kept for the duel, more of it if that gives no rounds enough, and how many those are.
 DUEL_SHARE, MOST_DUEL_SHARE = 1 / 3, 0.7
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9

@@ -89,9 +89,25 @@ def test_caller_that_is_never_answered_is_a_failure(port, monkeypatch):
 
 def test_failures_count_whenever_they_come():
     """Before the load is measured and while its end is waited for, too; latencies only between."""
-    seen = [(0.0, 0.1, 503), (0.3, 0.5, 200), (0.6, 1.5, 503)]
+    seen = [(0.0, 0.1, 503), (0.0, 0.3, 200), (0.3, 0.5, 200), (0.5, 1.1, 200), (0.6, 1.5, 503)]
 
-    assert within(seen, 0.2, 1.0, 1.6) == summary(seen[1:2], 0.8, lost=2)
+    assert within(seen, 0.2, 1.0, 1.6) == summary(seen[2:4], 1.1 - 0.3, lost=2)
+
+
+@pytest.mark.parametrize("begin_s", [0.41, 0.45, 0.5, 0.53])
+def test_rate_of_batches_does_not_depend_on_where_a_span_begins(begin_s):
+    """Eight answers every 0.1 s are 80 a second; by the clock they were 64 or 80 of half a second's."""
+    ends = [round(0.1 * number, 1) for number in range(1, 13) for _ in range(8)]
+    seen = [(end - 0.2, end, 200) for end in ends]
+
+    assert within(seen, begin_s, begin_s + 0.48, 1.3).rate == pytest.approx(80)
+
+
+def test_what_is_too_slow_for_the_span_counts_all_the_same():
+    """With one answer or none in it, all of them are the best that is known."""
+    seen = [(0.0, 2.0, 200)]
+
+    assert within(seen, 0.2, 1.0, 2.1) == summary(seen, 2.1)
 
 
 def test_other_process_asks_at_each_concurrency(port, tmp_path):
