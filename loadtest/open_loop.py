@@ -8,10 +8,12 @@ import asyncio
 import random
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
 
 import uvloop
 
 from loadtest.connection import LOST, Connection
+from loadtest.users.arrivals import offsets
 
 MOST_CONNECTIONS = 1_000
 # After the last request is sent, what is still open counts as lost.
@@ -70,16 +72,16 @@ def run(host: str, port: int, request: bytes, rate_per_s: float, seconds: float,
         seconds: for how long.
         seed: of the times.
     """
-    draw = random.Random(seed)
+    schedule = takewhile(lambda at_s: at_s < seconds, offsets(rate_per_s, "poisson", random.Random(seed)))
 
     async def load() -> list[Reply]:
         loop, target = asyncio.get_running_loop(), _Load(host, port, request)
-        next_s = loop.time()
-        end_s, sent = next_s + seconds, set[asyncio.Task[None]]()
-        while (next_s := next_s + draw.expovariate(rate_per_s)) < end_s:
-            if (pause_s := next_s - loop.time()) > 0:
+        begin_s, sent = loop.time(), set[asyncio.Task[None]]()
+        for offset_s in schedule:
+            due_s = begin_s + offset_s
+            if (pause_s := due_s - loop.time()) > 0:
                 await asyncio.sleep(pause_s)
-            sent.add(task := loop.create_task(target.send(next_s)))
+            sent.add(task := loop.create_task(target.send(due_s)))
             task.add_done_callback(sent.discard)
         if sent:
             _, open_still = await asyncio.wait(sent, timeout=PATIENCE_S)
