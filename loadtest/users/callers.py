@@ -148,8 +148,8 @@ def names(words: str) -> Sequence[str]:
 
 
 def _wrong(user: Any, question: Question, answer: Answer) -> str:
-    environment = user.environment
-    return questions.wrong(question, answer, environment.parsed_options.expect, environment.generator.ledger)
+    expected, ledger = user.environment.parsed_options.expect, user.environment.generator.ledger
+    return questions.wrong(question, answer, expected, user.protocol, ledger)
 
 
 def _name(options: Any, question: Question) -> str:

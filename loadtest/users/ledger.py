@@ -12,6 +12,7 @@ LOWEST_US, HIGHEST_US, DIGITS = 1, 3_600_000_000, 3
 # Reasons beyond so many count as one: a server may put anything into a message.
 MOST_REASONS, OTHER = 50, "other reasons"
 MOST_LETTERS = 200
+STRAYED = "a sticky key got one variant from one process and another from another"
 
 
 class Histogram:
@@ -85,6 +86,11 @@ class Series:
         is_known = reason in self.failures or len(self.failures) < MOST_REASONS
         self.failures[reason if is_known else OTHER] += times
 
+    def recant(self, reason: str) -> None:
+        """Count one request, so far right, as a failure."""
+        self.good -= 1
+        self.fail(reason)
+
     def encode(self) -> dict[str, Any]:
         """Return it as plain values."""
         return {
@@ -119,7 +125,7 @@ class Ledger:
         schedule_s: for how long requests were sent.
         seconds: the same until the last of them had ended.
         cpu_share: CPU seconds per second of the process that took most.
-        variants: which variant answered a sticky key.
+        variants: which variant answered a sticky key first, and over which protocol.
     """
 
     series: dict[str, Series] = field(default_factory=dict)
@@ -127,15 +133,15 @@ class Ledger:
     schedule_s: float = 0.0
     seconds: float = 0.0
     cpu_share: float = 0.0
-    variants: dict[str, str] = field(default_factory=dict)
+    variants: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def of(self, protocol: str) -> Series:
         """Return the series of a protocol, an empty one if it is new."""
         return self.series.setdefault(protocol, Series())
 
-    def moved(self, key: str, variant: str) -> str:
+    def moved(self, key: str, variant: str, protocol: str) -> str:
         """Return which other variant has answered this sticky key before, if any."""
-        before = self.variants.setdefault(key, variant)
+        before, _ = self.variants.setdefault(key, (variant, protocol))
         return before if before != variant else ""
 
     def encode(self) -> dict[str, Any]:
@@ -162,8 +168,7 @@ class Ledger:
             whole._merge_variants(each["variants"])
         return whole
 
-    def _merge_variants(self, variants: Mapping[str, str]) -> None:
-        strayed = sum(bool(self.moved(key, variant)) for key, variant in variants.items())
-        if strayed:
-            first = next(iter(self.series.values()))
-            first.fail("a sticky key got one variant from one process and another from another", strayed)
+    def _merge_variants(self, variants: Mapping[str, tuple[str, str]]) -> None:
+        for key, (variant, protocol) in variants.items():
+            if self.moved(key, variant, protocol):
+                self.of(protocol).recant(STRAYED)

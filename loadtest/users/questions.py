@@ -78,13 +78,14 @@ def image(size: str) -> bytes:
     return photos.jpeg(photos.SIZES_WH[size])
 
 
-def wrong(question: Question, answer: Answer, expected: int, ledger: Ledger) -> str:
+def wrong(question: Question, answer: Answer, expected: int, protocol: str, ledger: Ledger) -> str:
     """Tell what is wrong with an answer, if anything.
 
     Args:
         question: what was asked.
         answer: what came.
         expected: the class that the photo shows.
+        protocol: over which it came.
         ledger: knows which variants the sticky keys have got.
     """
     if answer.best != expected:
@@ -93,7 +94,7 @@ def wrong(question: Question, answer: Answer, expected: int, ledger: Ledger) -> 
         return f"wrong variant: asked for '{question.variant}', got '{answer.variant}'"
     if question.key and not answer.variant:
         return "expected a variant for a sticky key, got none"
-    if question.key and (before := ledger.moved(question.key, answer.variant)):
+    if question.key and (before := ledger.moved(question.key, answer.variant, protocol)):
         return f"a sticky key moved from variant '{before}' to '{answer.variant}'"
     return ""
 

@@ -5,7 +5,7 @@ import random
 import msgpack
 import pytest
 
-from loadtest.users.ledger import MOST_REASONS, OTHER, Histogram, Ledger, Series
+from loadtest.users.ledger import MOST_REASONS, OTHER, STRAYED, Histogram, Ledger, Series
 from loadtest.users.report import PERCENTILES, Report
 
 
@@ -87,15 +87,17 @@ def test_ledgers_of_processes_add_up():
 
 
 def test_a_key_that_two_processes_saw_on_two_variants_is_a_failure():
-    """A sticky key gets one variant, whoever asks."""
-    first, second = ledger(1, {}), ledger(1, {})
-    first.moved("caller-1", "v1")
-    second.moved("caller-1", "v2")
-    second.moved("caller-2", "v2")
+    """A sticky key gets one variant, whoever asks: the later answer is no longer right, over its protocol."""
+    first, second = ledger(2, {}), ledger(2, {})
+    second.of("grpc").good = 3
+    first.moved("caller-1", "v1", "http")
+    second.moved("caller-1", "v2", "grpc")
+    second.moved("caller-2", "v2", "http")
 
-    whole = Ledger.merged([first.encode(), second.encode()])
+    whole = Ledger.merged(msgpack.unpackb(msgpack.packb(each.encode())) for each in (first, second))
 
-    assert whole.of("http").failures.total() == 1
+    series = {name: (each.good, each.failures, each.requests) for name, each in whole.series.items()}
+    assert series == {"http": (4, {}, 4), "grpc": (2, {STRAYED: 1}, 3)}
 
 
 def test_reasons_without_end_are_bounded():

@@ -84,9 +84,9 @@ def test_a_model_that_is_no_route_gets_no_headers(variants, keys):
 )
 def test_wrong_answers_are_told(question, answer, expected):
     """Class, forced variant and sticky key are held against what was asked."""
-    ledger = Ledger(variants={"known": "v1"})
+    ledger = Ledger(variants={"known": ("v1", "grpc")})
 
-    told = wrong(question, answer, ESPRESSO, ledger)
+    told = wrong(question, answer, ESPRESSO, "http", ledger)
 
     assert told.endswith(expected)
     assert bool(told) == bool(expected)
