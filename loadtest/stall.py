@@ -14,12 +14,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from loadtest import load, processes, record
+from loadtest import ending, load, processes, record
 from loadtest.servers import served
 
 STALL_S = 0.5
@@ -31,7 +32,11 @@ HEADINGS = ("loop", "requests", "p50", "p90", "p99", "max")
 
 @contextlib.contextmanager
 def stalls(pid: int, every_s: float) -> Iterator[None]:
-    """Stop a process and all that it started for half a second, once in `every_s`, in the context."""
+    """Stop a process and all that it started for half a second, once in `every_s`, in the context.
+
+    Raises:
+        psutil.NoSuchProcess: it ended meanwhile, and was stopped no more.
+    """
     over = threading.Event()
 
     def stall() -> None:
@@ -43,13 +48,13 @@ def stalls(pid: int, every_s: float) -> Iterator[None]:
             finally:
                 _signal(tree, signal.SIGCONT)
 
-    thread = threading.Thread(target=stall)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        stalling = pool.submit(stall)
+        try:
+            yield
+        finally:
+            over.set()
+    stalling.result()
 
 
 def _signal(tree: list[psutil.Process], number: signal.Signals) -> None:
@@ -111,7 +116,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.record and not record.is_committed():
         parser.error(record.UNCOMMITTED)
-    with tempfile.TemporaryDirectory() as folder:
+    with ending.tidy(), tempfile.TemporaryDirectory() as folder:
         rows = summarise(measure(Path(folder), args.seconds, args.rate, args.every_s))
     print(markdown(rows))
     if args.record:
