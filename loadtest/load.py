@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.ending import SIGNALLED
 from loadtest.servers import served
 from loadtest.users import thresholds
 from ops import embedded
@@ -40,7 +41,7 @@ class Target:
 def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str]) -> int:
     """Run Locust without its web page; returns its exit code (as a shell's, if a signal ended it).
 
-    It leaves the report in a file.
+    It leaves the report in a file; without one it has failed, whatever it says.
 
     Args:
         target: the server.
@@ -54,7 +55,7 @@ def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str
     # Locust's own table stays out of the way in a file, to whose name it adds .json.
     command += ["--json-file", str(report.with_suffix(".locust")), "--loglevel", "WARNING"]
     code = subprocess.run([*command, "--report", str(report), *words]).returncode
-    return code if code >= 0 else 128 - code
+    return SIGNALLED - code if code < 0 else code or int(not report.exists())
 
 
 def read(report: Path) -> dict[str, Any]:
@@ -90,9 +91,11 @@ def both_loops(target: Target, args: argparse.Namespace, folder: Path) -> list[i
     closed, opened = folder / "closed.json", folder / "open.json"
     words = ["--scenario", "closed", "--users", str(CALLERS)]
     codes = [run_locust(target, args.seconds, closed, [*words, *common])]
+    if not closed.exists():
+        return codes
     if not (per_s := args.rate or SHARE * rate(read(closed))):
         print("nothing was answered, so there is no rate for the open loop", file=sys.stderr)
-        return codes
+        return [codes[0] or 1]
     words = ["--scenario", "open", "--users", str(POOL), "--rate", f"{per_s:.2f}"]
     return [*codes, run_locust(target, args.seconds, opened, [*words, *common])]
 
@@ -124,14 +127,17 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run both loops; the exit status is 1 if a threshold was missed, 2 if Locust was asked wrongly."""
+    """Run both loops; the exit status is the greater of Locust's two.
+
+    1 is for a missed threshold, 2 for an option that Locust does not know, 128 and more for a signal.
+    """
     args = parse()
     with tempfile.TemporaryDirectory() as scratch, _target(args, Path(scratch)) as target:
         folder = args.reports or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         codes = both_loops(target, args, folder)
     if any(codes):
-        print("the load test failed; see the thresholds above", file=sys.stderr)
+        print("the load test failed; see above", file=sys.stderr)
     return max(codes)
 
 

@@ -76,6 +76,7 @@ class Run:
         self._encoded: dict[str, dict[str, Any]] = {}
         self._finished: set[str] = set()
         self._is_passed: bool | None = None
+        self._is_over = False
         self._is_worker = isinstance(environment.runner, WorkerRunner)
         self._is_master = isinstance(environment.runner, MasterRunner)
         hooks = environment.events
@@ -98,7 +99,7 @@ class Run:
         """Begin with an empty ledger."""
         self._encoded.clear()
         self._finished.clear()
-        self._is_passed = None
+        self._is_passed, self._is_over = None, False
         self._environment.generator = Generator(self._options.scenario, random.Random())
 
     def on_spawning_complete(self, user_count: int, **rest: Any) -> None:
@@ -158,6 +159,7 @@ class Run:
 
     def on_test_stop(self, **rest: Any) -> None:
         """Print and write the report, and hold it against the thresholds."""
+        self._is_over = True
         encoded = self._encoded.values() if self._is_master else [self._environment.generator.look().encode()]
         ledger = Ledger.merged(encoded)
         for each in self._environment.user_classes:
@@ -172,10 +174,16 @@ class Run:
             self._is_passed = all(line.is_met for line in lines)
 
     def on_quitting(self, environment: Any, **rest: Any) -> None:
-        """Say by the exit code whether all thresholds were met; without any, Locust decides."""
+        """Say by the exit code whether all thresholds were met; without any, Locust decides.
+
+        A run that a signal has cut short fails: what would have come later was not asked.
+        """
+        is_cut_short = self._options.headless and self._options.run_time and not self._is_over
         environment.runner.quit()
         is_sound = not environment.runner.exceptions and not locust.log.unhandled_greenlet_exception
-        if self._is_passed is False:
+        if is_cut_short:
+            logging.getLogger(__name__).error("the run was ended before its --run-time")
+        if is_cut_short or self._is_passed is False:
             environment.process_exit_code = 1
         elif self._is_passed and is_sound:
             environment.process_exit_code = 0
