@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from rich.console import Console
@@ -48,6 +49,9 @@ all_ways = pytest.mark.parametrize(
     ("way", "protocol"), WAYS, ids=[f"{way}-{protocol}" for way, protocol in WAYS]
 )
 PHOTO = COFFEE.read_bytes()
+PATIENCE_S, WATCHDOG_S = 0.2, 30.0
+# Addresses of one name: to be patient with each takes longer than the watchdog.
+MANY = 400
 
 
 @pytest.fixture(autouse=True)
@@ -108,30 +112,50 @@ def test_unreachable_server_is_the_networks_fault(way, protocol):
     assert caught.value.fault == "network"
 
 
+def bounded(act: Callable[[], float]) -> float:
+    """Return what comes of something that must end, be the machine slow."""
+    done: Future[float] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(act())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result(WATCHDOG_S)
+
+
+def given_up_s(classifier: Any) -> float:
+    """Ask for what does not come; returns how long that took."""
+    begin = time.monotonic()
+    with pytest.raises(TimedOut):
+        classifier.classify(PHOTO, timeout_s=PATIENCE_S)
+    return time.monotonic() - begin
+
+
 @all_ways
 def test_silent_server_is_given_up(way, protocol):
     """The time that is given bounds all of a call, its connection included."""
-    with silent() as url, opened(way, url, protocol) as classifier:
-        begin = time.monotonic()
-        with pytest.raises(TimedOut):
-            classifier.classify(PHOTO, timeout_s=0.2)
-        took_s = time.monotonic() - begin
 
-    assert 0.2 <= took_s < 2
+    def ask() -> float:
+        with silent() as url, opened(way, url, protocol) as classifier:
+            return given_up_s(classifier)
+
+    assert bounded(ask) >= PATIENCE_S
 
 
 @both_ways
 def test_dribbling_server_is_given_up(way):
     """Each byte comes soon, but never all of them: no timeout of a socket would end this."""
     dribble = Script(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n")
-    with serving(dribble) as url, opened(way, url, "http") as classifier:
-        dribble.trickle_s = 0.05
-        begin = time.monotonic()
-        with pytest.raises(TimedOut):
-            classifier.classify(PHOTO, timeout_s=0.2)
-        took_s = time.monotonic() - begin
+    dribble.trickle_s = 0.05
 
-    assert 0.2 <= took_s < 2
+    def ask() -> float:
+        with serving(dribble) as url, opened(way, url, "http") as classifier:
+            return given_up_s(classifier)
+
+    assert bounded(ask) >= PATIENCE_S
 
 
 @both_ways
@@ -575,13 +599,13 @@ def test_silent_addresses_share_the_time(monkeypatch):
     for each in kept:
         each.setblocking(False)
         each.connect_ex(full.getsockname())
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", full.getsockname())] * 40)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", full.getsockname())] * MANY)
 
-    with Classifier(f"name:{full.getsockname()[1]}", "http") as classifier:
-        begin = time.monotonic()
-        with pytest.raises(TimedOut):
-            classifier.classify(PHOTO, timeout_s=0.2)
-        assert time.monotonic() - begin < 4
+    def ask() -> float:
+        with Classifier(f"name:{full.getsockname()[1]}", "http") as classifier:
+            return given_up_s(classifier)
+
+    assert bounded(ask) >= PATIENCE_S
 
     for each in (full, *kept):
         each.close()
