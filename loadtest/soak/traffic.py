@@ -109,7 +109,7 @@ class Traffic:
             first_s = self._began_s + place / len(self.tallies) / tally.kind.per_s
             tally.due = max(0, math.ceil((end_s - first_s) * tally.kind.per_s))
         for thread in self._threads:
-            thread.join(JOIN_S)
+            thread.join(max(0.0, end_s + JOIN_S - time.monotonic()))
         for thread, tally in zip(self._threads, self.tallies, strict=True):
             if thread.is_alive():
                 tally.add(f"no answer, and no failure, {JOIN_S:g} s after the end")

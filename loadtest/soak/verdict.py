@@ -6,7 +6,7 @@ resampled samples. What can be counted is judged before and after, while nothing
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class Verdict:
 
 def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend:
     """Return the slope of a series, and the interval in which it lies."""
-    at, of = (np.asarray(each, float) for each in thinned(list(zip(minutes, values, strict=True))))
+    at, of = np.array(thinned(list(zip(minutes, values, strict=True)))).T
     first, second = np.triu_indices(len(at), 1)
     random = np.random.default_rng(0)
     slopes = []
@@ -71,10 +71,10 @@ def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend:
     return Trend(slope, float(low), float(high))
 
 
-def thinned(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return the two sides of at most `MOST_SAMPLES` of the pairs, evenly taken."""
-    step = -(-len(pairs) // MOST_SAMPLES)
-    return [at for at, _ in pairs[::step]], [of for _, of in pairs[::step]]
+def thinned(samples: Sequence[Any]) -> list[Any]:
+    """Return `MOST_SAMPLES` of the samples, evenly taken, or all if they are fewer."""
+    places = np.linspace(0, len(samples) - 1, min(len(samples), MOST_SAMPLES), dtype=int)
+    return [samples[place] for place in places]
 
 
 def grown(what: str, unit: str, minutes: Sequence[float], values: Sequence[float], share: float) -> Verdict:
@@ -106,11 +106,6 @@ def none(what: str, found: Collection[object] | float) -> Verdict:
         return Verdict(what, "", 0, found, 0, not found)
     names = ", ".join(map(str, list(found)[:3]))
     return Verdict(f"{what} ({names})" if names else what, "", 0, len(found), 0, not found)
-
-
-def as_row(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as the record has it."""
-    return asdict(verdict)
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:

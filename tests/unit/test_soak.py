@@ -12,10 +12,11 @@ import pytest
 
 from clients.errors import Overloaded, RequestRefused, ServerFailed, TimedOut
 from clients.prediction import Label, Prediction, Timings
-from loadtest.processes import Usage, usage
+from loadtest.processes import Usage, own_bytes
 from loadtest.soak import traffic as traffic_of
-from loadtest.soak.__main__ import Outcome, Plan, calm, judge, result
 from loadtest.soak.good import BAD_PLACE, Photo, as_prediction, told
+from loadtest.soak.outcome import Outcome, calm, judge, result
+from loadtest.soak.scene import Scene
 from loadtest.soak.traffic import Kind, Tally, Target, Traffic, refusal
 from loadtest.soak.verdict import grown, kept, markdown, none, traffic_markdown
 from loadtest.soak.watch import Quiet, Sample, Sampler, lasting, least, present
@@ -25,6 +26,9 @@ from ops import metrics_page
 MINUTES = (np.arange(200) + np.random.default_rng(0).random(200)) / 10
 # Of a tree of 800 MB, samples differ by a few.
 BASE_MB, NOISE_MB, SHARE = 800.0, 3.0, 0.01
+WATCHDOG_S = 30.0
+# Kinds that hang: to wait 0.2 s for one after the other takes longer than the watchdog.
+MANY = 200
 
 
 def noise() -> np.ndarray:
@@ -118,17 +122,17 @@ def test_memory_is_a_process_own(tmp_path):
     """What it takes and shares counts; a file that it maps does not, since others' mapping it would tell."""
     size = 64 * 2**20
     (tmp_path / "library").write_bytes(bytes(size))
-    before = usage(os.getpid()).memory_bytes
+    before = own_bytes(os.getpid())
 
     with (
         (tmp_path / "library").open("rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping,
     ):
         assert sum(mapping[:: mmap.PAGESIZE]) == 0
-        mapped = usage(os.getpid()).memory_bytes
+        mapped = own_bytes(os.getpid())
     with mmap.mmap(-1, size) as own:
         own.write(b"a" * size)
-        taken = usage(os.getpid()).memory_bytes
+        taken = own_bytes(os.getpid())
 
     assert abs(mapped - before) < size / 2
     assert taken - before > size / 2
@@ -201,17 +205,41 @@ def test_each_fault_fails_by_its_own_name(fault, failed):
     verdicts = judge(outcome, SHARE)
 
     assert [each.what for each in verdicts if not each.is_good] == failed
-    rows = result(outcome, verdicts, Plan(1))["rows"]
+    rows = result(outcome, verdicts)["rows"]
     assert markdown(rows).count("**failed**") == len(failed)
 
 
-def test_record_is_thinned_and_has_all_kinds():
+@pytest.mark.parametrize("seen", [0, 5, 60], ids=["nothing", "little", "much"])
+def test_what_was_seen_before_trouble_is_judged(seen):
+    """A server that ends amid a soak takes neither the tallies nor the samples before it along."""
+    samples, tallies = SAMPLES[:seen], [replace(GOOD, wrong=1)]
+    outcome = replace(
+        OUTCOME, tallies=tallies, samples=samples, calm=samples, after=None, trouble=["the server has ended"]
+    )
+
+    verdicts = judge(outcome, SHARE)
+
+    assert [each.what for each in verdicts if not each.is_good] == ["requests not as they must be"]
+    assert any(each.what == "memory, server" for each in verdicts) == (seen == 60)
+    assert len(result(outcome, verdicts)["series"]["seconds"]) == seen
+
+
+def test_too_few_samples_without_trouble_are_an_error():
+    """Memory that nobody has judged must not pass."""
+    with pytest.raises(ValueError, match="a trend needs"):
+        judge(replace(OUTCOME, calm=SAMPLES[:5]), SHARE)
+
+
+@pytest.mark.parametrize("count", [200, 201, 1001])
+def test_record_is_thinned_and_has_all_kinds(count):
     """However long a soak was, its record stays small; the table of what was sent has each kind."""
-    many = [Sample(float(second), USAGE, frozenset()) for second in range(1001)]
+    many = [Sample(float(second), USAGE, frozenset()) for second in range(count)]
 
-    found = result(replace(OUTCOME, samples=many, calm=many[:10]), [], Plan(20))
+    found = result(replace(OUTCOME, samples=many, calm=many[:10]), [])
 
-    assert len(found["series"]["seconds"]) == len(found["series"]["server memory_bytes"]) <= 200
+    series = found["series"]
+    assert len(set(series["seconds"])) == len(series["server memory_bytes"]) == 200
+    assert (series["seconds"][0], series["seconds"][-1]) == (0, count - 1)
     assert traffic_markdown(found["traffic"]).splitlines()[2] == "| gRPC | 10 | 0 |"
 
 
@@ -323,22 +351,72 @@ def test_kind_that_cannot_be_opened_fails():
     assert (traffic.tallies[0].wrong, traffic.tallies[0].told) == (1, ["none: OSError: no such server"])
 
 
-def test_request_that_hangs_is_told(monkeypatch):
-    """Neither does the soak wait for ever, nor does a kind pass of which one request was sent."""
+def test_requests_that_hang_are_told(monkeypatch):
+    """Neither does the soak wait for each of them, nor does a kind pass of which one request was sent."""
     monkeypatch.setattr(traffic_of, "JOIN_S", 0.2)
-    is_over = threading.Event()
+    asked, is_over, ended = threading.Semaphore(0), threading.Event(), threading.Event()
+    traffic = Traffic([Kind("hanging", 20, lambda target: opened())] * MANY, Target("", "", ""))
+
+    @contextmanager
+    def opened():
+        def send() -> str:
+            asked.release()
+            return "" if is_over.wait(WATCHDOG_S) else "late"
+
+        yield send
+
+    def play() -> None:
+        with traffic:
+            for _ in range(MANY):
+                assert asked.acquire(timeout=WATCHDOG_S)
+            time.sleep(0.5)
+        ended.set()
+
+    threading.Thread(target=play, daemon=True).start()
+    assert ended.wait(WATCHDOG_S)
+    is_over.set()
+
+    for tally in traffic.tallies:
+        assert (tally.sent, tally.wrong, tally.is_starved) == (1, 1, True)
+        assert "hanging: no answer, and no failure" in tally.told[0]
+
+
+def test_change_that_fails_ends_the_play_and_loses_nothing():
+    """What was asked until then is counted, and the error is told."""
+    is_asked = threading.Event()
+
+    class Changes:
+        """Cannot be made once something was asked."""
+
+        def cycle(self) -> None:
+            """Fail."""
+            assert is_asked.wait(WATCHDOG_S)
+            raise OSError("no such server")
 
     @contextmanager
     def opened(target: Target):
-        yield lambda: "" if is_over.wait(60) else "late"
+        yield lambda: is_asked.set() or ""
 
-    with Traffic([Kind("hanging", 20, opened)], Target("", "", "")) as traffic:
-        time.sleep(0.5)
-    is_over.set()
+    played = Scene([Kind("any", 100, opened)], Target("", "", ""), Changes()).play(WATCHDOG_S, 0.0)
 
-    (tally,) = traffic.tallies
-    assert (tally.sent, tally.wrong, tally.is_starved) == (1, 1, True)
-    assert "hanging: no answer, and no failure" in tally.told[0]
+    assert played.trouble == ["a change has failed: OSError: no such server"]
+    assert [tally.sent > 0 for tally in played.tallies] == [True]
+    assert len(played.calm) == 1
+
+
+def test_play_ends_where_nothing_more_can_be_seen():
+    """Nobody waits for the rest of a soak that has failed."""
+
+    class Changes:
+        """Changes nothing."""
+
+        def cycle(self) -> None:
+            """Be done."""
+
+    is_over = iter([False, True]).__next__
+    played = Scene([], Target("", "", ""), Changes()).play(WATCHDOG_S, 0.1, is_over=is_over)
+
+    assert (len(played.calm), played.trouble) == (1, [])
 
 
 def test_metric_that_is_on_no_page_is_not_zero():

@@ -1,0 +1,97 @@
+"""All that a soak has shown: how it is judged, and what is recorded of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loadtest.soak.traffic import Tally
+from loadtest.soak.verdict import FEWEST, Verdict, grown, kept, none, thinned
+from loadtest.soak.watch import SERVER, Quiet, Sample, lasting
+from python_backend.routing import MOST_CALLS
+
+# What is counted of a tree before and after.
+COUNTED = {"open_files": "open files", "threads": "threads", "processes": "processes"}
+# A route starts the threads of its pool as they are first needed.
+MAY_COME = {(SERVER, "threads"): MOST_CALLS}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that a soak has shown; `samples` are of the measured part, `calm` those while nothing changed.
+
+    `trouble` tells what has kept things from being seen, such as all that would be there `after`.
+    """
+
+    tallies: Sequence[Tally]
+    samples: Sequence[Sample]
+    calm: Sequence[Sample]
+    before: Quiet
+    after: Quiet | None
+    left_over: frozenset[str]
+    changes: dict[str, int]
+    busy: float
+    trouble: Sequence[str]
+
+
+def calm(samples: Sequence[Sample], spans: Sequence[tuple[float, float]]) -> list[Sample]:
+    """Return the samples of these spans."""
+    return [each for each in samples if any(begin <= each.at_s <= end for begin, end in spans)]
+
+
+def judge(outcome: Outcome, share: float) -> list[Verdict]:
+    """Return all judgements of a soak; where there was trouble, those of what was seen."""
+    zombies = lasting(outcome.samples) | {pid for last in outcome.samples[-1:] for pid, _ in last.zombies}
+    verdicts = [
+        none("requests not as they must be", sum(each.wrong for each in outcome.tallies)),
+        none("kinds sent too rarely", [each.kind.name for each in outcome.tallies if each.is_starved]),
+        none("zombies", sorted(zombies)),
+        none("shared memory regions, after the server", sorted(outcome.left_over)),
+    ]
+    if len(outcome.calm) >= FEWEST or not outcome.trouble:
+        verdicts += _memory(outcome, share)
+    if outcome.after:
+        verdicts += _left(outcome.before, outcome.after)
+    return verdicts
+
+
+def _memory(outcome: Outcome, share: float) -> Iterator[Verdict]:
+    minutes = [(each.at_s - outcome.samples[0].at_s) / 60 for each in outcome.calm]
+    for tree in outcome.before.usage:
+        megabytes = [each.usage[tree].memory_bytes / 1e6 for each in outcome.calm]
+        yield grown(f"memory, {tree}", "MB", minutes, megabytes, share)
+
+
+def _left(before: Quiet, after: Quiet) -> Iterator[Verdict]:
+    for tree, usage in before.usage.items():
+        for field, name in COUNTED.items():
+            counts = getattr(usage, field), getattr(after.usage[tree], field)
+            yield kept(f"{name}, {tree}", *counts, MAY_COME.get((tree, field), 0))
+    yield kept("shared memory regions", len(before.regions), len(after.regions))
+    yield none("regions that the server was told of", after.registered)
+    for name, value in after.gauges.items():
+        yield none(f"`{name}`", value)
+    yield none("repairs and restarts by the supervisor", after.repairs)
+
+
+def result(outcome: Outcome, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return what is recorded of a soak."""
+    samples = thinned(outcome.samples)
+    return {
+        "busy_cores": round(outcome.busy, 2),
+        "changes": outcome.changes,
+        "requests": sum(each.sent for each in outcome.tallies),
+        "rows": [asdict(each) for each in verdicts],
+        "traffic": [
+            {"kind": each.kind.name, "is_good": each.kind.is_good, "sent": each.sent, "wrong": each.wrong}
+            for each in outcome.tallies
+        ],
+        "series": {
+            "seconds": [round(each.at_s - samples[0].at_s, 1) for each in samples],
+            "is_calm": [each in outcome.calm for each in samples],
+            **{
+                f"{tree} {field}": [getattr(each.usage[tree], field) for each in samples]
+                for tree in outcome.before.usage
+                for field in ("memory_bytes", *COUNTED)
+            },
+        },
+    }
