@@ -40,7 +40,9 @@ class Run:
     def write(self, result: Mapping[str, Any]) -> None:
         """Store `result` behind the header as `loadtest/results/NAME.json`."""
         if self.name:
-            write(self.name, {**self.header, **result})
+            RESULTS.mkdir(exist_ok=True)
+            text = json.dumps({**self.header, **result}, indent=2)
+            (RESULTS / f"{self.name}.json").write_text(f"{text}\n")
 
 
 def begin(name: str = "") -> Run:
@@ -107,14 +109,6 @@ def is_committed() -> bool:
     """
     changes = _git("status", "--porcelain", "--", ":(top)", f":(exclude){RESULTS.name}")
     return _git("rev-parse", "--quiet", "--verify", "HEAD") != "" and changes == ""
-
-
-def write(name: str, result: dict[str, Any]) -> Path:
-    """Store `result` as `loadtest/results/NAME.json`, behind a header of now if it brings none."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(header() | result, indent=2) + "\n")
-    return path
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

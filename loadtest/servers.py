@@ -32,7 +32,7 @@ class Supervised:
     def record(self) -> run_dir.ServerRecord:
         """The server that runs now; after a restart it is another one."""
         found = run_dir.find(run_dir.root(self.environment), self.repository)
-        assert found is not None, "nereid serve is running"
+        assert found is not None, "nereid serve has ended"
         return found
 
 

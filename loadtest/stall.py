@@ -6,11 +6,9 @@ callers in a closed loop, then by arrivals in an open one.
     python -m loadtest.stall [--seconds 24] [--rate 20] [--record stall]
 """
 
-import argparse
 import contextlib
 import os
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from loadtest import ending, load, processes, record
+from loadtest import load, processes, record
 from loadtest.servers import served
 
 STALL_S = 0.5
@@ -108,24 +106,16 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Measure, print, record; exit status 1 if the open loop does not show the stall."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=24.0, help="of each loop")
-    parser.add_argument("--rate", type=float, default=20.0, help="requests per second of the open loop")
-    parser.add_argument("--every-s", type=float, default=8.0, help="between the beginnings of two stalls")
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
-    with ending.tidy(), tempfile.TemporaryDirectory() as folder:
+    args = record.parsed(record.parser(__doc__, seconds=24.0, rate=20.0, every_s=8.0))
+    with tempfile.TemporaryDirectory() as folder:
         rows = summarise(measure(Path(folder), args.seconds, args.rate, args.every_s))
     print(markdown(rows))
-    if args.record:
-        about = {"stall_s": STALL_S, "every_s": args.every_s, "callers": CALLERS, "rate_per_s": args.rate}
-        record.write(args.record, about | {"rows": rows})
+    about = {"stall_s": STALL_S, "every_s": args.every_s, "callers": CALLERS, "rate_per_s": args.rate}
+    args.record.write(about | {"rows": rows})
     seen = {row["loop"]: row["p99"] >= SEEN_MS for row in rows}
     print(f"p99 of at least {SEEN_MS:.0f} ms: {seen}")
     return 0 if seen["open"] else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    record.end(main)

@@ -8,7 +8,6 @@ the result.
     python -m loadtest.tune_proof [--minutes 8] [--rounds 5] [--seconds 2] [--record tune_proof]
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -20,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from loadtest import ending, record
+from loadtest import record
 from loadtest.tune.search import Measure, NotMeasured
 from loadtest.tune.space import THREADS, Candidate
 from loadtest.tune.trial import TrialServer, copy_repository
@@ -150,15 +149,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Tune, measure, print, record; exit status 1 if the best grid point is better by more than 5 %."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=8.0, help="for nereid tune")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
-    with ending.tidy(), tempfile.TemporaryDirectory() as scratch:
+    args = record.parsed(record.parser(__doc__, minutes=8.0, rounds=5, seconds=2.0))
+    with tempfile.TemporaryDirectory() as scratch:
         repository = copy_repository(embedded.REPOSITORY, Path(scratch) / "models")
         spoil(repository)
         base = tunable(repository, MODEL, PROFILE)
@@ -177,14 +169,13 @@ def main() -> int:
                 return 1
     print(markdown(rows))
     print(f"tuned / best grid point, measured again: {share}")
-    if args.record:
-        result = {key: found[key] for key in ("reason", "chosen", "gain", "noise")}
-        conditions = {"concurrency": CONCURRENCY, "rounds": args.rounds, "share": share}
-        record.write(args.record, conditions | result | {"rows": rows})
+    result = {key: found[key] for key in ("reason", "chosen", "gain", "noise")}
+    conditions = {"concurrency": CONCURRENCY, "rounds": args.rounds, "share": share}
+    args.record.write(conditions | result | {"rows": rows})
     if share < TARGET:
         print(f"target missed: {share} of the best grid point, asked for {TARGET}", file=sys.stderr)
     return 1 if share < TARGET else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    record.end(main)

@@ -8,7 +8,6 @@ zombies, and on anything that the supervisor had to mend.
     python -m loadtest.soak [--minutes 20]
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -17,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loadtest import ending, processes, record, servers
+from loadtest import processes, record, servers
 from loadtest.soak import verdict
 from loadtest.soak.outcome import Outcome, calm, judge, result
 from loadtest.soak.scene import Scene, noted
@@ -107,16 +106,11 @@ def soak(repository: Path, folder: Path, plan: Plan) -> Outcome:
 
 def main() -> int:
     """Soak, print, record; exit status 1 if anything has failed."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=20.0, help="how long is measured")
-    parser.add_argument("--share", type=float, default=SHARE, help="of its memory, how much a tree may grow")
+    parser = record.parser(__doc__, minutes=20.0, share=SHARE)
     parser.add_argument("--repository", type=Path, default=embedded.REPOSITORY, help="a copy of it is served")
-    parser.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
-    args = parser.parse_args()
-    if args.record and not record.is_committed():
-        parser.error(record.UNCOMMITTED)
+    args = record.parsed(parser)
     plan = Plan(args.minutes, args.share)
-    with ending.tidy(), tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         repository = shutil.copytree(args.repository, Path(scratch) / "models")
         (run := Path(scratch) / "run").mkdir()
         outcome = soak(repository, run, plan)
@@ -124,10 +118,10 @@ def main() -> int:
     found = asdict(plan) | result(outcome, verdicts)
     print(verdict.traffic_markdown(found["traffic"]))
     print(verdict.markdown(found["rows"]))
-    if args.record and outcome.trouble:
+    if not outcome.trouble:
+        args.record.write(found)
+    elif args.record.name:
         print("nothing is recorded: this was no whole soak", file=sys.stderr)
-    elif args.record:
-        record.write(args.record, found)
     failures = [*(each.told() for each in verdicts if not each.is_good), *outcome.trouble]
     failures += [told for each in outcome.tallies for told in each.told][:MOST_TOLD]
     for failure in failures:
@@ -136,4 +130,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    record.end(main)
