@@ -49,6 +49,7 @@ STOP_TIMEOUT_S, STOP_LOOK_S = 40.0, 0.25
 # A tensor of one image is 0.6 MB. By default glibc hands such a buffer back to the kernel after every
 # request and pays page faults for the next: about 0.3 ms of CPU per image in the ensemble (by hand, /proc).
 KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
 _prctl = ctypes.CDLL(None).prctl
 PR_SET_PDEATHSIG = 1
 
@@ -157,6 +158,7 @@ def command(
         f"--metrics-port={options.ports.metrics}",
         f"--http-header-forward-pattern={ROUTE_HEADERS}",
         f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
+        f"--backend-config=python,shm-region-prefix-name={region_prefix(server_id)}",
         # Each call of a variant holds a thread. Triton takes one number for all Python backends and starts
         # that many for every instance, which is why a route may not have more calls.
         f"--backend-config=python,thread-pool-size={MOST_CALLS}",
@@ -176,6 +178,11 @@ def command(
             f"--grpc-restricted-protocol={apis}:{TOKEN_HEADER}={options.token}",
         ]
     return [*args, *options.flags]
+
+
+def region_prefix(server_id: str) -> str:
+    """Return what the names of the shared memory regions of a server's stubs begin with."""
+    return f"{server_id}-"
 
 
 def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -223,7 +230,7 @@ class EmbeddedServer:
         self._among = among
         self._models: Sequence[str] = ()
         # By its name the server is told from another one that took the same port in between.
-        self._id = f"nereid-{secrets.token_hex(8)}"
+        self.id = f"nereid-{secrets.token_hex(8)}"
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -260,7 +267,7 @@ class EmbeddedServer:
         models = _models_to_load(self.options)
         self._models = [name for name in models if self._among is None or name in self._among]
         self._process = subprocess.Popen(
-            command(self.options, wheel, backends, self._id, self._models),
+            command(self.options, wheel, backends, self.id, self._models),
             env=environment(wheel, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
@@ -282,7 +289,7 @@ class EmbeddedServer:
         """
         deadline = time.monotonic() + timeout_s
         for path, body, expected in [
-            ("/v2", None, f'"name":"{self._id}"'),
+            ("/v2", None, f'"name":"{self.id}"'),
             ("/v2/health/ready", None, ""),
             *((infer_path(name), COFFEE.read_bytes(), "") for name in self._image_models()),
         ]:
@@ -314,6 +321,8 @@ class EmbeddedServer:
     def stop(self, is_done: Callable[[], bool] = lambda: False) -> None:
         """End the process group: Triton gets `STOP_TIMEOUT_S` to finish its requests, then all are killed.
 
+        No shared memory of theirs is left.
+
         Args:
             is_done: asked from time to time; true ends the waiting.
         """
@@ -331,6 +340,9 @@ class EmbeddedServer:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._drain_log()
+            # A stub that is killed leaves its region behind.
+            for region in SHARED_MEMORY_FOLDER.glob(f"{region_prefix(self.id)}*"):
+                region.unlink(missing_ok=True)
 
     def _raise_if_ended(self) -> None:
         if self.poll() is not None:

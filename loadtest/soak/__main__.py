@@ -71,14 +71,12 @@ def soak(repository: Path, folder: Path, plan: Plan) -> Outcome:
     Raises:
         SystemExit: that cannot even be done for as long as it takes to warm up.
     """
-    prefix = f"soak-{os.getpid()}-"
-    words = ["--allow-shm", "--", f"--backend-config=python,shm-region-prefix-name={prefix}"]
     busy, after = 0.0, None
     with (
-        servers.supervised(repository, folder, os.environ, words) as running,
+        servers.supervised(repository, folder, os.environ, ["--allow-shm"]) as running,
         servers.gateway(running.record.ports.grpc) as gateway,
     ):
-        watch = Watch(running, gateway.pid, gateway.port, prefix)
+        watch = Watch(running, gateway.pid, gateway.port)
         scene = Scene.of(running, gateway, folder)
         warming = scene.warming().play(plan.warm_up_s, WARMING_CALM_S)
         if warming.trouble:

@@ -21,7 +21,7 @@ from loadtest import processes
 from loadtest.processes import Usage
 from loadtest.servers import Supervised
 from loadtest.soak.verdict import FEWEST
-from ops import metrics_page
+from ops import embedded, metrics_page
 
 SERVER, GATEWAY, CALLERS = "server", "gateway", "callers"
 REGIONS = Path(processes.SHARED_MEMORY)
@@ -73,13 +73,15 @@ class Watch:
     Args:
         running: the server.
         gateway_pid, gateway_port: of the gateway.
-        prefix: what the names of the server's own shared memory begin with.
     """
 
-    def __init__(self, running: Supervised, gateway_pid: int, gateway_port: int, prefix: str) -> None:
+    def __init__(self, running: Supervised, gateway_pid: int, gateway_port: int) -> None:
         self._running = running
         self._pids = {SERVER: running.pid, GATEWAY: gateway_pid}
-        self._gateway_port, self._prefix = gateway_port, prefix
+        self._gateway_port = gateway_port
+        words = psutil.Process(running.record.pid).cmdline()
+        (server_id,) = (word.removeprefix("--id=") for word in words if word.startswith("--id="))
+        self._prefix = embedded.region_prefix(server_id)
         self._met: set[str] = set()
 
     def sample(self) -> Sample:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from onnx import helper
 from tritonclient.utils import InferenceServerException
 
+from ops.embedded import region_prefix
 from tests.networks import (
     ONE_INSTANCE,
     ask,
@@ -153,6 +155,21 @@ def test_model_that_is_loaded_later_holds_no_connection(server, client):
         caller.shutdown(socket.SHUT_WR)
 
         assert caller.recv(1) == b""
+
+
+def test_killed_server_leaves_no_shared_memory(tmp_path):
+    """Stubs that are killed cannot remove theirs: whoever ends the server does."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "run").mkdir()
+    with serve(tmp_path / "models", tmp_path / "run") as running, connect(running) as client:
+        publish(running, "short_lived", 1)
+        client.load_model("short_lived")
+        pattern = f"{region_prefix(running.id)}*"
+        assert [*Path("/dev/shm").glob(pattern)]
+
+        os.killpg(running.pid, signal.SIGKILL)
+
+    assert not [*Path("/dev/shm").glob(pattern)]
 
 
 @pytest.mark.parametrize("broken", ["model.onnx", pytest.param("config.pbtxt", marks=pytest.mark.slow)])

@@ -182,7 +182,7 @@ def test_bad_config_is_left(models, tmp_path):
             spent[0] += 2 * seconds
             return trying.measure(candidate, seconds)
 
-        deadline_s = 14 * FIRST_S
+        deadline_s = 28 * FIRST_S
         searching = Search(measure, Objective("throughput"), 2, lambda: spent[0], deadline_s)
         found = searching.run(lambda count: space.sample(points, grid, count, 0, without=default))
     report = Report("classify_v1", searching.objective, default, *found, searching.seen, searching.refused)
