@@ -20,6 +20,7 @@ from loadtest import (
     stall,
     swap,
     trials,
+    tune_proof,
 )
 from loadtest.bench import page as benchmarks
 from loadtest.soak import verdict
@@ -132,6 +133,7 @@ def test_recorded_benchmark_can_be_repeated(root):
         (swap, "publishing.md"),
         (stall, "load_testing.md"),
         (trials, "benchmarks.md"),
+        (tune_proof, "tuning.md"),
     ],
     ids=lambda value: str(getattr(value, "__name__", value)).removeprefix("loadtest."),
 )
