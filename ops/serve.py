@@ -34,6 +34,7 @@ from python_backend.errors import InvalidConfig
 # By these tritonserver listens on other addresses; it takes their first letters for them, too.
 LISTENING = ("http-address", "grpc-address", "allow-sagemaker", "allow-vertex-ai")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNAL_LOOK_S = 0.5
 RESTART_DELAYS_S, CALM_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
 # A killed server's ports are free at once, one that was asked to end keeps them for about 3 s.
 PORTS_FREE_S = 10.0
@@ -132,7 +133,7 @@ class _Service:
 
     def _watch(self, server: EmbeddedServer, is_first: bool) -> tuple[Collection[str], str]:
         """Look after a server until it has ended; returns what was ready last, and why it ended."""
-        options, port = self.options, self.health_port
+        options = self.options
         record = run_dir.ServerRecord(
             server.pid,
             options.host,
@@ -140,17 +141,13 @@ class _Service:
             str(options.repository),
             options.profile,
             options.token,
-            port,
+            self.health_port,
             options.model_control_mode,
         )
         supervisor = Supervisor(server, record, self.health, _log)
         try:
             with supervisor:
-                self.health.enter(health_page.RUNNING)
-                run_dir.write(self.folder, record)
-                if is_first:
-                    print(json.dumps(asdict(options.ports) | ({"health": port} if port else {})), flush=True)
-                self._wait(supervisor)
+                self._wait(supervisor, record, is_first)
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or supervisor.is_emptied())
             raise
@@ -159,12 +156,23 @@ class _Service:
         server.stop(supervisor.is_emptied)
         return supervisor.ready or (), reason
 
-    def _wait(self, supervisor: Supervisor) -> None:
+    def _wait(self, supervisor: Supervisor, record: run_dir.ServerRecord, is_first: bool) -> None:
+        """Say that the server is ready, and wait for its end; after a signal, for the drain time."""
         try:
-            supervisor.wait()
+            self.health.enter(health_page.RUNNING)
+            run_dir.write(self.folder, record)
+            if is_first:
+                ports = asdict(record.ports) | ({"health": record.health_port} if record.health_port else {})
+                print(json.dumps(ports), flush=True)
+            # A signal that another thread takes, or that comes just before a wait, interrupts no wait.
+            while not supervisor.wait(SIGNAL_LOOK_S):
+                if self.signals.count:
+                    raise _Stopped
         except _Stopped:
             self.health.enter(health_page.STOPPING)
-            time.sleep(self.drain_s)
+            deadline = time.monotonic() + self.drain_s
+            while (left_s := deadline - time.monotonic()) > 0 and self.signals.count == 1:
+                time.sleep(min(left_s, SIGNAL_LOOK_S))
             raise
 
 

@@ -98,9 +98,9 @@ class Supervisor:
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
-    def wait(self) -> None:
-        """Return when the server has ended, or must be restarted because of `restart_reason`."""
-        self._wanted_end.wait()
+    def wait(self, timeout_s: float) -> bool:
+        """Tell within that time whether the server has ended, or must be restarted: see `restart_reason`."""
+        return self._wanted_end.wait(timeout_s)
 
     def is_emptied(self) -> bool:
         """Tell whether a stopping server has ended all its models, but for instances it will never end."""

@@ -1,5 +1,6 @@
 """`nereid serve` looks after its server: stubs and the server itself are killed, stopped and come back."""
 
+import ctypes
 import json
 import os
 import signal
@@ -89,16 +90,19 @@ def test_killed_stub_is_replaced(served):
 
 @pytest.mark.slow
 def test_sigterm_turns_readiness_off_first(tmp_path):
-    """After SIGTERM the server answers for the drain time, but is not ready; a second signal ends it now."""
+    """After SIGTERM the server answers for the drain time, but is not ready; a second signal ends it now.
+
+    Whichever thread the kernel gives a signal to: only in the main thread it interrupts what that waits for.
+    """
     store_eyes(tmp_path / "repository", "eyes", 10)
     with serving(tmp_path / "repository", tmp_path / "run", "--drain-s", "600") as served:
         wait_until(served.is_ready, "ready")
         leader = served.record.pid
 
-        served.process.send_signal(signal.SIGTERM)
+        signal_other_thread(served.process.pid, signal.SIGTERM)
         reason = served.why_not_ready()
         numbers = served.numbers("eyes")
-        served.process.send_signal(signal.SIGTERM)
+        signal_other_thread(served.process.pid, signal.SIGTERM)
 
         assert (json.loads(reason), numbers) == ({"ready": False, "server": "stopping"}, [11.0] * 4)
         assert (served.process.wait(WATCHDOG_S), group_members(leader)) == (0, [])
@@ -229,6 +233,12 @@ def test_signal_ends_a_server_that_is_being_restarted(tmp_path):
 
         assert served.process.wait(WATCHDOG_S) == 0
     assert list((tmp_path / "run").glob("nereid-*/*/*")) == []
+
+
+def signal_other_thread(pid: int, number: int) -> None:
+    """Send a signal to a thread of a process that is not its main thread."""
+    other = next(thread for each in Path(f"/proc/{pid}/task").iterdir() if (thread := int(each.name)) != pid)
+    assert ctypes.CDLL(None).tgkill(pid, other, number) == 0
 
 
 @contextmanager
