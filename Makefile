@@ -102,7 +102,7 @@ record-tune_proof:
 soak: .venv/.testing  ## mixed traffic and changes for MINUTES (20): fails on anything that is left; RECORD=soak stores it
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
-docs: .venv/.testing  ## write docs/operations.md from the command line's help, docs/benchmarks.md from the records
+docs: .venv/.testing  ## write docs/commands.md from the command line's help, docs/benchmarks.md from the records
 	$(BIN)/python -m ops.docs
 	$(BIN)/python -m loadtest.bench.page
 

@@ -36,7 +36,7 @@ from python_backend.transform import Transform
 COMMANDS = docs.commands(typer.main.get_command(app))
 
 
-def test_operations_page_is_the_command_lines_own_help():
+def test_commands_page_is_the_command_lines_own_help():
     """`make docs` has been run since the last change of a command."""
     assert docs.TARGET.read_text() == docs.render()
 
