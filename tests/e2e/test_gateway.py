@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from clients.gateway.limit import INITIAL
 from clients.samples import CHELSEA, COFFEE
 from ops.embedded import free_ports
 from tests.e2e.conftest import CATS, ESPRESSO, url
+from tests.proof import REQUESTS
 
-REQUESTS = int(os.environ.get("SLOW_REQUESTS", "2000"))
 START_S, WATCHDOG_S = 20, 30
 # Metrics of the route are handed on every half second.
 METRIC_S = 10

@@ -1,6 +1,5 @@
 """The long tests: counts cut by SLOW_REQUESTS in `make test-slow`, in full in `make proof`."""
 
-import os
 import random
 import re
 import subprocess
@@ -13,8 +12,8 @@ from clients.errors import RequestRefused
 from clients.prediction import Prediction
 from clients.samples import CHELSEA, COFFEE
 from tests.e2e.conftest import CATS, ESPRESSO, group_members, url
+from tests.proof import REQUESTS
 
-REQUESTS = int(os.environ.get("SLOW_REQUESTS", "2000"))
 GOOD = {COFFEE.read_bytes(): {ESPRESSO}, CHELSEA.read_bytes(): CATS}
 BAD = [b"", b"not an image", COFFEE.read_bytes()[:5_000]]
 # A watchdog: on 2 cores the demo in a fresh clone takes about a minute, most of it installing.

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from statistics import NormalDist
 import pytest
 
 from python_backend.routing import assign, parse_route
+from tests.proof import REQUESTS
 from tests.routes import (
     Load,
     answered_by,
@@ -24,7 +24,6 @@ from tests.routes import (
     wait_until,
 )
 
-REQUESTS = int(os.environ.get("SLOW_REQUESTS", "2000"))
 KEYS = [f"caller-{number}" for number in range(REQUESTS // 2)]
 CHANGES = REQUESTS // 100
 CALLERS = 16

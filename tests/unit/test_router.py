@@ -1,6 +1,5 @@
 """The router's own logic, with variants that are functions of the test and a clock that the test moves."""
 
-import os
 import threading
 import tracemalloc
 from collections import Counter
@@ -25,6 +24,7 @@ from python_backend.errors import (
 from python_backend.metrics import ROUTE_METRICS
 from python_backend.router import UNNOTICED_S, Router
 from python_backend.routing import Route, Salts, Shadow, Table, Variant
+from tests.proof import REQUESTS
 
 CAT, DOG = np.array([[0.9, 0.1]], np.float32), np.array([[0.2, 0.8]], np.float32)
 V1 = Variant("v1", "m1", 1, 1)
@@ -769,7 +769,7 @@ def test_series_are_bounded(world):
 @pytest.mark.slow
 def test_routing_leaks_nothing():
     """Requests of all kinds, from four threads, with changes of the route: memory does not grow."""
-    total = 50 * int(os.environ.get("SLOW_REQUESTS", "2000"))
+    total = 50 * REQUESTS
     world = World(WITH_SHADOW)
     world.fail("m3", Unavailable("gone"))
     kinds = [{}, KEY_V1, KEY_V2, TO_V1, TO_V2, {"x-variant": "v9"}, {"x-route-key": "€" * 50}]

@@ -1,0 +1,6 @@
+"""How much the long tests do: little in CI, the full counts in `make proof`."""
+
+import os
+
+REQUESTS = int(os.environ.get("SLOW_REQUESTS", "2000"))
+IS_PROOF = REQUESTS >= 20_000
