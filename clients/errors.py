@@ -97,6 +97,11 @@ _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
 )
 
 
+def tells_of_load(text: str) -> bool:
+    """Tell whether a server's refusal says that there was too much at once."""
+    return any(words in text for words, kind in _TRITONS if kind is Overloaded)
+
+
 def is_answer(error: BaseException) -> bool:
     """Tell whether a server is surely done with a request: it has said itself how that ended.
 

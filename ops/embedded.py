@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from clients.errors import tells_of_load
 from clients.samples import COFFEE
 from ops import preflight, repository
 from ops.server_log import ServerLog
@@ -311,8 +312,12 @@ class EmbeddedServer:
         return self._process.wait()
 
     def probe(self, model: str, timeout_s: float) -> str | None:
-        """Ask a model to classify an image; returns None if it does, else what came instead."""
-        return self._ask(infer_path(model), COFFEE.read_bytes(), "", timeout_s)
+        """Ask a model to classify an image; returns None if it does, else what came instead.
+
+        Load is no failure: who is taken away because of it leaves it to the next.
+        """
+        refusal = self._ask(infer_path(model), COFFEE.read_bytes(), "", timeout_s)
+        return None if refusal and tells_of_load(refusal) else refusal
 
     def probe_server(self, timeout_s: float) -> str | None:
         """Ask the server whether it is ready; returns None if it is, else what came instead."""

@@ -157,14 +157,17 @@ def store_ensemble(repository: Path, name: str, model: str, version: int) -> Non
     (folder / "config.pbtxt").write_text(f'platform: "ensemble"\n{TENSORS}{step}')
 
 
-def store_router(repository: Path, name: str, path: str = "") -> None:
-    """Store a route's model; its route file is `NAME.route.json` in the repository, or what `path` says."""
+def store_router(repository: Path, name: str, path: str = "", config: str = NETWORK) -> None:
+    """Store a route's model; its route file is `NAME.route.json` in the repository, or what `path` says.
+
+    `config` is what it has of its variants: inputs, `scores`, and what is not asked of them.
+    """
     folder = repository / name
     (folder / "1").mkdir(parents=True)
     (folder / "labels.txt").write_text(LABELS)
     told = "".join(tensor("output", each, "STRING", [1]) for each in TOLD)
     route = f'parameters {{ key: "route" value {{ string_value: "{path or f"{name}.route.json"}" }} }}\n'
-    (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{NETWORK}{told}{route}')
+    (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{config}{told}{route}')
 
 
 def variant(name: str, model: str, weight: float = 0, version: int = 1, **more: Any) -> dict[str, Any]:

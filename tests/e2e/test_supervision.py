@@ -6,21 +6,26 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from clients.errors import ClassifierError
+from clients.classifier import Classifier
+from clients.errors import ClassifierError, Overloaded
+from clients.samples import COFFEE
 from ops.control import Control
 from tests.e2e.conftest import group_members
-from tests.networks import tensor
+from tests.networks import ONE_INSTANCE, tensor
 from tests.routes import WATCHDOG_S, document, store_adding, store_router, variant, wait_until
 from tests.supervised import Served, serving
 
 INSTANCES = 2
 # A model that takes an image; what it answers is the number in `NAME.number`, beside its folder, at its load.
+# It holds an image that is the word `hold` for as long as there is a file `held`.
 EYES = """
+import time
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +36,23 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = Path(args["model_repository"])
         number = (folder.parent / f"{folder.name}.number").read_text()
+        self.held = folder.parent / "held"
         self.number = float(number) + float(args["model_version"])
 
     def execute(self, requests):
+        image = pb_utils.get_input_tensor_by_name(requests[0], "image").as_numpy().item()
+        while image == b"hold" and self.held.exists():
+            time.sleep(0.05)
         scores = np.full((1, 1), self.number, np.float32)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)]) for _ in requests]
 """
+
+
+IMAGE_TO_SCORES = (
+    "max_batch_size: 1\n"
+    + tensor("input", "image", "STRING", [1])
+    + tensor("output", "scores", "FP32", [1], 'label_filename: "labels.txt"')
+)
 
 
 def store_eyes(repository: Path, name: str, number: float, versions: tuple[int, ...] = (1,)) -> None:
@@ -48,10 +64,8 @@ def store_eyes(repository: Path, name: str, number: float, versions: tuple[int, 
     (repository / f"{name}.number").write_text(str(number))
     (repository / name / "labels.txt").write_text("only\n")
     (repository / name / "config.pbtxt").write_text(
-        'backend: "python"\nmax_batch_size: 1\nversion_policy { all {} }\n'
-        f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n"
-        + tensor("input", "image", "STRING", [1])
-        + tensor("output", "scores", "FP32", [1], 'label_filename: "labels.txt"')
+        'backend: "python"\nversion_policy { all {} }\n'
+        f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n{IMAGE_TO_SCORES}"
     )
 
 
@@ -86,6 +100,50 @@ def test_killed_stub_is_replaced(served):
     assert served.metric("repairs_total", model="eyes", cause="pid") == before + 1
     assert killed not in [each.process for each in served.stubs("eyes")]
     assert served.log.count("supervisor: model 'eyes' version 1 had a dead stub (found by pid)") == before + 1
+
+
+@pytest.mark.slow
+def test_full_route_is_ready(tmp_path):
+    """What a route refuses because it is full, a probe too, is no reason to send the load elsewhere."""
+    repository, held = tmp_path / "repository", tmp_path / "repository" / "held"
+    store_eyes(repository, "eyes", 10)
+    store_router(repository, "full", config=ONE_INSTANCE + IMAGE_TO_SCORES)
+    content = document(variant("eyes", "eyes", 1), max_in_flight=1)
+    (repository / "full.route.json").write_text(json.dumps(content))
+    held.touch()
+    with serving(repository, tmp_path / "run") as served, ThreadPoolExecutor(1) as pool:
+        wait_until(served.is_ready, "ready")
+        with Classifier(f"127.0.0.1:{served.ports['grpc']}", "grpc", "full") as classifier:
+            holding = pool.submit(score_of_held, classifier)
+            try:
+                wait_until(lambda: overloaded(classifier), "a route that is full")
+                probed = served.metric("probes_total", model="full")
+                wait_until(lambda: served.metric("probes_total", model="full") > probed + 2, "probes")
+
+                assert overloaded(classifier)
+                assert served.metric("probe_failures_total", model="full") == 0
+                assert served.is_ready()
+            finally:
+                held.unlink()
+            assert holding.result(WATCHDOG_S) == 11.0
+
+
+def score_of_held(classifier: Classifier) -> float:
+    """Return what an image is answered that is held, once it is let in: a probe may be there just now."""
+    while True:
+        try:
+            return classifier.classify(b"hold", top_k=1).labels[0].score
+        except Overloaded:
+            time.sleep(0.01)
+
+
+def overloaded(classifier: Classifier) -> bool:
+    """Tell whether a model has too much to do."""
+    try:
+        classifier.classify(COFFEE, top_k=1)
+    except Overloaded:
+        return True
+    return False
 
 
 @pytest.mark.slow

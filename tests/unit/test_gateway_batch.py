@@ -170,6 +170,13 @@ def test_readiness_is_asked_again_after_two_seconds():
     asyncio.run(run())
 
 
+def test_load_is_no_failure():
+    """A server that has too much to do is ready: who left it out would overload the next one."""
+    readiness = Readiness(Upstream(errors.Overloaded("overloaded: 64 in flight, limit 64")).classify)
+
+    assert asyncio.run(readiness.ask()).ready
+
+
 def test_head_that_cannot_be_read_is_left_to_the_server():
     """A subsampling without a name, and a size that stands behind more than a megabyte."""
     sof = bytes.fromhex("ffc0001108004000400300140002110003 1100".replace(" ", ""))
