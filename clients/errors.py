@@ -91,8 +91,9 @@ _TRITONS: tuple[tuple[str, type[ClassifierError]], ...] = (
 )
 _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     *_TRITONS,
-    # gRPC's, of either side, and tritonclient's of an answer that has no JSON.
+    # gRPC's, of either side or before a proxy, and tritonclient's of an answer that has no JSON.
     ("message larger than max", RequestRefused),
+    ("http2 header with status: 413", RequestRefused),
     ("client while decoding the response", Unreachable),
 )
 

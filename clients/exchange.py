@@ -37,16 +37,17 @@ class Exchange:
         Raises:
             ClassifierError: of the last attempt.
         """
-        while True:
-            try:
-                result = yield from self._attempt(asked, attempts, files)
-            except ClassifierError as error:
-                if (pause_s := attempts.pause_s(error)) is None:
-                    raise
-                yield Pause(pause_s)
-            else:
-                attempts.succeeded()
-                return result
+        with self._budget.in_flight():
+            while True:
+                try:
+                    result = yield from self._attempt(asked, attempts, files)
+                except ClassifierError as error:
+                    if (pause_s := attempts.pause_s(error)) is None:
+                        raise
+                    yield Pause(pause_s)
+                else:
+                    attempts.succeeded()
+                    return result
 
     def _attempt(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Steps[Any]:
         if not self._outputs:

@@ -127,8 +127,12 @@ class RestClient:
     ) -> Any:
         """Return what `read` makes of an answer, and of how much of it is JSON if something follows."""
         connection = self._take(time.monotonic() + timeout_s)
+        is_sent = False
         try:
-            connection.request(method, f"/v2/{path}", body, dict(headers))
+            # Who refuses a body may say so, and hang up, before the end of it.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, f"/v2/{path}", body, dict(headers))
+                is_sent = True
             response = connection.getresponse()
             answer = response.read()
             if response.status == http.client.OK:
@@ -137,7 +141,7 @@ class RestClient:
         except BaseException:
             self._put_back(connection, is_usable=False)  # an answer may be half read, or another's
             raise
-        self._put_back(connection)
+        self._put_back(connection, is_sent)
         if response.status != http.client.OK:
             raise InferenceServerException(_why(answer), str(response.status))
         return result

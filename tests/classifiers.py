@@ -59,9 +59,10 @@ class Script:
     """What a server does with requests for inference, one after the other; the last of them for ever.
 
     Each is what it answers, as bytes or as the JSON of an answer with status 200; None closes the connection,
-    "silence" says nothing. A body comes `gap_s` after its head. After bytes there may follow a blank every
-    `trickle_s`, or nothing any more: `hangs_up`. `calls` are the paths and bodies of all requests, `peers`
-    the addresses and bodies of those for inference. Regions in `read` it does not let go of.
+    a barrier that of all who come to it together, "silence" says nothing. A body comes `gap_s` after its
+    head. After bytes there may follow a blank every `trickle_s`, or nothing any more: `hangs_up`. `calls`
+    are the paths and bodies of all requests, `peers` the addresses and bodies of those for inference.
+    Regions in `read` it does not let go of.
     """
 
     def __init__(self, *steps: Any) -> None:
@@ -133,6 +134,9 @@ class _Handler(socketserver.StreamRequestHandler):
                     step = {"name": "classify", "outputs": [{"name": "scores"}]}
                 if step == "silence":
                     script.over.wait()
+                if isinstance(step, threading.Barrier):
+                    step.wait()
+                    return
                 if step is None or step == "silence":
                     return
                 step = step if isinstance(step, bytes) else answer(200, step)
@@ -152,6 +156,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 128
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,6 +91,7 @@ def test_label_is_read_from_tritons_form(entry, expected):
         ("StatusCode.UNAVAILABLE", "This protocol is restricted, expecting header", RequestRefused),
         ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", TimedOut),
         ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
+        ("StatusCode.UNKNOWN", "Received http2 header with status: 413", RequestRefused),
         ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
     ],
 )
@@ -226,6 +227,72 @@ def test_budget_ends_repeating(way):
 
     assert {type(outcome) for outcome in outcomes} == {Unreachable}
     assert 40 < len(script.asked("/infer")) <= 47
+
+
+@pytest.mark.parametrize(("in_flight", "repeated"), [(1, 4), (2, 4), (3, 5), (16, 31)])
+def test_budget_grows_with_requests_in_flight(in_flight, repeated):
+    """All that are lost together are repeated; while nothing is answered, that is not said again."""
+    budget = Budget()
+    with ExitStack() as stack:
+        for _ in range(in_flight):
+            stack.enter_context(budget.in_flight())
+
+        outcomes = [budget.failed() for _ in range(10 * in_flight)]
+        with budget.in_flight():
+            later = budget.failed()
+
+    assert outcomes == [True] * repeated + [False] * (10 * in_flight - repeated)
+    assert not later
+
+
+def test_budget_is_spent_once():
+    """A crowd that comes back to a dead server repeats nothing, though there was less of it in between."""
+    budget = Budget()
+
+    def come() -> int:
+        with ExitStack() as stack:
+            for _ in range(16):
+                stack.enter_context(budget.in_flight())
+            return sum(budget.failed() for _ in range(64))
+
+    repeated = [come(), int(budget.failed()), come()]
+
+    assert repeated == [31, 0, 0]
+
+
+def test_answers_pay_for_repetition():
+    """A tenth of a token each."""
+    budget = Budget()
+    while budget.failed():
+        pass
+
+    for _ in range(25):
+        budget.succeeded()
+
+    assert [budget.failed() for _ in range(3)] == [True, True, False]
+
+
+@both_ways
+def test_all_requests_in_flight_may_be_lost_at_once(way):
+    """The connections of 16 requests are cut together, as by a server that dies: each is sent again."""
+    many = 16
+    together = threading.Barrier(many, timeout=WATCHDOG_S)
+    script = Script(*[together] * many, PREDICTION)
+    with serving(script) as url, opened(way, url, "http", concurrency=many) as classifier:
+        outcomes = list(classifier.classify_many([PHOTO] * many))
+
+    assert [outcome.timings.attempts for outcome in outcomes] == [2] * many
+
+
+def test_pauses_double():
+    """All four attempts together outlast the time in which a proxy notices that a server is gone."""
+    attempts = Attempts(Budget(), timeout_s=PATIENCE_S * 100)
+
+    pauses = [attempts.pause_s(Unreachable("why")) for _ in range(4)]
+
+    factors = [pause / retry.FIRST_PAUSE_S for pause in pauses[:3]]
+    assert factors == [pytest.approx(expected, rel=retry.JITTER) for expected in (1, 2, 4)]
+    assert pauses[3] is None
 
 
 def test_pause_beyond_the_deadline_is_not_made():
