@@ -141,13 +141,13 @@ class Run:
         """Let what is under way end before Locust stops the users."""
         if self._is_master:
             self._finish_workers()
-        else:
+        elif self._has_begun:
             self._finish()
 
     def on_finish(self, **rest: Any) -> None:
         """Do in a worker what the master asks for: finish, and say so."""
         data: dict[str, Any] = {}
-        if hasattr(self._environment, "generator"):  # else it came after the users were spread
+        if self._has_begun:  # else it came after the users were spread
             self._finish()
             self.on_report_to_master(data)
         self._environment.runner.send_message(FINISHED, data)
@@ -159,6 +159,8 @@ class Run:
 
     def on_test_stop(self, **rest: Any) -> None:
         """Print and write the report, and hold it against the thresholds."""
+        if not self._has_begun:  # Locust ends, and with it also what nobody has started
+            return
         self._is_over = True
         encoded = self._encoded.values() if self._is_master else [self._environment.generator.look().encode()]
         ledger = Ledger.merged(encoded)
@@ -187,6 +189,10 @@ class Run:
             environment.process_exit_code = 1
         elif self._is_passed and is_sound:
             environment.process_exit_code = 0
+
+    @property
+    def _has_begun(self) -> bool:
+        return hasattr(self._environment, "generator")
 
     def _finish(self) -> None:
         for protocol, due_s in self._environment.generator.finish():
