@@ -175,6 +175,18 @@ def variant(name: str, model: str, weight: float = 0, version: int = 1, **more: 
     return {"name": name, "model": model, "version": version, "weight": weight, **more}
 
 
+def publish_config(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file of a mounted ConfigMap as the kubelet does: the link `..data` is swapped."""
+    folder = path.parent
+    data = folder / f"..{time.monotonic_ns()}"
+    data.mkdir(parents=True)
+    (data / path.name).write_text(json.dumps(content))
+    (folder / "..new").symlink_to(data.name)
+    (folder / "..new").replace(folder / "..data")
+    if not path.is_symlink():
+        path.symlink_to(f"..data/{path.name}")
+
+
 def document(*variants: Mapping[str, Any], default: str = "", **more: Any) -> dict[str, Any]:
     """Return a route file's content; the default is the first variant if none is named."""
     salts = {"variants": "tests", "shadows": "tests' shadows"}

@@ -12,10 +12,58 @@ from pathlib import Path
 from clients.classifier import Classifier
 from clients.samples import COFFEE
 from ops import metrics_page, run_dir, stubs
+from tests.networks import tensor
 from tests.routes import WATCHDOG_S, wait_until
 
 NEREID = str(Path(sys.executable).with_name("nereid"))
 ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
+INSTANCES = 2
+IMAGE_TO_SCORES = (
+    "max_batch_size: 1\n"
+    + tensor("input", "image", "STRING", [1])
+    + tensor("output", "scores", "FP32", [1], 'label_filename: "labels.txt"')
+)
+# A model that takes an image; what it answers is the number in `NAME.number`, beside its folder, at its load.
+# It holds an image that is the word `hold` for as long as there is a file `held`.
+EYES = """
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = Path(args["model_repository"])
+        number = (folder.parent / f"{folder.name}.number").read_text()
+        self.held = folder.parent / "held"
+        self.number = float(number) + float(args["model_version"])
+
+    def execute(self, requests):
+        time.sleep(SLEEP_S)
+        image = pb_utils.get_input_tensor_by_name(requests[0], "image").as_numpy().item()
+        while image == b"hold" and self.held.exists():
+            time.sleep(0.05)
+        scores = np.full((1, 1), self.number, np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)]) for _ in requests]
+"""
+
+
+def store_eyes(
+    repository: Path, name: str, number: float, versions: tuple[int, ...] = (1,), sleep_s: float = 0
+) -> None:
+    """Store a model of two instances that answers any image, in time, with `number` plus its version."""
+    for version in versions:
+        folder = repository / name / str(version)
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(EYES.replace("SLEEP_S", str(sleep_s)))
+    (repository / f"{name}.number").write_text(str(number))
+    (repository / name / "labels.txt").write_text("only\n")
+    (repository / name / "config.pbtxt").write_text(
+        'backend: "python"\nversion_policy { all {} }\n'
+        f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n{IMAGE_TO_SCORES}"
+    )
 
 
 class Served:
@@ -92,3 +140,19 @@ def serving(repository: Path, folder: Path, *words: str):
     finally:
         process.kill()  # takes the server along
         process.wait()
+
+
+@contextmanager
+def gateway(log: Path, *words: str):
+    """Run `nereid gateway` on a free port; gives its process and address."""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [NEREID, "gateway", "--port", "0", *words], stdout=subprocess.PIPE, stderr=output, text=True
+        )
+    try:
+        ready = process.stdout.readline()
+        assert ready, log.read_text()
+        yield process, f"http://127.0.0.1:{json.loads(ready)['http']}"
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,11 +1,9 @@
 """`nereid gateway` as a user runs it: a process, its ready line, keys, and its end."""
 
-import contextlib
 import json
 import re
 import signal
 import socket
-import subprocess
 import urllib.error
 import urllib.request
 
@@ -15,24 +13,9 @@ from typer.testing import CliRunner
 from clients.samples import COFFEE
 from ops.__main__ import app
 from tests.e2e.conftest import url
-from tests.supervised import NEREID
+from tests.supervised import gateway
 
 WATCHDOG_S = 60
-
-
-@contextlib.contextmanager
-def gateway(*words: str):
-    """Run `nereid gateway` on a free port; gives its process and address."""
-    process = subprocess.Popen(
-        [NEREID, "gateway", "--port", "0", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        ready = process.stdout.readline()
-        assert ready, process.stderr.read()
-        yield process, f"http://127.0.0.1:{json.loads(ready)['http']}"
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def post(address: str, key: str = "") -> tuple[int, dict]:
@@ -57,7 +40,7 @@ def test_gateway_serves_who_has_a_key_until_it_is_told_to_stop(both_profiles, tm
 
     first = nereid_key("add", "first", "--scope", "infer")
     words = ["--url", url(both_profiles["cpu"], "grpc"), "--keys", str(tmp_path / "keys.json")]
-    with gateway(*words, "--require-keys") as (process, address):
+    with gateway(tmp_path / "log", *words, "--require-keys") as (process, address):
         status, answer = post(address, first)
         assert (status, answer["predictions"][0]["label"]) == (200, "espresso")
         assert post(address)[0] == 401
@@ -119,9 +102,9 @@ def can_connect(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_second_signal_does_not_wait():
+def test_second_signal_does_not_wait(tmp_path):
     """With a request in flight it ends the process by the signal; no line of the log lacks time and level."""
-    with gateway("--url", "127.0.0.1:1", "--access-log") as (process, address):
+    with gateway(log := tmp_path / "log", "--url", "127.0.0.1:1", "--access-log") as (process, address):
         urllib.request.urlopen(f"{address}/healthz", timeout=WATCHDOG_S).close()
         port = int(address.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), WATCHDOG_S) as slow:
@@ -137,5 +120,5 @@ def test_second_signal_does_not_wait():
             process.send_signal(signal.SIGINT)
 
             assert process.wait(WATCHDOG_S) == -signal.SIGINT
-        (line,) = process.stderr.read().splitlines()
+        (line,) = log.read_text().splitlines()
     assert re.match(r"20\d\d-.* INFO nereid.gateway: \{\"method\": \"GET\", \"path\": \"/healthz\"", line)

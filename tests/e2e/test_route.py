@@ -18,6 +18,7 @@ from tests.routes import (
     TOLD,
     document,
     order,
+    publish_config,
     replace,
     serve_routes,
     store_adding,
@@ -79,7 +80,7 @@ def served(tmp_path_factory):
     replace(repository / "route.route.json", json.dumps(BASE).encode())
     # As Kubernetes mounts a ConfigMap: a link to a file in a folder that is a link.
     store_router(repository, "linked", "../config/route.json")
-    publish_config(base / "config", document(variant("plain", "one", 1)))
+    publish_config(base / "config" / "route.json", document(variant("plain", "one", 1)))
     with serve_routes(repository, base) as running:
         yield running
 
@@ -114,17 +115,6 @@ def puppets(served):
 def unique(request):
     """A name no other test has, for a variant whose metrics start at nothing."""
     return "t" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
-
-
-def publish_config(folder, content):
-    """Replace a ConfigMap's content as the kubelet does: the link `..data` is swapped."""
-    data = folder / f"..{time.monotonic_ns()}"
-    data.mkdir(parents=True)
-    (data / "route.json").write_text(json.dumps(content))
-    (folder / "..new").symlink_to(data.name)
-    (folder / "..new").replace(folder / "..data")
-    if not (folder / "route.json").is_symlink():
-        (folder / "route.json").symlink_to("..data/route.json")
 
 
 def options(way: str, asked: dict[str, str]) -> dict:
@@ -394,7 +384,7 @@ def test_swapped_link_is_taken(served):
     """A file behind links, as Kubernetes mounts a ConfigMap, is taken when the link leads elsewhere."""
     assert served.ask("linked").told == ("plain", "1", "weight")
 
-    publish_config(served.repository.parent / "config", document(variant("other", "ten", 1)))
+    publish_config(served.repository.parent / "config" / "route.json", document(variant("other", "ten", 1)))
 
     wait_until(lambda: served.ask("linked").told == ("other", "1", "weight"), timeout_s=10 * VISIBLE_S)
 
