@@ -16,57 +16,11 @@ from clients.classifier import Classifier
 from clients.errors import ClassifierError, Overloaded
 from clients.samples import COFFEE
 from ops.control import Control
+from tests.deployment import check_health
 from tests.e2e.conftest import group_members
-from tests.networks import ONE_INSTANCE, tensor
+from tests.networks import ONE_INSTANCE
 from tests.routes import WATCHDOG_S, document, store_adding, store_router, variant, wait_until
-from tests.supervised import Served, serving
-
-INSTANCES = 2
-# A model that takes an image; what it answers is the number in `NAME.number`, beside its folder, at its load.
-# It holds an image that is the word `hold` for as long as there is a file `held`.
-EYES = """
-import time
-from pathlib import Path
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        folder = Path(args["model_repository"])
-        number = (folder.parent / f"{folder.name}.number").read_text()
-        self.held = folder.parent / "held"
-        self.number = float(number) + float(args["model_version"])
-
-    def execute(self, requests):
-        image = pb_utils.get_input_tensor_by_name(requests[0], "image").as_numpy().item()
-        while image == b"hold" and self.held.exists():
-            time.sleep(0.05)
-        scores = np.full((1, 1), self.number, np.float32)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)]) for _ in requests]
-"""
-
-
-IMAGE_TO_SCORES = (
-    "max_batch_size: 1\n"
-    + tensor("input", "image", "STRING", [1])
-    + tensor("output", "scores", "FP32", [1], 'label_filename: "labels.txt"')
-)
-
-
-def store_eyes(repository: Path, name: str, number: float, versions: tuple[int, ...] = (1,)) -> None:
-    """Store a model of two instances that answers any image with `number` plus its version."""
-    for version in versions:
-        folder = repository / name / str(version)
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(EYES)
-    (repository / f"{name}.number").write_text(str(number))
-    (repository / name / "labels.txt").write_text("only\n")
-    (repository / name / "config.pbtxt").write_text(
-        'backend: "python"\nversion_policy { all {} }\n'
-        f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n{IMAGE_TO_SCORES}"
-    )
+from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, serving, store_eyes
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +77,8 @@ def test_full_route_is_ready(tmp_path):
                 assert overloaded(classifier)
                 assert served.metric("probe_failures_total", model="full") == 0
                 assert served.is_ready()
+                words = ["--url", f"http://127.0.0.1:{served.ports['http']}", "--model", "full"]
+                assert check_health(*words) == (0, "")
             finally:
                 held.unlink()
             assert holding.result(WATCHDOG_S) == 11.0

@@ -1,0 +1,44 @@
+# The embedded server on Debian's Python, without NVIDIA's image: at most 900 MB. Built from the checkout:
+#
+#   docker build --file deploy/embedded.Dockerfile --tag nereid-embedded:0.1.0 .
+#   docker run --init --read-only --tmpfs /tmp:exec,mode=1777 --shm-size 1g --cap-drop ALL \
+#       --security-opt no-new-privileges:true -p 127.0.0.1:8000-8003:8000-8003 nereid-embedded:0.1.0
+#
+# With EXTRAS=gateway it is the gateway, with EXTRAS=load the load test, as in docker-compose.yml. On a CPU only.
+# Debian 12, on which this project is tested; pytriton's wheel needs glibc 2.35 and is py3-none-manylinux_2_35.
+ARG PYTHON_TAG=3.12-slim-bookworm
+FROM python:${PYTHON_TAG} AS build
+
+ARG EXTRAS=embedded,cpu,gateway
+
+WORKDIR /workspace
+COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY python_backend python_backend
+COPY clients clients
+COPY ops ops
+COPY loadtest loadtest
+COPY deploy/install.sh deploy/healthcheck.py deploy/
+RUN deploy/install.sh venv /opt/nereid "${EXTRAS}"
+
+FROM python:${PYTHON_TAG}
+
+RUN groupadd --gid 1000 nereid && useradd --uid 1000 --gid 1000 --no-create-home nereid
+COPY --from=build /opt/nereid /opt/nereid
+COPY --from=build /workspace /workspace
+COPY model_repository /workspace/model_repository
+
+# The server's run directory is in /tmp and has programs in it: a tmpfs there must allow `exec`, as Docker's does not
+# by default.
+ENV PATH=/opt/nereid/bin:${PATH} \
+    HOME=/tmp \
+    ORT_DISABLE_TELEMETRY=1 \
+    PYTHONDONTWRITEBYTECODE=1
+
+USER 1000:1000
+WORKDIR /tmp
+EXPOSE 8000 8001 8002 8003 8080
+HEALTHCHECK --interval=10s --timeout=6s --start-period=60s --retries=3 \
+    CMD ["python3", "/workspace/deploy/healthcheck.py"]
+ENTRYPOINT ["nereid"]
+# After SIGTERM it serves on for 5 s and then gives requests 40 s: `docker stop --time 60`.
+CMD ["serve", "--host=0.0.0.0", "--health-port=8003", "--drain-s=5"]

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Install this project where a server runs; both Dockerfiles and tests/e2e/test_deploy_install.py call this.
+#
+#   deploy/install.sh venv FOLDER EXTRAS     a virtual environment in FOLDER
+#   deploy/install.sh system FOLDER EXTRAS   the interpreter itself, which Triton's stubs embed, and our backends
+#                                            beside Triton's own in FOLDER
+#
+# EXTRAS are those of pyproject.toml, such as embedded,cpu. PYTHON names the interpreter (python3).
+# The checkout must stay where it is: packages are used from it.
+set -eu
+
+fail() {
+	echo "$1" >&2
+	exit "$2"
+}
+
+[ $# -eq 3 ] || fail "usage: deploy/install.sh venv|system FOLDER EXTRAS" 2
+place=$1 folder=$2 extras=$3
+python=${PYTHON:-python3}
+cd "$(dirname "$0")/.."
+
+case $place in
+venv)
+	"$python" ops/preflight.py
+	"$python" -m venv "$folder"
+	python=$folder/bin/python
+	;;
+system)
+	[ -d "$folder/python" ] || fail "'$folder' has no backend 'python'; mend: name Triton's backend directory" 1
+	case ,$extras, in *,embedded,*) fail "'embedded' brings another Triton; mend: cpu or gpu13" 2 ;; esac
+	;;
+*) fail "expected venv or system, got '$place'" 2 ;;
+esac
+
+"$python" -m pip install --quiet --no-cache-dir --disable-pip-version-check --no-input --editable ".[$extras]"
+# Whoever runs this later may not write here.
+"$python" -m compileall -q python_backend clients ops loadtest
+
+if [ "$place" = system ]; then
+	for adapter in python_backend/*/model.py; do
+		name=$(basename "$(dirname "$adapter")")
+		# Ours of that name would hide NVIDIA's.
+		[ "$name" != onnxruntime ] || continue
+		mkdir -p "$folder/$name"
+		cp "$adapter" "$folder/$name/"
+	done
+fi

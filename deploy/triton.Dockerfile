@@ -1,0 +1,34 @@
+# NVIDIA's Triton with this project's backends, for docker-compose.yml and deploy/kubernetes; built from the checkout:
+#
+#   docker build --file deploy/triton.Dockerfile --build-arg EXTRAS=gpu13 --tag nereid-triton:0.1.0-gpu .
+#
+# amd64 and arm64, as NVIDIA's image is.
+ARG TRITON_TAG=26.08-py3
+FROM nvcr.io/nvidia/tritonserver:${TRITON_TAG}
+
+# cpu, or gpu13: 26.08 is CUDA 13. Never `embedded`, which is another Triton.
+ARG EXTRAS=gpu13
+
+WORKDIR /workspace
+COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY python_backend python_backend
+COPY clients clients
+COPY ops ops
+COPY loadtest loadtest
+COPY deploy/install.sh deploy/healthcheck.py deploy/
+# The stubs embed the system's Python, and so that is where the packages go; the image is ours to break.
+RUN PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore \
+    deploy/install.sh system /opt/tritonserver/backends "${EXTRAS}"
+
+ENV ORT_DISABLE_TELEMETRY=1 \
+    MALLOC_MMAP_THRESHOLD_=33554432 \
+    MALLOC_TRIM_THRESHOLD_=268435456 \
+    PYTHONDONTWRITEBYTECODE=1
+
+# `triton-server` of NVIDIA's image.
+USER 1000:1000
+# Not where our packages are: the stubs start in the server's folder.
+WORKDIR /opt/tritonserver
+EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=10s --timeout=6s --start-period=180s --retries=3 \
+    CMD ["python3", "/workspace/deploy/healthcheck.py"]
