@@ -1,0 +1,335 @@
+"""Prometheus' configuration, rules and dashboard: accepted by its own tool, and about what is there."""
+
+import inspect
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clients.gateway.errors import STATUS
+from clients.gateway.metrics import Metrics
+from clients.gateway.middleware import FAULTS, IMAGE_ENDPOINTS
+from ops import __main__ as commands
+from ops.embedded import ServerOptions
+from ops.health import METRICS as SUPERVISOR_METRICS
+from ops.health import PREFIX as SUPERVISOR_PREFIX
+from python_backend.errors import ServingError
+from python_backend.metrics import ROUTE_METRICS, ROUTE_PREFIX, SESSION_METRICS, SESSION_PREFIX
+from tests.conftest import ROOT
+from tests.monitoring import DASHBOARDS, PROMETHEUS, Query, panels, read, rules, scaling, shown
+
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(
+    not PROMTOOL, reason="promtool is not installed: apt-get install prometheus"
+)
+# Without what needs a GPU, a cache or an option.
+# Source: triton-inference-server/server, docs/user_guide/metrics.md.
+TRITON = {
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_pending_request_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+}
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+OPERATORS = {"and", "or", "unless", "bool", "offset"}
+# Whose fault it is not; see the comments in rules.yml.
+INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
+ALL = [*(Query(name, expression) for name, expression in rules().items()), *shown(), *scaling()]
+METRICS_PORT = ServerOptions().ports.metrics
+GATEWAY_PORT = inspect.signature(commands.gateway).parameters["port"].default
+GRID_WIDTH = 24
+# That of Grafana 13, which docker-compose.yml runs: what is older, it rewrites when it loads it.
+# Source: @grafana/schema 13.2, `defaultDashboard`.
+SCHEMA_VERSION = 42
+MEAN, LONGEST = (
+    "job_model:nv_inference_queue_duration_us:mean1m",
+    "job:nv_inference_queue_duration_us:max_mean1m",
+)
+
+
+def by_place(query: Query) -> str:
+    """Name a test after where its query stands."""
+    return query.where
+
+
+def promtool(*words: str) -> None:
+    """Run promtool; it must find nothing wrong, nor anything to remark."""
+    done = subprocess.run([str(PROMTOOL), *words], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+
+
+def histogram(name: str) -> set[str]:
+    """Return the names of a histogram's series."""
+    return {f"{name}_{part}" for part in ("bucket", "count", "sum")}
+
+
+def exported() -> set[str]:
+    """Return the names of all series that ours and Triton's pages can have."""
+    names = TRITON | {"up"} | {SUPERVISOR_PREFIX + name for name in SUPERVISOR_METRICS}
+    for prefix, kinds in ((ROUTE_PREFIX, ROUTE_METRICS), (SESSION_PREFIX, SESSION_METRICS)):
+        for name, about in kinds.items():
+            names |= histogram(prefix + name) if about.kind == "HISTOGRAM" else {prefix + name}
+    for family in Metrics(lambda: 0, lambda: 0, lambda: 0).registry.collect():
+        endings = {"counter": {f"{family.name}_total"}, "histogram": histogram(family.name)}
+        names |= endings.get(family.type, {family.name})
+    return names
+
+
+def metrics_of(expression: str) -> set[str]:
+    """Return the names of the series that an expression is about."""
+    bare = re.sub(
+        r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)',
+        " ",
+        expression,
+    )
+    return set(re.findall(r"\b[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - OPERATORS
+
+
+def subclasses(kind: type) -> Iterator[type]:
+    """Yield a class and all that derive from it."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from subclasses(each)
+
+
+def selected(label: str, expression: str) -> list[tuple[str, set[str]]]:
+    """Return how and by which values an expression selects a label's series."""
+    return [
+        (operator, set(values.split("|")))
+        for operator, values in re.findall(rf'\b{label}(=~|!~|!=|=)"([^"]*)"', expression)
+    ]
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """Prometheus' folder with the key that is not in the repository."""
+    folder = shutil.copytree(PROMETHEUS, tmp_path / "prometheus")
+    (folder / "gateway.key").write_text("a key\n")
+    return folder
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
+def test_configuration_is_accepted(copied, name):
+    """With all files that it names: rules, and the key."""
+    promtool("check", "config", "--lint-fatal", str(copied / name))
+
+
+@needs_promtool
+def test_rules_give_what_they_are_named_after():
+    """`rules_test.yml`: made-up series in, numbers out."""
+    promtool("test", "rules", str(PROMETHEUS / "rules_test.yml"))
+
+
+@needs_promtool
+def test_queries_of_dashboard_and_autoscalers_parse(tmp_path):
+    """As rules, since this is the only way in which every promtool reads an expression."""
+    queries = enumerate([*shown(), *scaling()])
+    group = [{"record": f"query:{place}", "expr": query.expression} for place, query in queries]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": group}]}))
+
+    promtool("check", "rules", "--lint-fatal", str(tmp_path / "rules.yml"))
+
+
+def test_every_rule_is_tested():
+    """A rule that is added is added to `rules_test.yml`."""
+    tests = read("prometheus/rules_test.yml")["tests"]
+    tested = {
+        name for test in tests for case in test["promql_expr_test"] for name in metrics_of(case["expr"])
+    }
+
+    assert tested == set(rules())
+
+
+@pytest.mark.parametrize("query", ALL, ids=by_place)
+def test_only_what_is_exported_or_recorded_is_asked_for(query):
+    """A misspelt or renamed metric would leave a panel empty, and nobody would be told."""
+    assert metrics_of(query.expression) <= exported() | set(rules())
+    assert metrics_of(query.expression)
+
+
+@pytest.mark.parametrize(("name", "expression"), rules().items(), ids=rules())
+def test_rules_are_named_by_convention(name, expression):
+    """LEVEL:METRIC:OPERATIONS, where LEVEL are the labels that every aggregation in it keeps."""
+    level, metric, operations = name.split(":")
+    kept = {tuple(labels.split(", ")) for labels in re.findall(r"\bby \(([^)]*)\)", expression)}
+
+    assert {"_".join(label for label in labels if label != "le") for labels in kept} == {level}
+    assert any(metric.partition("_errors_per_")[0] in used for used in metrics_of(expression))
+    whole = "".join([expression, *(rules().get(used, "") for used in metrics_of(expression))])
+    windows = set(re.findall(r"\[(\w+)\]", whole))
+    assert windows == set(re.findall(r"(?:rate|mean)(\w+)$", operations))
+
+
+@pytest.mark.parametrize("query", ALL, ids=by_place)
+def test_selected_outcomes_and_operations_exist(query):
+    """A value that nothing has would select nothing, or everything."""
+    outcomes = {"ok", "client_closed", *STATUS}
+    outcomes |= {each("").outcome for each in subclasses(ServingError)}
+
+    for _, values in selected("outcome", query.expression):
+        assert values <= outcomes
+    for _, values in selected("endpoint", query.expression):
+        assert values == set(IMAGE_ENDPOINTS)
+
+
+def test_errors_are_what_is_the_servers_fault():
+    """Not the caller's, nor load: that is refused on purpose, and has an outcome of its own."""
+    route = rules()["job_route_variant:nereid_route_errors_per_requests:ratio_rate1m"]
+    gateway = rules()["job_endpoint:nereid_gateway_errors_per_requests:ratio_rate1m"]
+
+    assert selected("outcome", route) == [("!~", INNOCENT)]
+    assert selected("outcome", gateway) == [("=~", FAULTS | {"deadline_exceeded"})]
+
+
+def test_every_rule_is_used():
+    """What nobody asks for is not worth its series."""
+    asked = set().union(*(metrics_of(query.expression) for query in ALL))
+
+    assert set(rules()) <= asked
+
+
+def without_spaces(expression: str, *words: str) -> str:
+    """Return an expression as it is compared: without spaces and some words."""
+    for word in words:
+        expression = expression.replace(word, "")
+    return re.sub(r"\s+", "", expression)
+
+
+def test_one_queue_time_everywhere():
+    """What the autoscalers ask for is what is recorded, and the dashboard shows that."""
+    recorded = rules()[LONGEST].replace(MEAN, rules()[MEAN])
+    asked = [query for query in scaling() if "queue" in query.expression]
+
+    assert [query.where for query in asked] == ["HPA nereid_queue_us", "KEDA 0"]
+    for query in asked:
+        assert without_spaces(query.expression) == without_spaces(recorded, "by (job) ", "job, "), query.where
+    in_panels = [query.expression for query in shown() if "queue" in query.expression]
+    assert in_panels == [MEAN, LONGEST]
+
+
+def jobs(name: str) -> dict[str, dict[str, Any]]:
+    """Return what is asked, by a configuration of Prometheus."""
+    return {job["job_name"]: job for job in read(f"prometheus/{name}.yml")["scrape_configs"]}
+
+
+def test_compose_s_servers_are_found_by_their_names():
+    """All of them, whichever run, and none through the proxy; the supervisors by their port."""
+    serve = {name: each for name, each in COMPOSE.items() if "/models" in str(each.get("volumes"))}
+    supervised = {name for name, each in serve.items() if "--health-port=8003" in each["command"]}
+    found = jobs("prometheus")
+
+    (server,), (supervisor,) = (found[job]["dns_sd_configs"] for job in ("server", "supervisor"))
+    assert server == {"names": [*serve], "type": "A", "port": METRICS_PORT}
+    assert {*supervisor.pop("names")} == supervised
+    assert supervisor == {"type": "A", "port": 8003}
+    assert found["gateway"]["static_configs"] == [{"targets": [f"gateway:{GATEWAY_PORT}"]}]
+    assert f"--port={GATEWAY_PORT}" in COMPOSE["gateway"]["command"]
+
+
+def test_gateway_is_asked_with_the_key_that_compose_mounts():
+    """Beyond loopback it tells its metrics to no one else."""
+    (key,) = (each for each in COMPOSE["prometheus"]["volumes"] if "gateway.key" in str(each))
+
+    shown_by = {
+        name: job["authorization"] for name, job in jobs("prometheus").items() if "authorization" in job
+    }
+    assert shown_by == {"gateway": {"credentials_file": Path(key["target"]).name}}
+
+
+def test_compose_mounts_what_is_named():
+    """Configuration, rules, dashboards and where Grafana finds Prometheus."""
+    (provider,) = read("grafana/provisioning/dashboards/nereid.yml")["providers"]
+    (source,) = read("grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    mounts = {
+        name: {each for each in COMPOSE[name]["volumes"] if isinstance(each, str) and each.startswith("./")}
+        for name in ("prometheus", "grafana")
+    }
+
+    names = ["prometheus.yml", *read("prometheus/prometheus.yml")["rule_files"]]
+    assert mounts["prometheus"] == {f"./deploy/prometheus/{each}:/etc/prometheus/{each}:ro" for each in names}
+    assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in mounts["grafana"]
+    assert source["url"] == "http://prometheus:9090"
+
+
+def test_local_differs_only_in_its_targets():
+    """Names and intervals are compose's; the ports are the defaults."""
+    here, there = read("prometheus/local.yml"), read("prometheus/prometheus.yml")
+    ports = {"server": METRICS_PORT, "gateway": GATEWAY_PORT, "supervisor": 8003}
+
+    expected = [
+        {"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+        for name, port in ports.items()
+    ]
+    assert here == there | {"scrape_configs": expected}
+    assert [*ports] == [*jobs("prometheus")]
+
+
+def test_dashboards_ask_the_provisioned_source():
+    """One `uid` everywhere; and Grafana knows how often Prometheus asks."""
+    (source,) = read("grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    interval = read("prometheus/prometheus.yml")["global"]["scrape_interval"]
+
+    assert source["jsonData"]["timeInterval"] == interval
+    for panel in panels():
+        assert panel["datasource"] == {"type": source["type"], "uid": source["uid"]}, panel["title"]
+        assert not any("datasource" in target for target in panel["targets"]), panel["title"]
+
+
+def test_panels_are_told_apart_and_do_not_overlap():
+    """Each has its id, title, sentence, unit and place, and each query of it a letter and a legend."""
+    found, taken = list(panels()), set()
+
+    for key in ("id", "title", "description"):
+        assert len({panel[key] for panel in found}) == len(found), key
+    for panel in found:
+        place, targets = panel["gridPos"], panel["targets"]
+        cells = set(
+            product(
+                range(place["x"], place["x"] + place["w"]),
+                range(place["y"], place["y"] + place["h"]),
+            )
+        )
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= GRID_WIDTH, panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert [target["refId"] for target in targets] == ["A", "B", "C"][: len(targets)], panel["title"]
+        assert all(target["legendFormat"] for target in targets), panel["title"]
+        taken |= cells
+
+
+def test_dashboards_need_no_rewriting():
+    """Their schema is that of the Grafana that loads them, and no variable is missing."""
+    assert DASHBOARDS
+    for path in DASHBOARDS:
+        board = json.loads(path.read_text())
+        assert (board["uid"], board["schemaVersion"]) == (path.stem, SCHEMA_VERSION)
+        assert {*re.findall(r"\$\w+", path.read_text())} <= {"$__rate_interval"}
+    assert COMPOSE["grafana"]["image"].startswith("grafana/grafana:13.2.")
+
+
+def test_legends_use_labels_that_are_left():
+    """A label that an aggregation has dropped would be shown as nothing."""
+    recorded = {name: set(name.partition(":")[0].split("_")) for name in rules()}
+
+    for panel in panels():
+        for target in panel["targets"]:
+            wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            kept = [set(labels.split(", ")) for labels in re.findall(r"\bby \(([^)]*)\)", target["expr"])]
+            kept += [recorded[name] for name in metrics_of(target["expr"]) & set(recorded)]
+            assert not kept or any(wanted <= labels for labels in kept), panel["title"]
