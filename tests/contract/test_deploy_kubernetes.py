@@ -1,0 +1,353 @@
+"""The manifests: what kustomize makes of them fits Kubernetes' schemas, `nereid serve` and docker compose."""
+
+import re
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import msgspec
+import pytest
+import yaml
+
+from clients.gateway.health import TIMEOUT_S
+from ops.embedded import (
+    DEFAULT_PROFILE,
+    GPU_PROFILE,
+    KEEP_BUFFERS,
+    REPOSITORY,
+    Ports,
+    ServerOptions,
+    Wheel,
+    command,
+)
+from ops.gateway import STOP_S
+from python_backend.routing import parse_route
+from tests.conftest import ROOT
+from tests.manifests import FOLDER, container, containers, find, pod, rendered
+
+PROFILES = {
+    "overlays/cpu": DEFAULT_PROFILE,
+    "overlays/object-storage": DEFAULT_PROFILE,
+    "overlays/gpu": GPU_PROFILE,
+}
+OBJECTS = [
+    "ConfigMap",
+    "Deployment",
+    "HorizontalPodAutoscaler",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "Service",
+]
+KINDS = {
+    **dict.fromkeys(PROFILES, OBJECTS),
+    "scaling/keda": ["ScaledObject"],
+    "kserve": ["InferenceService", "ServingRuntime"],
+}
+# The oldest release that should take them, and the newest known here.
+RELEASES = ("1.30", kubernetes_validate.latest_version())
+# Of these there is no schema to be had without a cluster: docs/operations.md lists them.
+UNKNOWN = {"ScaledObject", "InferenceService", "ServingRuntime"}
+# What compose has no use for.
+FOREIGN = {"rclone/rclone:1.75.1"}
+# Which Kubernetes replaces.
+TOKEN = "$(NEREID_TOKEN)"
+# Flags that are not those of `nereid serve`: why.
+OTHERWISE = {
+    "--id": "the pod's name",
+    "--model-repository": "where the init container, or KServe, puts it",
+    "--backend-directory": "the image's own, with our adapters",
+    "--model-control-mode": "a pod serves what it was started with; another repository is another rollout",
+    "--load-model": "without model control all are loaded, also those that `cpu` has no use for",
+    "--metrics-address": "Prometheus asks from outside of the pod",
+    "--exit-timeout-secs": "Triton's own default, which the grace period is made for",
+    "--backend-config=python,shm-region-prefix-name": "/dev/shm is its own, and emptied at its start",
+}
+PORTS = Ports(8000, 8001, 8002)
+PHOTO_CHECK = ["python3", "/workspace/deploy/healthcheck.py"]
+EMPTY_SHM = ["sh", "-ec", 'rm -rf /dev/shm/*; exec "$0" "$@"', "tritonserver"]
+
+
+def flags(words: list[str]) -> dict[str, list[str]]:
+    """Return a command line's flags with their values, in order; each setting of a backend is one."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        name, _, value = word.rpartition("=") if word.startswith("--backend-config=") else word.partition("=")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def triton_flags(triton: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the flags of a container with Triton, which begins with nothing in its shared memory."""
+    words = triton["args"]
+    assert words[: len(EMPTY_SHM)] == EMPTY_SHM
+    assert "/dev/shm" in {mount["mountPath"] for mount in triton["volumeMounts"]}
+    return flags(words[len(EMPTY_SHM) :])
+
+
+def served(profile: str, host: str = "127.0.0.1", ports: Ports = PORTS) -> dict[str, list[str]]:
+    """Return the flags that `nereid serve` starts `tritonserver` with."""
+    options = ServerOptions(REPOSITORY, profile, host, ports, token=TOKEN)
+    nowhere = Path("/")
+    return flags(command(options, Wheel(nowhere, nowhere, nowhere, nowhere), nowhere, "id")[1:])
+
+
+def seconds(hook: dict[str, Any]) -> int:
+    """Return for how long a hook sleeps."""
+    program, number = hook["exec"]["command"]
+    assert program == "sleep"
+    return int(number)
+
+
+@pytest.mark.parametrize("overlay", KINDS)
+def test_overlay_is_rendered(overlay):
+    """Kustomize makes exactly the objects that are meant, in one namespace."""
+    objects = rendered(overlay)
+
+    assert sorted(each["kind"] for each in objects) == KINDS[overlay]
+    assert {each["metadata"].get("namespace", "") for each in objects} <= {"nereid", ""}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("overlay", KINDS)
+def test_objects_fit_the_schemas(overlay, release):
+    """Nothing is unknown, missing or of another type."""
+    for each in rendered(overlay):
+        if each["kind"] not in UNKNOWN:
+            kubernetes_validate.validate(each, release, strict=True)
+
+
+def test_objects_without_a_schema_are_said_to_be_untried():
+    """Whoever reads of them learns that nobody has run them here."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+
+    untried = page.partition("Not yet exercised")[2]
+    assert [kind for kind in UNKNOWN if kind not in untried] == []
+
+
+@pytest.mark.parametrize("overlay", PROFILES)
+def test_flags_are_those_of_nereid_serve(overlay):
+    """Each difference is listed with its reason."""
+    found, expected = triton_flags(container(overlay, "triton")), served(PROFILES[overlay])
+
+    assert {name for name in found | expected if found.get(name) != expected.get(name)} == {*OTHERWISE}
+
+
+def test_flags_of_kserve_are_those_of_nereid_serve():
+    """Beyond loopback also what can be read is guarded; ports are those that KServe asks."""
+    (triton,) = containers("kserve")
+    found, expected = triton_flags(triton), served(DEFAULT_PROFILE, "0.0.0.0", Ports(8080, 9000, 8002))
+
+    differing = {name for name in found | expected if found.get(name) != expected.get(name)}
+    assert differing == OTHERWISE.keys() - {"--metrics-address"}
+
+
+@pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
+def test_environment_keeps_buffers_and_is_silent(overlay):
+    """As `nereid serve` sets it; ONNX Runtime tells nobody."""
+    (triton,) = (each for each in containers(overlay) if each["image"].startswith("nereid-triton:"))
+
+    given = {each["name"]: each.get("value") for each in triton["env"]}
+    assert KEEP_BUFFERS.items() | {("ORT_DISABLE_TELEMETRY", "1")} <= given.items()
+
+
+@pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
+def test_images_are_those_of_compose(overlay):
+    """Names and tags are the same in both, and none follows what is newest."""
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    known = {each["image"] for each in compose["services"].values()} | FOREIGN
+
+    images = {each["image"] for each in containers(overlay)}
+    assert images <= known
+    assert [image for image in images if not re.search(r":[^:/]*\d[^:/]*$", image)] == []
+
+
+@pytest.mark.parametrize("overlay", PROFILES)
+def test_probes_are_inferences(overlay):
+    """Started and live is who classifies the photo right, ready whose gateway has it classified."""
+    triton, gateway = (container(overlay, name) for name in ("triton", "gateway"))
+
+    for name in ("startupProbe", "livenessProbe"):
+        check_photo_is_asked(triton[name])
+    probe = gateway["readinessProbe"]
+    assert probe["httpGet"] == {"path": "/readyz", "port": gateway["ports"][0]["name"]}
+    assert probe["timeoutSeconds"] > TIMEOUT_S
+
+
+def test_probes_of_kserve_are_inferences():
+    """At the port that is served there."""
+    (triton,) = containers("kserve")
+
+    for name in ("readinessProbe", "livenessProbe"):
+        check_photo_is_asked(triton[name], "--url=http://127.0.0.1:8080")
+
+
+def check_photo_is_asked(probe: dict[str, Any], *words: str) -> None:
+    """Check that a probe runs what compares the photo's class, which ends before the probe does."""
+    *command_line, timeout = probe["exec"]["command"]
+    assert command_line == [*PHOTO_CHECK, *words]
+    (timeout_s,) = flags([timeout])["--timeout-s"]
+    assert probe["timeoutSeconds"] > float(timeout_s)
+
+
+def test_what_probes_run_is_in_the_image():
+    """The Dockerfile copies the script to where probes look for it."""
+    script = Path(PHOTO_CHECK[1]).relative_to("/workspace")
+    dockerfile = (ROOT / "deploy" / "triton.Dockerfile").read_text()
+
+    before, copied, _ = dockerfile.partition(f" {script} {script.parent}/\n")
+    assert copied
+    assert re.findall(r"^WORKDIR (.*)", before, re.M)[-1:] == ["/workspace"]
+    assert (ROOT / script).is_file()
+
+
+@pytest.mark.parametrize("overlay", PROFILES)
+def test_a_pod_ends_without_losing_requests(overlay):
+    """The gateway serves on until all know, then ends its requests; Triton, its sidecar, ends only then."""
+    triton, gateway = (container(overlay, name) for name in ("triton", "gateway"))
+    (exit_s,) = triton_flags(triton)["--exit-timeout-secs"]
+
+    assert [each["name"] for each in pod(overlay)["initContainers"]] == ["models", "triton"]
+    assert triton["restartPolicy"] == "Always"
+    # It would also hold up the restart of one that is not live.
+    assert "lifecycle" not in triton
+    longest_s = seconds(gateway["lifecycle"]["preStop"]) + STOP_S + int(exit_s)
+    assert longest_s < pod(overlay)["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
+def test_containers_may_do_little(overlay):
+    """No root, no capabilities, no more rights than at the start; what they run cannot be changed."""
+    for each in containers(overlay):
+        context = each["securityContext"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert {*each["resources"]} == {"requests", "limits"}
+
+
+@pytest.mark.parametrize("overlay", PROFILES)
+def test_pods_may_do_little(overlay):
+    """No root, no token of the cluster's; models and routes cannot be written to by what serves them."""
+    spec = pod(overlay)
+
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["automountServiceAccountToken"] is False
+    for name in ("triton", "gateway"):
+        each = container(overlay, name)
+        written = {mount["name"] for mount in each["volumeMounts"] if not mount.get("readOnly")}
+        assert written <= {"tmp", "shm"}
+    (keys,) = (each["secret"] for each in spec["volumes"] if each["name"] == "keys")
+    assert keys["defaultMode"] & 0o022 == 0
+
+
+@pytest.mark.parametrize("overlay", PROFILES)
+def test_only_the_gateway_is_published(overlay):
+    """Triton has no port but for its metrics; who else may come says the policy, and out goes nothing."""
+    policy, service = find(overlay, "NetworkPolicy")["spec"], find(overlay, "Service")["spec"]
+
+    (published,) = service["ports"]
+    (gateway_port,) = container(overlay, "gateway")["ports"]
+    assert published["targetPort"] == gateway_port["name"]
+    opened = {each["port"] for rule in policy["ingress"] for each in rule["ports"]}
+    assert opened == {gateway_port["containerPort"], 8002}
+    assert all(rule["from"] for rule in policy["ingress"])
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert bool(policy["egress"]) == (overlay == "overlays/object-storage")
+
+
+@pytest.mark.parametrize("overlay", PROFILES)
+def test_selectors_mean_the_same_pods(overlay):
+    """Service, policy, budget and autoscaler are about the pods that there are."""
+    deployment = find(overlay, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert find(overlay, "Service")["spec"]["selector"] == labels
+    assert find(overlay, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
+    assert find(overlay, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+    assert (
+        find(overlay, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"]
+        == (deployment["metadata"]["name"])
+    )
+    assert (
+        find("scaling/keda", "ScaledObject")["spec"]["scaleTargetRef"]["name"]
+        == (deployment["metadata"]["name"])
+    )
+
+
+@pytest.mark.parametrize("overlay", PROFILES)
+def test_route_is_the_repositorys(overlay):
+    """The file that pods serve is the one that is tested, under a name that stays, where the link leads."""
+    config = find(overlay, "ConfigMap")
+    init = container(overlay, "models")
+    (volume,) = (each for each in pod(overlay)["volumes"] if each["name"] == "routes")
+
+    ((name, text),) = config["data"].items()
+    # It names its schema by a path, which leads nowhere from here.
+    stored = msgspec.structs.replace(parse_route((REPOSITORY / name).read_bytes()), schema="")
+    assert parse_route(text.encode()) == stored
+    assert volume["configMap"]["name"] == config["metadata"]["name"] == "nereid-routes"
+    assert f"ln -sfn /routes/{name} /models/{name}" in init["args"][0]
+
+
+def test_autoscalers_ask_the_same():
+    """HPA and KEDA have the same queries, thresholds, bounds and behaviour."""
+    adapter = yaml.safe_load((FOLDER / "scaling" / "hpa" / "prometheus-adapter-values.yaml").read_text())
+    hpa = find("overlays/cpu", "HorizontalPodAutoscaler")["spec"]
+    keda = find("scaling/keda", "ScaledObject")["spec"]
+
+    queries = {
+        rule["name"]["as"]: rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="nereid"')
+        for rule in adapter["rules"]["external"]
+    }
+    asked = [each["external"] for each in hpa["metrics"]]
+    wanted = [
+        (queries[each["metric"]["name"]], each["target"]["type"], int(str(threshold(each["target"]))))
+        for each in asked
+    ]
+    assert wanted == [
+        (each["metadata"]["query"], each["metricType"], int(each["metadata"]["threshold"]))
+        for each in keda["triggers"]
+    ]
+    assert (hpa["minReplicas"], hpa["maxReplicas"]) == (keda["minReplicaCount"], keda["maxReplicaCount"])
+    assert hpa["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+
+
+def threshold(target: dict[str, Any]) -> Any:
+    """Return what a metric is compared with."""
+    return target.get("value") or target.get("averageValue")
+
+
+def test_kserve_serves_what_the_runtime_knows():
+    """Service and runtime name each other; what is new has a part of the traffic, in the mode that can."""
+    runtime, service = find("kserve", "ServingRuntime"), find("kserve", "InferenceService")
+
+    predictor = service["spec"]["predictor"]
+    assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
+    formats = [
+        {name: each[name] for name in ("name", "version")}
+        for each in runtime["spec"]["supportedModelFormats"]
+    ]
+    assert predictor["model"]["modelFormat"] in formats
+    assert 0 < predictor["canaryTrafficPercent"] < 100
+    assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "Serverless"}
+
+
+def test_every_file_is_used():
+    """Nothing lies there that no kustomization names."""
+    named = {
+        (kustomization.parent / name).resolve()
+        for kustomization in FOLDER.rglob("kustomization.yaml")
+        for name in files_of(yaml.safe_load(kustomization.read_text()))
+    }
+
+    lying = {path for path in FOLDER.rglob("*") if path.is_file() and path.name != "kustomization.yaml"}
+    assert lying - named == {FOLDER / "scaling" / "hpa" / "prometheus-adapter-values.yaml"}
+
+
+def files_of(kustomization: dict[str, Any]) -> list[str]:
+    """Return the files that a kustomization names."""
+    generated = chain.from_iterable(each["files"] for each in kustomization.get("configMapGenerator", ()))
+    patches = (each["path"] for each in kustomization.get("patchesJson6902", ()))
+    return [*kustomization.get("resources", ()), *generated, *patches]

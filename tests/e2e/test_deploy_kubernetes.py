@@ -1,0 +1,89 @@
+"""A pod without its cluster: its init container's own lines prepare what a real server then serves."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clients.classifier import Classifier
+from clients.samples import COFFEE
+from ops.embedded import REPOSITORY
+from tests.conftest import ROOT
+from tests.manifests import container, find
+from tests.routes import WATCHDOG_S, publish_config, wait_until
+from tests.supervised import serving
+
+OVERLAYS = ("overlays/cpu", "overlays/object-storage")
+ROUTE = "classify.route.json"
+# So many answers of one variant are no chance: at equal weights once in a million.
+ANSWERS = 20
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Where an init container's file system begins: the image's checkout, a bucket, and empty folders."""
+    for name in ("models", "tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "workspace").symlink_to(ROOT)
+    (tmp_path / "bucket" / "nereid" / "model_repository").mkdir(parents=True)
+    (tmp_path / "bucket" / "nereid" / "model_repository" / "1").symlink_to(REPOSITORY)
+    return tmp_path
+
+
+def prepare(overlay: str, root: Path) -> None:
+    """Run the init container of an overlay."""
+    init = container(overlay, "models")
+    (lines,) = init["args"]
+    # Not the `models:` of rclone.
+    there = re.sub(r"(?<![\w:])/(?=(models|routes|workspace)\b)", f"{root}/", lines)
+    given = {each["name"]: each["value"] for each in init.get("env", ())}
+    bucket = {"RCLONE_CONFIG_MODELS_TYPE": "alias", "RCLONE_CONFIG_MODELS_REMOTE": str(root / "bucket")}
+    environment = {**os.environ, **given, **bucket, "HOME": str(root / "tmp")}
+    subprocess.run([*init["command"], there], env=environment, check=True, timeout=WATCHDOG_S)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return all files of a repository but the route."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ROUTE)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pod_has_the_repository_and_the_mounted_route(overlay, root):
+    """Also where the last run left its link and a model that is gone: a pod may be started once more."""
+    if overlay == "overlays/object-storage" and not shutil.which("rclone"):
+        pytest.skip("rclone is not installed: apt-get install rclone")
+
+    prepare(overlay, root)
+    shutil.copytree(root / "models" / "classify", root / "models" / "gone")
+    prepare(overlay, root)
+
+    assert contents(root / "models") == contents(REPOSITORY)
+    assert (root / "models" / ROUTE).readlink() == root / "routes" / ROUTE
+
+
+def test_a_pod_follows_the_config_map(root):
+    """A server of what the init container has prepared takes the weights that the kubelet mounts."""
+    prepare("overlays/cpu", root)
+    route = json.loads(find("overlays/cpu", "ConfigMap")["data"][ROUTE])
+    publish_config(root / "routes" / ROUTE, route)
+
+    with (
+        serving(root / "models", root / "run", "--model-control-mode", "none") as served,
+        Classifier(f"127.0.0.1:{served.ports['grpc']}") as classifier,
+    ):
+        for only in route["variants"]:
+            weights = [each | {"weight": int(each is only)} for each in route["variants"]]
+
+            publish_config(root / "routes" / ROUTE, route | {"variants": weights})
+
+            wait_until(lambda name=only["name"]: answering(classifier) == {name}, only["name"])
+
+
+def answering(classifier: Classifier) -> set[str]:
+    """Return the variants that answer."""
+    return {classifier.classify(COFFEE, top_k=1).variant for _ in range(ANSWERS)}
