@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 # 100 of 20,000 requests, which is what `make proof` asks for; CI makes the least.
 CYCLES = 100 if IS_PROOF else 5
 # How many lines of its progress lie between two kills of a command.
-STRIDE = 1 if IS_PROOF else 6
+STRIDE = 1 if IS_PROOF else 9
 # Channels of the network's first layer; of those of ResNet-50, CI makes a quarter.
 WIDTH = 64 if IS_PROOF else 16
 CALLERS = 8
