@@ -108,6 +108,9 @@ TRIALS: Mapping[str, Trial] = {
     "batches of 2 at most": Trial(CPU, replacing(_FUSED, PREFERRED, PREFERRED.replace("4, 8", "2"))),
     "batches of 1": Trial(CPU, replacing(_FUSED, PREFERRED, PREFERRED.replace("4, 8", "1"))),
     "three instances": Trial(CPU, replacing(_FUSED, "count: 2", "count: 3")),
+    "three instances, any batch up to 8": Trial(
+        CPU, all_of(replacing(_FUSED, "count: 2", "count: 3"), replacing(_FUSED, PREFERRED, ""))
+    ),
     "runs of 4 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "4"))),
     "runs of 8 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "8"))),
     f"{CPU} again": Trial(CPU),
