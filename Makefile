@@ -10,8 +10,8 @@ RUNTIME := $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
 SLOW_REQUESTS ?= 2000
 # How long `make soak` watches.
 MINUTES ?= 20
-# Most tests wait for a server more than they compute. A file's tests stay together: they share its servers.
-SIDE_BY_SIDE := -n 2 --dist loadfile
+# Tests wait for a server more than they compute, long ones most of all. A file's stay together: they share its servers.
+BY_FILE := --dist loadfile
 
 # Options of the load test, such as: make load LOAD="--url http://HOST:8000".
 LOAD ?= --seconds 10
@@ -55,10 +55,10 @@ check: .venv/.testing  ## format, lint, types, docstrings, contracts
 	$(BIN)/pytest --quiet tests/contract
 
 test: .venv/.testing  ## all tests but the long ones, against the real server
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow'
+	$(BIN)/pytest -n 2 $(BY_FILE) -m 'not slow'
 
 test-slow: .venv/.testing  ## the long tests, with SLOW_REQUESTS requests each
-	SLOW_REQUESTS=$(SLOW_REQUESTS) $(BIN)/pytest $(SIDE_BY_SIDE) -m slow
+	SLOW_REQUESTS=$(SLOW_REQUESTS) $(BIN)/pytest -n 3 $(BY_FILE) -m slow
 
 load: .venv/.testing  ## the load test: a closed and an open loop, every answer checked, against thresholds.toml
 	$(BIN)/python -m loadtest.load $(LOAD)
