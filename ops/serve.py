@@ -34,6 +34,7 @@ from python_backend.errors import InvalidConfig
 # By these tritonserver listens on other addresses; it takes their first letters for them, too.
 LISTENING = ("http-address", "grpc-address", "allow-sagemaker", "allow-vertex-ai")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A signal that another thread takes, or that comes just before a wait, does not end the main thread's wait.
 SIGNAL_LOOK_S = 0.5
 RESTART_DELAYS_S, CALM_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
 # A killed server's ports are free at once, one that was asked to end keeps them for about 3 s.
@@ -58,6 +59,12 @@ class _Signals:
             for each in SIGNALS:
                 signal.signal(each, signal.SIG_IGN)
         raise _Stopped
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for so long, unless a signal comes."""
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(left_s, SIGNAL_LOOK_S))
 
 
 def serve(
@@ -116,7 +123,7 @@ class _Service:
             pause_s = back_off.next_s(time.monotonic() - began_s)
             _log(f"supervisor: {reason}; tritonserver is started again in {pause_s:g} s")
             self.health.enter(health_page.RESTARTING, reason.splitlines()[0])
-            time.sleep(pause_s)
+            self.signals.sleep(pause_s)
             _wait_for_ports(self.options)
             began_s = time.monotonic()
             server = EmbeddedServer(self.options, self.folder, self.environment, _log, among)
@@ -164,15 +171,12 @@ class _Service:
             if is_first:
                 ports = asdict(record.ports) | ({"health": record.health_port} if record.health_port else {})
                 print(json.dumps(ports), flush=True)
-            # A signal that another thread takes, or that comes just before a wait, interrupts no wait.
             while not supervisor.wait(SIGNAL_LOOK_S):
                 if self.signals.count:
                     raise _Stopped
         except _Stopped:
             self.health.enter(health_page.STOPPING)
-            deadline = time.monotonic() + self.drain_s
-            while (left_s := deadline - time.monotonic()) > 0 and self.signals.count == 1:
-                time.sleep(min(left_s, SIGNAL_LOOK_S))
+            self.signals.sleep(self.drain_s)
             raise
 
 
