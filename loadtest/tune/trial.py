@@ -26,7 +26,7 @@ from ops.repository import CONFIGS
 from ops.run_dir import ServerRecord
 
 HOST = closed_loop.HOST
-LOAD_S, LOOK_S = 60.0, 0.02
+LOAD_S, LEAST_LOAD_S, LOOK_S = 60.0, 1.0, 0.02
 TO_IMAGES = {"Inference-Header-Content-Length": "0"}
 
 
@@ -40,7 +40,8 @@ class TrialServer:
         concurrencies: of the load.
         folder: takes the copy, and what the server writes.
         environment: to start the server from.
-        until_s: when loading a model has to be over, by the monotonic clock.
+        until_s: when loading a candidate has to be over, by the monotonic clock; the first one measured, with
+            which all others are compared, has `LOAD_S` whatever the time.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class TrialServer:
         self._concurrencies = concurrencies
         self._folder = folder
         self._until_s = until_s
+        self._has_measured = False
         copy = copy_repository(repository, folder / "models")
         self._plain = copy / tuned.model / PLAIN
         self._config = copy / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
@@ -115,6 +117,7 @@ class TrialServer:
                 raise self._broken(
                     f"at concurrency {number}, {load.answered} requests were answered, {load.failed} failed"
                 )
+        self._has_measured = True
         return loads
 
     def _broken(self, reason: str) -> NotMeasured:
@@ -148,7 +151,8 @@ class TrialServer:
         return Control(record, load_s=self._patience_s())
 
     def _patience_s(self) -> float:
-        return max(1.0, min(LOAD_S, self._until_s - time.monotonic()))
+        until_s = self._until_s if self._has_measured else float("inf")
+        return max(LEAST_LOAD_S, min(LOAD_S, until_s - time.monotonic()))
 
     def _write(self, text: str) -> None:
         self._config.parent.mkdir(exist_ok=True)

@@ -72,11 +72,11 @@ def test_profile_is_served_fused(models, tmp_path):
 
 
 @contextmanager
-def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer):
+def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer, until_s=float("inf")):
     """Try settings of a model on a server."""
     (folder / "trial").mkdir()
     tuned = profiles.tunable(models, model, profile)
-    with kind(models, tuned, (), concurrencies, folder / "trial", os.environ) as trying:
+    with kind(models, tuned, (), concurrencies, folder / "trial", os.environ, until_s) as trying:
         yield trying
 
 
@@ -166,6 +166,16 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
     assert "classify_v1" in gone
     assert dead.startswith("at concurrency 2, 0 requests were answered")
     assert "does not answer" in hanging
+
+
+@pytest.mark.slow
+def test_what_all_are_compared_with_is_loaded_whatever_the_time(models, tmp_path, monkeypatch):
+    """Where starting the server has used up the time, the default is measured still, and no candidate is."""
+    monkeypatch.setattr("loadtest.tune.trial.LEAST_LOAD_S", 0.01)
+    with trial(models, "classify_v1", "cpu", tmp_path, (2,), until_s=time.monotonic()) as trying:
+        assert trying.measure((), 0.2)[2].answered > 0
+        with pytest.raises(NotMeasured, match="not done after"):
+            trying.measure((("instances", 1),), 0.2)
 
 
 @pytest.mark.slow
