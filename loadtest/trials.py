@@ -33,7 +33,12 @@ MODEL, NETWORK, PREPROCESS = "classify_v1", "efficientnet_lite0", "imagenet_prep
 CONCURRENCIES = (32, 8)
 HEADINGS = ("trial", "of", "load", "images/s", "compared", "CPU ms", "compared", "p99 of even")
 COLUMNS = ("trial", "base", "concurrency", "rate", "rate_compared", "cpu_ms", "cpu_compared", "p99_of_even")
-PREFERRED = "  preferred_batch_size: [ 4, 8 ]\n"
+BATCHES = "preferred_batch_size: [ 2, 4 ]"
+# What a queue needs to honour the time that a request says it has left.
+POLICY = (
+    "default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 600000000 "
+    "allow_timeout_override: true }"
+)
 # What EfficientNet-Lite's normalisation is: (pixel - 127) / 128.
 MEAN, STD = 127.0, 128.0
 
@@ -99,18 +104,25 @@ def taking_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 CPU, ENSEMBLE = "cpu", embedded.PLAIN_PROFILE
 _FUSED = f"{MODEL}/configs/{CPU}.pbtxt"
+
+
+def batches(sizes: str) -> Callable[[Path], None]:
+    """Return a change of the sizes that profile `cpu` prefers."""
+    return replacing(_FUSED, BATCHES, BATCHES.replace("2, 4", sizes))
+
+
 _NETWORK, _PREPROCESS = f"{NETWORK}/config.pbtxt", f"{PREPROCESS}/config.pbtxt"
 _RUNS = '{ string_value: "2" } }'
 TRIALS: Mapping[str, Trial] = {
     CPU: Trial(CPU),
-    "any batch up to 8": Trial(CPU, replacing(_FUSED, PREFERRED, "")),
-    "batches of 4 at most": Trial(CPU, replacing(_FUSED, PREFERRED, PREFERRED.replace("4, 8", "4"))),
-    "batches of 2 at most": Trial(CPU, replacing(_FUSED, PREFERRED, PREFERRED.replace("4, 8", "2"))),
-    "batches of 1": Trial(CPU, replacing(_FUSED, PREFERRED, PREFERRED.replace("4, 8", "1"))),
+    "a queue policy": Trial(CPU, replacing(_FUSED, BATCHES, f"{BATCHES} {POLICY}")),
+    "any batch up to 8": Trial(CPU, replacing(_FUSED, BATCHES, "")),
+    "any batch up to 8, a queue policy": Trial(CPU, replacing(_FUSED, BATCHES, POLICY)),
+    "batches of 4 and 8": Trial(CPU, batches("4, 8")),
+    "batches of 2, 4 and 8": Trial(CPU, batches("2, 4, 8")),
+    "batches of 2 at most": Trial(CPU, batches("2")),
+    "batches of 1": Trial(CPU, batches("1")),
     "three instances": Trial(CPU, replacing(_FUSED, "count: 2", "count: 3")),
-    "three instances, any batch up to 8": Trial(
-        CPU, all_of(replacing(_FUSED, "count: 2", "count: 3"), replacing(_FUSED, PREFERRED, ""))
-    ),
     "runs of 4 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "4"))),
     "runs of 8 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "8"))),
     f"{CPU} again": Trial(CPU),
@@ -124,11 +136,11 @@ TRIALS: Mapping[str, Trial] = {
             replacing(_NETWORK, '{ string_value: "1" } }', '{ string_value: "2" } }'),
         ),
     ),
-    "preferred batches of 4 and 8": Trial(
+    "preferred batches of 2 and 4": Trial(
         ENSEMBLE,
         all_of(
             *(
-                replacing(each, "dynamic_batching {}", f"dynamic_batching {{\n{PREFERRED}}}")
+                replacing(each, "dynamic_batching {}", f"dynamic_batching {{ {BATCHES} }}")
                 for each in (_PREPROCESS, _NETWORK)
             )
         ),

@@ -53,15 +53,19 @@ class Pipeline:
             return cls(_on_gpu(config, settings, size))
         return cls(_on_cpu(config, settings, size, instances or config.cpu_instances or 1))
 
-    def run(self, requests: Sequence[Sequence[bytes]]) -> Batch:
-        """Prepare the images of several requests, one after the other.
+    def run(self, requests: Sequence[Sequence[bytes] | ServingError]) -> Batch:
+        """Prepare the images of several requests, one after the other; what is refused already stays so.
 
         A request with a bad image fails whole, with an error that names every bad index in it.
         """
-        errors = self._prepare([image for images in requests for image in images])
+        accepted = [images for images in requests if not isinstance(images, ServingError)]
+        errors = self._prepare([image for images in accepted for image in images])
         outcomes: list[slice | ServingError] = []
         start = filled = 0
         for images in requests:
+            if isinstance(images, ServingError):
+                outcomes.append(images)
+                continue
             count = len(images)
             bad = {i: error for i, error in enumerate(errors[start : start + count]) if error is not None}
             if bad:

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backend.errors import InvalidRequest, ServingError
+from python_backend import deadline
+from python_backend.errors import InvalidRequest, ServingError, from_exception
 from python_backend.metrics import SESSION_METRICS, SESSION_PREFIX, MetricKind
 
 if TYPE_CHECKING:  # OpenCV and its kin cost time and memory, and only some backends need them
     from python_backend.pipeline import Batch
 
 
-def read_images(request: Any) -> list[bytes]:
-    """Return the encoded images of one request: its tensor `image`, BYTES [N, 1]."""
+def read_images(request: Any) -> list[bytes] | ServingError:
+    """Return the encoded images of one request, its tensor `image`, BYTES [N, 1]; or why it is refused."""
+    try:
+        deadline.check(read_parameters(request))
+    except ServingError as error:
+        return from_exception(error)
     return list(pb_utils.get_input_tensor_by_name(request, "image").as_numpy().ravel())
 
 
@@ -30,7 +35,7 @@ def read_tensors(request: Any, is_on_gpu: bool = False) -> dict[str, Any]:
     return {tensor.name(): _array(tensor, is_on_gpu) for tensor in request.inputs()}
 
 
-def read_parameters(request: Any) -> dict[str, str]:
+def read_parameters(request: Any) -> dict[str, Any]:
     """Return the request's parameters; forwarded headers are among them.
 
     Raises:

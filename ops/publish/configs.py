@@ -130,11 +130,8 @@ class Addition:
             self._scores,
             VERSION,
             ON_CPU,
-            "# Without a default, Triton ignores the time that a request says it has left.",
-            "dynamic_batching {",
-            "  default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 600000000 "
-            "allow_timeout_override: true }",
-            "}",
+            "# Small batches, so that each instance gets its share of what waits.",
+            "dynamic_batching { preferred_batch_size: [ 2, 4 ] }",
         ) + "".join(
             _parameter(key, value)
             for key, value in [

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backend import errors, inherited
+from python_backend import deadline, errors, inherited
 from python_backend.metrics import ROUTE_METRICS, ROUTE_PREFIX
 from python_backend.model_config import ModelConfig
 from python_backend.route_file import TOLD, RouteWatch
@@ -123,7 +123,9 @@ class Exchange:
             request_id=request_id,
             inputs=self.request.inputs(),
             requested_output_names=self.outputs,
+            # The one for a queue whose policy looks at it, the other for our own backends.
             timeout=int(timeout_s * 1e6),
+            parameters=deadline.within(timeout_s),
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
         ).exec()
         if response.has_error():

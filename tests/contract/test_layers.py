@@ -17,7 +17,7 @@ COMMAND_TABLE = "ops/__main__.py"
 # Inside the library each module may import those before it, and `model.py` adapters all of them.
 LIBRARY = [
     {"errors", "buffers", "inherited", "metrics"},
-    {"model_config", "server_flags", "gpu", "exchange"},
+    {"model_config", "server_flags", "gpu", "exchange", "deadline"},
     {"decode", "resample", "threads", "signature", "batching"},
     {"transform", "session_options", "routing"},
     {"shared_weights", "preprocessor", "preprocess_kernel", "preprocess_settings"},

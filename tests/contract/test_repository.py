@@ -150,13 +150,6 @@ def test_route_names_what_is_there(model):
 
 
 @pytest.mark.parametrize("relative", CONFIGS)
-def test_time_left_is_honoured_where_it_may_be(relative):
-    """A fused model drops what is late from its queue; a step of an ensemble must not (it would hang)."""
-    config = read(relative)
-    policy = config.dynamic_batching.default_queue_policy
-
-    if config.backend == "fused":
-        assert policy.allow_timeout_override
-        assert policy.default_timeout_microseconds > 60_000_000
-    else:
-        assert policy.ByteSize() == 0
+def test_queue_has_no_policy(relative):
+    """One keeps instances waiting, and hangs the ensemble whose step it is; deadlines go in a parameter."""
+    assert not read(relative).dynamic_batching.HasField("default_queue_policy")

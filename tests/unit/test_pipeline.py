@@ -9,7 +9,7 @@ import pytest
 
 from clients.samples import CHELSEA, COFFEE
 from python_backend.decode import Limits
-from python_backend.errors import InferenceFailed, InvalidConfig, InvalidImage
+from python_backend.errors import DeadlineExceeded, InferenceFailed, InvalidConfig, InvalidImage
 from python_backend.model_config import ModelConfig
 from python_backend.pipeline import Pipeline
 from python_backend.preprocessor import CpuPreprocessor
@@ -64,6 +64,20 @@ def test_rows_follow_the_requests(pipeline, alone):
     assert batch.outcomes == [slice(0, 1), slice(1, 3)]
     np.testing.assert_array_equal(batch.tensor, np.stack([alone[A], alone[B], alone[A]]))
     assert batch.tensor.flags.c_contiguous
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
+def test_refused_request_stays_refused(pipeline, alone, place):
+    """What is no request any more takes no row, and the others are prepared."""
+    refused = DeadlineExceeded("late")
+    requests = [[A], [B]]
+    requests.insert(place, refused)
+
+    batch = pipeline.run(requests)
+
+    assert batch.outcomes.pop(place) is refused
+    assert batch.outcomes == [slice(0, 1), slice(1, 2)]
+    np.testing.assert_array_equal(batch.tensor, np.stack([alone[A], alone[B]]))
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])

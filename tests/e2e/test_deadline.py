@@ -1,0 +1,83 @@
+"""Requests whose time is over when an instance gets to them, on the real server in both shapes."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from clients.samples import COFFEE
+from ops import metrics_page
+from python_backend.deadline import PARAMETER
+from tests.e2e.conftest import ESPRESSO, url
+from tests.routes import wait_until
+
+MODEL, CALLERS, TIMEOUT_US = "classify_v1", 48, 60_000
+
+
+@pytest.fixture
+def client(server):
+    """A plain Triton client."""
+    with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as connected:
+        yield connected
+
+
+def best(client, model: str, **options) -> int:
+    """Ask for the sample photo; returns the best class."""
+    tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], dtype=object))
+    return int(client.infer(model, [tensor], **options).as_numpy("scores").argmax())
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(1, "deadline exceeded: it waited"), ("soon", "invalid request: parameter")],
+    ids=["past", "no number"],
+)
+def test_late_request_is_refused_alone(client, value, told):
+    """It is told so, and others are answered meanwhile."""
+
+    def refusal(_):
+        with pytest.raises(InferenceServerException) as refused:
+            best(client, MODEL, parameters={PARAMETER: value})
+        return refused.value.message()
+
+    with ThreadPoolExecutor(8) as pool:
+        refused = pool.map(refusal, range(16))
+        answered = pool.map(lambda _: best(client, MODEL), range(16))
+
+        assert all(told in message for message in refused)
+        assert set(answered) == {ESPRESSO}
+
+
+def test_late_calls_of_a_route_leave_the_queue(both_profiles):
+    """What a route's callers no longer wait for is not computed, although the queue itself has no policy."""
+    server = both_profiles["cpu"]
+
+    def refused() -> float:
+        ports = server.options.ports
+        page = metrics_page.parse(metrics_page.fetch(server.options.host, ports.metrics, 10))
+        wanted = {"model": MODEL, "reason": "unavailable"}
+        return sum(
+            sample.value
+            for sample in page
+            if sample.name == "nereid_onnxruntime_rejected_total" and wanted.items() <= sample.labels.items()
+        )
+
+    def ask(_):
+        try:
+            return best(client, "classify", timeout=TIMEOUT_US, headers={"x-variant": "v1"})
+        except InferenceServerException as error:
+            return error.message()
+
+    before = refused()
+    with (
+        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
+        ThreadPoolExecutor(CALLERS) as pool,
+    ):
+        outcomes = [*pool.map(ask, range(CALLERS))]
+
+        assert any("deadline exceeded: " in str(outcome) for outcome in outcomes)
+        wait_until(lambda: refused() > before)
+        wait_until(lambda: ask(None) == ESPRESSO)
