@@ -1,8 +1,9 @@
 """Until when a call from one model to another is worth computing.
 
-A request's own `timeout` counts only in a queue whose `default_queue_policy` allows it. With one, Triton
-forms no batch before an instance waits for it, and overlooks some that do: two stand still for a tenth of
-the time (docs/benchmarks.md). So the caller, on this machine, says it in a parameter, and the model reads it.
+A request's own `timeout` counts only in a queue whose `default_queue_policy` allows it. With such a policy
+Triton forms no batch before an instance waits for it, and overlooks some that wait, which costs throughput
+(docs/benchmarks.md). So the caller says it in a parameter, and the model itself looks at the clock.
+Source: core r24.10, RateLimiter::PayloadSlotAvailable, and what was measured.
 """
 
 import time
