@@ -111,6 +111,11 @@ def batches(sizes: str) -> Callable[[Path], None]:
     return replacing(_FUSED, BATCHES, BATCHES.replace("2, 4", sizes))
 
 
+def instances(count: int) -> Callable[[Path], None]:
+    """Return a change of the instances that profile `cpu` has."""
+    return replacing(_FUSED, "count: 2", f"count: {count}")
+
+
 _NETWORK, _PREPROCESS = f"{NETWORK}/config.pbtxt", f"{PREPROCESS}/config.pbtxt"
 _RUNS = '{ string_value: "2" } }'
 TRIALS: Mapping[str, Trial] = {
@@ -122,7 +127,11 @@ TRIALS: Mapping[str, Trial] = {
     "batches of 2, 4 and 8": Trial(CPU, batches("2, 4, 8")),
     "batches of 2 at most": Trial(CPU, batches("2")),
     "batches of 1": Trial(CPU, batches("1")),
-    "three instances": Trial(CPU, replacing(_FUSED, "count: 2", "count: 3")),
+    "one instance": Trial(CPU, instances(1)),
+    "one instance, a queue policy": Trial(
+        CPU, all_of(instances(1), replacing(_FUSED, BATCHES, f"{BATCHES} {POLICY}"))
+    ),
+    "three instances": Trial(CPU, instances(3)),
     "runs of 4 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "4"))),
     "runs of 8 images": Trial(CPU, replacing(_NETWORK, _RUNS, _RUNS.replace("2", "8"))),
     f"{CPU} again": Trial(CPU),
