@@ -73,12 +73,13 @@ HOW = """
 
 TRIED = """Kept is what the repository has. A queue policy is what Triton asks for to honour a request's own
 `timeout`. With one it forms no batch before an instance waits for it, and overlooks some that wait, so that
-instances stand still while requests do. Ours have none: a route's deadlines go in a [parameter](routing.md).
-Batches up to eight answer a little more at 32 in flight, and have a longer p99 at 8. UINT8 between
-preprocessing and network spares the ensemble copies through shared memory, but needs another file of the
-network and pays little. One instance whose own threads answer through response senders, image by image, was
-tried by hand: it took more CPU than two instances, and what is on its way when its process dies is never
-answered.
+instances stand still while requests do: a single one for half of the time. Ours have none: a route's
+deadlines go in a [parameter](routing.md). Larger batches answer no more and have a longer p99 at 8 in flight,
+single images cost CPU; those of two and four even out the ensemble as well, which does not have them yet.
+UINT8 between preprocessing and network spares the ensemble copies through shared memory, but needs another
+file of the network and pays little. One instance whose own threads answer through response senders, image by
+image, was tried by hand: it took more CPU than two instances, and what is on its way when its process dies is
+never answered.
 """
 
 
