@@ -6,6 +6,7 @@ import functools
 import http.client
 import importlib.util
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -53,6 +54,9 @@ KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOL
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 _prctl = ctypes.CDLL(None).prctl
 PR_SET_PDEATHSIG = 1
+# Where the kernel says from which port on it takes those of outgoing connections.
+OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+FIRST_PORT, MOST_TRIES = 10_000, 64
 
 
 class ServerError(Exception):
@@ -129,12 +133,23 @@ def assemble_backends(wheel: Wheel, target: Path) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago; all are held open until the last is known."""
+    """Return ports that were free a moment ago; all are held open until the last is known.
+
+    If possible, none that an outgoing connection may take before the server does.
+    """
+    first_outgoing = int(OUTGOING_PORTS.read_text().split()[0])
+    own = range(min(FIRST_PORT, first_outgoing), first_outgoing)
+    wanted = [*random.SystemRandom().sample(own, min(len(own), MOST_TRIES)), *[0] * count]
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for port in wanted:
+            holder = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                holder.bind(("", port))
+                found.append(holder.getsockname()[1])
+            if len(found) == count:
+                break
+    return found
 
 
 def command(

@@ -65,9 +65,9 @@ def test_late_calls_of_a_route_leave_the_queue(both_profiles):
             if sample.name == "nereid_onnxruntime_rejected_total" and wanted.items() <= sample.labels.items()
         )
 
-    def ask(_):
+    def ask(**options):
         try:
-            return best(client, "classify", timeout=TIMEOUT_US, headers={"x-variant": "v1"})
+            return best(client, "classify", headers={"x-variant": "v1"}, **options)
         except InferenceServerException as error:
             return error.message()
 
@@ -76,8 +76,8 @@ def test_late_calls_of_a_route_leave_the_queue(both_profiles):
         tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
         ThreadPoolExecutor(CALLERS) as pool,
     ):
-        outcomes = [*pool.map(ask, range(CALLERS))]
+        outcomes = [*pool.map(lambda _: ask(timeout=TIMEOUT_US), range(CALLERS))]
 
         assert any("deadline exceeded: " in str(outcome) for outcome in outcomes)
         wait_until(lambda: refused() > before)
-        wait_until(lambda: ask(None) == ESPRESSO)
+        wait_until(lambda: ask() == ESPRESSO)

@@ -231,7 +231,7 @@ def test_broken_repository_is_refused_with_model_and_field(
     done = run("serve", "--repository", str(copy), "--profile", profile, *ANY_PORTS, environment=environment)
 
     reason = "\n".join(line for line in done.stderr.splitlines() if line.startswith("model '"))
-    assert [word for word in words if word not in reason] == []
+    assert [word for word in words if word not in reason] == [], done.stderr
     assert (done.returncode, done.stdout) == (1, "")
 
 

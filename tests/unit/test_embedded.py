@@ -138,6 +138,19 @@ def test_taken_port_is_named_before_the_server_starts(tmp_path):
             server.start()
 
 
+def test_free_ports_are_not_those_of_outgoing_connections(tmp_path, monkeypatch):
+    """Anybody's connection could take one of those before the server does; without others they must do."""
+    ports = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(embedded, "OUTGOING_PORTS", ports)
+    ports.write_text("12000\t60999\n")
+    below = embedded.free_ports(3)
+    ports.write_text("1024\t65535\n")
+    any_at_all = embedded.free_ports(3)
+
+    assert all(10_000 <= port < 12_000 for port in below)
+    assert len(set(any_at_all)) == 3
+
+
 def test_free_ports_differ():
     """Three ports asked for together are three."""
     assert len(set(embedded.free_ports(3))) == 3
