@@ -13,7 +13,9 @@ from python_backend.deadline import PARAMETER
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import wait_until
 
-MODEL, CALLERS, TIMEOUT_US = "classify_v1", 48, 60_000
+# Each test has a model of its own, so that it counts nothing of the other.
+DIRECT, ROUTED = "classify_v2", "classify_v1"
+CALLERS, TIMEOUT_US = 48, 60_000
 
 
 @pytest.fixture
@@ -40,12 +42,12 @@ def test_late_request_is_refused_alone(client, value, told):
 
     def refusal(_):
         with pytest.raises(InferenceServerException) as refused:
-            best(client, MODEL, parameters={PARAMETER: value})
+            best(client, DIRECT, parameters={PARAMETER: value})
         return refused.value.message()
 
     with ThreadPoolExecutor(8) as pool:
         refused = pool.map(refusal, range(16))
-        answered = pool.map(lambda _: best(client, MODEL), range(16))
+        answered = pool.map(lambda _: best(client, DIRECT), range(16))
 
         assert all(told in message for message in refused)
         assert set(answered) == {ESPRESSO}
@@ -58,7 +60,7 @@ def test_late_calls_of_a_route_leave_the_queue(both_profiles):
     def refused() -> float:
         ports = server.options.ports
         page = metrics_page.parse(metrics_page.fetch(server.options.host, ports.metrics, 10))
-        wanted = {"model": MODEL, "reason": "unavailable"}
+        wanted = {"model": ROUTED, "reason": "unavailable"}
         return sum(
             sample.value
             for sample in page
