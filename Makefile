@@ -1,7 +1,7 @@
 # Everything a person or CI does here. `make` alone lists the targets.
 # The first Python that has all it needs; else python3, which then says what is missing.
 FIT = $(shell for each in python3 python3.12 python3.11; do \
-	$$each ops/preflight.py >/dev/null 2>&1 && { echo $$each; break; }; done)
+	$$each nereid/server/preflight.py >/dev/null 2>&1 && { echo $$each; break; }; done)
 PYTHON ?= $(or $(FIT),python3)
 BIN := .venv/bin
 # ONNX Runtime's CPU and GPU packages own the same files, so a machine gets one of them.
@@ -30,8 +30,8 @@ setup: .venv/.serving  ## create .venv with all that serving needs
 
 .venv/.serving: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || \
-		{ echo "missing: Python 3.11 or 3.12; mend: apt-get install python3 python3-venv libpython3.11"; exit 1; }
-	@$(PYTHON) ops/preflight.py
+		{ echo "missing: Python 3.11 or 3.12; fix: apt-get install python3 python3-venv libpython3.11"; exit 1; }
+	@$(PYTHON) nereid/server/preflight.py
 	@echo "setting up .venv with $(PYTHON) …"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish,gateway]'
@@ -42,7 +42,7 @@ setup: .venv/.serving  ## create .venv with all that serving needs
 	@touch $@
 
 demo: setup  ## start the real Triton server, classify the sample photo on both versions, stop
-	@$(BIN)/python -m ops.demo
+	@$(BIN)/python -m nereid.cli.demo
 
 serve: setup  ## keep serving on ports 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
 	@$(BIN)/nereid serve
@@ -51,6 +51,7 @@ check: .venv/.testing  ## format, lint, types, docstrings, contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/interrogate -v --omit-covered-files tests
 	$(BIN)/pytest --quiet tests/contract
 
@@ -77,7 +78,7 @@ record-preprocess:
 record-parity:
 	$(BIN)/python -m loadtest.parity --wallpapers photos --record parity
 record-bench:
-	$(BIN)/nereid bench --record bench
+	$(BIN)/python -m loadtest.bench --record bench
 record-route:
 	$(BIN)/python -m loadtest.route --record route
 record-backend:
@@ -103,7 +104,7 @@ soak: .venv/.testing  ## mixed traffic and changes for MINUTES (20): fails on an
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
 docs: .venv/.testing  ## write docs/commands.md from the command line's help, docs/benchmarks.md from the records
-	$(BIN)/python -m ops.docs
+	$(BIN)/python -m nereid.cli.reference
 	$(BIN)/python -m loadtest.bench.page
 
 clean:  ## remove what was installed and cached

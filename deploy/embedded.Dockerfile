@@ -13,9 +13,9 @@ ARG EXTRAS=embedded,cpu,gateway
 
 WORKDIR /workspace
 COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY nereid nereid
 COPY python_backend python_backend
 COPY clients clients
-COPY ops ops
 COPY loadtest loadtest
 COPY deploy/install.sh deploy/healthcheck.py deploy/
 RUN deploy/install.sh venv /opt/nereid "${EXTRAS}"

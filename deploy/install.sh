@@ -21,20 +21,20 @@ cd "$(dirname "$0")/.."
 
 case $place in
 venv)
-	"$python" ops/preflight.py
+	"$python" nereid/server/preflight.py
 	"$python" -m venv "$folder"
 	python=$folder/bin/python
 	;;
 system)
-	[ -d "$folder/python" ] || fail "'$folder' has no backend 'python'; mend: name Triton's backend directory" 1
-	case ,$extras, in *,embedded,*) fail "'embedded' brings another Triton; mend: cpu or gpu13" 2 ;; esac
+	[ -d "$folder/python" ] || fail "'$folder' has no backend 'python'; fix: name Triton's backend directory" 1
+	case ,$extras, in *,embedded,*) fail "'embedded' brings another Triton; fix: cpu or gpu13" 2 ;; esac
 	;;
 *) fail "expected venv or system, got '$place'" 2 ;;
 esac
 
 "$python" -m pip install --quiet --no-cache-dir --disable-pip-version-check --no-input --editable ".[$extras]"
 # Whoever runs this later may not write here.
-"$python" -m compileall -q python_backend clients ops loadtest
+"$python" -m compileall -q nereid python_backend clients loadtest
 
 if [ "$place" = system ]; then
 	for adapter in python_backend/*/model.py; do

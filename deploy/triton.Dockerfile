@@ -11,9 +11,9 @@ ARG EXTRAS=gpu13
 
 WORKDIR /workspace
 COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY nereid nereid
 COPY python_backend python_backend
 COPY clients clients
-COPY ops ops
 COPY loadtest loadtest
 COPY deploy/install.sh deploy/healthcheck.py deploy/
 # The stubs embed the system's Python, and so that is where the packages go; the image is ours to break.

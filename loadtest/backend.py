@@ -19,10 +19,10 @@ import numpy as np
 import tritonclient.grpc
 
 from loadtest import record
-from ops import embedded
-from ops.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
-from python_backend.model_config import ModelConfig
-from python_backend.session import Session
+from nereid import assets
+from nereid.config.model_config import ModelConfig
+from nereid.inference.session import Session
+from nereid.server.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
 
 MODEL, LEAST, VERSION = "efficientnet_lite0", "least", "1"
 # Model and batch size of each column.
@@ -91,7 +91,7 @@ class Client:
 
 def store(repository: Path) -> Path:
     """Write a repository of the network and of its rival, which runs the same file."""
-    network = shutil.copytree(embedded.REPOSITORY / MODEL, repository / MODEL)
+    network = shutil.copytree(assets.REPOSITORY / MODEL, repository / MODEL)
     rival = repository / LEAST / VERSION
     rival.mkdir(parents=True)
     shutil.copy(network / VERSION / "model.onnx", rival)
@@ -139,7 +139,7 @@ def markdown(result: dict[str, dict[str, float]]) -> str:
 def main() -> None:
     """Measure both batch sizes in turn, print, record."""
     args = record.parsed(record.parser(__doc__, rounds=15, seconds=2.0))
-    session = Session.from_config(ModelConfig.from_file(embedded.REPOSITORY / MODEL, int(VERSION)))
+    session = Session.from_config(ModelConfig.from_file(assets.REPOSITORY / MODEL, int(VERSION)))
     costs: dict[tuple[str, int], list[Cost]] = {column: [] for column in COLUMNS}
     with tempfile.TemporaryDirectory() as folder:
         options = ServerOptions(store(Path(folder) / "models"), ports=Ports(*free_ports(3)))

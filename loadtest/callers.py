@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from clients.classifier import Classifier
-from clients.errors import ClassifierError
-from clients.prediction import Prediction
-from clients.request import ProtocolName
-from clients.samples import COFFEE
-from ops.run_dir import ServerRecord
+from nereid.assets import COFFEE
+from nereid.client.classifier import Classifier
+from nereid.client.errors import ClassifierError
+from nereid.client.prediction import Prediction
+from nereid.client.request import ProtocolName
+from nereid.server.run_dir import ServerRecord
 
 PROTOCOLS: tuple[ProtocolName, ...] = ("http", "grpc")
 

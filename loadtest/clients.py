@@ -26,13 +26,14 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 from tritonclient.utils import serialize_byte_tensor, shared_memory
 
-from clients.aio import AsyncClassifier
-from clients.classifier import Classifier
-from clients.prediction import REASON, SCORES, VARIANT, VERSION
-from clients.request import CHANNEL, TENSORS, ProtocolName
-from clients.shared_memory import Kind
-from loadtest import photos, record
-from ops.embedded import DEFAULT_PROFILE, EmbeddedServer, Ports, ServerOptions, free_ports
+from loadtest import record
+from nereid.client.async_classifier import AsyncClassifier
+from nereid.client.classifier import Classifier
+from nereid.client.prediction import REASON, SCORES, VARIANT, VERSION
+from nereid.client.request import CHANNEL, TENSORS, ProtocolName
+from nereid.client.shared_memory import Kind
+from nereid.server.embedded import DEFAULT_PROFILE, EmbeddedServer, Ports, ServerOptions, free_ports
+from nereid.tune import photos
 
 MODEL = "classify"
 CONCURRENCY = 8

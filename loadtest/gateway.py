@@ -21,9 +21,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from loadtest import connection, open_loop, photos, processes, record, servers, wrk
-from loadtest.closed_loop import percentile
-from ops import embedded
+from loadtest import open_loop, processes, record, servers, wrk
+from nereid.server import embedded
+from nereid.tune import connection, photos
+from nereid.tune.closed_loop import percentile
 
 PATH = "/predict"
 CONCURRENCY = 32

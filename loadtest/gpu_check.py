@@ -22,11 +22,12 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import photos, record
-from ops.embedded import REPOSITORY
-from python_backend.decode import Limits
-from python_backend.model_config import ModelConfig
-from python_backend.preprocess_settings import PreprocessSettings
+from loadtest import record
+from nereid.assets import REPOSITORY
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.decode import Limits
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.tune import photos
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH_SIZES = (1, 8, 32)
@@ -40,7 +41,7 @@ NEEDED = {
     "onnxruntime": "ONNX Runtime",
     "pytest": "pytest",
 }
-MEND = "mend: pip install -e '.[embedded,gpu,dev]', with gpu13 instead of gpu for CUDA 13"
+MEND = "fix: pip install -e '.[embedded,gpu,dev]', with gpu13 instead of gpu for CUDA 13"
 NO_TRACE = (
     "no CUDA trace, as nsys is not installed: that nothing is copied back is not shown, but by the addresses"
 )
@@ -178,7 +179,7 @@ def device() -> dict[str, Any]:
 
 def _build(batch_size: int) -> Any:
     """Build the preprocessor of the repository's own model on device 0."""
-    from python_backend.gpu_preprocessor import GpuPreprocessor
+    from nereid.imaging.gpu_preprocessor import GpuPreprocessor
 
     settings = PreprocessSettings.from_config(ModelConfig.from_file(REPOSITORY / "imagenet_preprocess", 1))
     return GpuPreprocessor(settings.transform, Limits(), batch_size, device_id=0)

@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
-[ -x "$python" ] || python=$(command -v python3) || { echo "missing: Python; mend: make setup" >&2; exit 1; }
+[ -x "$python" ] || python=$(command -v python3) || { echo "missing: Python; fix: make setup" >&2; exit 1; }
 "$python" -c "import numpy, rich, tritonclient" 2>/dev/null ||
-    { echo "missing: this project's packages in $python; mend: make setup" >&2; exit 1; }
+    { echo "missing: this project's packages in $python; fix: make setup" >&2; exit 1; }
 exec "$python" -m loadtest.gpu_check "$@"

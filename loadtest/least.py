@@ -6,7 +6,7 @@ from pathlib import Path
 import onnxruntime
 import triton_python_backend_utils as pb_utils
 
-from python_backend.triton_io import SessionMetrics
+from nereid.triton.tensors import SessionMetrics
 
 
 class TritonPythonModel:

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.ending import SIGNALLED
 from loadtest.servers import served
 from loadtest.users import thresholds
-from ops import embedded
+from nereid import assets
+from nereid.ending import SIGNALLED
+from nereid.server import embedded
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 # What arrives in the open loop, compared with what the closed one has shown to be possible.
@@ -107,7 +108,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--grpc", default="", help="its HOST:PORT over gRPC, if not the port after that of HTTP"
     )
-    parser.add_argument("--repository", type=Path, default=embedded.REPOSITORY, help="what is served else")
+    parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="what is served else")
     parser.add_argument("--profile", default=embedded.DEFAULT_PROFILE, help="in which profile")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each loop")
     parser.add_argument(

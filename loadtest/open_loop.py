@@ -12,8 +12,8 @@ from itertools import takewhile
 
 import uvloop
 
-from loadtest.connection import LOST, Connection
 from loadtest.users.arrivals import offsets
+from nereid.tune.connection import LOST, Connection
 
 MOST_CONNECTIONS = 1_000
 # After the last request is sent, what is still open counts as lost.

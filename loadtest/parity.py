@@ -20,15 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest import record
-from ops.embedded import REPOSITORY
-from ops.export import photos as wallpapers
-from python_backend.buffers import Buffers
-from python_backend.decode import EncodedImage, open_image
-from python_backend.model_config import ModelConfig
-from python_backend.preprocess_settings import PreprocessSettings
-from python_backend.resample import Axis, build_axis, resample
-from python_backend.session import Session
-from python_backend.transform import Transform, make_plan
+from nereid.assets import REPOSITORY
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import EncodedImage, open_image
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.imaging.resample import Axis, build_axis, resample
+from nereid.imaging.transform import Transform, make_plan
+from nereid.inference.session import Session
+from tools.export import photos as wallpapers
 
 JPEG_QUALITY = 92
 # All photos in these packages; charts, silhouettes and pages of text are no business of an ImageNet network.

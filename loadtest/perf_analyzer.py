@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.closed_loop import Load, LoadFailed
+from nereid.tune.closed_loop import Load, LoadFailed
 
 VERSION = "2.50.0"
 # The wheel for manylinux1 has the binary, `any` has not.
@@ -96,7 +96,7 @@ class Analyzer:
             return f"perf_analyzer does not run here: {said.strip()}" if done.returncode else ""
         library = said.partition(LACKS)[2].partition(":")[0]
         mend = PACKAGES.get(library, f"install the package that has {library}")
-        return f"perf_analyzer needs {library}; mend: {mend}"
+        return f"perf_analyzer needs {library}; fix: {mend}"
 
     def _run(self, *words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         try:
@@ -171,7 +171,7 @@ def _download(requirement: str, options: list[str], folder: Path) -> Path:
         reason = done.stderr.strip().splitlines()[-1:] or ["no wheel came"]
         raise Unavailable(
             f"perf_analyzer is not here, and {requirement} could not be downloaded: {reason[0]}; "
-            "mend: connect this machine to a package index, once"
+            "fix: connect this machine to a package index, once"
         )
     return wheels[0]
 
@@ -180,6 +180,6 @@ def _take(wheel: Path, name: str, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         member = next((each for each in archive.namelist() if each.endswith(f"/{name}")), None)
         if member is None:
-            raise Unavailable(f"{wheel.name} has no {name}; mend: ask for another version")
+            raise Unavailable(f"{wheel.name} has no {name}; fix: ask for another version")
         with archive.open(member) as source, (folder / name).open("wb") as target:
             shutil.copyfileobj(source, target)

@@ -2,7 +2,7 @@
 
 python -m loadtest.pieces [--rounds 15] [--record pieces]
 
-`nereid bench` measures `LIBRARY` of them in each of its runs.
+`python -m loadtest.bench` measures `LIBRARY` of them in each of its runs.
 """
 
 import multiprocessing
@@ -16,18 +16,19 @@ import simplejpeg
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import photos, record
+from loadtest import record
 from loadtest.preprocess import normalised
-from ops.embedded import REPOSITORY
-from python_backend.buffers import Buffers
-from python_backend.decode import EncodedImage, Limits, open_image
-from python_backend.model_config import ModelConfig
-from python_backend.preprocess_settings import PreprocessSettings
-from python_backend.resample import resample
-from python_backend.session import Session
-from python_backend.session_options import RUN_BATCH_SIZE
-from python_backend.threads import available_cores
-from python_backend.transform import Transform, make_plan
+from nereid.assets import REPOSITORY
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import EncodedImage, Limits, open_image
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.imaging.resample import resample
+from nereid.imaging.transform import Transform, make_plan
+from nereid.inference.session import Session
+from nereid.inference.session_options import RUN_BATCH_SIZE
+from nereid.processes import available_cores
+from nereid.tune import photos
 
 RUN_BATCH_SIZES = (1, 2, 4, 8)
 BATCH = 8

@@ -19,15 +19,17 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import photos, record
-from ops import embedded
-from python_backend.buffers import Buffers
-from python_backend.decode import Limits, open_image
-from python_backend.model_config import ModelConfig
-from python_backend.preprocess_settings import PreprocessSettings
-from python_backend.preprocessor import CpuPreprocessor
-from python_backend.resample import resample
-from python_backend.transform import Transform, make_plan
+from loadtest import record
+from nereid import assets
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.imaging.preprocessor import CpuPreprocessor
+from nereid.imaging.resample import resample
+from nereid.imaging.transform import Transform, make_plan
+from nereid.server import embedded
+from nereid.tune import photos
 
 CALLS = 5
 HEADINGS = ("malloc thresholds", "photo", "piece", "ms", "of the decoder alone")
@@ -39,7 +41,7 @@ markdown = partial(record.markdown, HEADINGS)
 
 def calls(jpeg: bytes) -> dict[str, Call]:
     """Return, by name, what to time; the first is what the others are held against."""
-    config = ModelConfig.from_file(embedded.REPOSITORY / "imagenet_preprocess", 1)
+    config = ModelConfig.from_file(assets.REPOSITORY / "imagenet_preprocess", 1)
     settings = PreprocessSettings.from_config(config)
     transform, limits = settings.transform, settings.limits
     ours = CpuPreprocessor(transform, limits, 1)

@@ -18,16 +18,16 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import ending
-from ops.cli import WrongUsage
-from python_backend.threads import available_cores
+from nereid import ending
+from nereid.errors import WrongUsage
+from nereid.processes import available_cores, cpu_model
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
 PACKAGES = frozenset(
     {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow", "pillow", "simplejpeg"}
 )
-UNCOMMITTED = "a record needs a commit to refer to; mend: commit the changes first"
+UNCOMMITTED = "a record needs a commit to refer to; fix: commit the changes first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def header() -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Return what this machine is."""
-    return {"cpu": _cpu_model(), "cores": available_cores(), "python": platform.python_version()}
+    return {"cpu": cpu_model(), "cores": available_cores(), "python": platform.python_version()}
 
 
 def is_committed() -> bool:
@@ -137,10 +137,3 @@ def _commit() -> str:
 
 def _git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=FOLDER, capture_output=True, text=True).stdout.strip()
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()

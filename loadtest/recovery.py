@@ -25,7 +25,8 @@ from typing import Any
 
 from loadtest import record, servers
 from loadtest.callers import Callers, Request
-from ops import embedded, run_dir, stubs
+from nereid import assets
+from nereid.server import run_dir, stubs
 
 CONCURRENCY = 4
 PUBLIC_NAME, SERVER = "classify", "tritonserver"
@@ -139,7 +140,7 @@ def main() -> int:
     args = record.parsed(record.parser(__doc__, rounds=3))
     outcomes: dict[str, list[list[Request]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as scratch:
-        repository = shutil.copytree(embedded.REPOSITORY, Path(scratch) / "repository")
+        repository = shutil.copytree(assets.REPOSITORY, Path(scratch) / "repository")
         for number in range(args.rounds):
             _measure_round(repository, Path(scratch) / str(number), outcomes)
             print(json.dumps({name: round(back_after_s(each[-1]), 2) for name, each in outcomes.items()}))

@@ -18,8 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loadtest import photos, record, servers, wrk
-from ops import embedded, metrics_page
+from loadtest import record, servers, wrk
+from nereid import assets
+from nereid.server import embedded, metrics_page
+from nereid.tune import photos
 
 PROFILES = ("ensemble", "cpu")
 # A JPEG of 200 kB.
@@ -38,7 +40,7 @@ Series = dict[tuple[str, str, str], list[float]]
 
 def copy_repository(target: Path) -> Path:
     """Copy the model repository, with one more route that mirrors every request."""
-    shutil.copytree(embedded.REPOSITORY, target)
+    shutil.copytree(assets.REPOSITORY, target)
     shutil.copytree(target / "classify", target / "shadowed")
     config = target / "shadowed" / "config.pbtxt"
     config.write_text(config.read_text().replace('"classify', '"shadowed'))

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from ops import embedded, run_dir
+from nereid import assets
+from nereid.server import embedded, run_dir
 
 ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
 # By then `nereid serve` has killed a server that does not stop.
@@ -49,7 +50,7 @@ def served(
     folder: Path,
     environment: Mapping[str, str],
     profile: str = embedded.DEFAULT_PROFILE,
-    repository: Path = embedded.REPOSITORY,
+    repository: Path = assets.REPOSITORY,
     flags: Sequence[str] = (),
 ) -> Iterator[embedded.EmbeddedServer]:
     """Serve a repository until ready.
@@ -112,7 +113,7 @@ def _started(
         log: takes its stderr, if that is not shown.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "ops", *words],
+        [sys.executable, "-m", "nereid", *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=log,

@@ -21,17 +21,17 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
-from clients.prediction import Prediction
-from clients.samples import COFFEE
 from loadtest import processes, record, servers
 from loadtest.callers import Callers, Request
-from loadtest.closed_loop import percentile
-from ops import embedded
-from ops.publish.publisher import Gates, publish, retire, rollback
-from ops.run_dir import ServerRecord
-from python_backend.model_config import ModelConfig
-from python_backend.pipeline import Pipeline
-from python_backend.session import Session
+from nereid import assets
+from nereid.assets import COFFEE
+from nereid.client.prediction import Prediction
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.pipeline import Pipeline
+from nereid.inference.session import Session
+from nereid.publish.publisher import Gates, publish, retire, rollback
+from nereid.server.run_dir import ServerRecord
+from nereid.tune.closed_loop import percentile
 
 NETWORK, ROUTE, BIAS = "efficientnet_lite0", "classify", "network._fc.bias"
 CONCURRENCY, HALF = 8, 100
@@ -82,7 +82,7 @@ class References:
 
 def write_candidate(folder: Path, number: int) -> Path:
     """Write the FP32 network with another bias for espresso."""
-    model = onnx.load(embedded.REPOSITORY / NETWORK / "1" / "model.onnx")
+    model = onnx.load(assets.REPOSITORY / NETWORK / "1" / "model.onnx")
     (bias,) = (each for each in model.graph.initializer if each.name == BIAS)
     values = numpy_helper.to_array(bias).copy()
     values[ESPRESSO] -= STEP * number
@@ -177,7 +177,7 @@ def main() -> int:
     args = record.parsed(record.parser(__doc__, cycles=100, calm_s=3.0))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        repository = shutil.copytree(embedded.REPOSITORY, folder / "models")
+        repository = shutil.copytree(assets.REPOSITORY, folder / "models")
         with servers.served(folder, os.environ, repository=repository) as server:
             options = server.options
             about = ServerRecord(

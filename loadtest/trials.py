@@ -23,11 +23,13 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from loadtest import photos, record, servers, wrk
+from loadtest import record, servers, wrk
 from loadtest.bench.paths import Running
 from loadtest.bench.plan import turns
 from loadtest.bench.sample import Sample
-from ops import embedded
+from nereid import assets
+from nereid.server import embedded
+from nereid.tune import photos
 
 MODEL, NETWORK, PREPROCESS = "classify_v1", "efficientnet_lite0", "imagenet_preprocess"
 CONCURRENCIES = (32, 8)
@@ -163,7 +165,7 @@ def serving(folder: Path) -> Iterator[dict[str, Running]]:
     with contextlib.ExitStack() as stack:
         found = {}
         for number, (name, trial) in enumerate(TRIALS.items()):
-            repository = shutil.copytree(embedded.REPOSITORY, folder / f"models-{number}")
+            repository = shutil.copytree(assets.REPOSITORY, folder / f"models-{number}")
             if trial.change:
                 trial.change(repository)
             server = stack.enter_context(servers.served(folder, os.environ, trial.profile, repository))

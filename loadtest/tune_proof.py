@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from loadtest import record
-from loadtest.tune.search import Measure, NotMeasured
-from loadtest.tune.space import THREADS, Candidate
-from loadtest.tune.trial import TrialServer, copy_repository
-from ops import embedded
-from ops.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED, tunable, with_settings
+from nereid import assets
+from nereid.tune.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED, tunable, with_settings
+from nereid.tune.search import Measure, NotMeasured
+from nereid.tune.space import THREADS, Candidate
+from nereid.tune.trial import TrialServer, copy_repository
 
 MODEL, PROFILE, CONCURRENCY = "classify_v1", "cpu", 32
 # Not one instance: it stands still for 0.5 s now and then (docs/tuning.md), and takes the time for the rest.
@@ -47,7 +47,7 @@ def spoil(repository: Path, settings: Mapping[str, int] = BAD) -> None:
 
 def tuned(repository: Path, minutes: float, *options: str) -> dict[str, Any]:
     """Run `nereid tune` on a repository; returns what it prints as JSON."""
-    words = [sys.executable, "-m", "ops", "tune", MODEL, "--repository", str(repository), "--json"]
+    words = [sys.executable, "-m", "nereid", "tune", MODEL, "--repository", str(repository), "--json"]
     words += ["--minutes", str(minutes), "--profile", PROFILE]
     words += ["--concurrency", str(CONCURRENCY), *options]
     return dict(json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout))
@@ -151,7 +151,7 @@ def main() -> int:
     """Tune, measure, print, record; exit status 1 if the best grid point is better by more than 5 %."""
     args = record.parsed(record.parser(__doc__, minutes=8.0, rounds=5, seconds=2.0))
     with tempfile.TemporaryDirectory() as scratch:
-        repository = copy_repository(embedded.REPOSITORY, Path(scratch) / "models")
+        repository = copy_repository(assets.REPOSITORY, Path(scratch) / "models")
         spoil(repository)
         base = tunable(repository, MODEL, PROFILE)
         found = tuned(repository, args.minutes)

@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from loadtest.closed_loop import Load, LoadFailed
+from nereid.tune.closed_loop import Load, LoadFailed
 
-MISSING = "wrk not found; mend: apt-get install wrk"
+MISSING = "wrk not found; fix: apt-get install wrk"
 # An answer that takes longer counts as failed. wrk's own 2 s would end a run on a machine that is only slow.
 TIMEOUT_S = 30
 MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from clients.aio import AsyncClassifier
-from clients.classifier import Classifier
+from nereid.client.async_classifier import AsyncClassifier
+from nereid.client.classifier import Classifier
 
 WAYS = [(way, protocol) for way in ("sync", "async") for protocol in ("http", "grpc")]
 

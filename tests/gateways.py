@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 
-from clients.gateway.app import app_of
-from clients.gateway.gateway import build
-from clients.gateway.keys import SCOPES, Key, KeyRing, Scope, digest
-from clients.gateway.route import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
-from clients.gateway.settings import Settings
-from clients.prediction import Label, Prediction, Timings
+from nereid.client.prediction import Label, Prediction, Timings
+from nereid.gateway.admission.keys import SCOPES, Key, KeyRing, Scope, digest
+from nereid.gateway.http.app import app_of
+from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
+from nereid.gateway.settings import Settings
+from nereid.gateway.state import build
 
 LOCAL = "http://127.0.0.1"
 IMAGE = b"an image of some kind"

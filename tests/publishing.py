@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ops.embedded import EmbeddedServer
-from ops.publish.publisher import Gates, Published, publish
-from ops.run_dir import ServerRecord
+from nereid.publish.publisher import Gates, Published, publish
+from nereid.server.embedded import EmbeddedServer
+from nereid.server.run_dir import ServerRecord
 from tests.networks import constant, network, value
 from tests.routes import (
     ALL_VERSIONS,

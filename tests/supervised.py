@@ -9,9 +9,9 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-from clients.classifier import Classifier
-from clients.samples import COFFEE
-from ops import metrics_page, run_dir, stubs
+from nereid.assets import COFFEE
+from nereid.client.classifier import Classifier
+from nereid.server import metrics_page, run_dir, stubs
 from tests.networks import tensor
 from tests.routes import WATCHDOG_S, wait_until
 

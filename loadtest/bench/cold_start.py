@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loadtest.bench.summary import Row, spread
-from ops import embedded
+from nereid.server import embedded
 
 PROFILES = ("cpu", embedded.PLAIN_PROFILE)
 MODEL = "classify_v1"

@@ -11,15 +11,17 @@ from multiprocessing.pool import Pool
 
 import numpy as np
 
-from loadtest import photos, processes
+from loadtest import processes
 from loadtest.bench.plan import ALONE, BATCH, BATCHES, PHOTOS, PRECISIONS, TENSOR, Cell
 from loadtest.bench.sample import Sample
-from loadtest.closed_loop import percentile
-from ops import embedded
-from python_backend.model_config import ModelConfig
-from python_backend.pipeline import Pipeline
-from python_backend.session import Session
-from python_backend.threads import available_cores
+from nereid import assets
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.pipeline import Pipeline
+from nereid.inference.session import Session
+from nereid.processes import available_cores
+from nereid.server import embedded
+from nereid.tune import photos
+from nereid.tune.closed_loop import percentile
 
 Work = tuple[list[float], float, int]
 
@@ -80,7 +82,7 @@ def _prepare() -> None:
     global _pipeline, _sessions
     # A terminal tells every process; a worker that ends by itself leaves a pool that waits for ever.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    repository = embedded.REPOSITORY
+    repository = assets.REPOSITORY
     _pipeline = Pipeline.from_config(ModelConfig.from_file(repository / "imagenet_preprocess", 1), BATCH)
     _sessions = {
         precision: Session.from_config(ModelConfig.from_file(repository / "efficientnet_lite0", version))

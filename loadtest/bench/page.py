@@ -12,7 +12,7 @@ from typing import Any
 from loadtest import memory, record, swap, trials
 from loadtest.bench import summary, svg
 from loadtest.bench.plan import ALONE, IN_PROCESS, PHOTOS
-from ops.embedded import CHECKOUT
+from nereid.assets import CHECKOUT
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -84,7 +84,7 @@ never answered.
 
 
 def render(bench: Record, others: Mapping[str, Record]) -> str:
-    """Return the page: of `nereid bench`'s record, and of what other commands have recorded, by name."""
+    """Return the page of the benchmark's record and, by name, the records of other commands."""
     parts = [
         HEAD,
         _conditions(bench),

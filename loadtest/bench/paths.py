@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from loadtest import gateway, perf_analyzer, photos, processes, servers, wrk
+from loadtest import gateway, perf_analyzer, processes, servers, wrk
 from loadtest.bench import limit
 from loadtest.bench.plan import PHOTOS, PRECISIONS, TENSOR, WRK, Cell
 from loadtest.bench.sample import Sample
-from loadtest.closed_loop import Load, LoadFailed
-from ops import embedded
+from nereid.server import embedded
+from nereid.tune import photos
+from nereid.tune.closed_loop import Load, LoadFailed
 
 # Each path's profile of the server.
 PROFILES = {

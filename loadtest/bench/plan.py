@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
-from loadtest import photos
-from python_backend.threads import available_cores
+from nereid.cli import tune
+from nereid.processes import available_cores
+from nereid.tune import photos
 
 T = TypeVar("T")
 
@@ -172,7 +173,7 @@ def select(
         _choose("path", paths, PATHS),
         _choose("photo", photos, tuple(PHOTOS)),
         _choose("precision", precisions, tuple(PRECISIONS)),
-        concurrencies(concurrency),
+        tune.concurrencies(concurrency),
         _choose("protocol", protocols, PROTOCOLS),
     )
 
@@ -185,21 +186,6 @@ def _choose(what: str, text: str | None, known: Sequence[str]) -> tuple[str, ...
         if name not in known:
             raise ValueError(f"unknown {what} '{name}', expected one of {', '.join(known)}")
     return names
-
-
-def concurrencies(text: str | None) -> tuple[int, ...] | None:
-    """Read a list with commas; None where nothing was asked for.
-
-    Raises:
-        ValueError: a number is none of callers.
-    """
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if not word.isdecimal() or int(word) < 1:
-            raise ValueError(f"concurrency must be whole numbers from 1 on, got '{word}'")
-    return tuple(dict.fromkeys(map(int, words)))
 
 
 def describe(cells: Sequence[Cell]) -> list[str]:

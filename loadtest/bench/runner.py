@@ -15,13 +15,14 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import ending, perf_analyzer, pieces, record, wrk
+from loadtest import perf_analyzer, pieces, record, wrk
 from loadtest.bench import cold_start, limit, paths, plan, summary
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, Cell, Selection
 from loadtest.bench.sample import Sample
-from loadtest.closed_loop import LoadFailed
-from ops import embedded
-from ops.cli import CommandFailed, WrongUsage
+from nereid import ending
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.server import embedded
+from nereid.tune.closed_loop import LoadFailed
 
 GLIBCS, SERVERS = "glibc's", "our server's"
 COLD_STARTS = 3
@@ -50,10 +51,10 @@ def bench(options: Options, environment: Environment) -> bool:
 
     Raises:
         WrongUsage: the options select nothing.
-        CommandFailed: a tool is missing, or something failed, with the place where it did.
+        OperationFailed: a tool is missing, or something failed, with the place where it did.
     """
     if not wrk.is_installed():
-        raise CommandFailed(wrk.MISSING)
+        raise OperationFailed(wrk.MISSING)
     run = record.begin(options.record)
     try:
         cells = options.selection.cells()
@@ -89,7 +90,7 @@ def _with_analyzer(
     except perf_analyzer.Unavailable as reason:
         left = [cell for cell in cells if cell.generator != PERF_ANALYZER]
         if all(cell.path in LIMITS for cell in left):
-            raise CommandFailed(str(reason)) from None
+            raise OperationFailed(str(reason)) from None
         return left, None, [f"without gRPC: {reason}"]
 
 
@@ -104,14 +105,14 @@ def _announce(cells: Sequence[Cell], options: Options, notes: Sequence[str]) -> 
 
 @contextlib.contextmanager
 def _failures_told(where: str = "") -> Iterator[None]:
-    """Turn what fails meanwhile into `CommandFailed`, with the place where it did."""
+    """Turn what fails meanwhile into `OperationFailed`, with the place where it did."""
     place = f"{where}: " if where else ""
     try:
         yield
     except subprocess.CalledProcessError as error:
-        raise CommandFailed(f"{place}{error.cmd[0]} failed: {error.stderr or error}") from None
+        raise OperationFailed(f"{place}{error.cmd[0]} failed: {error.stderr or error}") from None
     except (embedded.ServerError, LoadFailed, psutil.Error, OSError) as error:
-        raise CommandFailed(f"{place}{error}") from None
+        raise OperationFailed(f"{place}{error}") from None
 
 
 def _measure(

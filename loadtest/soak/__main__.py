@@ -22,7 +22,7 @@ from loadtest.soak.outcome import Outcome, calm, judge, result
 from loadtest.soak.scene import Scene, noted
 from loadtest.soak.verdict import MOST_SAMPLES
 from loadtest.soak.watch import Sampler, Watch
-from ops import embedded
+from nereid import assets
 
 # The largest part of what a tree takes that it may grow by; see docs/soak.md.
 SHARE = 0.01
@@ -105,7 +105,7 @@ def soak(repository: Path, folder: Path, plan: Plan) -> Outcome:
 def main() -> int:
     """Soak, print, record; exit status 1 if anything has failed."""
     parser = record.parser(__doc__, minutes=20.0, share=SHARE)
-    parser.add_argument("--repository", type=Path, default=embedded.REPOSITORY, help="a copy of it is served")
+    parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="a copy of it is served")
     args = record.parsed(parser)
     plan = Plan(args.minutes, args.share)
     with tempfile.TemporaryDirectory() as scratch:

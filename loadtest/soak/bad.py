@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc
 
-from clients.classifier import Classifier
-from clients.errors import RequestRefused
-from clients.prediction import Prediction
-from clients.request import Options, ProtocolName
-from clients.samples import COFFEE
 from loadtest.soak.good import JPEG, NOT_AN_IMAGE, Headers, Memory, asked, connected, opened_async
 from loadtest.soak.traffic import Kind, Send, Target, compared, outcome, refusal
+from nereid.assets import COFFEE
+from nereid.client.classifier import Classifier
+from nereid.client.errors import RequestRefused
+from nereid.client.prediction import Prediction
+from nereid.client.request import Options, ProtocolName
 
 ROUTE = "classify"
 INFER = f"/v2/models/{ROUTE}/infer"

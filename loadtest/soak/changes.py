@@ -7,13 +7,13 @@ from pathlib import Path
 
 from loadtest.servers import Supervised
 from loadtest.swap import HALF, NETWORK, ROUTE, References, write_candidate
-from ops import stubs
-from ops.control import Control
-from ops.publish.publisher import Gates, publish, retire, rollback
-from ops.repository import versions_there
-from ops.route.change import insist, reweighted
-from ops.route.server import RunningServer
-from ops.route.target import find_route
+from nereid.publish.publisher import Gates, publish, retire, rollback
+from nereid.repository.layout import versions_there
+from nereid.routes.change import insist, reweighted
+from nereid.routes.served import RunningServer
+from nereid.routes.target import find_route
+from nereid.server import stubs
+from nereid.server.control import Control
 
 # Networks that take turns as the next version, and the pinned model that is loaded again.
 CANDIDATES, RELOADED = 3, "classify_v1"

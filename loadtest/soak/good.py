@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import Any, Literal
 
-from clients.aio import AsyncClassifier
-from clients.classifier import Classifier
-from clients.errors import RequestRefused
-from clients.prediction import Label, Prediction, Timings
-from clients.request import ProtocolName
-from loadtest import photos
 from loadtest.soak.traffic import Kind, Send, Target
 from loadtest.swap import References
+from nereid.client.async_classifier import AsyncClassifier
+from nereid.client.classifier import Classifier
+from nereid.client.errors import RequestRefused
+from nereid.client.prediction import Label, Prediction, Timings
+from nereid.client.request import ProtocolName
+from nereid.tune import photos
 
 SMALL, LARGE = photos.SIZES_WH
 NOT_AN_IMAGE = b"this is no image"

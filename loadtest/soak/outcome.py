@@ -7,7 +7,7 @@ from typing import Any
 from loadtest.soak.traffic import Tally
 from loadtest.soak.verdict import FEWEST, Verdict, grown, kept, none, thinned
 from loadtest.soak.watch import SERVER, Quiet, Sample, lasting
-from python_backend.routing import MOST_CALLS
+from nereid.routing.assignment import MOST_CALLS
 
 # What is counted of a tree before and after.
 COUNTED = {"open_files": "open files", "threads": "threads", "processes": "processes"}

@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadtest import photos, servers
+from loadtest import servers
 from loadtest.soak import bad, good
 from loadtest.soak.changes import Changes
 from loadtest.soak.good import Photo
 from loadtest.soak.traffic import Kind, Tally, Target, Traffic
 from loadtest.soak.watch import LOOK_S
 from loadtest.swap import References
+from nereid.tune import photos
 
 # After so long what a change leaves behind at once has gone.
 SETTLING_S = 2.0

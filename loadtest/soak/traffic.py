@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from clients.errors import ClassifierError
-from clients.request import ProtocolName
+from nereid.client.errors import ClassifierError
+from nereid.client.request import ProtocolName
 
 # How many failures of a kind are kept in words.
 MOST_TOLD = 3

@@ -87,7 +87,7 @@ def grown(what: str, unit: str, minutes: Sequence[float], values: Sequence[float
         share: how much of the median it may grow.
     """
     if len(values) < FEWEST:
-        raise ValueError(f"a trend needs {FEWEST} samples, got {len(values)}; mend: soak for longer")
+        raise ValueError(f"a trend needs {FEWEST} samples, got {len(values)}; fix: soak for longer")
     found = trend(minutes, values)
     bound = share * float(np.median(values)) / (minutes[-1] - minutes[0])
     part = max(1, len(values) // 5)

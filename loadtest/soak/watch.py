@@ -15,13 +15,13 @@ import numpy as np
 import psutil
 import tritonclient.grpc
 
-from clients.classifier import Classifier
-from clients.samples import COFFEE
 from loadtest import processes
 from loadtest.processes import Usage
 from loadtest.servers import Supervised
 from loadtest.soak.verdict import FEWEST
-from ops import embedded, metrics_page
+from nereid.assets import COFFEE
+from nereid.client.classifier import Classifier
+from nereid.server import embedded, metrics_page
 
 SERVER, GATEWAY, CALLERS = "server", "gateway", "callers"
 REGIONS = Path(processes.SHARED_MEMORY)

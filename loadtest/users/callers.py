@@ -14,11 +14,11 @@ import grpc.experimental.gevent
 from locust import FastHttpUser, User
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from clients.prediction import SCORES, VARIANT
-from clients.request import CHANNEL
 from loadtest.users import questions
 from loadtest.users.generator import TIMEOUT_S, Generator
 from loadtest.users.questions import LENGTH, Answer, Question, Questions
+from nereid.client.prediction import SCORES, VARIANT
+from nereid.client.request import CHANNEL
 
 HTTP, GRPC = "http", "grpc"
 DEFAULT_HOST = "http://127.0.0.1:8000"

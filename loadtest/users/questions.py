@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from clients.prediction import SCORES, VARIANT
-from loadtest import photos
 from loadtest.users.ledger import Ledger
+from nereid.client.prediction import SCORES, VARIANT
+from nereid.tune import photos
 
 ESPRESSO = 967
 # How often each is asked, compared with the others.

@@ -9,13 +9,15 @@ from functools import lru_cache
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backend import deadline, errors, inherited
-from python_backend.metrics import ROUTE_METRICS, ROUTE_PREFIX
-from python_backend.model_config import ModelConfig
-from python_backend.route_file import TOLD, RouteWatch
-from python_backend.router import Router
-from python_backend.routing import MOST_CALLS
-from python_backend.triton_io import Metrics, fail, log_info, log_warn, read_parameters
+from nereid import serving_errors as errors
+from nereid.config.model_config import ModelConfig
+from nereid.routing import deadline
+from nereid.routing.assignment import MOST_CALLS
+from nereid.routing.route_file import TOLD, RouteWatch
+from nereid.routing.router import Router
+from nereid.triton import inherited_sockets
+from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX
+from nereid.triton.tensors import Metrics, fail, log_info, log_warn, read_parameters
 
 EXPIRE_S, POLL_EVERY = 0.05, 5
 
@@ -25,7 +27,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Read the route; a wrong one fails the load."""
-        inherited.close_connections()
+        inherited_sockets.close_connections()
         self.config = ModelConfig.from_args(args)
         self.outputs = [output.name for output in self.config.outputs if output.name not in TOLD]
         self.watch = RouteWatch(
@@ -99,7 +101,7 @@ class TritonPythonModel:
 
 
 class Exchange:
-    """One request of Triton's, as the router sees it: see `python_backend.exchange`."""
+    """One request of Triton's, as the router sees it: see `nereid.routing.attempts`."""
 
     def __init__(self, request, outputs, is_batched):
         self.request, self.outputs, self.is_batched = request, outputs, is_batched

@@ -4,12 +4,12 @@ On a CPU every hop between processes costs about 1 ms of CPU; this backend compo
 that the ensemble's backends use, and has no behaviour of its own.
 """
 
-from python_backend import inherited
-from python_backend.errors import InferenceFailed, InvalidConfig, ServingError
-from python_backend.model_config import FusedSettings, ModelConfig
-from python_backend.pipeline import Batch, Pipeline
-from python_backend.triton_io import answer_batch, read_images
-from python_backend.triton_session import open_session
+from nereid.config.model_config import FusedSettings, ModelConfig
+from nereid.imaging.pipeline import Batch, Pipeline
+from nereid.serving_errors import InferenceFailed, InvalidConfig, ServingError
+from nereid.triton import inherited_sockets
+from nereid.triton.tensors import answer_batch, read_images
+from nereid.triton.triton_session import open_session
 
 
 class TritonPythonModel:
@@ -17,7 +17,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Open both siblings; a missing or wrong one fails the load."""
-        inherited.close_connections()
+        inherited_sockets.close_connections()
         config = ModelConfig.from_args(args)
         names = config.settings(FusedSettings)
         preprocess = config.sibling(names.preprocess, names.preprocess_version).replacing(names.of_preprocess)

@@ -1,14 +1,14 @@
-"""Triton adapter of the `onnxruntime` backend; all behaviour is in `python_backend.session`."""
+"""Triton adapter of the `onnxruntime` backend; all behaviour is in `nereid.inference.session`."""
 
 import time
 from itertools import compress
 
-from python_backend import inherited
-from python_backend.errors import Cancelled, ServingError
-from python_backend.model_config import ModelConfig
-from python_backend.session import complete_config
-from python_backend.triton_io import answer, fail, log_info, log_warn, read_tensors, version_folder
-from python_backend.triton_session import backend_settings, open_session
+from nereid.config.model_config import ModelConfig
+from nereid.inference.session import complete_config
+from nereid.serving_errors import Cancelled, ServingError
+from nereid.triton import inherited_sockets
+from nereid.triton.tensors import answer, fail, log_info, log_warn, read_tensors, version_folder
+from nereid.triton.triton_session import backend_settings, open_session
 
 # Triton 24.10 does not drop a cancelled request that waits for its instance. To ask is a round trip to the
 # server for each request, which pays where a run is this long.
@@ -28,7 +28,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Open the model file; a wrong config fails the load."""
-        inherited.close_connections()
+        inherited_sockets.close_connections()
         config = ModelConfig.from_args(args, may_use_gpu=True)
         self.session, self.metrics = open_session(config, network=config)
         self.last_s = 0.0

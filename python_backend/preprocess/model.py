@@ -1,9 +1,9 @@
-"""Triton adapter of the `preprocess` backend; all behaviour is in `python_backend.pipeline`."""
+"""Triton adapter of the `preprocess` backend; all behaviour is in `nereid.imaging.pipeline`."""
 
-from python_backend import inherited
-from python_backend.model_config import ModelConfig
-from python_backend.pipeline import Pipeline
-from python_backend.triton_io import answer_batch, read_images
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.pipeline import Pipeline
+from nereid.triton import inherited_sockets
+from nereid.triton.tensors import answer_batch, read_images
 
 
 class TritonPythonModel:
@@ -11,7 +11,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Build the pipeline; a wrong or contradictory parameter fails the load."""
-        inherited.close_connections()
+        inherited_sockets.close_connections()
         config = ModelConfig.from_args(args, may_use_gpu=True)
         self.pipeline = Pipeline.from_config(config)
         self.output = config.outputs[0].name

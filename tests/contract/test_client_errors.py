@@ -5,9 +5,9 @@ import re
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from clients import errors as client_errors
-from clients.errors import Overloaded, RequestRefused, ServerFailed, TimedOut, Unavailable, from_triton
-from python_backend import errors
+from nereid import serving_errors as errors
+from nereid.client import errors as client_errors
+from nereid.client.errors import Overloaded, RequestRefused, ServerFailed, TimedOut, Unavailable, from_triton
 
 MEANT = {
     errors.InvalidRequest: RequestRefused,

@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ops import gateway
-from ops.embedded import KEEP_BUFFERS, STOP_TIMEOUT_S, ServerOptions, Wheel, command
+from nereid.cli import gateway
+from nereid.server.embedded import KEEP_BUFFERS, STOP_TIMEOUT_S, ServerOptions, Wheel, command
 from tests.conftest import ROOT
 from tests.deployment import (
     COMPOSE,
@@ -317,7 +317,7 @@ def test_nothing_else_gets_into_an_image():
         assert is_ignored(path), path
     for path in (
         "deploy/kubernetes/base/kustomization.yaml",
-        "ops/__pycache__",
+        "nereid/__pycache__",
         "model_repository/.x.nereid",
     ):
         assert is_ignored(path), path
@@ -377,12 +377,12 @@ def installed(name: str, extras: frozenset[str], found: set[tuple[str, frozenset
 
 
 @pytest.mark.parametrize(
-    ("service", "module"), [("gateway", "ops.gateway"), ("locust", "loadtest.locustfile")]
+    ("service", "module"), [("gateway", "nereid.cli.gateway"), ("locust", "loadtest.locustfile")]
 )
 def test_images_have_what_their_service_imports(service, module):
     """It is imported where only the distributions of the image's extras can be."""
     extras = SERVICES[service]["build"]["args"]["EXTRAS"].split(",")
-    there = installed("nereid", frozenset(extras), set())
+    there = installed("nereid-serving", frozenset(extras), set())
     absent = {
         top
         for top, names in importlib.metadata.packages_distributions().items()

@@ -10,19 +10,19 @@ import msgspec
 import pytest
 import yaml
 
-from clients.gateway.health import TIMEOUT_S
-from ops.embedded import (
+from nereid.assets import REPOSITORY
+from nereid.cli.gateway import STOP_S
+from nereid.gateway.readiness import TIMEOUT_S
+from nereid.routing.assignment import parse_route
+from nereid.server.embedded import (
     DEFAULT_PROFILE,
     GPU_PROFILE,
     KEEP_BUFFERS,
-    REPOSITORY,
     Ports,
     ServerOptions,
     Wheel,
     command,
 )
-from ops.gateway import STOP_S
-from python_backend.routing import parse_route
 from tests.conftest import ROOT
 from tests.manifests import FOLDER, container, containers, find, pod, rendered
 

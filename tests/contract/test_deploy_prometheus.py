@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
-from clients.gateway.errors import STATUS
-from clients.gateway.metrics import Metrics
-from clients.gateway.middleware import FAULTS, IMAGE_ENDPOINTS
-from ops import __main__ as commands
-from ops.embedded import ServerOptions
-from ops.health import METRICS as SUPERVISOR_METRICS
-from ops.health import PREFIX as SUPERVISOR_PREFIX
-from python_backend.errors import ServingError
-from python_backend.metrics import ROUTE_METRICS, ROUTE_PREFIX, SESSION_METRICS, SESSION_PREFIX
+from nereid.cli import main as commands
+from nereid.gateway.failures import STATUS
+from nereid.gateway.gateway_metrics import Metrics
+from nereid.gateway.http.middleware import FAULTS, IMAGE_ENDPOINTS
+from nereid.server.embedded import ServerOptions
+from nereid.server.health import METRICS as SUPERVISOR_METRICS
+from nereid.server.health import PREFIX as SUPERVISOR_PREFIX
+from nereid.serving_errors import ServingError
+from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX, SESSION_METRICS, SESSION_PREFIX
 from tests.conftest import ROOT
 from tests.monitoring import DASHBOARDS, PROMETHEUS, Query, panels, read, rules, scaling, shown
 

@@ -24,14 +24,14 @@ from loadtest import (
 )
 from loadtest.bench import page as benchmarks
 from loadtest.soak import verdict
-from ops import docs
-from ops.__main__ import app
-from ops.health import METRICS
-from python_backend.decode import Limits
-from python_backend.metrics import ROUTE_METRICS
-from python_backend.preprocess_settings import PRESETS, Resources, Shorthand
-from python_backend.routing import json_schema, parse_route
-from python_backend.transform import Transform
+from nereid.cli import reference as docs
+from nereid.cli.main import app
+from nereid.imaging.decode import Limits
+from nereid.imaging.preprocess_settings import PRESETS, Resources, Shorthand
+from nereid.imaging.transform import Transform
+from nereid.routing.assignment import json_schema, parse_route
+from nereid.server.health import METRICS
+from nereid.triton.metrics import ROUTE_METRICS
 
 COMMANDS = docs.commands(typer.main.get_command(app))
 
@@ -83,7 +83,7 @@ def test_shell_lines_name_what_exists(root, page):
     assert [word for line in named for word in unknown_words(line)] == []
     assert named or page != "README.md", "the README shows the command line"
     assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= set(targets)
-    for module in re.findall(r"python -m ((?:ops|loadtest|clients)[\w.]*)", text):
+    for module in re.findall(r"python -m ((?:nereid|loadtest|tools)[\w.]*)", text):
         path = root / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
 
@@ -99,7 +99,7 @@ def test_links_lead_somewhere(root):
 def test_measured_numbers_are_the_recorded_ones():
     """Page, plots and README are what the generator gives for the committed records."""
     for path, text in benchmarks.pages().items():
-        assert path.read_text() == text, f"{path.name}; mend: make docs"
+        assert path.read_text() == text, f"{path.name}; fix: make docs"
         assert path.suffix != ".svg" or len(text) < 30_000
 
 
@@ -116,7 +116,7 @@ def test_recorded_benchmark_can_be_repeated(root):
 
     assert recorded["command"].startswith("nereid bench ")
     assert unknown_words(recorded["command"].removeprefix("nereid ")) == []
-    assert "$(BIN)/nereid bench --record bench\n" in (root / "Makefile").read_text()
+    assert "$(BIN)/python -m loadtest.bench --record bench\n" in (root / "Makefile").read_text()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_page_has_the_recorded_soak(root):
     """What was sent and what was judged is the record's, with machine, date and command."""
     path = root / "loadtest" / "results" / "soak.json"
     if not path.exists():
-        pytest.skip("nothing is recorded yet; mend: make soak RECORD=soak")
+        pytest.skip("nothing is recorded yet; fix: make soak RECORD=soak")
     recorded, text = json.loads(path.read_text()), (root / "docs" / "soak.md").read_text()
 
     assert verdict.markdown(recorded["rows"]) in text

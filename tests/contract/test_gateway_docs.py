@@ -5,10 +5,10 @@ from dataclasses import fields
 
 import pytest
 
-from clients.gateway.errors import STATUS
-from clients.gateway.metrics import Metrics
-from clients.gateway.operations import OPERATIONS
-from clients.gateway.settings import Settings
+from nereid.gateway.failures import STATUS
+from nereid.gateway.gateway_metrics import Metrics
+from nereid.gateway.http.operations import OPERATIONS
+from nereid.gateway.settings import Settings
 
 
 @pytest.fixture(scope="module")

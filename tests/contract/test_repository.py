@@ -8,11 +8,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from clients.samples import COFFEE
-from ops.repository import served_versions
-from python_backend.model_config import ModelConfig as LibraryConfig
-from python_backend.model_config import read_pbtxt
-from python_backend.route_file import path_of, read_table
+from nereid.assets import COFFEE
+from nereid.config.model_config import ModelConfig as LibraryConfig
+from nereid.config.model_config import read_pbtxt
+from nereid.repository.layout import served_versions
+from nereid.routing.route_file import path_of, read_table
 from tests.conftest import ROOT
 
 REPOSITORY = ROOT / "model_repository"

@@ -10,8 +10,9 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerOptions, free_ports
-from ops.repository import hidden_models
+from nereid.assets import REPOSITORY
+from nereid.repository.layout import hidden_models
+from nereid.server.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
 
 TOKEN = "a-token-for-tests"
 # What the two sample photos show, as indices of ImageNet's classes.

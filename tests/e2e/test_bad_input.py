@@ -12,9 +12,9 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from clients.classifier import Classifier
-from clients.errors import RequestRefused
-from clients.samples import COFFEE
+from nereid.assets import COFFEE
+from nereid.client.classifier import Classifier
+from nereid.client.errors import RequestRefused
 from tests.e2e.conftest import ESPRESSO, url
 
 GOOD = COFFEE.read_bytes()

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from ops.cli import CommandFailed
-from ops.publish.publisher import Gates, publish
+from nereid.errors import OperationFailed
+from nereid.publish.publisher import Gates, publish
 from tests.networks import constant, network, value
 from tests.publishing import NET, ROUTE, contents, record_of, store_published
 from tests.routes import CLASSES, adding, serve_routes
@@ -139,7 +139,7 @@ def test_bad_network_is_refused_and_never_reaches_the_server(served, tmp_path, b
         bad(folder)
     before, lines = contents(served.repository), len(served.log)
 
-    with pytest.raises(CommandFailed, match=reason) as caught:
+    with pytest.raises(OperationFailed, match=reason) as caught:
         publish(served.repository, NET, folder, record_of(served.server), GATES)
 
     assert "\n" not in str(caught.value)

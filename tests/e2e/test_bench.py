@@ -1,4 +1,4 @@
-"""`nereid bench` as a user runs it: short runs on the real server."""
+"""`python -m loadtest.bench` as a user runs it: short runs on the real server."""
 
 import json
 import os

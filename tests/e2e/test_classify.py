@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from clients.classifier import Classifier
-from clients.errors import ServerFailed
-from clients.samples import CHELSEA, COFFEE
-from loadtest import photos
-from ops.doctor import TRITON_OF_PYTRITON
+from nereid.assets import CHELSEA, COFFEE
+from nereid.client.classifier import Classifier
+from nereid.client.errors import ServerFailed
+from nereid.server.doctor import TRITON_OF_PYTRITON
+from nereid.tune import photos
 from tests.e2e.conftest import CATS, ESPRESSO, url
 
 PHOTOS = {

@@ -17,7 +17,7 @@ from typing import IO
 
 import pytest
 
-from clients.samples import COFFEE
+from nereid.assets import COFFEE
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import WATCHDOG_S, wait_until
 

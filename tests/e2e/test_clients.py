@@ -17,13 +17,13 @@ import tritonclient.grpc
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from clients import shared_memory, transport
-from clients.aio import AsyncClassifier
-from clients.classifier import Classifier
-from clients.errors import RequestRefused
-from clients.samples import CHELSEA, COFFEE
-from ops import doctor, run_dir
-from ops.embedded import REPOSITORY, TOKEN_HEADER
+from nereid.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.client import shared_memory, transport
+from nereid.client.async_classifier import AsyncClassifier
+from nereid.client.classifier import Classifier
+from nereid.client.errors import RequestRefused
+from nereid.server import doctor, run_dir
+from nereid.server.embedded import TOKEN_HEADER
 from tests.classifiers import WAYS, opened
 from tests.e2e.conftest import CATS, ESPRESSO, TOKEN, url
 from tests.routes import wait_until
@@ -33,7 +33,7 @@ PHOTO = COFFEE.read_bytes()
 # Takes an image by shared memory, is ready, and waits to be killed.
 CALLER = """
 import sys, time
-from clients.classifier import Classifier
+from nereid.client.classifier import Classifier
 classifier = Classifier(sys.argv[1], "grpc", shared_memory="system")
 print(classifier.classify(sys.argv[2]).labels[0].index, flush=True)
 time.sleep(60)
@@ -131,7 +131,7 @@ def test_an_image_is_taken_in_any_form(server):
 def test_shared_memory_needs_a_server_that_allows_it(both_profiles, protocol):
     """The refusal names the flag."""
     address = url(both_profiles["ensemble"], protocol)
-    refused = pytest.raises(RequestRefused, match="mend: nereid serve --allow-shm")
+    refused = pytest.raises(RequestRefused, match="fix: nereid serve --allow-shm")
     with Classifier(address, protocol, shared_memory="system") as classifier, refused:
         classifier.classify(PHOTO)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.samples import CHELSEA
-from ops.embedded import free_ports
+from nereid.assets import CHELSEA
+from nereid.server.embedded import free_ports
 from tests.conftest import ROOT
 from tests.deployment import ENV_EXAMPLE, SERVICES, check_health, command_line, listening
 from tests.e2e.conftest import url

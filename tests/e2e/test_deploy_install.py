@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from clients.samples import COFFEE
-from ops import stubs
-from ops.embedded import ADAPTERS, environment, find_wheel, free_ports, region_prefix
+from nereid.assets import ADAPTERS, COFFEE
+from nereid.server import stubs
+from nereid.server.embedded import environment, find_wheel, free_ports, region_prefix
 from tests.conftest import ROOT
 from tests.deployment import SERVICES, SLIM, check_health, command_line, copies, instructions, listening
 from tests.routes import wait_until
@@ -127,7 +127,7 @@ def test_installed_server_classifies_and_ends(image, tmp_path):
 
 def test_image_has_a_gateway(image):
     """The same image can be the gateway."""
-    done = image.run(str(image.environment / "bin" / "python"), "-c", "import ops.gateway")
+    done = image.run(str(image.environment / "bin" / "python"), "-c", "import nereid.cli.gateway")
 
     assert (done.returncode, done.stderr) == (0, "")
 

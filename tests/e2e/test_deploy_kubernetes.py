@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.classifier import Classifier
-from clients.samples import COFFEE
-from ops.embedded import REPOSITORY
+from nereid.assets import COFFEE, REPOSITORY
+from nereid.client.classifier import Classifier
 from tests.conftest import ROOT
 from tests.manifests import container, find
 from tests.routes import WATCHDOG_S, publish_config, wait_until

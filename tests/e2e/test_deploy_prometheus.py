@@ -18,9 +18,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from clients.samples import COFFEE
-from ops.__main__ import app
-from ops.embedded import REPOSITORY, free_ports
+from nereid.assets import COFFEE, REPOSITORY
+from nereid.cli.main import app
+from nereid.server.embedded import free_ports
 from tests.monitoring import PROMETHEUS, Query, read, rules, scaling, shown
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, gateway, serving

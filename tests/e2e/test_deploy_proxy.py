@@ -24,15 +24,15 @@ import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from clients.classifier import Classifier
-from clients.errors import RequestRefused
-from clients.group import Outcome
-from clients.prediction import Prediction
-from clients.request import ProtocolName, image_tensor
-from clients.samples import COFFEE
 from loadtest.callers import PROTOCOLS, Callers
-from ops.embedded import ADMIN_APIS, READABLE_ON_LOOPBACK, TOKEN_HEADER, free_ports
-from python_backend.decode import Limits
+from nereid.assets import COFFEE
+from nereid.client.classifier import Classifier
+from nereid.client.errors import RequestRefused
+from nereid.client.group import Outcome
+from nereid.client.prediction import Prediction
+from nereid.client.request import ProtocolName, image_tensor
+from nereid.imaging.decode import Limits
+from nereid.server.embedded import ADMIN_APIS, READABLE_ON_LOOPBACK, TOKEN_HEADER, free_ports
 from tests.conftest import ROOT
 from tests.e2e.conftest import group_members
 from tests.routes import WATCHDOG_S, wait_until

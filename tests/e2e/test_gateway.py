@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from clients.gateway.admission import WAITING_PER_PERMIT
-from clients.gateway.limit import INITIAL
-from clients.samples import CHELSEA, COFFEE
-from ops.embedded import free_ports
+from nereid.assets import CHELSEA, COFFEE
+from nereid.gateway.admission.admission import WAITING_PER_PERMIT
+from nereid.gateway.admission.concurrency_limit import INITIAL
+from nereid.server.embedded import free_ports
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.proof import REQUESTS
 
@@ -29,8 +29,8 @@ JPEG = {"content-type": "image/jpeg"}
 # A process of its own, as in production; uvicorn is what `nereid gateway` starts, too.
 RUN = """
 import sys, uvicorn
-from clients.gateway.app import create_app
-from clients.gateway.settings import Settings
+from nereid.gateway.http.app import create_app
+from nereid.gateway.settings import Settings
 from tests.gateways import RING, Control
 app = create_app(Settings(url=sys.argv[1]), RING, Control())
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning", access_log=False)

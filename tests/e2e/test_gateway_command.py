@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 from typer.testing import CliRunner
 
-from clients.samples import COFFEE
-from ops.__main__ import app
+from nereid.assets import COFFEE
+from nereid.cli.main import app
 from tests.e2e.conftest import url
 from tests.supervised import gateway
 
@@ -57,8 +57,8 @@ def test_gateway_serves_who_has_a_key_until_it_is_told_to_stop(both_profiles, tm
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--host", "0.0.0.0"], "needs API keys; mend: nereid key add NAME --scope infer"),
-        (["--require-keys"], "there are no API keys yet; mend: nereid key add NAME --scope infer"),
+        (["--host", "0.0.0.0"], "needs API keys; fix: nereid key add NAME --scope infer"),
+        (["--require-keys"], "there are no API keys yet; fix: nereid key add NAME --scope infer"),
         (["--cors-origin", "*"], "a CORS origin is like https://photos.example"),
         (["--url", "http://localhost:8001"], "url must be HOST:PORT"),
         (["--certificate-key", "key.pem"], "--certificate-key needs --certificate"),

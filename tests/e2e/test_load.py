@@ -18,7 +18,8 @@ import pytest
 
 from loadtest import load, processes, stall
 from loadtest.users import thresholds
-from ops.embedded import ADAPTERS, REPOSITORY, free_ports
+from nereid.assets import ADAPTERS, REPOSITORY
+from nereid.server.embedded import free_ports
 from tests.routes import wait_until
 
 # Three times what a stalled machine was seen to need for the start of Locust and its workers.

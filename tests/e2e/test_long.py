@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clients.classifier import Classifier
-from clients.errors import RequestRefused
-from clients.prediction import Prediction
-from clients.samples import CHELSEA, COFFEE
+from nereid.assets import CHELSEA, COFFEE
+from nereid.client.classifier import Classifier
+from nereid.client.errors import RequestRefused
+from nereid.client.prediction import Prediction
 from tests.e2e.conftest import CATS, ESPRESSO, group_members, url
 from tests.proof import REQUESTS
 

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc
 from onnx import helper
 
-from python_backend import shared_weights
+from nereid.inference import shared_weights
 from tests.e2e.conftest import group_members
 from tests.networks import (
     ONE_INSTANCE,

@@ -20,14 +20,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from PIL import Image
 
-from clients.gateway import keys
-from clients.gateway.app import create_app
-from clients.gateway.keys import KeyRing
-from clients.gateway.settings import Settings
-from clients.samples import CHELSEA, COFFEE
-from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerOptions, free_ports
-from ops.route.gateway import RepositoryRoute
-from ops.run_dir import ServerRecord
+from nereid.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.cli.gateway_route import RepositoryRoute
+from nereid.gateway.admission import keys
+from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway.http.app import create_app
+from nereid.gateway.settings import Settings
+from nereid.server.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import url
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: extra dev")
@@ -257,7 +257,7 @@ def tabbed(page, until: Callable[[str], bool] = lambda name: False, most: int = 
 
 def test_page_is_small(root):
     """All files of the page together, as they are sent, are small enough to read in one go."""
-    files = [path for path in (root / "clients/gateway/page").iterdir() if path.is_file()]
+    files = [path for path in (root / "nereid/gateway/page").iterdir() if path.is_file()]
 
     assert sum(path.stat().st_size for path in files) < MOST_PAGE_BYTES
 

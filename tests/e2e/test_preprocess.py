@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from clients.samples import CHELSEA, COFFEE
+from nereid.assets import CHELSEA, COFFEE
 from tests.networks import ask, connect, serve
 
 IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }\n'

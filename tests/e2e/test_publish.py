@@ -4,12 +4,12 @@ import subprocess
 
 import pytest
 
-from ops.cli import CommandFailed, WrongUsage
-from ops.publish.publisher import publish, retire, rollback
-from ops.publish.versions import versions
-from ops.route.change import change, reweighted
-from ops.route.server import RunningServer
-from ops.route.target import find_route
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish.publisher import publish, retire, rollback
+from nereid.publish.versions import versions
+from nereid.routes.change import change, reweighted
+from nereid.routes.served import RunningServer
+from nereid.routes.target import find_route
 from tests.publishing import (
     NET,
     ONLY_FIRST,
@@ -102,7 +102,7 @@ def test_version_that_the_server_refuses_is_taken_back(served, record, tmp_path)
             network.write_bytes(b"no network")
 
     known = set((served.repository / NET).glob("*/model.onnx"))
-    with pytest.raises(CommandFailed, match=r"failed, and was taken back: .*onnx runtime error"):
+    with pytest.raises(OperationFailed, match=r"failed, and was taken back: .*onnx runtime error"):
         publish(served.repository, NET, candidate(tmp_path, 9), record, OTHER_ANSWERS, report=damage)
 
     assert contents(served.repository) == before

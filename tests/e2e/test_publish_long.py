@@ -14,16 +14,16 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from clients.classifier import Classifier
-from clients.samples import SAMPLES
-from ops.cli import CommandFailed
-from ops.publish.add import Wish, add
-from ops.publish.publisher import retire, rollback
-from ops.repository import versions_there
-from ops.route.change import Superseded, change, reweighted
-from ops.route.server import RunningServer
-from ops.route.target import find_route
-from ops.run_dir import ServerRecord
+from nereid.assets import SAMPLES
+from nereid.client.classifier import Classifier
+from nereid.errors import OperationFailed
+from nereid.publish.add import Wish, add
+from nereid.publish.publisher import retire, rollback
+from nereid.repository.layout import versions_there
+from nereid.routes.change import Superseded, change, reweighted
+from nereid.routes.served import RunningServer
+from nereid.routes.target import find_route
+from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import group_members
 from tests.networks import ask, run
 from tests.proof import IS_PROOF
@@ -118,14 +118,14 @@ def driver(record: ServerRecord, call: str) -> str:
     """Return Python code that changes the repository, with the server's record as `record`."""
     return f"""
 from pathlib import Path
-from ops.embedded import Ports
-from ops.cli import CommandFailed
-from ops.publish.add import Wish, add
-from ops.publish.publisher import publish, retire
-from ops.route.change import Superseded, change, reweighted
-from ops.route.server import RunningServer
-from ops.route.target import find_route
-from ops.run_dir import ServerRecord
+from nereid.server.embedded import Ports
+from nereid.errors import OperationFailed
+from nereid.publish.add import Wish, add
+from nereid.publish.publisher import publish, retire
+from nereid.routes.change import Superseded, change, reweighted
+from nereid.routes.served import RunningServer
+from nereid.routes.target import find_route
+from nereid.server.run_dir import ServerRecord
 from tests.publishing import OTHER_ANSWERS
 record = {record!r}
 repository = Path(record.repository)
@@ -162,7 +162,7 @@ def kill_server_at(step: int, kind: str, served: Served, folder: Path) -> bool:
             os.kill(record.pid, signal.SIGKILL)
 
     version = publish_number(repository, folder, record, 2).version if kind == "retire" else 0
-    with suppress(CommandFailed):
+    with suppress(OperationFailed):
         if kind == "retire":
             retire(repository, NET, version, record, kill)
         else:
@@ -335,8 +335,8 @@ def vars_of(record: ServerRecord) -> dict:
 
 def pixels(folder: Path) -> np.ndarray:
     """Return what a preprocessing model makes of the first sample photo."""
-    from python_backend.model_config import ModelConfig
-    from python_backend.pipeline import Pipeline
+    from nereid.config.model_config import ModelConfig
+    from nereid.imaging.pipeline import Pipeline
 
     pipeline = Pipeline.from_config(ModelConfig.from_file(folder, 1))
     return pipeline.run([[SAMPLES[0].read_bytes()]]).tensor.copy()

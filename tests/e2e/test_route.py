@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from python_backend.exchange import MOST_LATE
-from python_backend.routing import MOST_MIRRORED, assign, is_mirrored, parse_route
+from nereid.routing.assignment import MOST_MIRRORED, assign, is_mirrored, parse_route
+from nereid.routing.attempts import MOST_LATE
 from tests.routes import (
     CLASSES,
     NETWORK,

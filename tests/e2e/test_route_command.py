@@ -8,14 +8,14 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from clients.classifier import Classifier
-from clients.gateway.route import RouteConflict, RouteFailed, RouteRefused
-from clients.samples import COFFEE
-from ops import run_dir
-from ops.__main__ import app
-from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerOptions, free_ports
-from ops.route.gateway import RepositoryRoute
-from ops.run_dir import ServerRecord
+from nereid.assets import COFFEE, REPOSITORY
+from nereid.cli.gateway_route import RepositoryRoute
+from nereid.cli.main import app
+from nereid.client.classifier import Classifier
+from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused
+from nereid.server import run_dir
+from nereid.server.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import url
 
 WATCHDOG_S = 60

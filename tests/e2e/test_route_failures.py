@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from clients.classifier import Classifier
-from clients.errors import RequestRefused
-from clients.samples import COFFEE
+from nereid.assets import COFFEE
+from nereid.client.classifier import Classifier
+from nereid.client.errors import RequestRefused
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import (
     Load,

@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import pytest
 
-from python_backend.routing import assign, parse_route
+from nereid.routing.assignment import assign, parse_route
 from tests.proof import REQUESTS
 from tests.routes import (
     Load,

@@ -16,10 +16,10 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from clients.samples import COFFEE
-from ops import run_dir
-from ops.embedded import REPOSITORY, EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
-from ops.serve import check_options
+from nereid.assets import COFFEE, REPOSITORY
+from nereid.server import run_dir
+from nereid.server.embedded import EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
+from nereid.server.serve import check_options
 from tests.e2e.conftest import TOKEN, group_members, url
 
 NEREID = str(Path(sys.executable).with_name("nereid"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.embedded import REPOSITORY
+from nereid.assets import REPOSITORY
 from tests.routes import replace
 
 pytestmark = pytest.mark.slow

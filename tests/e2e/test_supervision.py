@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from clients.classifier import Classifier
-from clients.errors import ClassifierError, Overloaded
-from clients.samples import COFFEE
-from ops.control import Control
+from nereid.assets import COFFEE
+from nereid.client.classifier import Classifier
+from nereid.client.errors import ClassifierError, Overloaded
+from nereid.server.control import Control
 from tests.deployment import check_health
 from tests.e2e.conftest import group_members
 from tests.networks import ONE_INSTANCE

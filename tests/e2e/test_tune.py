@@ -11,21 +11,21 @@ from contextlib import contextmanager
 
 import pytest
 
-from clients.classifier import Classifier
-from clients.samples import COFFEE
 from loadtest import tune_proof
 from loadtest.servers import served
-from loadtest.tune import space
-from loadtest.tune.command import Wish, write
-from loadtest.tune.objective import Objective
-from loadtest.tune.report import Report
-from loadtest.tune.search import FIRST_S, NotMeasured, Search
-from loadtest.tune.trial import TrialServer, copy_repository
-from ops import check, metrics_page, profiles
-from ops.control import Control
-from ops.embedded import REPOSITORY
-from ops.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED
-from ops.run_dir import ServerRecord
+from nereid.assets import COFFEE, REPOSITORY
+from nereid.cli.tune import Wish, write
+from nereid.cli.tune_report import Report
+from nereid.client.classifier import Classifier
+from nereid.repository import check
+from nereid.server import metrics_page
+from nereid.server.control import Control
+from nereid.server.run_dir import ServerRecord
+from nereid.tune import profiles, space
+from nereid.tune.objective import Objective
+from nereid.tune.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED
+from nereid.tune.search import FIRST_S, NotMeasured, Search
+from nereid.tune.trial import TrialServer, copy_repository
 
 VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
@@ -171,7 +171,7 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
 @pytest.mark.slow
 def test_what_all_are_compared_with_is_loaded_whatever_the_time(models, tmp_path, monkeypatch):
     """Where starting the server has used up the time, the default is measured still, and no candidate is."""
-    monkeypatch.setattr("loadtest.tune.trial.LEAST_LOAD_S", 0.01)
+    monkeypatch.setattr("nereid.tune.trial.LEAST_LOAD_S", 0.01)
     with trial(models, "classify_v1", "cpu", tmp_path, (2,), until_s=time.monotonic()) as trying:
         assert trying.measure((), 0.2)[2].answered > 0
         with pytest.raises(NotMeasured, match="not done after"):
@@ -209,7 +209,7 @@ def test_bad_config_is_left(models, tmp_path):
 @pytest.mark.slow
 def test_command_measures_and_tells(models):
     """With hardly any time and `--dry-run` it ends with the table and a reason, and leaves no file."""
-    words = [sys.executable, "-m", "ops", "tune", "classify_v1", "--repository", str(models), "--dry-run"]
+    words = [sys.executable, "-m", "nereid", "tune", "classify_v1", "--repository", str(models), "--dry-run"]
 
     done = subprocess.run(
         [*words, "--minutes", "0.2", "--concurrency", "4"], capture_output=True, text=True, timeout=300

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ops import run_dir
-from ops.run_dir import ServerRecord
+from nereid.server import run_dir
+from nereid.server.run_dir import ServerRecord
 from tests.networks import ask
 from tests.routes import (
     NETWORK,
@@ -53,7 +53,7 @@ class Watch:
 @contextmanager
 def watching(folder: Path, environment: dict[str, str], *words: str) -> Iterator[Watch]:
     """Run `nereid watch` on a folder; it must end in order."""
-    command = [sys.executable, "-m", "ops", "watch", str(folder), "--settle-s", str(SETTLE_S), *words]
+    command = [sys.executable, "-m", "nereid", "watch", str(folder), "--settle-s", str(SETTLE_S), *words]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -144,7 +144,7 @@ def test_killed_while_it_publishes_publishes_once(site):
     served, folder, environment = site
     (folder / "net.onnx").write_bytes(adding(4).SerializeToString())
     options = ("--accept-change", "--max-slowdown", "100", "--poll")
-    command = [sys.executable, "-m", "ops", "watch", str(folder), "--settle-s", str(SETTLE_S), *options]
+    command = [sys.executable, "-m", "nereid", "watch", str(folder), "--settle-s", str(SETTLE_S), *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         # Its first action is done then, and more are to come.
         assert any(line == "net/2: in the repository\n" for line in process.stderr)

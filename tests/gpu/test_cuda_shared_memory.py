@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from clients import shared_memory
-from clients.samples import COFFEE
+from nereid.assets import COFFEE
+from nereid.client import shared_memory
 from tests.classifiers import WAYS, opened
 from tests.e2e.conftest import start, url
 

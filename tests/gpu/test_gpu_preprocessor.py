@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from clients.samples import CHELSEA, COFFEE
-from python_backend.buffers import Buffers
-from python_backend.decode import Limits, open_image
-from python_backend.errors import InferenceFailed, InvalidConfig, InvalidImage
-from python_backend.resample import FILTERS
-from python_backend.transform import DATATYPES, TURNS, Transform
+from nereid.assets import CHELSEA, COFFEE
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.resample import FILTERS
+from nereid.imaging.transform import DATATYPES, TURNS, Transform
+from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +46,7 @@ def encode(image_format: str = "JPEG", mode: str = "RGB", orientation: int = 1, 
 def build(cupy):
     """Build a preprocessor on device 0: `build(transform, **arguments)`."""
     pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, of the extra gpu or gpu13")
-    from python_backend.gpu_preprocessor import GpuPreprocessor
+    from nereid.imaging.gpu_preprocessor import GpuPreprocessor
 
     def build_one(transform: Transform = IMAGENET, limits: Limits = LIMITS, **more):
         return GpuPreprocessor(transform, limits, ROWS, device_id=0, **more)

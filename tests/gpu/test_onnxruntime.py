@@ -4,8 +4,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from python_backend import gpu
-from python_backend.session_options import CPU, CUDA
+from nereid.inference import io_binding as gpu
+from nereid.inference.session_options import CPU, CUDA
 from tests.networks import identity, sample, store
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from clients.classifier import Classifier
-from clients.samples import CHELSEA, COFFEE
+from nereid.assets import CHELSEA, COFFEE
+from nereid.client.classifier import Classifier
 from tests.e2e.conftest import ESPRESSO, start, url
 
 pytestmark = pytest.mark.gpu

@@ -5,12 +5,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from ops.check import check
-from ops.cli import CommandFailed, WrongUsage
-from ops.publish.add import Wish, add
-from ops.repository import Pin, configs, hidden_models, pins
-from python_backend.model_config import ModelConfig
-from python_backend.routing import parse_route
+from nereid.config.model_config import ModelConfig
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish.add import Wish, add
+from nereid.repository.check import check
+from nereid.repository.layout import Pin, configs, hidden_models, pins
+from nereid.routing.assignment import parse_route
 from tests.publishing import CLASSES, SIDE, classifier, contents
 
 
@@ -105,7 +105,7 @@ def test_softmax_is_called_for(repository, file):
         (
             classifier(shape=["N", 3, "H", "W"]),
             {},
-            r"input 'images' is FP32 \[-1,3,-1,-1\]; mend: say with --size",
+            r"input 'images' is FP32 \[-1,3,-1,-1\]; fix: say with --size",
         ),
         (
             classifier(shape=[1, 3, SIDE, SIDE]),
@@ -158,7 +158,7 @@ def test_labels_of_another_number_are_refused(repository, file, tmp_path):
     """Four labels for five classes is a mistake, and leaves nothing behind."""
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
 
-    with pytest.raises(CommandFailed, match=r"labels.txt has 4 labels, output 'logits' has 5 classes"):
+    with pytest.raises(OperationFailed, match=r"labels.txt has 4 labels, output 'logits' has 5 classes"):
         add(repository, wish(file, labels=tmp_path / "labels.txt"), None)
 
     assert contents(repository) == {}
@@ -170,7 +170,7 @@ def test_name_that_is_taken_is_refused(repository, file):
     before = contents(repository)
 
     with pytest.raises(
-        WrongUsage, match=r"has a model 'small' already; mend: nereid publish small .* or another --name"
+        WrongUsage, match=r"has a model 'small' already; fix: nereid publish small .* or another --name"
     ):
         add(repository, wish(file), None)
 
@@ -182,7 +182,7 @@ def test_route_file_that_is_there_is_kept(repository, file):
     repository.mkdir()
     (repository / "small.route.json").write_text("mine")
 
-    with pytest.raises(WrongUsage, match=r"has a file 'small\.route\.json' already; mend: .* another --name"):
+    with pytest.raises(WrongUsage, match=r"has a file 'small\.route\.json' already; fix: .* another --name"):
         add(repository, wish(file), None)
 
     assert [path.read_text() for path in repository.iterdir()] == ["mine"]

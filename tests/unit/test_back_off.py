@@ -2,7 +2,7 @@
 
 import pytest
 
-from ops.back_off import BackOff
+from nereid.back_off import BackOff
 
 
 @pytest.mark.parametrize(

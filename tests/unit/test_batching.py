@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from python_backend.batching import Batching, BatchInput, concatenate
-from python_backend.errors import InferenceFailed, InvalidConfig
-from python_backend.model_config import ModelConfig
+from nereid.config.model_config import ModelConfig
+from nereid.inference.batching import Batching, BatchInput, concatenate
+from nereid.serving_errors import InferenceFailed, InvalidConfig
 
 PLAIN = Batching(8, frozenset(), (), {})
 NO_BATCHES = Batching(0, frozenset(), (), {})

@@ -1,4 +1,4 @@
-"""`nereid bench` without a server: what it plans, its arithmetic, and what it says of wrong words."""
+"""`python -m loadtest.bench` without a server: plan, arithmetic and errors of wrong options."""
 
 import json
 import os
@@ -23,10 +23,10 @@ from loadtest.bench.limit import inheriting
 from loadtest.bench.paths import LEAD_S, Running
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
 from loadtest.bench.sample import Sample
-from loadtest.closed_loop import Load, LoadFailed
-from ops.__main__ import app
-from ops.cli import CommandFailed, WrongUsage
-from ops.embedded import KEEP_BUFFERS, Ports, ServerError
+from nereid.cli.main import app
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.server.embedded import KEEP_BUFFERS, Ports, ServerError
+from nereid.tune.closed_loop import Load, LoadFailed
 
 GRPC = replace(TWICE, generator=PERF_ANALYZER, protocol="grpc")
 HTTP = replace(GRPC, protocol="http")
@@ -107,14 +107,14 @@ def test_missing_wrk_is_told(monkeypatch):
 
     done = CliRunner().invoke(app, ["bench"])
 
-    assert (done.exit_code, done.stderr) == (1, "wrk not found; mend: apt-get install wrk\n")
+    assert (done.exit_code, done.stderr) == (1, "wrk not found; fix: apt-get install wrk\n")
 
 
 def test_without_perf_analyzer_the_rest_is_measured(monkeypatch):
     """What is missing is told, and no cell of it is left."""
 
     def missing(environment: object) -> None:
-        raise perf_analyzer.Unavailable("perf_analyzer needs libb64.so.0d; mend: apt-get install libb64-0d")
+        raise perf_analyzer.Unavailable("perf_analyzer needs libb64.so.0d; fix: apt-get install libb64-0d")
 
     monkeypatch.setattr(perf_analyzer, "find", missing)
 
@@ -122,7 +122,7 @@ def test_without_perf_analyzer_the_rest_is_measured(monkeypatch):
     assert analyzer is None
     assert cells
     assert {cell.generator for cell in cells} == {"", WRK}
-    assert notes == ["without gRPC: perf_analyzer needs libb64.so.0d; mend: apt-get install libb64-0d"]
+    assert notes == ["without gRPC: perf_analyzer needs libb64.so.0d; fix: apt-get install libb64-0d"]
 
 
 def test_ratio_is_the_median_over_rounds():
@@ -355,7 +355,7 @@ def test_failure_is_told_with_its_place():
     told = r"^round 2, cpu, small, fp32, wrk http 32: nothing came$"
 
     with (
-        pytest.raises(CommandFailed, match=told),
+        pytest.raises(OperationFailed, match=told),
         runner._failures_told(),
         runner._failures_told(f"round 2, {TWICE}"),
     ):
@@ -367,5 +367,5 @@ def test_failure_is_told_with_its_place():
 )
 def test_whatever_a_dead_server_leads_to_is_told(error):
     """Its process, its port or its start: none is a traceback."""
-    with pytest.raises(CommandFailed), runner._failures_told():
+    with pytest.raises(OperationFailed), runner._failures_told():
         raise error

@@ -2,8 +2,8 @@
 
 import pytest
 
-from python_backend.breaker import Breaker, RetryBudget, State
-from python_backend.routing import BreakerSettings
+from nereid.routing.assignment import BreakerSettings
+from nereid.routing.breaker import Breaker, RetryBudget, State
 
 SETTINGS = BreakerSettings(window_s=1.0, min_requests=5, error_ratio=0.5, open_s=5.0)
 GOOD, BAD, NEITHER = False, True, None

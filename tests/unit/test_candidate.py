@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from ops import onnx_file
-from ops.cli import CommandFailed
-from ops.publish.candidate import stage
+from nereid.errors import OperationFailed
+from nereid.publish.candidate import stage
+from nereid.repository import onnx_file
 from tests.networks import constant, network, value
 
 
@@ -54,7 +54,7 @@ def test_external_data_must_not_be_called_as_other_files(tmp_path, location, fil
     """Nothing of a version is overwritten, hidden, or breaks the list of checksums; nothing is copied."""
     source = save(tmp_path / "new.onnx", location)
 
-    with pytest.raises(CommandFailed, match=message):
+    with pytest.raises(OperationFailed, match=message):
         stage(source, tmp_path / "1", filename)
 
     assert not (tmp_path / "1").exists()

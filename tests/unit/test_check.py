@@ -12,9 +12,9 @@ import pytest
 from onnx import helper
 from typer.testing import CliRunner
 
-from ops.__main__ import app
-from ops.check import check, count
-from ops.embedded import REPOSITORY
+from nereid.assets import REPOSITORY
+from nereid.cli.main import app
+from nereid.repository.check import check, count
 from tests.networks import constant, network, store, value
 
 NET = """name: "net" backend: "onnxruntime" max_batch_size: 8
@@ -414,7 +414,7 @@ def test_command_gives_everything_as_json(repository):
 
     findings = json.loads(result.stdout)
     assert {each["verdict"] for each in findings} == {"ok"}
-    assert {*findings[0]} == {"verdict", "model", "what", "found", "mend"}
+    assert {*findings[0]} == {"verdict", "model", "what", "found", "fix"}
 
 
 def test_repository_that_is_none_is_wrong_usage(tmp_path):

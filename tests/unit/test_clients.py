@@ -21,10 +21,13 @@ import pytest
 from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
-from clients import retry
-from clients.aio import AsyncClassifier
-from clients.classifier import Classifier
-from clients.errors import (
+from nereid.assets import COFFEE
+from nereid.cli.classify import collect, prediction_table
+from nereid.client import retry
+from nereid.client.async_classifier import AsyncClassifier
+from nereid.client.classifier import Classifier
+from nereid.client.conversation import Exchange
+from nereid.client.errors import (
     ClassifierError,
     Overloaded,
     RequestRefused,
@@ -34,13 +37,10 @@ from clients.errors import (
     Unreachable,
     from_triton,
 )
-from clients.exchange import Exchange
-from clients.prediction import Label, Prediction, Timings, label
-from clients.retry import Attempts, Budget
-from clients.samples import COFFEE
-from clients.shared_memory import NoRoom, Region, Regions
-from ops.classify import collect, prediction_table
-from ops.embedded import free_ports
+from nereid.client.prediction import Label, Prediction, Timings, label
+from nereid.client.retry import Attempts, Budget
+from nereid.client.shared_memory import NoRoom, Region, Regions
+from nereid.server.embedded import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, answered, error, opened, serving, silent
 from tests.routes import wait_until
 
@@ -367,8 +367,8 @@ def test_answer_to_another_request_is_none():
 
 FORKED = """
 import os, sys
-from clients.classifier import Classifier
-from clients.samples import COFFEE
+from nereid.client.classifier import Classifier
+from nereid.assets import COFFEE
 
 child = None
 with Classifier(sys.argv[1], "http") as classifier:

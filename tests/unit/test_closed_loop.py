@@ -6,9 +6,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from loadtest import closed_loop
-from loadtest.closed_loop import Load, percentile, run, saturate, summary, within
-from loadtest.connection import post
+from nereid.tune import closed_loop
+from nereid.tune.closed_loop import Load, percentile, run, saturate, summary, within
+from nereid.tune.connection import post
 
 
 class Handler(BaseHTTPRequestHandler):

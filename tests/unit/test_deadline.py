@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from python_backend import deadline
-from python_backend.errors import DeadlineExceeded, InvalidRequest
+from nereid.routing import deadline
+from nereid.serving_errors import DeadlineExceeded, InvalidRequest
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 import simplejpeg
 from PIL import Image, PngImagePlugin
 
-from clients.samples import COFFEE
-from python_backend.buffers import Buffers
-from python_backend.decode import MAX_SCANS, Limits, open_image
-from python_backend.errors import InvalidImage
+from nereid.assets import COFFEE
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import MAX_SCANS, Limits, open_image
+from nereid.serving_errors import InvalidImage
 from tests.conftest import UPRIGHT
 
 # A smooth picture survives JPEG's rounding to within this many levels.

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ops import embedded, preflight
-from ops.embedded import LOOPBACK, REPOSITORY, Ports, ServerError, ServerOptions, Wheel
-from ops.serve import check_options
+from nereid.assets import REPOSITORY
+from nereid.server import embedded, preflight
+from nereid.server.embedded import LOOPBACK, Ports, ServerError, ServerOptions, Wheel
+from nereid.server.serve import check_options
 
 WHEEL = Wheel(Path("/w/tritonserver"), Path("/w/python"), Path("/w/stub"), Path("/w/libs"))
 OPTIONS = ServerOptions(Path("/r"), ports=Ports(1, 2, 3))
@@ -164,9 +165,9 @@ def test_this_machine_passes_preflight():
 @pytest.mark.parametrize(
     ("python", "message"),
     [
-        ("3.13", "Python 3.11 or 3.12, found 3.13; mend: install one"),
-        ("3.12", "libpython3.12.so.1.0; mend: apt-get install libpython3.12"),
-        ("3.11", "libpython3.11.so.1.0; mend: apt-get install libpython3.11"),
+        ("3.13", "Python 3.11 or 3.12, found 3.13; fix: install one"),
+        ("3.12", "libpython3.12.so.1.0; fix: apt-get install libpython3.12"),
+        ("3.11", "libpython3.11.so.1.0; fix: apt-get install libpython3.11"),
     ],
 )
 def test_preflight_says_what_to_install(tmp_path, python, message):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from python_backend import errors
+from nereid import serving_errors as errors
 
 CASES = [
     errors.InvalidRequest("a"),

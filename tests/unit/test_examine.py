@@ -14,14 +14,14 @@ import onnx
 import pytest
 from onnx import helper
 
-from clients.samples import CHELSEA, COFFEE
-from ops import examiner
-from ops.cli import CommandFailed
-from ops.examine import Question, Rejected, examine
-from ops.examiner import check_headroom, check_memory, difference, is_slower
-from ops.labels import InvalidLabels
-from ops.onnx_file import InvalidOnnx
-from python_backend.errors import InvalidConfig
+from nereid.assets import CHELSEA, COFFEE
+from nereid.errors import OperationFailed
+from nereid.publish.examination import examiner
+from nereid.publish.examination.examine import Question, Rejected, examine
+from nereid.publish.examination.examiner import check_headroom, check_memory, difference, is_slower
+from nereid.repository.labels import InvalidLabels
+from nereid.repository.onnx_file import InvalidOnnx
+from nereid.serving_errors import InvalidConfig
 from tests.networks import DATATYPES, constant, network, value
 
 INPUT, SCORES = ("x", "FP32", ["N", 3, 8, 8]), ("scores", "FP32", ["N", 4])
@@ -576,7 +576,7 @@ def test_process_ends_with_who_asked(ask, tmp_path):
     question = ask(classifier(), labels=fifo(ask))
     (tmp_path / "question").write_text(question.to_json())
     program = (
-        "import sys; from ops.examine import *\n"
+        "import sys; from nereid.publish.examination.examine import *\n"
         "examine(Question.from_json(open(sys.argv[1]).read()), progress=lambda line: print(line, flush=True))"
     )
 
@@ -605,7 +605,7 @@ def test_fault_of_the_examination_is_not_the_networks(ask, tmp_path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     with pytest.raises(
-        CommandFailed, match=r"failed \(status 1\), while it was: starting; .*RuntimeError: broken"
+        OperationFailed, match=r"failed \(status 1\), while it was: starting; .*RuntimeError: broken"
     ) as caught:
         examine(ask(classifier()))
 
@@ -618,7 +618,7 @@ def test_missing_package_names_what_installs_it(ask, tmp_path, monkeypatch):
     (tmp_path / "onnx" / "__init__.py").write_text("raise ImportError('not here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
-    with pytest.raises(CommandFailed, match=r"pip install -e '\.\[publish\]'") as caught:
+    with pytest.raises(OperationFailed, match=r"pip install -e '\.\[publish\]'") as caught:
         examine(ask(classifier()))
 
     assert not isinstance(caught.value, Rejected)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ops.folder import Arrivals
+from nereid.watched_folder import Arrivals
 
 
 @pytest.fixture

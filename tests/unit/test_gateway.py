@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from clients import errors
-from clients.gateway.access import EXPOSED
-from clients.gateway.admission import WAITING_PER_PERMIT
-from clients.gateway.app import app_of, create_app
-from clients.gateway.errors import STATUS
-from clients.gateway.images import size_wh
-from clients.gateway.keys import KeyRing
-from clients.gateway.live import Live
-from clients.gateway.operations import OPERATIONS
-from clients.gateway.settings import Settings
+from nereid.client import errors
+from nereid.gateway.admission.access import EXPOSED
+from nereid.gateway.admission.admission import WAITING_PER_PERMIT
+from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway.failures import STATUS
+from nereid.gateway.http.app import app_of, create_app
+from nereid.gateway.http.operations import OPERATIONS
+from nereid.gateway.image_size import size_wh
+from nereid.gateway.live import Live
+from nereid.gateway.settings import Settings
 from tests.gateways import IMAGE, RING, Caller, Control, Upstream, ask, gateway
 
 JSON_IMAGE = {"image": base64.b64encode(IMAGE).decode()}
@@ -234,7 +234,7 @@ def test_gateway_without_keys_stays_on_loopback():
     with pytest.raises(ValueError, match=re.escape(EXPOSED)):
         create_app(Settings(host="0.0.0.0"), KeyRing(), None)
 
-    with pytest.raises(ValueError, match="there are no API keys yet; mend: nereid key add"):
+    with pytest.raises(ValueError, match="there are no API keys yet; fix: nereid key add"):
         create_app(Settings(keys_needed=True), KeyRing(), None)
     assert create_app(Settings(host="::1"), KeyRing(), None)
     assert create_app(Settings(host="0.0.0.0"), RING, None)

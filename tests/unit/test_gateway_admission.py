@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from clients.gateway.admission import WAITING_PER_PERMIT, Admission, Permit
-from clients.gateway.buckets import Buckets
-from clients.gateway.errors import Failure
+from nereid.gateway.admission.admission import WAITING_PER_PERMIT, Admission, Permit
+from nereid.gateway.admission.quotas import Buckets
+from nereid.gateway.failures import Failure
 from tests.gateways import key
 
 

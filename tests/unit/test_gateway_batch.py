@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from clients import errors
-from clients.gateway.errors import STATUS
-from clients.gateway.health import Readiness
-from clients.gateway.images import HEAD_BYTES, size_wh
-from clients.gateway.route import RouteView
-from clients.gateway.settings import Settings
+from nereid.client import errors
+from nereid.gateway.failures import STATUS
+from nereid.gateway.image_size import HEAD_BYTES, size_wh
+from nereid.gateway.readiness import Readiness
+from nereid.gateway.route_control import RouteView
+from nereid.gateway.settings import Settings
 from tests.gateways import PREDICTION, RING, ROUTE, Caller, Control, Upstream, ask, gateway
 
 

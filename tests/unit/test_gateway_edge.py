@@ -6,11 +6,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from clients.gateway.app import app_of
-from clients.gateway.errors import Failure
-from clients.gateway.settings import Settings
-from clients.gateway.upload import MOST_UNCOUNTED_BYTES, BatchImage, Buffers, read_form
-from ops import gateway as command
+from nereid.cli import gateway as command
+from nereid.gateway.failures import Failure
+from nereid.gateway.http.app import app_of
+from nereid.gateway.http.upload import MOST_UNCOUNTED_BYTES, BatchImage, Buffers, read_form
+from nereid.gateway.settings import Settings
 from tests.gateways import RING, SMALL, Control, Upstream, ask, gateway, key
 
 WATCHDOG_S = 20

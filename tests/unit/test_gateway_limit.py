@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from clients.gateway.limit import FEWEST, INITIAL, Gradient
+from nereid.gateway.admission.concurrency_limit import FEWEST, INITIAL, Gradient
 
 Service = Callable[[int, random.Random], float]
 MOST = 64

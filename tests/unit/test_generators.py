@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtest import perf_analyzer, wrk
-from loadtest.closed_loop import Load
+from nereid.tune.closed_loop import Load
 
 REPORT = (
     "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,"
@@ -112,18 +112,18 @@ def binary(folder: Path, lines: str) -> perf_analyzer.Analyzer:
 
 
 @pytest.mark.parametrize(
-    ("library", "mend"),
+    ("library", "fix"),
     [
         ("libb64.so.0d", "apt-get install libb64-0d"),
         ("libx.so.1", "install the package that has libx.so.1"),
     ],
 )
-def test_missing_library_is_told(tmp_path, library, mend):
+def test_missing_library_is_told(tmp_path, library, fix):
     """What the loader says becomes what to install."""
     said = f"perf_analyzer: error while loading shared libraries: {library}: cannot open shared object file"
     analyzer = binary(tmp_path / "cache" / "nereid" / "perf_analyzer-2.50.0", f"echo '{said}'; exit 127")
 
-    assert analyzer.why_unusable() == f"perf_analyzer needs {library}; mend: {mend}"
+    assert analyzer.why_unusable() == f"perf_analyzer needs {library}; fix: {fix}"
     with pytest.raises(perf_analyzer.Unavailable, match=library):
         perf_analyzer.find({"XDG_CACHE_HOME": str(tmp_path / "cache")})
 
@@ -190,9 +190,7 @@ def test_it_is_fetched_once_as_a_whole(tmp_path, monkeypatch):
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
 
     refused = [each for each in perf_analyzer.WHEELS if "cuda" in each]
-    with pytest.raises(
-        perf_analyzer.Unavailable, match=r"could not be downloaded: ERROR: no network; mend: "
-    ):
+    with pytest.raises(perf_analyzer.Unavailable, match=r"could not be downloaded: ERROR: no network; fix: "):
         perf_analyzer.find(environment)
     assert list((tmp_path / "nereid").iterdir()) == []
 

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from ops import health as pages
-from ops import metrics_page
-from ops.embedded import ServerError
-from ops.health import Health
+from nereid.server import health as pages
+from nereid.server import metrics_page
+from nereid.server.embedded import ServerError
+from nereid.server.health import Health
 
 DEAD = "Stub process 'eyes_0_0' is not healthy."
 

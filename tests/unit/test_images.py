@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clients import images
-from clients.images import encoded
-from clients.samples import COFFEE
-from python_backend.buffers import Buffers
-from python_backend.decode import Limits, open_image
+from nereid.assets import COFFEE
+from nereid.client import images
+from nereid.client.images import encoded
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import Limits, open_image
 from tests.conftest import UPRIGHT
 
 WHITE = (255, 255, 255)

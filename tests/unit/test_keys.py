@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from clients.gateway.keys import InvalidKeys, KeyRing
-from ops import keys
-from ops.__main__ import app
-from ops.cli import CommandFailed
+from nereid.cli import keys
+from nereid.cli.main import app
+from nereid.errors import OperationFailed
+from nereid.gateway.admission.keys import InvalidKeys, KeyRing
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_list_shows_no_secret(nereid):
         (
             ["add", "alice", "--scope", "infer"],
             1,
-            "there is a key of 'alice' already; mend: nereid key revoke",
+            "there is a key of 'alice' already; fix: nereid key revoke",
         ),
         (["revoke", "carol"], 1, "has no key 'carol', it has: alice"),
     ],
@@ -107,7 +107,7 @@ def test_wrong_command_changes_nothing(nereid, path, words, status, text):
     [
         ("{", 0o600, "holds no keys"),
         ('{"keys": [{"id": "x"}]}', 0o600, "holds no keys"),
-        (json.dumps({"keys": []}), 0o622, "can be changed by others; mend: chmod 600"),
+        (json.dumps({"keys": []}), 0o622, "can be changed by others; fix: chmod 600"),
         (" " * 1_000_001, 0o600, "has more than 1,000,000 bytes"),
     ],
     ids=["no JSON", "no key", "writable by others", "too large"],
@@ -145,7 +145,7 @@ def test_file_may_come_later_unless_it_is_named(nereid, path):
     secret = nereid("add", "alice", "--scope", "infer").stdout.strip()
 
     assert made.find(secret).name == "alice"
-    with pytest.raises(CommandFailed, match="No such file"):
+    with pytest.raises(OperationFailed, match="No such file"):
         keys.ring(path.with_name("none"), {})
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from python_backend.errors import InvalidConfig
-from python_backend.model_config import (
+from nereid.config.model_config import (
     FusedSettings,
     ModelConfig,
     TensorSpec,
@@ -15,6 +14,7 @@ from python_backend.model_config import (
     parse_int,
     read_pbtxt,
 )
+from nereid.serving_errors import InvalidConfig
 
 INSTANCE = {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "m_0_0"}
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from python_backend.decode import Limits
-from python_backend.errors import InvalidImage
-from python_backend.preprocessor import CpuPreprocessor
-from python_backend.transform import Transform
+from nereid.imaging.decode import Limits
+from nereid.imaging.preprocessor import CpuPreprocessor
+from nereid.imaging.transform import Transform
+from nereid.serving_errors import InvalidImage
 
 FILES = 2_000
 FEW_FILES = 200

@@ -8,7 +8,8 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from ops.onnx_file import (
+from nereid.inference.signature import NetworkTensor, Signature
+from nereid.repository.onnx_file import (
     CAPABILITIES,
     Home,
     InvalidOnnx,
@@ -20,7 +21,6 @@ from ops.onnx_file import (
     homes,
     read,
 )
-from python_backend.signature import NetworkTensor, Signature
 from tests.networks import OPSET, constant, identity, network, run, value
 
 WEIGHTS = np.arange(12, dtype=np.float32)

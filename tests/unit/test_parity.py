@@ -3,10 +3,10 @@
 import pytest
 
 from loadtest.parity import DEFAULT, WAYS, WHOLE, as_jpeg, judge, packaged
-from ops.embedded import REPOSITORY
-from python_backend.model_config import ModelConfig
-from python_backend.preprocess_settings import PreprocessSettings
-from python_backend.session import Session
+from nereid.assets import REPOSITORY
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.inference.session import Session
 
 PHOTOS = {path.name: as_jpeg(path) for path in packaged()}
 

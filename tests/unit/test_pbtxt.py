@@ -2,8 +2,8 @@
 
 import pytest
 
-from ops.cli import CommandFailed
-from ops.pbtxt import parse, rewritten
+from nereid.errors import OperationFailed
+from nereid.repository.pbtxt import parse, rewritten
 from tests.conftest import ROOT
 
 CONFIGS = sorted((ROOT / "model_repository").rglob("*.pbtxt"))
@@ -70,5 +70,5 @@ def test_odd_text_is_changed_right(text):
 
 def test_text_that_is_no_config_is_told():
     """The message has line and column."""
-    with pytest.raises(CommandFailed, match="the config cannot be read: 1:1 : "):
+    with pytest.raises(OperationFailed, match="the config cannot be read: 1:1 : "):
         rewritten("what: 1", parse(""))

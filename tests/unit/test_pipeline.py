@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clients.samples import CHELSEA, COFFEE
-from python_backend.decode import Limits
-from python_backend.errors import DeadlineExceeded, InferenceFailed, InvalidConfig, InvalidImage
-from python_backend.model_config import ModelConfig
-from python_backend.pipeline import Pipeline
-from python_backend.preprocessor import CpuPreprocessor
-from python_backend.transform import Transform
+from nereid.assets import CHELSEA, COFFEE
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.decode import Limits
+from nereid.imaging.pipeline import Pipeline
+from nereid.imaging.preprocessor import CpuPreprocessor
+from nereid.imaging.transform import Transform
+from nereid.serving_errors import DeadlineExceeded, InferenceFailed, InvalidConfig, InvalidImage
 
 TRANSFORM = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
 A, B, BAD = COFFEE.read_bytes(), CHELSEA.read_bytes(), b"not an image"
@@ -274,7 +274,7 @@ def test_more_images_than_rows_are_refused(pipeline):
 def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
     """The message names what is missing and the extra that brings it."""
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "python_backend.gpu_preprocessor", raising=False)
+    monkeypatch.delitem(sys.modules, "nereid.imaging.gpu_preprocessor", raising=False)
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
 
     with pytest.raises(InvalidConfig, match=r"needs the packages of the extra 'gpu' or 'gpu13': .*cupy"):

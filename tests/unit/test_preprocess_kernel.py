@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from clients.samples import CHELSEA, COFFEE
-from python_backend import preprocess_kernel
-from python_backend.buffers import Buffers
-from python_backend.decode import Limits, open_image
-from python_backend.preprocess_kernel import CHANNELS, IMAGE, SOURCE, Source, build_channels, build_table
-from python_backend.resample import FILTERS
-from python_backend.transform import DATATYPES, TURNS, Transform
+from nereid.assets import CHELSEA, COFFEE
+from nereid.imaging import kernel as preprocess_kernel
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.kernel import CHANNELS, IMAGE, SOURCE, Source, build_channels, build_table
+from nereid.imaging.resample import FILTERS
+from nereid.imaging.transform import DATATYPES, TURNS, Transform
 from tests.conftest import UPRIGHT
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from python_backend.buffers import Buffers
-from python_backend.decode import Limits, open_image
-from python_backend.transform import CHOICES, DATATYPES, Transform
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.transform import CHOICES, DATATYPES, Transform
 
 BOUNDED = settings(
     max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from python_backend.decode import Limits
-from python_backend.errors import InvalidConfig
-from python_backend.model_config import ModelConfig
-from python_backend.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
-from python_backend.transform import Transform
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.decode import Limits
+from nereid.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
+from nereid.imaging.transform import Transform
+from nereid.serving_errors import InvalidConfig
 
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 DIMS = (3, 224, 224)

@@ -7,11 +7,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from clients.samples import CHELSEA, COFFEE
-from python_backend.decode import Limits
-from python_backend.errors import InferenceFailed, InvalidImage
-from python_backend.preprocessor import CpuPreprocessor
-from python_backend.transform import DATATYPES, Transform
+from nereid.assets import CHELSEA, COFFEE
+from nereid.imaging.decode import Limits
+from nereid.imaging.preprocessor import CpuPreprocessor
+from nereid.imaging.transform import DATATYPES, Transform
+from nereid.serving_errors import InferenceFailed, InvalidImage
 
 NCHW = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
 NHWC = Transform(160, 96, "UINT8", "NHWC", resize="letterbox")

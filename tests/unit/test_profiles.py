@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.tune.trial import copy_repository
-from ops import check, repository
-from ops.cli import CommandFailed, WrongUsage
-from ops.pbtxt import parse
-from ops.profiles import MARK, overwritten, tunable, value_of, with_settings, write
-from ops.publish import pinned
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish import pinned
+from nereid.repository import check
+from nereid.repository import layout as repository
+from nereid.repository.pbtxt import parse
+from nereid.tune.profiles import MARK, overwritten, tunable, value_of, with_settings, write
+from nereid.tune.trial import copy_repository
 from tests.conftest import ROOT
 
 ABOUT = ["2026-11-22 10:00 UTC, a processor, 2 cores.", "+10 %."]
@@ -125,7 +126,7 @@ def test_profile_of_somebody_else_is_left_alone(models):
     path = models / "imagenet_preprocess" / "configs" / "tuned.pbtxt"
     path.write_text("# mine\n")
 
-    with pytest.raises(CommandFailed, match="was not written by nereid tune; mend: give it another name"):
+    with pytest.raises(OperationFailed, match="was not written by nereid tune; fix: give it another name"):
         tunable(models, "classify_v1", "cpu")
 
 
@@ -167,7 +168,7 @@ def test_nothing_is_left_of_a_write_that_fails(models, monkeypatch):
     found = tunable(models, "classify_v1", "cpu")
     monkeypatch.setattr(Path, "write_text", full)
 
-    with pytest.raises(CommandFailed, match=r"cannot be written: .*No space left"):
+    with pytest.raises(OperationFailed, match=r"cannot be written: .*No space left"):
         write(models, found, {"instances": 3}, "nereid tune", ABOUT)
 
     assert not [*models.rglob("tuned.pbtxt"), *models.rglob(".tuned.pbtxt")]
@@ -191,7 +192,7 @@ def test_changed_config_is_not_overwritten(models):
     found = tunable(models, "classify_v1", "cpu")
     found.path.write_text(found.text.replace("count: 2", "count: 4"))
 
-    with pytest.raises(CommandFailed, match="has changed meanwhile: nothing is written"):
+    with pytest.raises(OperationFailed, match="has changed meanwhile: nothing is written"):
         write(models, found, {"instances": 3}, "nereid tune", ABOUT)
 
     assert not list(models.rglob("tuned.pbtxt"))

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ops.cli import CommandFailed, WrongUsage
-from ops.embedded import Ports, free_ports
-from ops.publish import journal
-from ops.publish.actions import Install, Vary
-from ops.publish.engine import begin, working
-from ops.publish.journal import FINISHED, Journal
-from ops.publish.network import find_network
-from ops.publish.pinned import successor
-from ops.publish.policy import with_versions
-from ops.publish.publisher import publish, retire, rollback
-from ops.publish.versions import versions
-from ops.repository import configs, pins, versions_there
-from ops.run_dir import ServerRecord
-from python_backend.routing import parse_route
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish.engine import journal
+from nereid.publish.engine.actions import Install, Vary
+from nereid.publish.engine.engine import begin, working
+from nereid.publish.engine.journal import FINISHED, Journal
+from nereid.publish.engine.policy import with_versions
+from nereid.publish.network import find_network
+from nereid.publish.pinned import successor
+from nereid.publish.publisher import publish, retire, rollback
+from nereid.publish.versions import versions
+from nereid.repository.layout import configs, pins, versions_there
+from nereid.routing.assignment import parse_route
+from nereid.server.embedded import Ports, free_ports
+from nereid.server.run_dir import ServerRecord
 from tests.publishing import (
     NET,
     ONLY_FIRST,
@@ -75,7 +75,7 @@ def test_policy_is_replaced_in_the_text(text, expected):
 
 def test_policy_of_what_is_no_config_is_refused():
     """The message says where the text goes wrong."""
-    with pytest.raises(CommandFailed, match=r"the config cannot be read: 1:1 .* has no field named \"no\""):
+    with pytest.raises(OperationFailed, match=r"the config cannot be read: 1:1 .* has no field named \"no\""):
         with_versions("no config", [1])
 
 
@@ -146,7 +146,7 @@ def test_rejected_version_leaves_nothing_and_takes_no_number(repository, tmp_pat
     before = contents(repository)
     (tmp_path / "bad.onnx").write_bytes(b"")
 
-    with pytest.raises(CommandFailed, match=r"is empty \(0 bytes\)"):
+    with pytest.raises(OperationFailed, match=r"is empty \(0 bytes\)"):
         publish(repository, NET, tmp_path / "bad.onnx", None)
 
     assert contents(repository) == before
@@ -160,22 +160,22 @@ def test_labels_of_another_model_are_refused(repository, tmp_path):
     folder.mkdir()
     candidate(folder, 2)
     (folder / "labels.txt").write_text("left\nright\n")
-    with pytest.raises(CommandFailed, match=r"has 2 labels, expected 3"):
+    with pytest.raises(OperationFailed, match=r"has 2 labels, expected 3"):
         publish(repository, NET, folder, None, OTHER_ANSWERS)
 
     (folder / "labels.txt").write_text("left\ncentre\nright\n")
-    with pytest.raises(CommandFailed, match=r"line 2: expected 'middle', got 'centre'"):
+    with pytest.raises(OperationFailed, match=r"line 2: expected 'middle', got 'centre'"):
         publish(repository, NET, folder, None, OTHER_ANSWERS)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight": 5}, r"variant 'v2' of route 'r' has weight 5; mend: nereid route set v2=0"),
+        ({"weight": 5}, r"variant 'v2' of route 'r' has weight 5; fix: nereid route set v2=0"),
         ({"headers": {"x-route-a": ["b"]}}, r"header rules of route 'r' lead to variant 'v2'"),
         ({"default": "v2"}, r"variant 'v2' is the default of route 'r'"),
-        ({"shadows": "net_v2"}, r"'copy' of route 'r' calls version 2 of 'net'; mend"),
-        ({"shadows": "net"}, r"'copy' of route 'r' calls version 2 of 'net'; mend"),
+        ({"shadows": "net_v2"}, r"'copy' of route 'r' calls version 2 of 'net'; fix"),
+        ({"shadows": "net"}, r"'copy' of route 'r' calls version 2 of 'net'; fix"),
     ],
     ids=["weight", "headers", "default", "shadow", "shadow-on-the-network"],
 )
@@ -258,8 +258,8 @@ def test_rollback_gives_back_the_weights_of_before(repository):
 
 def set_weights(repository: Path, **given: float) -> None:
     """Change the weights of route `r` as `nereid route set` does."""
-    from ops.route.change import change, reweighted
-    from ops.route.target import find_route
+    from nereid.routes.change import change, reweighted
+    from nereid.routes.target import find_route
 
     change(find_route(repository, ROUTE), reweighted(given), None, is_offline=True)
 
@@ -328,7 +328,7 @@ def test_commands_wait_for_each_other(repository):
     """While one changes the repository, another is told so."""
     with (
         journal.opened(repository),
-        pytest.raises(CommandFailed, match=r"another `nereid publish` holds"),
+        pytest.raises(OperationFailed, match=r"another `nereid publish` holds"),
         journal.opened(repository, wait_s=0.05),
     ):
         pass
@@ -370,7 +370,7 @@ def test_what_was_there_before_is_not_taken_back(repository, tmp_path):
             (repository / "net_v2" / "mine.txt").write_text("mine")
 
     new = candidate(tmp_path, 2)
-    with pytest.raises(CommandFailed, match=r"'.*/net_v2' is there already"):
+    with pytest.raises(OperationFailed, match=r"'.*/net_v2' is there already"):
         publish(repository, NET, new, None, OTHER_ANSWERS, report=intrude)
 
     assert (repository / "net_v2" / "mine.txt").read_text() == "mine"
@@ -392,7 +392,7 @@ def test_retiring_is_given_up_when_the_version_is_used_again(repository, tmp_pat
     with working(repository, None, told.append) as (log, _):
         assert log.lines()[-1].event == "undone"
 
-    assert told[1].startswith("variant 'v2' has weight 50; mend: nereid route set v2=0")
+    assert told[1].startswith("variant 'v2' has weight 50; fix: nereid route set v2=0")
     assert (contents(repository / "net_v2"), weights(repository)["v2"]) == (there, 50)
 
 
@@ -406,7 +406,7 @@ def test_journal_of_another_release_is_not_passed_over(repository):
     path.write_bytes(path.read_bytes() + b'{"event": "begin", "operation": 7}\n')
 
     with pytest.raises(
-        CommandFailed, match=r"line 2 of '.*journal.jsonl' cannot be read, it is of another release"
+        OperationFailed, match=r"line 2 of '.*journal.jsonl' cannot be read, it is of another release"
     ):
         publish(repository, NET, repository, None)
 
@@ -435,7 +435,7 @@ def test_server_that_loads_by_itself_is_not_told(repository, tmp_path):
     """In poll mode a load is refused: nothing is begun."""
     record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "", "", 0, "poll")
 
-    with pytest.raises(CommandFailed, match=r"runs with --model-control-mode poll"):
+    with pytest.raises(OperationFailed, match=r"runs with --model-control-mode poll"):
         publish_number(repository, tmp_path, record, 2)
 
 
@@ -452,5 +452,5 @@ def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
 
 def test_repository_that_is_a_mount_of_its_own_is_refused():
     """What is staged must be renamed into it, which no mount allows."""
-    with pytest.raises(CommandFailed, match=r"/proc is a mount of its own"), journal.opened(Path("/proc")):
+    with pytest.raises(OperationFailed, match=r"/proc is a mount of its own"), journal.opened(Path("/proc")):
         pass

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
-from ops.__main__ import app
+from nereid.cli.main import app
 from tests.publishing import NET, candidate, classifier, contents, store_published
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ops.repository import Threads, configs, describe_threads, hidden_models, thread_budget
-from python_backend.errors import InvalidConfig
-from python_backend.threads import available_cores
+from nereid.processes import available_cores
+from nereid.repository.layout import Threads, configs, describe_threads, hidden_models, thread_budget
+from nereid.serving_errors import InvalidConfig
 
 INTRA = 'parameters { key: "intra_op_thread_count" value { string_value: "%d" } }'
 NETWORK = 'backend: "onnxruntime" instance_group { kind: KIND_CPU count: 2 } ' + INTRA % 3

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from clients.samples import CHELSEA, COFFEE
-from python_backend import resample as module
-from python_backend.buffers import Buffers
-from python_backend.resample import FILTERS, REACH, Span, build_axis, estimate, resample
+from nereid.assets import CHELSEA, COFFEE
+from nereid.imaging import resample as module
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.resample import FILTERS, REACH, Span, build_axis, estimate, resample
 
 PILLOW = {name: Image.Resampling[name.upper()] for name in FILTERS}
 

@@ -17,17 +17,18 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from ops import json_lines
-from ops.__main__ import app
-from ops.cli import CommandFailed
-from ops.embedded import Ports
-from ops.route import history, view
-from ops.route.change import change, reweighted
-from ops.route.diff import describe_moves
-from ops.route.server import RunningServer, Served, read_metrics
-from ops.route.target import find_route, look, percent
-from ops.run_dir import ServerRecord
-from python_backend.errors import InvalidConfig
+from nereid import json_lines
+from nereid.cli import route_view as view
+from nereid.cli.main import app
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.routes import history
+from nereid.routes.change import change, reweighted
+from nereid.routes.diff import describe_moves
+from nereid.routes.served import RunningServer, Served, read_metrics
+from nereid.routes.target import find_route, look, percent
+from nereid.server.embedded import Ports
+from nereid.server.run_dir import ServerRecord
+from nereid.serving_errors import InvalidConfig
 
 CONFIG = """backend: "ab_router"
 output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] }
@@ -222,7 +223,7 @@ def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
         (
             ["set", "v1=1"],
             "",
-            "no server of {repository} runs; mend: start one, or write without asking with --offline",
+            "no server of {repository} runs; fix: start one, or write without asking with --offline",
         ),
         (["revert", "4"], "", "the history has no generation 4, known are: 0"),
         (["revert"], "", "'{repository}/classify.route.json' has been nothing else"),
@@ -300,7 +301,7 @@ def test_missing_route_file_can_be_set(nereid, repository):
     refused = nereid("set", "v1=1", "--offline")
     done = nereid("set", "--file", "-", "--offline", stdin=json.dumps(ROUTE))
 
-    assert (refused.exit_code, "classify.route.json' is not there; mend: " in refused.stderr) == (1, True)
+    assert (refused.exit_code, "classify.route.json' is not there; fix: " in refused.stderr) == (1, True)
     assert (done.exit_code, document(repository)) == (0, ROUTE | {"generation": 1})
 
 
@@ -318,7 +319,7 @@ def test_broken_file_is_mended_by_revert_and_kept(nereid, repository, broken):
     refused = nereid("set", "v1=1", "--offline")
     done = nereid("revert", "--offline")
 
-    assert (refused.exit_code, "mend: correct it, or nereid route revert" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "fix: correct it, or nereid route revert" in refused.stderr) == (1, True)
     assert (done.exit_code, weights(repository)) == (0, [50, 10])
     assert notes(nereid) == [(2, "revert to 1"), (1, "edited by hand"), (1, "set"), (0, "first seen")]
     kept = json.loads(nereid("history", "--json").stdout)[1]["route"]
@@ -423,17 +424,17 @@ def test_route_is_the_only_one_or_named(repository, tmp_path):
     assert find_route(repository).name == "classify"
 
     shutil.copytree(repository / "classify", repository / "another")
-    with pytest.raises(CommandFailed, match=r"several routes, say which with --route: another, classify$"):
+    with pytest.raises(OperationFailed, match=r"several routes, say which with --route: another, classify$"):
         find_route(repository)
     assert find_route(repository, "another").name == "another"
 
     for name in ("another", "classify"):
         shutil.rmtree(repository / name)
     with pytest.raises(
-        CommandFailed, match=r"has no route: no model with backend ab_router; .*nonsense"
+        OperationFailed, match=r"has no route: no model with backend ab_router; .*nonsense"
     ) as error:
         find_route(repository)
-    assert error.value.status == 2
+    assert error.type is WrongUsage
 
 
 def test_diff_tells_fields_and_moved_keys(nereid, repository):
@@ -592,7 +593,7 @@ def test_second_writer_waits_its_turn_and_not_forever(tmp_path):
     path = tmp_path / "history"
     with (
         history.locked(path),
-        pytest.raises(CommandFailed, match=r"another `nereid route` holds .*history'"),
+        pytest.raises(OperationFailed, match=r"another `nereid route` holds .*history'"),
         history.locked(path, wait_s=0.05),
     ):
         pass
@@ -625,7 +626,7 @@ def test_writers_at_once_lose_nothing(nereid, repository):
 
 KILLED = """
 import os, signal, sys
-from ops.__main__ import main
+from nereid.cli.main import main
 module, name, number = sys.argv[1:4]
 del sys.argv[1:4]
 seen = 0
@@ -686,7 +687,7 @@ class FakeServer:
     def served(self, route: str) -> Served:
         """Tell the file's SHA-256, once it has been looked at often enough."""
         if self.dies:
-            raise CommandFailed("the server at nowhere does not answer: refused")
+            raise OperationFailed("the server at nowhere does not answer: refused")
         if self.says:
             return self.says
         self.polls -= 1
@@ -719,10 +720,10 @@ def test_change_needs_what_it_names_ready(repository):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"polls": float("inf")}, "it is not served yet: the server has SHA-256 0ff0ff0ff0ff; mend: see"),
+        ({"polls": float("inf")}, "it is not served yet: the server has SHA-256 0ff0ff0ff0ff; fix: see"),
         (
             {"dies": True},
-            "it is not known to be served: the server at nowhere does not answer: refused; mend",
+            "it is not known to be served: the server at nowhere does not answer: refused; fix",
         ),
     ],
     ids=["not taken", "died"],
@@ -732,7 +733,7 @@ def test_change_that_is_not_served_is_a_failure(repository, changes, reason):
     server = FakeServer(repository / "classify.route.json", **changes)
     target = find_route(repository)
 
-    with pytest.raises(CommandFailed) as error:
+    with pytest.raises(OperationFailed) as error:
         change(target, reweighted({"v1": 30}), server, wait_s=0.1)
 
     assert reason in str(error.value)
@@ -766,9 +767,9 @@ def test_server_that_does_not_answer_is_an_error(listens, http, grpc):
         record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), "", "", "")
         server = RunningServer(record, timeout_s=0.2)
 
-        with pytest.raises(CommandFailed, match=f"^the server at .*:{port} does not answer: {http}"):
+        with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not answer: {http}"):
             server.served("classify")
-        with pytest.raises(CommandFailed, match=f"^the server at .*:{port} does not answer: {grpc}"):
+        with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not answer: {grpc}"):
             server.is_ready("first", 1)
 
 

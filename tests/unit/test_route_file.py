@@ -8,10 +8,10 @@ from contextlib import nullcontext
 
 import pytest
 
-from python_backend import route_file
-from python_backend.errors import InvalidConfig
-from python_backend.model_config import ModelConfig
-from python_backend.route_file import RouteWatch, check_ready, path_of, read_table
+from nereid.config.model_config import ModelConfig
+from nereid.routing import route_file
+from nereid.routing.route_file import RouteWatch, check_ready, path_of, read_table
+from nereid.serving_errors import InvalidConfig
 
 ROUTE = {
     "variants": [

@@ -10,7 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from python_backend.errors import (
+from nereid.routing.assignment import Route, Salts, Shadow, Table, Variant
+from nereid.routing.router import UNNOTICED_S, Router
+from nereid.serving_errors import (
     Cancelled,
     DeadlineExceeded,
     Died,
@@ -21,9 +23,7 @@ from python_backend.errors import (
     ServingError,
     Unavailable,
 )
-from python_backend.metrics import ROUTE_METRICS
-from python_backend.router import UNNOTICED_S, Router
-from python_backend.routing import Route, Salts, Shadow, Table, Variant
+from nereid.triton.metrics import ROUTE_METRICS
 from tests.proof import REQUESTS
 
 CAT, DOG = np.array([[0.9, 0.1]], np.float32), np.array([[0.2, 0.8]], np.float32)

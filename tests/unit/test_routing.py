@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from python_backend.errors import InvalidConfig, InvalidRequest
-from python_backend.routing import (
+from nereid.routing.assignment import (
     Choice,
     Route,
     Salts,
@@ -30,6 +29,7 @@ from python_backend.routing import (
     shares,
     unit_of,
 )
+from nereid.serving_errors import InvalidConfig, InvalidRequest
 
 V1 = Variant("v1", "classify_v1", 1, 90)
 V2 = Variant("v2", "classify_v2", 1, 10)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ops import run_dir
-from ops.embedded import Ports, ServerError
-from ops.run_dir import ServerRecord
+from nereid.server import run_dir
+from nereid.server.embedded import Ports, ServerError
+from nereid.server.run_dir import ServerRecord
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_folder_open_to_others_is_refused(base, tmp_path):
         assert run_dir.find(base, tmp_path) is None
 
     with (
-        pytest.raises(ServerError, match=r"must be a directory of user .* with mode 0700; mend: remove it"),
+        pytest.raises(ServerError, match=r"must be a directory of user .* with mode 0700; fix: remove it"),
         run_dir.occupy(base, tmp_path),
     ):
         pass

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from python_backend.server_flags import backend_settings, flag_values
+from nereid.config.server_flags import backend_settings, flag_values
 
 # The words after it are those of a server; its child is a stub.
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
 CHILD = """
 import json, sys
 sys.path[:0] = {path!r}
-from python_backend.server_flags import server_command_line
+from nereid.config.server_flags import server_command_line
 print(json.dumps(server_command_line()))
 """
 

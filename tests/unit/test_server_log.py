@@ -1,6 +1,6 @@
 """What an operator sees of Triton's log, on lines that 24.10 wrote."""
 
-from ops.server_log import ServerLog
+from nereid.server.server_log import ServerLog
 
 NOISE = [
     'W1121 10:00:00.1 1 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',

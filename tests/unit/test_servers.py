@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from loadtest import servers
-from ops.embedded import REPOSITORY
+from nereid.assets import REPOSITORY
 
 
 def test_server_that_does_not_start_is_told_with_its_log(tmp_path):

@@ -13,10 +13,10 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, helper
 
-from python_backend.errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed
-from python_backend.model_config import ModelConfig
-from python_backend.session import Session, complete_config, model_path
-from python_backend.session_options import BackendSettings
+from nereid.config.model_config import ModelConfig
+from nereid.inference.session import Session, complete_config, model_path
+from nereid.inference.session_options import BackendSettings
+from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed
 from tests.networks import assert_same, constant, identity, network, store, tensor, value
 
 node = helper.make_node
@@ -28,7 +28,7 @@ X, Y = tensor("input", "x", "FP32", [3]), tensor("output", "y", "FP32", [3])
 
 UNTOLD = """
 import sys
-from python_backend import session
+from nereid.inference import session
 import onnxruntime
 onnxruntime.InferenceSession(sys.argv[1])
 """

@@ -5,16 +5,16 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from python_backend.errors import InvalidConfig
-from python_backend.model_config import ModelConfig
-from python_backend.session_options import (
+from nereid.config.model_config import ModelConfig
+from nereid.inference.session_options import (
     BackendSettings,
     SessionSettings,
     on_what_is_there,
     providers,
     session_settings,
 )
-from python_backend.threads import ThreadCounts
+from nereid.inference.threads import ThreadCounts
+from nereid.serving_errors import InvalidConfig
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 TENSORRT, OPENVINO = "TensorrtExecutionProvider", "OpenVINOExecutionProvider"

@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from clients import shared_memory, transport
-from clients.errors import ClassifierError, RequestRefused, ServerFailed, TimedOut, Unreachable, from_triton
-from clients.retry import Attempts, Budget
-from clients.samples import CHELSEA, COFFEE
-from clients.shared_memory import Regions, is_stale, remove_stale
-from clients.steps import Call
+from nereid.assets import CHELSEA, COFFEE
+from nereid.client import shared_memory, transport
+from nereid.client.errors import (
+    ClassifierError,
+    RequestRefused,
+    ServerFailed,
+    TimedOut,
+    Unreachable,
+    from_triton,
+)
+from nereid.client.retry import Attempts, Budget
+from nereid.client.shared_memory import Regions, is_stale, remove_stale
+from nereid.client.steps import Call
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
 
 PHOTO = COFFEE.read_bytes()
@@ -324,8 +331,8 @@ def test_close_leaves_what_a_request_uses(regions):
 FORK = """
 import os, sys
 from pathlib import Path
-from clients import shared_memory
-from clients.classifier import Classifier
+from nereid.client import shared_memory
+from nereid.client.classifier import Classifier
 shared_memory.FOLDER = Path(sys.argv[2])
 def of(pid):
     return {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.exists()}
@@ -389,7 +396,7 @@ def test_cuda_without_a_gpu_is_refused_at_once(way):
     """With what it needs; asking for CUDA where there is none is no slow success."""
     if shared_memory_has_cuda():
         pytest.skip("there is a GPU")
-    needs = pytest.raises(shared_memory.NoCuda, match=r"CUDA shared memory needs an NVIDIA GPU .*; mend: ")
+    needs = pytest.raises(shared_memory.NoCuda, match=r"CUDA shared memory needs an NVIDIA GPU .*; fix: ")
     with needs, opened(way[0], "localhost:1", way[1], shared_memory="cuda"):
         pass
 

@@ -9,12 +9,12 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from ops.embedded import REPOSITORY
-from python_backend import shared_weights
-from python_backend.errors import InvalidConfig
-from python_backend.model_config import ModelConfig
-from python_backend.session import Session
-from python_backend.session_options import CPU, CUDA, SHARED_WEIGHTS, session_settings
+from nereid.assets import REPOSITORY
+from nereid.config.model_config import ModelConfig
+from nereid.inference import shared_weights
+from nereid.inference.session import Session
+from nereid.inference.session_options import CPU, CUDA, SHARED_WEIGHTS, session_settings
+from nereid.serving_errors import InvalidConfig
 from tests.networks import constant, network, store, tensor, value
 
 

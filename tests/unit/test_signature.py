@@ -8,9 +8,8 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from python_backend.errors import InvalidConfig
-from python_backend.model_config import ModelConfig, TensorSpec
-from python_backend.signature import (
+from nereid.config.model_config import ModelConfig, TensorSpec
+from nereid.inference.signature import (
     NetworkTensor,
     Signature,
     batch_targets,
@@ -19,6 +18,7 @@ from python_backend.signature import (
     sequence_controls,
     validate,
 )
+from nereid.serving_errors import InvalidConfig
 from tests.networks import OPSET, constant, identity, network, value
 
 FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, ["N", 3])

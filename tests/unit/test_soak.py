@@ -10,8 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clients.errors import Overloaded, RequestRefused, ServerFailed, TimedOut
-from clients.prediction import Label, Prediction, Timings
 from loadtest.processes import Usage, own_bytes
 from loadtest.soak import traffic as traffic_of
 from loadtest.soak.good import BAD_PLACE, Photo, as_prediction, told
@@ -20,7 +18,9 @@ from loadtest.soak.scene import Scene
 from loadtest.soak.traffic import Kind, Tally, Target, Traffic, refusal
 from loadtest.soak.verdict import grown, kept, markdown, none, traffic_markdown
 from loadtest.soak.watch import Quiet, Sample, Sampler, lasting, least, present
-from ops import metrics_page
+from nereid.client.errors import Overloaded, RequestRefused, ServerFailed, TimedOut
+from nereid.client.prediction import Label, Prediction, Timings
+from nereid.server import metrics_page
 
 # As samples are taken: every so often, at a random moment.
 MINUTES = (np.arange(200) + np.random.default_rng(0).random(200)) / 10
@@ -90,7 +90,7 @@ def test_slope_is_that_of_the_line():
 
 def test_short_series_is_no_trend():
     """Who asks for a verdict on a few samples is told how to get more."""
-    with pytest.raises(ValueError, match="needs 8 samples, got 3; mend: soak for longer"):
+    with pytest.raises(ValueError, match="needs 8 samples, got 3; fix: soak for longer"):
         grown("memory", "MB", MINUTES[:3], MINUTES[:3], SHARE)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ops import stubs
-from ops.stubs import DEAD_AFTER_S, Process, Roster, Stub, Verdicts
+from nereid.server import stubs
+from nereid.server.stubs import DEAD_AFTER_S, Process, Roster, Stub, Verdicts
 
 FIRST = Stub(Process(10, 100), "model", 1, "model_0_0")
 SECOND = Stub(Process(11, 101), "model", 1, "model_0_1")

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from python_backend.errors import InvalidConfig
-from python_backend.threads import ThreadCounts, available_cores, thread_counts
+from nereid.inference.threads import ThreadCounts, thread_counts
+from nereid.processes import available_cores
+from nereid.serving_errors import InvalidConfig
 
 INTRA, INTER = "intra_op_thread_count", "inter_op_thread_count"
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from clients.samples import COFFEE
-from python_backend.buffers import Buffers
-from python_backend.decode import Limits, open_image
-from python_backend.resample import Span
-from python_backend.transform import DATATYPES, Placement, Transform, make_plan
+from nereid.assets import COFFEE
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.resample import Span
+from nereid.imaging.transform import DATATYPES, Placement, Transform, make_plan
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 SHORTER = Transform(224, 224, resize_shorter_px=256)

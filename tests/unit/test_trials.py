@@ -9,8 +9,8 @@ import pytest
 
 from loadtest.bench.sample import Sample
 from loadtest.trials import MEAN, NETWORK, STD, TRIALS, rows, taking_bytes
-from ops import check
-from ops.embedded import REPOSITORY
+from nereid.assets import REPOSITORY
+from nereid.repository import check
 
 
 def sample(rate: float, cpu_ms: float, p99_ms: float) -> Sample:
@@ -28,7 +28,7 @@ def test_trial_changes_a_repository_that_can_be_served(tmp_path, name):
 
     assert {path for path, content in before.items() if path.read_bytes() != content}
     failures = [each for each in check.check(repository) if each.verdict == "fail"]
-    assert [each for each in failures if "SHA256SUMS" not in f"{each.what} {each.found} {each.mend}"] == []
+    assert [each for each in failures if "SHA256SUMS" not in f"{each.what} {each.found} {each.fix}"] == []
 
 
 def test_network_that_takes_bytes_answers_as_the_one_that_takes_normalised_pixels():

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 from rich.console import Console
 
-from loadtest.closed_loop import Load
-from loadtest.tune import space
-from loadtest.tune.objective import Objective, median
-from loadtest.tune.report import Report
-from loadtest.tune.search import FIRST_S, Duel, NotMeasured, Search, front
-from loadtest.tune.space import DEFAULT, Candidate
-from ops.pbtxt import parse
+from nereid.cli.tune_report import Report
+from nereid.repository.pbtxt import parse
+from nereid.tune import space
+from nereid.tune.closed_loop import Load
+from nereid.tune.objective import Objective, median
+from nereid.tune.search import FIRST_S, Duel, NotMeasured, Search, front
+from nereid.tune.space import DEFAULT, Candidate
 
 THROUGHPUT, LATENCY = Objective("throughput"), Objective("latency")
 GRID = {"instances": (1, 2, 3, 4), "delay": (0, 1, 2, 3)}
@@ -153,7 +153,7 @@ def test_too_little_time_keeps_the_default():
     told = report(searching, found)
 
     assert told.verdict == "kept"
-    assert "for 2 of 3 rounds, too few to tell a gain from noise; mend: more --minutes" in told.reason()
+    assert "for 2 of 3 rounds, too few to tell a gain from noise; fix: more --minutes" in told.reason()
 
 
 def test_gain_within_the_noise_keeps_the_default():
@@ -232,7 +232,7 @@ def test_no_time_to_try_anything_is_told():
     told = report(*search(Machine(), until_s=2.0))
 
     assert (told.verdict, told.document()["refused"]) == ("kept", [])
-    assert told.reason().startswith("default kept: there was no time for any other candidate; mend: more")
+    assert told.reason().startswith("default kept: there was no time for any other candidate; fix: more")
 
 
 def test_default_that_fails_ends_the_search():

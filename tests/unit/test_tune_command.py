@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clients.samples import COFFEE
-from loadtest.closed_loop import Load
-from loadtest.tune import command
-from loadtest.tune.objective import Objective
-from loadtest.tune.report import Report
-from loadtest.tune.search import Duel
-from loadtest.tune.space import DEFAULT
-from loadtest.tune.trial import copy_repository
-from ops.__main__ import app
-from ops.cli import CommandFailed
-from ops.embedded import REPOSITORY
+from nereid.assets import COFFEE, REPOSITORY
+from nereid.cli import tune as command
+from nereid.cli.main import app
+from nereid.cli.tune_report import Report
+from nereid.errors import OperationFailed
+from nereid.tune.closed_loop import Load
+from nereid.tune.objective import Objective
+from nereid.tune.search import Duel
+from nereid.tune.space import DEFAULT
+from nereid.tune.trial import copy_repository
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_missing_package_is_told(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvloop" else found(name))
 
-    with pytest.raises(CommandFailed, match=r"needs uvloop; mend: pip install 'nereid\[load\]'"):
+    with pytest.raises(OperationFailed, match=r"needs uvloop; fix: pip install 'nereid-serving\[load\]'"):
         command.tune(command.Wish(REPOSITORY, "classify_v1", "cpu"), {}, False)
 
 
@@ -85,7 +84,7 @@ def test_command_of_a_wish_asks_for_the_same():
 
 
 def test_command_line_of_a_wish_is_understood_as_that_wish(monkeypatch):
-    """The command writes what it would read; lists take commas as those of `nereid bench`."""
+    """The command writes what it would read; lists take commas as those of `python -m loadtest.bench`."""
     wish = command.Wish(
         REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), (Path(COFFEE), Path(COFFEE)), 7
     )
@@ -121,7 +120,7 @@ def test_what_was_measured_is_told_even_if_it_cannot_be_written(tmp_path, monkey
 
     monkeypatch.setattr(command, "search", changing)
 
-    with pytest.raises(CommandFailed, match="has changed meanwhile"):
+    with pytest.raises(OperationFailed, match="has changed meanwhile"):
         command.tune(command.Wish(models, "classify_v1", "cpu"), {}, as_json)
 
     told = capsys.readouterr().out
@@ -136,7 +135,7 @@ def test_folder_that_cannot_be_written_is_told_before(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: "classify_v2" not in str(path))
     monkeypatch.setattr(command, "search", lambda *args: pytest.fail("it was measured"))
 
-    with pytest.raises(CommandFailed, match=r"classify_v2/configs' cannot be written; mend: --dry-run"):
+    with pytest.raises(OperationFailed, match=r"classify_v2/configs' cannot be written; fix: --dry-run"):
         command.tune(command.Wish(models, "classify_v1", "cpu"), {}, False)
 
 

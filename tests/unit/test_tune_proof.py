@@ -3,8 +3,8 @@
 import pytest
 
 from loadtest import tune_proof
-from loadtest.closed_loop import Load
-from loadtest.tune.search import NotMeasured
+from nereid.tune.closed_loop import Load
+from nereid.tune.search import NotMeasured
 
 TUNED, BEST = (("instances", 9),), tune_proof.grid()[0]
 RATES = {TUNED: 95.0, BEST: 100.0}

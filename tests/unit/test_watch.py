@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ops import json_lines, watch
-from ops.__main__ import app
-from ops.cli import CommandFailed, WrongUsage
-from ops.control import NotReached
-from ops.drop_folder import JOURNAL, STAGING, DropFolder, Line, NotNow, Publish, copied, see
-from ops.publish.network import find_network
-from ops.publish.publisher import Gates
-from python_backend.errors import InvalidConfig
+from nereid import json_lines
+from nereid.cli.main import app
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish import watch
+from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Line, NotNow, Publish, copied, see
+from nereid.publish.network import find_network
+from nereid.publish.publisher import Gates
+from nereid.server.control import NotReached
+from nereid.serving_errors import InvalidConfig
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 
 SETTLE_S = 2.0
@@ -335,7 +336,7 @@ def test_what_is_deleted_while_it_is_published_is_published(drop):
 def test_what_is_deleted_while_it_is_rejected_may_come_again(drop):
     """Only what still is there is remembered as rejected."""
     path = drop.write("net.onnx", "a")
-    drop.publisher.failures = [CommandFailed("no")]
+    drop.publisher.failures = [OperationFailed("no")]
     drop.publisher.during = path.unlink
     drop.wait()
     drop.publisher.during = lambda: None
@@ -365,7 +366,7 @@ def test_copy_that_is_not_what_settled_is_thrown_away(drop, name, is_deleted):
 
 @pytest.mark.parametrize(
     "error",
-    [CommandFailed("it is bad"), WrongUsage("it is bad"), InvalidConfig("it is bad")],
+    [OperationFailed("it is bad"), WrongUsage("it is bad"), InvalidConfig("it is bad")],
     ids=lambda e: type(e).__name__,
 )
 @pytest.mark.parametrize("name", ["net@x.onnx", "net@x/net.onnx"])
@@ -407,7 +408,7 @@ def test_error_that_nobody_expects_is_a_rejection(drop, error):
 def test_rejected_twice_in_a_second_are_both_kept(drop):
     """A name that is taken is not overwritten."""
     for text in "ab":
-        drop.publisher.failures = [CommandFailed("no")]
+        drop.publisher.failures = [OperationFailed("no")]
         drop.write("net.onnx", text)
         drop.wait()
 
@@ -423,7 +424,7 @@ def test_rejected_twice_in_a_second_are_both_kept(drop):
 def test_reason_is_one_line_and_names_the_original(drop):
     """The path of the copy means nothing to anybody."""
     copy = drop.folder / STAGING / "net.onnx"
-    drop.publisher.failures = [CommandFailed(f"'{copy}' is bad\nindeed")]
+    drop.publisher.failures = [OperationFailed(f"'{copy}' is bad\nindeed")]
     drop.write("net.onnx", "a")
 
     drop.wait()
@@ -431,9 +432,9 @@ def test_reason_is_one_line_and_names_the_original(drop):
     assert drop.said == [f"net.onnx: rejected: '{drop.folder / 'net.onnx'}' is bad indeed"]
 
 
-def caused(error: Exception) -> CommandFailed:
+def caused(error: Exception) -> OperationFailed:
     """Return what the publisher makes of a refusal that has another reason."""
-    wrapped = CommandFailed(f"publish net 2 failed, and nothing has changed: {error}")
+    wrapped = OperationFailed(f"publish net 2 failed, and nothing has changed: {error}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -569,7 +570,7 @@ def test_rejected_link_is_tried_again_on_other_terms_only(drop, tmp_path):
     """What was rejected stays rejected, until it is held to something else, or leads elsewhere."""
     (tmp_path / "a").write_text("a")
     swap(drop.folder / "net.onnx", tmp_path / "a")
-    drop.publisher.failures = [CommandFailed("it answers otherwise")]
+    drop.publisher.failures = [OperationFailed("it answers otherwise")]
     drop.wait(20)
     drop.start()
     drop.wait(20)
@@ -681,7 +682,7 @@ def test_folder_with_the_newest_version_as_a_side_file_is_another(repository, tm
     shutil.copyfile(repository / "net" / "1" / "model.onnx", source / "before" / "net.onnx")
     (source / "net.onnx").write_text("bad")
 
-    with pytest.raises(CommandFailed, match="no ONNX network"):
+    with pytest.raises(OperationFailed, match="no ONNX network"):
         publish_to(repository)("net", source)
 
 
@@ -759,7 +760,7 @@ def test_interrupt_ends_it_in_order(repository, tmp_path):
     folder.mkdir()
     words = [str(folder), "--settle-s", "0.1", "--repository", str(repository)]
     with subprocess.Popen(
-        [sys.executable, "-m", "ops", "watch", *words],
+        [sys.executable, "-m", "nereid", "watch", *words],
         env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

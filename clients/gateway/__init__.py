@@ -1,1 +1,0 @@
-"""A REST gateway in front of a Triton server: admission, keys, limits, and a web page."""

@@ -1,0 +1,1 @@
+"""Nereid: image models on a real NVIDIA Triton Inference Server."""

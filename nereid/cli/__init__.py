@@ -1,0 +1,1 @@
+"""The `nereid` command: one module per command, errors mapped to exit codes."""

@@ -1,0 +1,174 @@
+"""How routes, their differences, explanations and histories are printed: tables, or JSON."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Column
+from rich.table import Table as Grid
+from rich.text import Text
+
+from nereid.routes.diff import Difference
+from nereid.routes.explain import Explanation
+from nereid.routes.history import Entry
+from nereid.routes.served import Served, Server, ask_served
+from nereid.routes.target import Present, Target, check, describe, percent
+from nereid.routing.assignment import Route, Table, Variant, shares
+
+WIDE = 10_000
+
+
+def show(target: Target, present: Present, server: Server | None, as_json: bool) -> None:
+    """Print a route, and whether the server serves it.
+
+    Raises:
+        OperationFailed, InvalidConfig: the file holds no route, or it names what is not in the repository.
+    """
+    route = present.route()
+    table = check(target, present.text or b"")
+    told, served = ask_served(server, target.name, table.sha256)
+    if as_json:
+        print(json.dumps(_as_document(target, table, served, told)))
+        return
+    _print_variants(table, served)
+    _print_shadows(route)
+    limits, breaker = route, route.breaker
+    print(f"default {route.default}, at most {limits.max_in_flight} requests in flight, ", end="")
+    print(f"mirrored below {limits.shadow_max_in_flight}")
+    print(
+        f"breaker: opens at {percent(breaker.error_ratio)} failures of {breaker.min_requests} requests or "
+        f"more in {breaker.window_s:g} s, tries again after {breaker.open_s:g} s"
+    )
+    print(f"{target.name}: {describe(route)}, SHA-256 {table.sha256}")
+    print(told)
+
+
+def print_diff(found: list[Difference], moved: str) -> None:
+    """Print what differs between two routes."""
+    if not found:
+        print("nothing differs")
+        return
+    print_table("field", "old", "new", rows=[(each.path, each.old, each.new) for each in found])
+    print(moved)
+
+
+def print_explanation(explanation: Explanation, as_json: bool) -> None:
+    """Print which variant a request gets, and why."""
+    if as_json:
+        print(json.dumps(asdict(explanation)))
+        return
+    print(explanation.why)
+    if explanation.candidates:
+        rows = [
+            (c.variant, f"{c.unit:.6f}", f"{c.weight:g}", f"{c.score:.6g}") for c in explanation.candidates
+        ]
+        print_table("variant", "hash value", "weight", "score", rows=rows)
+    for shadow, likely in explanation.mirrored.items():
+        print(f"{_how_likely(likely)} mirrored to shadow {shadow}")
+    for name in explanation.ignored:
+        print(f"no route looks at header {name!r}")
+
+
+def print_history(entries: tuple[Entry, ...], as_json: bool) -> None:
+    """Print a history, newest first."""
+    if as_json:
+        print(msgspec.json.encode(entries[::-1]).decode())
+        return
+    rows = [
+        (
+            str(entry.generation),
+            entry.time.astimezone().replace(tzinfo=None).isoformat(" ", "seconds"),
+            entry.user,
+            _weights(entry),
+            entry.note,
+            entry.sha256[:12],
+        )
+        for entry in reversed(entries)
+    ]
+    print_table("generation", "when", "who", "weights", "note", "SHA-256", rows=rows)
+
+
+def _print_variants(table: Table, served: Served | None) -> None:
+    variants, given = table.route.variants, shares(table.route)
+    columns = ["variant", "model", "version", "network", "weight", "share", "deadline"]
+    rows = [
+        [
+            v.name,
+            v.model,
+            str(v.version),
+            network,
+            f"{v.weight:g}",
+            percent(given[v.name]),
+            _ms(v.deadline_ms),
+        ]
+        for v in variants
+        for network in [table.network_versions[v.name]]
+    ]
+    if served:
+        columns.append("breaker")
+        for row in rows:
+            row.append(_breakers(table, served).get(row[0], "—"))
+    if any(variant.headers for variant in variants):
+        columns.append("headers")
+        for row, variant in zip(rows, variants, strict=True):
+            row.append(_headers(variant))
+    print_table(*columns, rows=rows)
+
+
+def _print_shadows(route: Route) -> None:
+    rows = [(s.name, s.model, str(s.version), f"{s.percent:g} %", _ms(s.deadline_ms)) for s in route.shadows]
+    if rows:
+        print_table("shadow", "model", "version", "mirrored", "deadline", rows=rows)
+
+
+def _as_document(target: Target, table: Table, served: Served | None, told: str) -> dict[str, Any]:
+    return {
+        "route": target.name,
+        "file": str(target.path),
+        "sha256": table.sha256,
+        "generation": table.route.generation,
+        "status": told,
+        "served_sha256": sorted(served.sha256s) if served else None,
+        "shares": shares(table.route),
+        "network_versions": dict(table.network_versions),
+        "breakers": _breakers(table, served) if served else {},
+        "document": msgspec.to_builtins(table.route),
+    }
+
+
+def _breakers(table: Table, served: Served) -> dict[str, str]:
+    """Return the state of each variant that has been asked in this version."""
+    versions = ((each.name, table.network_versions[each.name]) for each in table.route.variants)
+    return {pair[0]: served.breakers[pair] for pair in versions if pair in served.breakers}
+
+
+def print_table(*columns: str, rows: Any) -> None:
+    """Print rows of text under their columns."""
+    grid = Grid(*(Column(name, overflow="fold") for name in columns))
+    for row in rows:
+        # Text: a value may look like markup.
+        grid.add_row(*(Text(cell) for cell in row))
+    # A pipe or a file is as wide as it has to be.
+    Console(width=None if sys.stdout.isatty() else WIDE).print(grid)
+
+
+def _weights(entry: Entry) -> str:
+    route = entry.parsed()
+    return ", ".join(f"{v.name} {v.weight:g}" for v in route.variants) if route else "no valid route"
+
+
+def _headers(variant: Variant) -> str:
+    return "\n".join(f"{name}: {', '.join(values)}" for name, values in variant.headers.items())
+
+
+def _how_likely(share: float) -> str:
+    fixed: Mapping[float, str] = {0.0: "not", 1.0: "always"}
+    return fixed.get(share, f"{percent(share)} of such requests are")
+
+
+def _ms(value: int) -> str:
+    return f"{value:,} ms"

@@ -1,0 +1,198 @@
+"""Classify images on a Triton server from asyncio."""
+
+import asyncio
+import time
+import weakref
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any, Unpack
+
+import numpy as np
+
+from nereid.client import prediction, transport
+from nereid.client.conversation import Exchange
+from nereid.client.errors import ClassifierError
+from nereid.client.group import Group, Outcome, Unusable
+from nereid.client.images import ImageLike, encoded
+from nereid.client.prediction import SCORES, Prediction, Timings
+from nereid.client.request import CONCURRENCY, NO_LIMIT, TIMEOUT_S, Ask, Options, ProtocolName, ask, check
+from nereid.client.retry import Attempts
+from nereid.client.shared_memory import Kind, Regions
+from nereid.client.transport import AsyncConnection
+
+
+class AsyncClassifier:
+    """`Classifier` for asyncio: the same arguments, the same answers, the same errors.
+
+    A call that is cancelled cancels its request on the server, too (gRPC).
+
+    Example:
+        >>> async with AsyncClassifier("localhost:8001") as classifier:
+        ...     (await classifier.classify("cat.jpg")).labels[0].name
+        'tabby'
+    """
+
+    def __init__(
+        self,
+        url: str,
+        protocol: ProtocolName = "grpc",
+        model: str = "classify",
+        timeout_s: float = TIMEOUT_S,
+        concurrency: int = CONCURRENCY,
+        shared_memory: Kind | None = None,
+    ) -> None:
+        check(url, protocol, concurrency, shared_memory)
+        self.model = model
+        self._timeout_s = timeout_s
+        self._concurrency = concurrency
+        self._limit = NO_LIMIT
+        self._connection = AsyncConnection(url, protocol)
+        regions = Regions(shared_memory, url, protocol) if shared_memory else None
+        self._exchange = Exchange(protocol, model, regions)
+        self._farewell = weakref.finalize(self, regions.close) if regions else None
+
+    async def __aenter__(self) -> "AsyncClassifier":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections, after what shared memory there is."""
+        if self._farewell:
+            await asyncio.to_thread(self._farewell)
+        await self._connection.close()
+
+    async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
+        """Classify one image; see `Classifier.classify`."""
+        began = time.perf_counter()
+        asked = ask(options, self._timeout_s)
+        attempts = self._exchange.attempts(asked)
+        file = await _encoded(image)
+        encode_s = time.perf_counter() - began
+        result = await self._request(asked, attempts, [file])
+        request_s = time.perf_counter() - began - encode_s
+        timings = Timings.of(encode_s, request_s, attempts.count)
+        return prediction.read(result, self.model, asked.request_id, timings)[0]
+
+    async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
+        """Return the scores of all classes as the model gives them, float32[C]; else as `classify`."""
+        asked = ask(options, self._timeout_s, is_for_scores=True)
+        attempts = self._exchange.attempts(asked)
+        result = await self._request(asked, attempts, [await _encoded(image)])
+        scores: np.ndarray = result.as_numpy(SCORES)[0]
+        return scores
+
+    def classify_many(
+        self,
+        images: Iterable[ImageLike] | AsyncIterable[ImageLike],
+        batch_size: int = 1,
+        **options: Unpack[Options],
+    ) -> AsyncIterator[Outcome]:
+        """Classify images as they come, several at a time; see `Classifier.classify_many`.
+
+        Outcomes do not wait for an asynchronous iterable to go on; one that is not is read on the loop.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        ask(options, self._timeout_s)
+        return self._outcomes(images, batch_size, options)
+
+    async def _outcomes(
+        self, images: Iterable[ImageLike] | AsyncIterable[ImageLike], batch_size: int, options: Options
+    ) -> AsyncIterator[Outcome]:
+        # Without a bound of its own: its end must find room also when nobody reads it any more.
+        started: asyncio.Queue[asyncio.Task[list[Outcome]] | None] = asyncio.Queue()
+        ahead = asyncio.Semaphore(2 * self._concurrency)
+        running: set[asyncio.Task[Any]] = set()
+        slots = asyncio.Semaphore(self._concurrency)
+
+        async def classify(group: list[ImageLike]) -> list[Outcome]:
+            async with slots:
+                return await self._classify_group(group, options)
+
+        async def start() -> None:
+            try:
+                async for group in _groups(images, batch_size):
+                    await ahead.acquire()
+                    running.add(task := asyncio.create_task(classify(group)))
+                    started.put_nowait(task)
+            finally:
+                started.put_nowait(None)
+
+        running.add(starting := asyncio.create_task(start()))
+        try:
+            while (task := await started.get()) is not None:
+                for outcome in await task:
+                    yield outcome
+                running.discard(task)
+                ahead.release()
+            await starting
+        finally:
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _classify_group(self, images: list[ImageLike], options: Options) -> list[Outcome]:
+        began = time.perf_counter()
+        asked = ask(options, self._timeout_s)
+        attempts = self._exchange.attempts(asked)
+        group = Group([await _encoded_or_why_not(image) for image in images], self._limit)
+        encode_s = time.perf_counter() - began
+        while files := group.next():
+            try:
+                result = await self._request(asked, attempts, files)
+                request_s = time.perf_counter() - began - encode_s
+                timings = Timings.of(encode_s, request_s, attempts.count)
+                predictions = prediction.read(result, self.model, asked.request_id, timings)
+            except (ClassifierError, OSError) as error:  # such as memory for it that is full
+                group.failed(error)
+            else:
+                group.answered(predictions)
+        self._limit = min(self._limit, group.limit)
+        return group.outcomes()
+
+    async def _request(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
+        return await transport.run_async(self._connection, self._exchange.request(asked, attempts, files))
+
+
+async def _groups(
+    images: Iterable[ImageLike] | AsyncIterable[ImageLike], size: int
+) -> AsyncIterator[list[ImageLike]]:
+    group: list[ImageLike] = []
+    failure: Exception | None = None
+    try:
+        async for image in _each(images):
+            group.append(image)
+            if len(group) == size:
+                yield group
+                group = []
+    except Exception as error:
+        failure = error
+    if group:
+        yield group
+    if failure:
+        raise failure
+
+
+async def _each(images: Iterable[ImageLike] | AsyncIterable[ImageLike]) -> AsyncIterator[ImageLike]:
+    if isinstance(images, AsyncIterable):
+        async for image in images:
+            yield image
+    else:
+        for image in images:
+            yield image
+
+
+async def _encoded(image: ImageLike) -> bytes:
+    # Reading a file and encoding pixels take their time; the loop goes on meanwhile.
+    return image if isinstance(image, bytes) else await asyncio.to_thread(encoded, image)
+
+
+async def _encoded_or_why_not(image: ImageLike) -> bytes | Unusable:
+    try:
+        return await _encoded(image)
+    except (OSError, TypeError, ValueError) as error:
+        return error

@@ -1,0 +1,1 @@
+"""Checked values from `config.pbtxt` and server flags; nothing here imports Triton."""

@@ -1,0 +1,348 @@
+"""A model's `config.pbtxt`, read once: from Triton at load, or from a file for a sibling model."""
+
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nereid.serving_errors import InvalidConfig
+
+# Parameters that Triton reads itself; every backend lets them pass.
+TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
+
+BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output: name, Triton datatype (`TYPE_FP32`), dims without the batch dimension.
+
+    `dims` are what clients see, `network_dims` (of the config's `reshape`) what the network sees.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    network_dims: tuple[int, ...]
+    is_optional: bool = False
+    is_ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What the library needs of a model configuration.
+
+    `folder` is the model's folder in the repository; `version` the numbered folder in it; `parameters` are
+    the config's parameters as plain strings; `document` is all of the config, with protobuf field names.
+    `kind` (CPU, GPU, MODEL), `device_id` and `is_first` are the instance's.
+    """
+
+    name: str
+    version: int
+    folder: Path
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    parameters: Mapping[str, str]
+    document: Mapping[str, Any]
+    kind: str = "CPU"
+    device_id: int = 0
+    is_first: bool = True
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, str], may_use_gpu: bool = False) -> "ModelConfig":
+        """Read the `args` that Triton hands to `TritonPythonModel.initialize`.
+
+        Raises:
+            InvalidConfig: the instance is to run on a GPU, and the backend cannot.
+        """
+        kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
+        folder, version = Path(args["model_repository"]), int(args["model_version"])
+        config = cls.from_document(json.loads(args["model_config"]), folder, version, kind, device_id)
+        groups = config.document.get("instance_group") or [{}]
+        config = replace(config, is_first=args["model_instance_name"] == f"{groups[0].get('name')}_0")
+        if kind == "GPU" and not may_use_gpu:
+            raise InvalidConfig(f"model '{config.name}': this backend serves KIND_CPU instances only")
+        return config
+
+    @classmethod
+    def from_file(cls, folder: Path, version: int) -> "ModelConfig":
+        """Read `folder/config.pbtxt` of a sibling model.
+
+        Raises:
+            InvalidConfig: the file is missing or is no ModelConfig; the message has path, line and reason.
+        """
+        return cls.from_document(read_pbtxt(folder / "config.pbtxt"), folder, version)
+
+    @classmethod
+    def from_document(
+        cls, document: Mapping[str, Any], folder: Path, version: int, kind: str = "CPU", device_id: int = 0
+    ) -> "ModelConfig":
+        """Read a configuration that is a dict with protobuf field names."""
+        return cls(
+            name=document.get("name") or folder.name,
+            version=version,
+            folder=folder,
+            inputs=tuple(map(_tensor, document.get("input", ()))),
+            outputs=tuple(map(_tensor, document.get("output", ()))),
+            max_batch_size=int(document.get("max_batch_size", 0)),
+            parameters={k: v.get("string_value", "") for k, v in document.get("parameters", {}).items()},
+            document=document,
+            kind=kind,
+            device_id=device_id,
+        )
+
+    @property
+    def cpu_instances(self) -> int:
+        """How many instances of the model share the processor's cores.
+
+        Source: core r24.10, model_config_utils.cc: without a count, two for ONNX Runtime and one for others.
+        """
+        default = 2 if self.document.get("backend") == "onnxruntime" else 1
+        groups = self.document.get("instance_group") or [{}]
+        return sum(int(group.get("count") or default) for group in groups if group.get("kind") != "KIND_GPU")
+
+    def asks_for_gpu(self, profile: str) -> bool:
+        """Tell whether the config file names a GPU; Triton hands on KIND_AUTO as what it made of it.
+
+        Args:
+            profile: the server's `--model-config-name`, or nothing.
+        """
+        named = self.folder / "configs" / f"{profile}.pbtxt"
+        path = named if profile and named.exists() else self.folder / "config.pbtxt"
+        groups = read_pbtxt(path).get("instance_group", ()) if path.exists() else ()
+        return any(group.get("kind") == "KIND_GPU" for group in groups)
+
+    def sibling(self, name: str, version: int) -> "ModelConfig":
+        """Read the config of the model `name` beside this one, pinned to `version`.
+
+        Raises:
+            InvalidConfig: the name leaves the repository, or there is no such model or version.
+        """
+        folder = self._sibling_folder(name)
+        self._check_version(name, version)
+        return ModelConfig.from_file(folder, version)
+
+    def replacing(self, parameters: Mapping[str, str]) -> "ModelConfig":
+        """Return this config with other values of some parameters."""
+        return replace(self, parameters={**self.parameters, **parameters})
+
+    def pinned_network_version(self, model: str, version: int, output: str) -> str:
+        """Return the version of the network behind `version` of the model `model` beside this one.
+
+        An ensemble pins the network that gives it `output`; any other model is a network.
+
+        Raises:
+            InvalidConfig: the name leaves the repository, there is no such version, it is a model of this
+                one's backend, which would be asked in circles, or an ensemble does not pin the network.
+        """
+        path = self._sibling_folder(model) / "config.pbtxt"
+        self._check_version(model, version)
+        document = read_pbtxt(path) if path.exists() else {}
+        if document.get("backend") == self.document.get("backend", ""):
+            raise InvalidConfig(f"model '{self.name}' names '{model}', which is a route itself")
+        if "ensemble_scheduling" not in document:
+            return str(version)
+        for step in document["ensemble_scheduling"].get("step", ()):
+            if output in step.get("output_map", {}).values():
+                pinned = int(step.get("model_version", -1))
+                if pinned < 1:
+                    raise InvalidConfig(f"ensemble '{model}' must pin '{step['model_name']}', got {pinned}")
+                return str(pinned)
+        raise InvalidConfig(f"model '{self.name}' names '{model}', an ensemble without '{output}'")
+
+    def _check_version(self, name: str, version: int) -> None:
+        if not (self._sibling_folder(name) / str(version)).is_dir():
+            raise InvalidConfig(
+                f"model '{self.name}' names version {version} of '{name}', which is not there"
+            )
+
+    def _sibling_folder(self, name: str) -> Path:
+        folder = self.folder.parent / name
+        if folder.parent.resolve() != self.folder.parent.resolve() or name in ("", ".", ".."):
+            raise InvalidConfig(f"model '{self.name}' names '{name}', which is not a folder beside it")
+        return folder
+
+    def settings(self, schema: type[Settings], **fixed: Any) -> Settings:
+        """Parse the parameters into the dataclass `schema`, by its field names and types.
+
+        Args:
+            schema: fields that are dataclasses stand for the fields of those.
+            fixed: values of fields that are no parameters.
+
+        Raises:
+            InvalidConfig: a parameter is unknown, missing, or not of its type.
+        """
+        known = {name: field for name, field in _leaves(schema).items() if name not in fixed}
+        unknown = sorted(set(self.parameters) - set(known) - TRITON_PARAMETERS)
+        if unknown:
+            names = ", ".join(sorted(known))
+            raise InvalidConfig(
+                f"model '{self.name}' has unknown parameter '{unknown[0]}', known are: {names}"
+            )
+        missing = [
+            name for name, leaf in known.items() if not leaf.has_default and name not in self.parameters
+        ]
+        if missing:
+            raise InvalidConfig(f"model '{self.name}' needs parameter '{missing[0]}'")
+        given = {
+            name: self._value(name, leaf.hint) for name, leaf in known.items() if name in self.parameters
+        }
+        try:
+            return typing.cast(Settings, _build(schema, given | fixed))
+        except ValueError as error:
+            raise InvalidConfig(f"model '{self.name}': {error}") from None
+
+    def _value(self, name: str, hint: Any) -> Any:
+        text = self.parameters[name]
+        try:
+            return _convert(text, hint)
+        except (ValueError, KeyError):
+            expected = hint.__name__
+            if isinstance(hint, types.GenericAlias):
+                expected = f"{typing.get_args(hint)[0].__name__}s separated by commas"
+            raise InvalidConfig(
+                f"model '{self.name}', parameter '{name}': expected {expected}, got '{text}'"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class FusedSettings:
+    """Parameters of a `fused` model: the sibling models it stands for, by name and pinned version.
+
+    The rest are what it has in place of a sibling's parameter; 0 is the sibling's own.
+    """
+
+    preprocess: str
+    preprocess_version: int
+    network: str
+    network_version: int
+    decode_threads: int = 0
+    intra_op_thread_count: int = 0
+    run_batch_size: int = 0
+
+    @property
+    def of_preprocess(self) -> dict[str, str]:
+        """Parameters that replace those of the preprocessing model."""
+        return _given({"decode_threads": self.decode_threads})
+
+    @property
+    def of_network(self) -> dict[str, str]:
+        """Parameters that replace those of the network."""
+        return _given(
+            {
+                "intra_op_thread_count": self.intra_op_thread_count,
+                "nereid.run_batch_size": self.run_batch_size,
+            }
+        )
+
+
+def _given(numbers: Mapping[str, int]) -> dict[str, str]:
+    return {name: str(number) for name, number in numbers.items() if number}
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSettings:
+    """Parameters of a route: the path of its route file, relative to the model repository."""
+
+    route: str
+
+
+def read_pbtxt(path: Path) -> dict[str, Any]:
+    """Return a `config.pbtxt` as a dict with protobuf field names.
+
+    Raises:
+        InvalidConfig: the file is missing or is no ModelConfig; the message has path, line and reason.
+    """
+    # Imported here: it brings the gRPC library along, which only the models that read siblings need.
+    from google.protobuf import json_format, text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig as Message
+
+    try:
+        message = text_format.Parse(path.read_text(), Message())
+    except FileNotFoundError:
+        raise InvalidConfig(f"unable to find '{path}'") from None
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"'{path}': {error}") from None
+    return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
+
+
+INTEGRAL = "integral number"
+
+
+def parse_int(text: str, kind: str = INTEGRAL) -> int:
+    """Read an integer as Triton's backends do, with C++ `std::stoi`: what follows the digits is ignored.
+
+    Args:
+        kind: what it is called in the message.
+
+    Raises:
+        InvalidConfig: there is no integer at the start, or it is too large.
+    """
+    found = re.match(r"\s*([+-]?[0-9]+)", text)
+    if not found or (kind == INTEGRAL and abs(int(found[1])) >= 2**31):
+        raise InvalidConfig(f"failed to convert '{text}' to {kind}")
+    return int(found[1])
+
+
+def parse_bool(text: str) -> bool:
+    """Read `true`, `on`, `1`, `false`, `off` or `0` in any case, as Triton's backends do.
+
+    Raises:
+        InvalidConfig: it is none of these.
+    """
+    if text.lower() not in BOOLEANS:
+        raise InvalidConfig(f"failed to convert '{text}' to boolean")
+    return BOOLEANS[text.lower()]
+
+
+def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
+    dims = tuple(map(int, entry.get("dims", ())))
+    reshape = entry.get("reshape")
+    return TensorSpec(
+        name=entry["name"],
+        datatype=entry.get("data_type", "TYPE_INVALID"),
+        dims=dims,
+        network_dims=dims if reshape is None else tuple(map(int, reshape.get("shape", ()))),
+        is_optional=bool(entry.get("optional", False)),
+        is_ragged=bool(entry.get("allow_ragged_batch", False)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A field of a schema that is a parameter."""
+
+    hint: Any
+    has_default: bool
+
+
+def _leaves(schema: Any) -> dict[str, _Leaf]:
+    leaves: dict[str, _Leaf] = {}
+    hints = typing.get_type_hints(schema)
+    for field in fields(schema):
+        hint = hints[field.name]
+        leaves |= (
+            _leaves(hint) if is_dataclass(hint) else {field.name: _Leaf(hint, field.default is not MISSING)}
+        )
+    return leaves
+
+
+def _build(schema: Any, values: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(schema)
+    nested = {name: _build(hint, values) for name, hint in hints.items() if is_dataclass(hint)}
+    return schema(**nested, **{name: values[name] for name in hints if name in values and name not in nested})
+
+
+def _convert(text: str, hint: Any) -> Any:
+    if isinstance(hint, types.GenericAlias):
+        return tuple(_convert(part.strip(), typing.get_args(hint)[0]) for part in text.split(","))
+    if hint is bool:
+        return BOOLEANS[text.lower()]
+    return hint(text)

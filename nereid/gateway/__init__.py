@@ -1,0 +1,1 @@
+"""The HTTP gateway: REST API, keys, quotas, admission control and the web page."""

@@ -1,0 +1,1 @@
+"""Admission to the gateway: keys, quotas, and the limit of concurrent requests."""

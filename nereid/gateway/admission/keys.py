@@ -1,0 +1,152 @@
+"""API keys: who may do what through the gateway. Their file holds digests, never a key."""
+
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+log = logging.getLogger("nereid.gateway")
+Scope = Literal["infer", "route", "admin"]
+SCOPES: tuple[Scope, ...] = ("infer", "route", "admin")
+# Marks a key in logs and files, for those who scan them for secrets.
+MARK = "nereid_"
+# 256 random bits: a digest without salt or rounds is as hard to turn back as they are to guess.
+SECRET_BYTES = 32
+MOST_BYTES = 1_000_000
+
+
+class InvalidKeys(Exception):
+    """The file of keys cannot be used; the message says why."""
+
+
+class Key(Struct, frozen=True, forbid_unknown_fields=True):
+    """One key: what it may do, and how often; `admin` may do everything.
+
+    `rate_per_s` bounds its images per second, on average; None is without bound.
+    """
+
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(?!\n)$")]
+    name: Annotated[str, Meta(pattern=r"^[ -~]{1,64}(?!\n)$")]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
+    scopes: frozenset[Scope]
+    created: Annotated[datetime, Meta(tz=True)]
+    rate_per_s: Annotated[float, Meta(gt=0)] | None = None
+
+    def may(self, scope: Scope) -> bool:
+        """Tell whether the key has a scope."""
+        return scope in self.scopes or "admin" in self.scopes
+
+
+class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a file of keys."""
+
+    keys: tuple[Key, ...] = ()
+
+
+def make(
+    name: str, scopes: frozenset[Scope], created: datetime, rate_per_s: float | None = None
+) -> tuple[Key, str]:
+    """Return a new key, and the secret that is shown once."""
+    secret = f"{MARK}{secrets.token_urlsafe(SECRET_BYTES)}"
+    return Key(secrets.token_hex(4), name, digest(secret), scopes, created, rate_per_s), secret
+
+
+def digest(secret: str) -> str:
+    """Return what is kept of a secret."""
+    return sha256(secret.encode(errors="surrogateescape")).hexdigest()
+
+
+def read(path: Path) -> KeyFile:
+    """Read a file of keys.
+
+    Raises:
+        InvalidKeys: it cannot be read, others may change it, or it holds something else.
+    """
+    try:
+        # A pipe would keep `open` waiting for somebody who writes.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            text = file.read(MOST_BYTES + 1) if stat.S_ISREG(status.st_mode) else None
+    except OSError as error:
+        raise InvalidKeys(f"cannot read keys from '{path}': {error.strerror}") from None
+    if text is None:
+        raise InvalidKeys(f"cannot read keys from '{path}': it is no regular file")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidKeys(f"'{path}' can be changed by others; fix: chmod 600 '{path}'")
+    if len(text) > MOST_BYTES:
+        raise InvalidKeys(f"'{path}' has more than {MOST_BYTES:,} bytes")
+    try:
+        return msgspec.json.decode(text, type=KeyFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidKeys(f"'{path}' holds no keys: {error}") from None
+
+
+def format_keys(known: KeyFile) -> bytes:
+    """Return the text of a file of keys."""
+    return msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n"
+
+
+class KeyRing:
+    """The keys of a file that may change; what it lacks or cannot be read opens nothing, and is logged.
+
+    Args:
+        path: of the file; None for no keys at all.
+        may_come_later: a file that is not there yet has no keys.
+
+    Raises:
+        InvalidKeys: the file cannot be used.
+    """
+
+    def __init__(self, path: Path | None = None, may_come_later: bool = False) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] = ()
+        self._by_digest: Mapping[str, Key] = {}
+        self.failure = ""
+        if path is None or (may_come_later and not path.exists()):
+            return
+        self._take(_version(path))
+        if self.failure:
+            raise InvalidKeys(self.failure)
+
+    def __len__(self) -> int:
+        self._read()
+        return len(self._by_digest)
+
+    def find(self, secret: str) -> Key | None:
+        """Return the key with this secret, if there is one now."""
+        self._read()
+        return self._by_digest.get(digest(secret))
+
+    def _read(self) -> None:
+        """Take the file as it is now; `failure` says why it opens nothing, if it does not."""
+        if self._path is None or (seen := _version(self._path)) == self._seen:
+            return
+        failed = self.failure
+        self._take(seen)
+        if self.failure != failed:
+            log.warning("%s", self.failure or f"keys are read from '{self._path}' again")
+
+    def _take(self, seen: tuple[int, ...]) -> None:
+        assert self._path
+        self._seen, self._by_digest, self.failure = seen, {}, ""
+        try:
+            self._by_digest = {key.sha256: key for key in read(self._path).keys}
+        except InvalidKeys as error:
+            self.failure = str(error)
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Return what changes with a file; () if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode

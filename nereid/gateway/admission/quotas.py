@@ -1,0 +1,47 @@
+"""How many images each key may have classified: a token bucket per key."""
+
+import time
+from collections.abc import Callable
+
+from nereid.gateway.admission.keys import Key
+from nereid.gateway.failures import Failure
+
+
+class Buckets:
+    """Token buckets, one per key; as many as there are keys.
+
+    Args:
+        rate_per_s: of a key without a rate of its own; None is for no limit.
+        burst: how many images a bucket holds.
+        clock: seconds that never jump.
+    """
+
+    def __init__(
+        self, rate_per_s: float | None, burst: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate_per_s, self._burst, self._clock = rate_per_s, burst, clock
+        self._filled: dict[str, tuple[float, float]] = {}
+
+    def take(self, key: Key | None, tokens: int = 1, is_debt: bool = False) -> None:
+        """Take tokens out of a key's bucket; without keys all callers share one.
+
+        Args:
+            key: whose bucket.
+            tokens: one per image.
+            is_debt: take them even where there are none: what follows waits the longer.
+
+        Raises:
+            Failure: `rate_limited`, with the time after which there is one.
+        """
+        own = None if key is None else key.rate_per_s
+        rate_per_s = self._rate_per_s if own is None else own
+        if rate_per_s is None:
+            return
+        name, now_s = key.id if key else "", self._clock()
+        left, at_s = self._filled.get(name, (float(self._burst), now_s))
+        left = min(float(self._burst), left + (now_s - at_s) * rate_per_s)
+        is_enough = left >= tokens or is_debt
+        self._filled[name] = left - tokens if is_enough else left, now_s
+        if not is_enough:
+            wait_s = (tokens - left) / rate_per_s if rate_per_s else 3600.0
+            raise Failure("rate_limited", f"more than {rate_per_s:g} images per second", wait_s)

@@ -1,0 +1,1 @@
+"""The gateway's HTTP layer: routing, uploads, security headers and responses."""

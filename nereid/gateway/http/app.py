@@ -1,0 +1,109 @@
+"""The gateway as an ASGI application."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from nereid.client.async_classifier import AsyncClassifier
+from nereid.gateway.admission.access import EXPOSED, NONE_YET, identify
+from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway.failures import Code, Failure
+from nereid.gateway.http import static
+from nereid.gateway.http.http_request import Exchange, Reply, failure_reply, json_reply
+from nereid.gateway.http.middleware import Frame
+from nereid.gateway.http.openapi import document
+from nereid.gateway.http.operations import OPERATIONS, Operation
+from nereid.gateway.route_control import RouteControl
+from nereid.gateway.settings import Settings
+from nereid.gateway.state import Gateway, build
+
+PAGE = Path(__file__).parents[1] / "page"
+_CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
+
+
+def create_app(
+    settings: Settings, keys: KeyRing, route: RouteControl | None, page: Path | None = PAGE
+) -> Starlette:
+    """Return the gateway; it connects to Triton with the first request.
+
+    Args:
+        settings: where it listens, whom it asks, what it lets in.
+        keys: who may ask; without any, everybody may classify and look, on loopback only.
+        route: means to show and change the route's weights, if there are any.
+        page: folder of the web page, whose `index.html` is `/`.
+
+    Raises:
+        ValueError: keys are needed, and there are none.
+    """
+    if settings.asks_for_keys and not keys:
+        raise ValueError(NONE_YET if settings.is_on_loopback else EXPOSED)
+    upstream = AsyncClassifier(settings.url, "grpc", settings.model, settings.default_timeout_s)
+    return app_of(build(settings, keys, route, upstream), page)
+
+
+def app_of(gateway: Gateway, page: Path | None = PAGE) -> Starlette:
+    """Return a gateway that is complete as an application."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await gateway.upstream.close()
+
+    described = (*OPERATIONS, Operation("GET", "/openapi.json", openapi, "open", None))
+    operations = [Route(each.path, Endpoint(gateway, each), methods=[each.method]) for each in described]
+    app = Starlette(
+        routes=[*operations, *static.routes(page)],
+        middleware=[Middleware(Frame, gateway)],
+        exception_handlers={HTTPException: refused},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.page = page
+    return app
+
+
+class Endpoint:
+    """An operation as an ASGI application: the caller's key and rate, then the operation itself."""
+
+    def __init__(self, gateway: Gateway, operation: Operation) -> None:
+        self._gateway, self._operation = gateway, operation
+        self._keys_needed = gateway.settings.asks_for_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange: Exchange = scope["exchange"]
+        gateway, operation = self._gateway, self._operation
+        exchange.endpoint = operation.path
+        exchange.key = identify(gateway.keys, self._keys_needed, exchange.headers, operation.need)
+        if operation.is_limited:
+            gateway.buckets.take(exchange.key)
+        else:
+            exchange.query(operation.query)
+        reply: Reply = await operation.run(gateway, exchange)
+        await reply(scope, receive, send)
+
+
+async def openapi(gateway: Gateway, exchange: Exchange) -> Reply:
+    """Describe all operations."""
+    return json_reply(document(OPERATIONS, gateway.settings.max_timeout_s))
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """Answer what the router refuses: an unknown path, or a method that a path does not have."""
+    assert isinstance(error, HTTPException)
+    exchange: Exchange = request.scope["exchange"]
+    method, path = request.method, request.url.path
+    failure = Failure(_CODES.get(error.status_code, "invalid_request"), f"there is no {method} {path[:128]}")
+    exchange.outcome = failure.code
+    reply = failure_reply(failure, exchange.request_id)
+    allowed = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    reply.headers += allowed
+    return reply  # type: ignore[return-value]

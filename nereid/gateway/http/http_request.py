@@ -1,0 +1,173 @@
+"""One request and what is known of it, and the answer to it; cheap, because each request pays for it."""
+
+import time
+from collections import Counter
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from nereid.gateway.admission.keys import Key
+from nereid.gateway.failures import ErrorAnswer, Failure
+from nereid.gateway.http.tracing import child_of, is_word, new_request_id, new_traceparent
+
+JSON = b"application/json"
+TIMEOUT_HEADER = b"x-request-timeout-ms"
+# A proxy could read the first of two, and the gateway the last.
+SINGLE = frozenset(
+    {
+        b"host",
+        b"origin",
+        b"content-type",
+        b"content-encoding",
+        b"authorization",
+        b"x-api-key",
+        TIMEOUT_HEADER,
+        b"x-variant",
+        b"x-model-version",
+    }
+)
+encode = msgspec.json.Encoder().encode
+
+
+class Exchange:
+    """A request from its arrival to its answer.
+
+    Attributes:
+        headers: by lower-case name; the last of several, where several are not refused.
+        traceparent: this hop; `continues_trace` if the caller began the trace.
+        began_s: when its head had arrived, of `time.perf_counter`.
+        endpoint, variant, outcome: what metrics and the log call it; "" for not known.
+        body_bytes: of the body, as far as it has come.
+        images: of how many images it is known what became of them.
+        stages_s: how long its stages took.
+    """
+
+    __slots__ = (
+        "began_s",
+        "body_bytes",
+        "continues_trace",
+        "endpoint",
+        "headers",
+        "images",
+        "key",
+        "outcome",
+        "receive",
+        "request_id",
+        "scope",
+        "stages_s",
+        "status",
+        "traceparent",
+        "variant",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.began_s = time.perf_counter()
+        self.scope, self.receive = scope, receive
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
+        self.request_id = given if is_word(given) else new_request_id()
+        continued = child_of(self.headers.get(b"traceparent", b""))
+        self.continues_trace = continued is not None
+        self.traceparent = continued or new_traceparent()
+        self.endpoint = self.variant = self.outcome = ""
+        self.key: Key | None = None
+        self.status = self.images = self.body_bytes = 0
+        self.stages_s: dict[str, float] = {}
+
+    def refuse_repeats(self) -> None:
+        """Refuse headers that mean something only once.
+
+        Raises:
+            Failure: there are several of one.
+        """
+        given = self.scope["headers"]
+        if len(given) == len(self.headers):
+            return
+        for name, count in Counter(name for name, _ in given).items():
+            if count > 1 and (name in SINGLE or name.startswith(b"x-route-")):
+                raise Failure(
+                    "invalid_request", f"header {name.decode('latin-1')[:64]!r} is given {count} times"
+                )
+
+    def elapsed_s(self) -> float:
+        """Return how long ago the request arrived."""
+        return time.perf_counter() - self.began_s
+
+    def header(self, name: bytes) -> str:
+        """Return a header's value, "" if there is none."""
+        return self.headers.get(name, b"").decode("latin-1")
+
+    def query(self, known: tuple[str, ...]) -> dict[str, str]:
+        """Return the query's parameters.
+
+        Raises:
+            Failure: one is unknown, or stands there twice.
+        """
+        text = self.scope["query_string"]
+        if not text:
+            return {}
+        try:
+            pairs = parse_qsl(
+                text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64
+            )
+        except ValueError:
+            raise Failure("invalid_request", "the query is no list of NAME=VALUE") from None
+        given = dict(pairs)
+        if unknown := sorted({*given} - {*known}):
+            names = ", ".join(known) or "none"
+            raise Failure("invalid_request", f"unknown query parameter {unknown[0]!r}; known: {names}")
+        if len(given) < len(pairs):
+            raise Failure("invalid_request", "a query parameter is given twice")
+        return given
+
+    def timeout_s(self, default_s: float, most_s: float) -> float:
+        """Return how long the caller waits, from the request's arrival on.
+
+        Raises:
+            Failure: what the header says is no such time.
+        """
+        given = self.headers.get(TIMEOUT_HEADER)
+        if given is None:
+            return default_s
+        if not (given.isdigit() and len(given) <= 9 and 1 <= int(given) <= most_s * 1000):
+            raise Failure(
+                "invalid_request",
+                f"X-Request-Timeout-Ms must be a whole number of 1..{most_s * 1000:.0f}, "
+                f"got {given.decode('latin-1')[:64]!r}",
+            )
+        return int(given) / 1000
+
+
+class Reply:
+    """An answer that is complete, as an ASGI application: status, body, and what its head says beside."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(
+        self,
+        body: bytes,
+        content_type: bytes = JSON,
+        status: int = 200,
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        self.status, self.body = status, body
+        length = str(len(body)).encode()
+        self.headers = [(b"content-type", content_type), (b"content-length", length), *(headers or ())]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def json_reply(answer: Any, status: int = 200) -> Reply:
+    """Return a value as JSON that nobody keeps."""
+    return Reply(encode(answer), JSON, status, [(b"cache-control", b"no-store")])
+
+
+def failure_reply(failure: Failure, request_id: str) -> Reply:
+    """Return an error as JSON."""
+    answer = encode(ErrorAnswer(failure.reason, request_id))
+    return Reply(answer, JSON, failure.status, [(b"cache-control", b"no-store"), *failure.headers])

@@ -1,0 +1,134 @@
+"""The gateway's OpenAPI document, from the table of operations and the classes they read and answer."""
+
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from nereid.gateway.answers import FailedResult, Result
+from nereid.gateway.failures import STATUS, Code, ErrorAnswer
+from nereid.gateway.http.operations import Operation
+from nereid.gateway.http.upload import FORM, JSON, MOST_TOP_K
+
+_WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
+_PARAMETERS = {
+    "top_k": (
+        "How many classes to answer, best first.",
+        {"type": "integer", "minimum": 1, "maximum": MOST_TOP_K},
+    ),
+    "variant": ("Let this variant of the route answer; as the header x-variant.", _WORD),
+    "version": ("Let the variant with this version of the network answer; as x-model-version.", _WORD),
+    "route_key": ("Sticky identity: the same key gets the same variant; as x-route-key.", _WORD),
+}
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+_FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
+# What every operation may answer, whatever is asked.
+_ALWAYS: tuple[Code, ...] = ("invalid_request",)
+_HEADERS = {
+    "X-Request-ID": {"description": "The caller's, or a new one.", "schema": {"type": "string"}},
+    "traceparent": {"description": "W3C trace context of this hop.", "schema": {"type": "string"}},
+}
+_RETRY = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
+
+
+def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str, Any]:
+    """Return the document, OpenAPI 3.1."""
+    kinds = [kind for each in operations for kind in (each.answer, each.body) if kind is not None]
+    schemas, components = msgspec.json.schema_components(
+        [*kinds, ErrorAnswer, Result, FailedResult], ref_template="#/components/schemas/{name}"
+    )
+    found = iter(schemas)
+    described = [
+        (
+            each,
+            next(found) if each.answer is not None else None,
+            next(found) if each.body is not None else None,
+        )
+        for each in operations
+    ]
+    paths: dict[str, Any] = {}
+    for operation, answer, body in described:
+        about = _operation(operation, answer, body, max_timeout_s)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = about
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Nereid",
+            "version": metadata.version("nereid-serving"),
+            "description": "Image recognition. Every error has a code and a message.",
+        },
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": _KEYS},
+    }
+
+
+def _operation(operation: Operation, answer: Any, body: Any, max_timeout_s: float) -> dict[str, Any]:
+    text = (operation.run.__doc__ or "").strip()
+    about: dict[str, Any] = {
+        "operationId": operation.run.__name__,
+        "summary": text.splitlines()[0],
+        "responses": _responses(operation, answer),
+    }
+    parameters = [
+        {"name": name, "in": "query", "description": _PARAMETERS[name][0], "schema": _PARAMETERS[name][1]}
+        for name in operation.query
+    ]
+    if operation.is_limited:
+        timeout = {"type": "integer", "minimum": 1, "maximum": int(max_timeout_s * 1000)}
+        sentence = "How long the caller waits, from the request's arrival on."
+        parameters.append(
+            {"name": "X-Request-Timeout-Ms", "in": "header", "description": sentence, "schema": timeout}
+        )
+    if parameters:
+        about["parameters"] = parameters
+    if operation.kinds:
+        content = {kind: {"schema": _body(operation, kind, body)} for kind in operation.kinds}
+        about["requestBody"] = {"required": True, "content": content}
+    if operation.need != "open":
+        about["security"] = [{name: []} for name in _KEYS]
+    return about
+
+
+def _body(operation: Operation, kind: str, body: Any) -> dict[str, Any]:
+    if kind == JSON:
+        return dict(body)
+    if kind != FORM:
+        return _FILE
+    one = operation.path == "/predict"
+    file = _FILE if one else {"type": "array", "items": _FILE, "minItems": 1}
+    return {
+        "type": "object",
+        "properties": {"file": file},
+        "required": ["file"],
+        "additionalProperties": False,
+    }
+
+
+def _responses(operation: Operation, answer: Any) -> dict[str, Any]:
+    content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {JSON: {"schema": answer}}
+    good = {"description": "What was asked for.", "headers": _HEADERS, "content": content}
+    responses: dict[str, Any] = {"200": good}
+    if operation.path == "/readyz":
+        responses["503"] = {**good, "description": "Requests would fail; `reason` says why."}
+    keys: tuple[Code, ...] = () if operation.need == "open" else ("unauthenticated", "forbidden")
+    for status, codes in by_status((*_ALWAYS, *keys, *operation.errors)).items():
+        headers = {**_HEADERS, **(_RETRY if status in (429, 503) else {})}
+        schema = {"$ref": "#/components/schemas/ErrorAnswer"}
+        responses[str(status)] = {
+            "description": " or ".join(f"`{code}`" for code in codes),
+            "headers": headers,
+            "content": {JSON: {"schema": schema}},
+        }
+    return responses
+
+
+def by_status(codes: Sequence[Code]) -> dict[int, list[Code]]:
+    """Return codes by their HTTP status."""
+    found: dict[int, list[Code]] = {}
+    for code in codes:
+        found.setdefault(STATUS[code], []).append(code)
+    return found

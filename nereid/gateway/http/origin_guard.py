@@ -1,0 +1,105 @@
+"""What browsers are told, and which of their requests are not taken: foreign hosts and foreign pages."""
+
+from nereid.gateway.failures import Failure
+from nereid.gateway.http.http_request import Exchange, Reply
+from nereid.gateway.settings import Settings
+
+Head = list[tuple[bytes, bytes]]
+
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self' blob:{image}; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_COMMON: Head = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+STRICT: Head = [(b"content-security-policy", _CSP.format(style="", image="").encode()), *_COMMON]
+# Swagger UI sets styles in its elements, and its icons are `data:`.
+DOCS: Head = [
+    (b"content-security-policy", _CSP.format(style=" 'unsafe-inline'", image=" data:").encode()),
+    *_COMMON,
+]
+METHODS = b"GET, HEAD, POST, PUT"
+EXPOSED = b"x-request-id, traceparent, retry-after"
+ALLOWED = (
+    b"authorization, x-api-key, content-type, x-request-id, traceparent, x-request-timeout-ms, x-variant, "
+    b"x-model-version, x-route-key"
+)
+PREFLIGHT_S = b"600"
+
+
+def head_of(path: str) -> Head:
+    """Return the security headers of a page."""
+    return DOCS if path == "/docs" or path.startswith("/docs/") else STRICT
+
+
+class Door:
+    """Looks at `Host` and `Origin`.
+
+    A page elsewhere can point a name of its own at this machine (DNS rebinding), which `Host` betrays, and
+    can send simple requests without reading the answers, which `Origin` betrays. What is no browser sends no
+    `Origin`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._hosts = settings.hosts
+        self._origins = frozenset(origin.lower().encode() for origin in settings.cors_origins)
+
+    def check(self, exchange: Exchange) -> Head:
+        """Return what the answer says to the page that asks.
+
+        Raises:
+            Failure: the request is for another host, or comes from another page.
+        """
+        host = exchange.headers.get(b"host", b"").lower()
+        if self._hosts and hostname(host) not in self._hosts:
+            raise Failure("invalid_request", f"this gateway is not {host.decode('latin-1')[:128]!r}")
+        origin = exchange.headers.get(b"origin")
+        if origin is None:
+            return [(b"vary", b"origin")] if self._origins else []
+        if origin.lower() in self._origins:
+            return [
+                (b"vary", b"origin"),
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", EXPOSED),
+            ]
+        if origin.lower().partition(b"://")[2] != host:
+            raise Failure(
+                "forbidden", f"pages of {origin.decode('latin-1')[:128]!r} may not ask this gateway"
+            )
+        return []
+
+    def preflight(self, exchange: Exchange) -> Reply | None:
+        """Return the answer to a browser that asks whether a page may ask; None for other requests."""
+        is_one = (
+            exchange.scope["method"] == "OPTIONS" and b"access-control-request-method" in exchange.headers
+        )
+        if not (is_one and exchange.headers.get(b"origin", b"").lower() in self._origins):
+            return None
+        exchange.endpoint = "preflight"
+        wanted = exchange.headers.get(b"access-control-request-headers", b"")
+        rules = [
+            name for name in wanted.lower().replace(b" ", b"").split(b",") if name.startswith(b"x-route-")
+        ]
+        return Reply(
+            b"",
+            b"text/plain",
+            204,
+            [
+                (b"access-control-allow-methods", METHODS),
+                (b"access-control-allow-headers", b", ".join([ALLOWED, *rules])),
+                (b"access-control-max-age", PREFLIGHT_S),
+            ],
+        )
+
+
+def hostname(host: bytes) -> str:
+    """Return the name in a `Host` header, without port and brackets."""
+    text = host.decode("latin-1")
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0]

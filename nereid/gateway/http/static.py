@@ -1,0 +1,85 @@
+"""Files that the gateway serves: the page, the sample photos, and Swagger UI."""
+
+from pathlib import Path
+from typing import Any
+
+import swagger_ui_bundle
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from nereid.assets import SAMPLES
+
+_SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
+_DOCS = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Nereid: API</title>
+<link rel="icon" href="/docs/favicon-32x32.png">
+<link rel="stylesheet" href="/docs/swagger-ui.css">
+<div id="ui"></div>
+<script src="/docs/swagger-ui-bundle.js"></script>
+<script type="module" src="/docs/start.js"></script>
+</html>
+"""
+# The bundle is Swagger UI 4, which shows 3.1 documents only if they say that they are 3.0.
+_START = """const answer = await fetch("/openapi.json");
+const spec = { ...(await answer.json()), openapi: "3.0.3" };
+SwaggerUIBundle({ spec, dom_id: "#ui", deepLinking: true });
+"""
+
+
+class Page(StaticFiles):
+    """Files that a browser asks for again, so that a new release is seen."""
+
+    def file_response(self, *words: Any, **options: Any) -> Response:
+        """Return a file that may be kept, but not used unasked."""
+        response = super().file_response(*words, **options)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
+async def docs(request: Request) -> Response:
+    """Show the OpenAPI document."""
+    return HTMLResponse(_DOCS)
+
+
+async def docs_file(request: Request) -> Response:
+    """Serve a part of Swagger UI."""
+    name = request.path_params["name"]
+    if name == "start.js":
+        return Response(_START, media_type="text/javascript")
+    if name not in _SWAGGER:
+        raise HTTPException(404)
+    return FileResponse(Path(swagger_ui_bundle.swagger_ui_path) / name)
+
+
+async def sample(request: Request) -> Response:
+    """Serve a sample photo."""
+    for path in SAMPLES:
+        if path.name == request.path_params["name"]:
+            return FileResponse(path)
+    raise HTTPException(404)
+
+
+async def index(request: Request) -> Response:
+    """Serve the page."""
+    path: Path | None = request.app.state.page
+    if path is None or not (path / "index.html").exists():
+        raise HTTPException(404)
+    return FileResponse(path / "index.html", headers={"cache-control": "no-cache"})
+
+
+def routes(page: Path | None) -> list[BaseRoute]:
+    """Return the routes of all files; the page's, if its folder is there."""
+    found: list[BaseRoute] = [
+        Route("/", index),
+        Route("/samples/{name}", sample),
+        Route("/docs", docs),
+        Route("/docs/{name}", docs_file),
+    ]
+    if page is not None and page.is_dir():
+        found.append(Mount("/page", Page(directory=page, check_dir=False)))
+    return found

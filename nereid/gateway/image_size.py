@@ -1,0 +1,70 @@
+"""How large an image is, from its first bytes only: nothing of a hostile file is decoded here."""
+
+import simplejpeg
+
+from nereid.gateway.failures import Failure
+
+JPEG = b"\xff\xd8\xff"
+# A JPEG's size stands behind its profiles and previews; who puts more there is judged by the server.
+HEAD_BYTES = 2**20
+CORE_HEADER_BYTES = 12
+
+
+def size_wh(encoded: bytes) -> tuple[int, int] | None:
+    """Return width and height in pixels; None if the head does not say, and the server has to judge.
+
+    Source: PNG 11.2.2, GIF89a 18, BITMAPCOREHEADER, BITMAPINFOHEADER, RFC 9649 2.5-2.7; libjpeg-turbo reads
+    JPEG. TIFF is left to the server: its head may stand anywhere in the file.
+    """
+    if encoded.startswith(JPEG):
+        try:
+            height, width, _, _ = simplejpeg.decode_jpeg_header(encoded[:HEAD_BYTES], strict=False)
+        except Exception:  # ValueError, KeyError of a rare subsampling, and more
+            return None
+        return width, height
+    head = encoded[:32]
+    if len(head) < 30:
+        return None
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return int.from_bytes(head[16:20]), int.from_bytes(head[20:24])
+    if head[:6] in (b"GIF87a", b"GIF89a"):
+        return _little(head[6:8]), _little(head[8:10])
+    if head.startswith(b"BM"):
+        if _little(head[14:18]) == CORE_HEADER_BYTES:
+            return _little(head[18:20]), _little(head[20:22])
+        return abs(_little(head[18:22], signed=True)), abs(_little(head[22:26], signed=True))
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return _webp_wh(head)
+    return None
+
+
+def check(encoded: bytes, most_pixels: int, most_side_px: int) -> None:
+    """Refuse an image whose head says that it is too large.
+
+    Raises:
+        Failure: `invalid_image`, with the limit and what came.
+    """
+    if (found := size_wh(encoded)) is None:
+        return
+    width, height = found
+    if width * height > most_pixels or max(width, height) > most_side_px:
+        raise Failure(
+            "invalid_image",
+            f"{width}×{height} pixels; at most {most_pixels} pixels and {most_side_px} a side are allowed",
+        )
+
+
+def _webp_wh(head: bytes) -> tuple[int, int] | None:
+    match head[12:16]:
+        case b"VP8X":
+            return _little(head[24:27]) + 1, _little(head[27:30]) + 1
+        case b"VP8L":
+            bits = _little(head[21:25])
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8 ":
+            return _little(head[26:28]) & 0x3FFF, _little(head[28:30]) & 0x3FFF
+    return None
+
+
+def _little(field: bytes, signed: bool = False) -> int:
+    return int.from_bytes(field, "little", signed=signed)

@@ -1,0 +1,271 @@
+"""From an encoded image to RGB pixels: no larger than asked for, and never trusting the file."""
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import simplejpeg
+from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
+
+from nereid.imaging.buffers import Buffers
+from nereid.serving_errors import InvalidImage
+
+# Our own limit is checked on every header; Pillow's would only warn and raise in between.
+Image.MAX_IMAGE_PIXELS = None
+
+JPEG_MAGIC = b"\xff\xd8\xff"
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
+# By how much the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
+# decodes faster at 8/8 than at 5/8. Source: loadtest/results/pieces.json.
+SHRINKS = (1, 2, 4, 8)
+# Encoders write about ten scans, each of which costs a walk over the whole image; and a handful of segments.
+MAX_SCANS = 32
+MAX_SEGMENTS = 4_096
+MAX_PNG_CHUNKS = 65_536
+# What libjpeg says of files that any viewer shows without a word; nothing that matters follows that marker.
+HARMLESS = "extraneous bytes before marker 0xd9"
+# Pillow's modes; others have more than 16 bits per channel or no way to RGB.
+EIGHT_BIT = frozenset(
+    {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
+)
+SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+# Rounds 0..65535 to 0..255. Source: libpng, png_do_scale_16_to_8.
+TO_EIGHT_BIT = ((np.arange(2**16, dtype=np.uint32) * 255 + 32895) >> 16).astype(np.uint8)
+# Pixels converted at a time, so that a large image is in memory twice at most.
+BAND_PIXELS = 2**20
+# A JPEG's markers but for those without a length, which stand between and inside scans.
+MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
+START_OF_SCAN, APP1 = 0xDA, 0xE1
+NOTHING_FOLLOWS = frozenset({0xD8, 0xD9})
+START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+SEQUENTIAL = frozenset({0xC0, 0xC1})
+EXIF = b"Exif\0\0"
+# TIFF's tags; ZERO_MEANS is PhotometricInterpretation.
+BITS_PER_SAMPLE, ZERO_MEANS, TILE_WIDTH, TILE_LENGTH = 258, 262, 322, 323
+BLACK = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an image may cost before any pixel of it is decoded."""
+
+    max_image_bytes: int = 32 * 2**20
+    max_image_pixels: int = 64_000_000
+    max_image_side_px: int = 16_384
+
+    def __post_init__(self) -> None:
+        for name in ("max_image_bytes", "max_image_pixels", "max_image_side_px"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """A file whose header was found good, and its pixels on demand.
+
+    `size_wh` and `orientation` (the EXIF tag, 1..8) are those of the pixels as they are stored. `colorspace`
+    is a JPEG's, RGB (or grey, or YCbCr) or CMYK; it is empty for all other files.
+    """
+
+    encoded: bytes
+    size_wh: tuple[int, int]
+    orientation: int
+    colorspace: str = ""
+    _opened: Image.Image | None = None
+
+    @property
+    def max_shrink(self) -> int:
+        """How much smaller per side the decoder can make it."""
+        return max(SHRINKS) if self.colorspace else 1
+
+    def pixels(self, shrink: int, background: tuple[int, ...], buffers: Buffers) -> np.ndarray:
+        """Decode to RGB, uint8[ceil(H / shrink), ceil(W / shrink), 3].
+
+        It is valid until the next call with the same `buffers`.
+
+        Args:
+            shrink: one of SHRINKS, up to `max_shrink`: each pixel is the average of that many per side.
+            background: R, G, B that transparent pixels are laid over.
+
+        Raises:
+            InvalidImage: the file is damaged.
+        """
+        if self._opened is None:
+            return _decode_jpeg(self, shrink, buffers)
+        try:
+            return _to_rgb(self._opened, background)
+        except Exception as error:  # on damaged files Pillow raises whatever its parsers run into
+            raise InvalidImage(f"file of {len(self.encoded)} bytes is damaged: {error}") from None
+
+
+def open_image(encoded: bytes, limits: Limits) -> EncodedImage:
+    """Read the header of an image file.
+
+    Raises:
+        InvalidImage: not an image of a known format, damaged, or beyond `limits`, which are checked before
+            any pixel is decoded.
+    """
+    if not encoded:
+        raise InvalidImage(f"expected the bytes of an image file ({', '.join(FORMATS)}), got 0 bytes")
+    if len(encoded) > limits.max_image_bytes:
+        raise InvalidImage(f"expected at most {limits.max_image_bytes} bytes, got {len(encoded)}")
+    if encoded[:3] == JPEG_MAGIC:
+        return _open_jpeg(encoded, limits)
+    got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
+    return _open_other(encoded, limits, f"expected an image file ({', '.join(FORMATS)}), got {got}")
+
+
+def _open_jpeg(encoded: bytes, limits: Limits) -> EncodedImage:
+    exif = _walk_jpeg(encoded)
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded, strict=False)
+    except Exception:  # on damaged headers simplejpeg raises ValueError, KeyError and more
+        # Pillow knows sampling factors that simplejpeg has no name for.
+        return _open_other(encoded, limits, f"JPEG of {len(encoded)} bytes has no readable header")
+    _check_size(width, height, limits)
+    orientation = _known_orientation(partial(_read_exif, exif)) if exif else 1
+    return EncodedImage(
+        encoded, (width, height), orientation, "CMYK" if colorspace in ("CMYK", "YCCK") else "RGB"
+    )
+
+
+def _walk_jpeg(encoded: bytes) -> bytes:
+    """Return the payload of a JPEG's EXIF segment.
+
+    Raises:
+        InvalidImage: it makes the decoder walk over the whole image, or over segments, too many times.
+    """
+    exif = components = b""
+    place = len(JPEG_MAGIC) - 1
+    scans = segments = 0
+    while (found := MARKER.search(encoded, place)) and (marker := found[0][1]) not in NOTHING_FOLLOWS:
+        place = found.end() + max(2, int.from_bytes(encoded[found.end() : found.end() + 2]))
+        payload = encoded[found.end() + 2 : place]
+        segments += 1
+        if marker in START_OF_FRAME:
+            components = payload[5:6] if marker in SEQUENTIAL else b""
+        elif marker == APP1 and payload.startswith(EXIF):
+            exif = exif or payload
+        elif marker == START_OF_SCAN:
+            scans += 1
+            if payload[:1] == components:  # all of them are in this scan, so the decoder reads no other
+                break
+        if scans > MAX_SCANS:
+            raise InvalidImage(f"expected at most {MAX_SCANS} scans in a JPEG, got {scans} or more")
+        if segments > MAX_SEGMENTS:
+            raise InvalidImage(f"expected at most {MAX_SEGMENTS} segments in a JPEG, got {segments} or more")
+    return exif
+
+
+def _read_exif(payload: bytes) -> Image.Exif:
+    exif = Image.Exif()
+    exif.load(payload)
+    return exif
+
+
+def _known_orientation(read_exif: Callable[[], Image.Exif]) -> int:
+    try:
+        value: object = read_exif().get(ExifTags.Base.Orientation)
+    except Exception:  # damaged metadata are no reason to refuse good pixels
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarray:
+    width, height = (-(-side // shrink) for side in image.size_wh)
+    memory = buffers.take("pixels", (height * width * len(image.colorspace),), np.uint8)
+    # simplejpeg picks the smallest scale that keeps these sizes, which is exactly 1 / shrink.
+    options = {"colorspace": image.colorspace, "min_height": height, "min_width": width, "buffer": memory}
+    try:
+        try:
+            pixels: np.ndarray = simplejpeg.decode_jpeg(image.encoded, **options)
+        except ValueError as error:
+            if HARMLESS not in str(error):
+                raise
+            pixels = simplejpeg.decode_jpeg(image.encoded, **options, strict=False)
+    except Exception as error:  # on damaged files simplejpeg raises ValueError, KeyError and more
+        raise InvalidImage(f"JPEG of {len(image.encoded)} bytes is damaged: {error}") from None
+    if image.colorspace == "CMYK":  # of which JPEGs hold the complement
+        np.subtract(255, pixels, out=pixels)
+        return _to_rgb(Image.frombuffer("CMYK", (width, height), pixels, "raw", "CMYK", 0, 1), (0, 0, 0))
+    return pixels
+
+
+def _open_other(encoded: bytes, limits: Limits, unknown: str) -> EncodedImage:
+    """Read a header with Pillow; `unknown` is what is said of bytes that it knows no format of."""
+    _check_chunks(encoded)
+    try:
+        image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        _check_size(*image.size, limits)
+        _check_mode(image)
+        orientation = _known_orientation(image.getexif)
+        if isinstance(image, TiffImageFile):
+            _check_size(image.tag_v2.get(TILE_WIDTH, 1), image.tag_v2.get(TILE_LENGTH, 1), limits)
+            image.load()  # which turns it upright
+            orientation = 1
+    except InvalidImage:
+        raise
+    except UnidentifiedImageError:
+        raise InvalidImage(unknown) from None
+    except Exception as error:  # on damaged files Pillow raises whatever its parsers run into
+        raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
+    return EncodedImage(encoded, image.size, orientation, _opened=image)
+
+
+def _check_mode(image: Image.Image) -> None:
+    got = f"{image.format} of mode {image.mode}"
+    if image.mode not in EIGHT_BIT | SIXTEEN_BIT:
+        raise InvalidImage(f"expected 8 or 16 bits per channel of a colour that has RGB, got {got}")
+    if isinstance(image, TiffImageFile) and image.mode in SIXTEEN_BIT:
+        bits, zero = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0], image.tag_v2.get(ZERO_MEANS, BLACK)
+        if bits != 16 or zero != BLACK:
+            got += f" with {bits} bits, {'black' if zero == BLACK else 'white'} being 0"
+            raise InvalidImage(f"expected 8 bits per channel, or 16 with black being 0, got {got}")
+
+
+def _check_chunks(encoded: bytes) -> None:
+    """Refuse a PNG whose chunks take longer to walk over than an image takes to decode."""
+    place, chunks = len(PNG_MAGIC), 0
+    while encoded.startswith(PNG_MAGIC) and place < len(encoded):
+        place += 12 + int.from_bytes(encoded[place : place + 4])
+        chunks += 1
+        if chunks > MAX_PNG_CHUNKS:
+            raise InvalidImage(f"expected at most {MAX_PNG_CHUNKS} chunks in a PNG, got {chunks} or more")
+
+
+def _to_rgb(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
+    """Convert band by band, which for a large image takes half the memory."""
+    rgb = np.empty((image.height, image.width, 3), np.uint8)
+    step = max(1, BAND_PIXELS // image.width)
+    for top in range(0, image.height, step):
+        band = image.crop((0, top, image.width, min(top + step, image.height)))
+        rgb[top : top + step] = (_from_16_bit if image.mode in SIXTEEN_BIT else _flat)(band, background)
+    return rgb
+
+
+def _flat(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
+    if image.has_transparency_data:
+        image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
+    return np.asarray(image.convert("RGB"))
+
+
+def _from_16_bit(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
+    levels = np.asarray(image)
+    rgb = np.repeat(TO_EIGHT_BIT[levels][:, :, None], 3, axis=2)
+    rgb[levels == image.info.get("transparency", -1)] = background
+    return rgb
+
+
+def _check_size(width: int, height: int, limits: Limits) -> None:
+    if width * height > limits.max_image_pixels:
+        raise InvalidImage(f"expected at most {limits.max_image_pixels} pixels, got {width} x {height}")
+    if max(width, height) > limits.max_image_side_px:
+        raise InvalidImage(
+            f"expected at most {limits.max_image_side_px} pixels a side, got {width} x {height}"
+        )

@@ -1,0 +1,103 @@
+"""What the kernel `preprocess.cu` is compiled with and told: all of its launch that needs no GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nereid.imaging.transform import Placement, Transform
+
+SOURCE = Path(__file__).with_name("preprocess.cu")
+# Neighbours in x read neighbouring bytes.
+BLOCK_XY = (32, 8)
+
+# The structs of preprocess.cu.
+AXIS = np.dtype(
+    [
+        ("scale", "f8"),
+        ("widening", "f8"),
+        ("stride", "i8"),
+        ("size", "i4"),
+        ("offset", "i4"),
+        ("at", "i4"),
+        ("count", "i4"),
+    ]
+)
+IMAGE = np.dtype([("origin", "u8"), ("rows", AXIS), ("columns", AXIS)])
+CHANNEL = np.dtype([("padding", "f4"), ("mean", "f4"), ("factor", "f4"), ("at", "i4")])
+CHANNELS = np.dtype([("rgb", CHANNEL, 3)])
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A decoded image: uint8[H, W, 3], RGB, as it is stored, on the device.
+
+    `pointer` is the address of its first byte, `pitch_bytes` the distance of a row from the next.
+    """
+
+    pointer: int
+    pitch_bytes: int
+    height: int
+    width: int
+    orientation: int = 1
+
+
+def options(transform: Transform) -> tuple[str, ...]:
+    """Return the compiler options that make the kernel of this transform."""
+    names = {"FILTER": transform.interpolation, "DATATYPE": transform.datatype, "LAYOUT": transform.layout}
+    return tuple(f"-D{name}={value}" for name, value in names.items())
+
+
+def grid(transform: Transform, images: int) -> tuple[int, int, int]:
+    """Return the blocks of `BLOCK_XY` threads that cover that many rows of the tensor."""
+    across, down = BLOCK_XY
+    return -(-transform.width_px // across), -(-transform.height_px // down), images
+
+
+def build_channels(transform: Transform) -> np.ndarray:
+    """Return CHANNELS[1]: how R, G and B are normalised, and where they go."""
+    channels = np.zeros(1, CHANNELS)
+    for place, color in enumerate(transform.color_order):
+        mean, std = transform.mean[place], transform.std[place]
+        padding = (transform.pad_color[place] - mean) / std
+        channels["rgb"][0, "RGB".index(color)] = padding, mean, 1 / std, place
+    return channels
+
+
+def build_table(sources: Sequence[Source | None], transform: Transform, out: np.ndarray) -> None:
+    """Describe a batch to the kernel.
+
+    Args:
+        sources: row by row of the tensor; where there is None, the kernel writes padding only.
+        out: IMAGE[len(sources)].
+    """
+    out[:] = np.zeros(1, IMAGE)
+    for entry, source in zip(out, sources, strict=True):
+        if source is not None:
+            _describe(source, transform, entry)
+
+
+def _describe(source: Source, transform: Transform, entry: np.void) -> None:
+    """Turn an image by where its pixels are read from: the first one, and the steps to the next."""
+    turn = transform.turn(source.orientation)
+    sizes, strides = [source.height, source.width], [source.pitch_bytes, 3]
+    if turn.is_transposed:
+        sizes.reverse()
+        strides.reverse()
+    entry["origin"] = source.pointer
+    flips = turn.flips_rows, turn.flips_columns
+    placed = transform.place((sizes[1], sizes[0]))
+    for name, size, stride, is_flipped, placement in zip(
+        ("rows", "columns"), sizes, strides, flips, placed, strict=True
+    ):
+        if is_flipped:
+            entry["origin"] += np.uint64((size - 1) * stride)
+            stride = -stride
+        entry[name] = _axis(placement, transform.antialias, stride)
+
+
+def _axis(placement: Placement, antialias: bool, stride: int) -> tuple[float | int, ...]:
+    span = placement.span
+    widening = max(span.scale, 1.0) if antialias else 1.0
+    return span.scale, widening, stride, span.source, span.offset, placement.at, span.count

@@ -1,0 +1,114 @@
+"""Requests of encoded images in, one contiguous batch of network inputs out; a bad request fails alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.imaging.preprocessor import CpuPreprocessor, Preprocessor
+from nereid.processes import available_cores
+from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage, ServingError, from_exception
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`tensor` [N, ...] of all good requests; per request its rows, or why it has none."""
+
+    tensor: Any
+    outcomes: list[slice | ServingError]
+
+
+class Pipeline:
+    """Prepares batches in a tensor that is reused: a result is valid until the next `run`."""
+
+    def __init__(self, preprocessor: Preprocessor) -> None:
+        self._preprocessor = preprocessor
+
+    @classmethod
+    def from_config(
+        cls, config: ModelConfig, max_batch_size: int | None = None, instances: int | None = None
+    ) -> "Pipeline":
+        """Build the pipeline that a `preprocess` model describes, on the device of its instance.
+
+        Args:
+            max_batch_size, instances: of the model that runs it, if that is another one.
+
+        Raises:
+            InvalidConfig: a parameter is wrong, or contradicts another one or the tensors.
+        """
+        settings = PreprocessSettings.from_config(config)
+        if [(tensor.name, tensor.datatype, tensor.dims) for tensor in config.inputs] != [IMAGE]:
+            raise InvalidConfig(f"model '{config.name}' must have one input, 'image' TYPE_STRING [ 1 ]")
+        size = config.max_batch_size if max_batch_size is None else max_batch_size
+        if size < 1:
+            raise InvalidConfig(f"model '{config.name}' must have a max_batch_size of 1 or more, got {size}")
+        if config.kind == "GPU":
+            return cls(_on_gpu(config, settings, size))
+        return cls(_on_cpu(config, settings, size, instances or config.cpu_instances or 1))
+
+    def run(self, requests: Sequence[Sequence[bytes] | ServingError]) -> Batch:
+        """Prepare the images of several requests, one after the other; what is refused already stays so.
+
+        A request with a bad image fails whole, with an error that names every bad index in it.
+        """
+        accepted = [images for images in requests if not isinstance(images, ServingError)]
+        errors = self._prepare([image for images in accepted for image in images])
+        outcomes: list[slice | ServingError] = []
+        start = filled = 0
+        for images in requests:
+            if isinstance(images, ServingError):
+                outcomes.append(images)
+                continue
+            count = len(images)
+            bad = {i: error for i, error in enumerate(errors[start : start + count]) if error is not None}
+            if bad:
+                outcomes.append(_merge(bad, count))
+            else:
+                rows = slice(filled, filled + count)
+                if start != filled:  # rows of bad requests before these are closed up
+                    self._preprocessor.move(slice(start, start + count), rows)
+                outcomes.append(rows)
+                filled += count
+            start += count
+        return Batch(self._preprocessor.tensor[:filled], outcomes)
+
+    def _prepare(self, images: Sequence[bytes]) -> Sequence[ServingError | None]:
+        rows = len(self._preprocessor.tensor)
+        try:
+            if len(images) > rows:
+                raise InferenceFailed(f"expected at most {rows} images at a time, got {len(images)}")
+            return self._preprocessor.prepare(images)
+        except Exception as error:  # a device that fails: every request is told so
+            return [from_exception(error)] * len(images)
+
+
+IMAGE = ("image", "TYPE_STRING", (1,))
+
+
+def _on_cpu(config: ModelConfig, settings: PreprocessSettings, size: int, instances: int) -> Preprocessor:
+    if settings.resources.gpu_memory_limit_bytes:
+        raise InvalidConfig(f"model '{config.name}': gpu_memory_limit_bytes contradicts an instance on a CPU")
+    threads = settings.resources.decode_threads or max(1, available_cores() // instances)
+    return CpuPreprocessor(settings.transform, settings.limits, size, threads)
+
+
+def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int) -> Preprocessor:
+    if settings.resources.decode_threads:
+        raise InvalidConfig(f"model '{config.name}': decode_threads contradicts an instance on a GPU")
+    try:  # here, because CuPy and nvImageCodec are installed only where there is a GPU
+        from nereid.imaging.gpu_preprocessor import GpuPreprocessor
+    except ImportError as error:
+        needs = "an instance on a GPU needs the packages of the extra 'gpu' or 'gpu13'"
+        raise InvalidConfig(f"model '{config.name}': {needs}: {error}") from None
+    limit = settings.resources.gpu_memory_limit_bytes
+    return GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit)
+
+
+def _merge(errors: dict[int, ServingError], count: int) -> ServingError:
+    if count == 1:
+        return errors[0]
+    listed = "; ".join(f"image {index}: {error.args[0]}" for index, error in errors.items())
+    kinds = {type(error) for error in errors.values()}
+    kind = InvalidImage if kinds == {InvalidImage} else InferenceFailed
+    return kind(f"{len(errors)} of {count} images cannot be used: {listed}")

@@ -1,0 +1,59 @@
+"""Batches of encoded images to rows of one tensor, on the processor; `gpu_preprocessor` is the other one."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.transform import DATATYPES, Transform
+from nereid.serving_errors import ServingError, from_exception
+
+
+class Preprocessor(Protocol):
+    """Fills `tensor` [max_batch_size, ...], which is allocated once: NumPy's or CuPy's."""
+
+    tensor: Any
+
+    def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
+        """Write image `i` into row `i`; say for each that has no row why."""
+
+    def move(self, source: slice, target: slice) -> None:
+        """Copy rows of the tensor to the place of others before them."""
+
+
+class CpuPreprocessor:
+    """Decodes and transforms the images of a batch side by side, each on one of `threads` threads."""
+
+    def __init__(self, transform: Transform, limits: Limits, max_batch_size: int, threads: int = 1) -> None:
+        self.tensor = np.empty((max_batch_size, *transform.shape), DATATYPES[transform.datatype])
+        self._transform = transform
+        self._limits = limits
+        self._per_thread = threading.local()
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
+        """Write image `i` into row `i`; say for each that has no row why."""
+        if self._pool is None or len(images) < 2:
+            return list(map(self._prepare_one, images, self.tensor))
+        return list(self._pool.map(self._prepare_one, images, self.tensor))
+
+    def move(self, source: slice, target: slice) -> None:
+        """Copy rows of the tensor to the place of others before them."""
+        self.tensor[target] = self.tensor[source].copy()
+
+    def _prepare_one(self, encoded: bytes, row: np.ndarray) -> ServingError | None:
+        try:
+            self._transform(open_image(encoded, self._limits), row, self._buffers())
+        except Exception as error:  # whatever one image does, the others are answered
+            return from_exception(error)
+        return None
+
+    def _buffers(self) -> Buffers:
+        if not hasattr(self._per_thread, "buffers"):
+            self._per_thread.buffers = Buffers()
+        buffers: Buffers = self._per_thread.buffers
+        return buffers

@@ -1,0 +1,172 @@
+"""From requests to the inputs of one run of a network, and from its outputs back to the requests.
+
+Arrays are NumPy's, or CuPy's on the device of the instance; only `concatenate` needs to know which.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nereid.config.model_config import ModelConfig
+from nereid.serving_errors import InferenceFailed, InvalidConfig
+
+Arrays = Mapping[str, Any]
+# Triton's datatypes of a batch_input.
+# Source: core r24.10, model_config_utils.cc, ValidateBatchIO.
+DTYPES = {"TYPE_INT32": np.int32, "TYPE_FP32": np.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """An input made from the batch: `kind` is Triton's without `BATCH_`, `source` the request's input."""
+
+    name: str
+    kind: str
+    source: str
+    dtype: type
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How the requests of a model are joined.
+
+    Args:
+        max_batch_size: with one, the first dimension of every tensor is the batch's; 0 for none.
+        ragged: inputs that may have another shape in every request; the network gets them flattened.
+        batch_inputs: what is made from the batch itself.
+        scattered: outputs that are cut by the element counts of an input, not by rows.
+    """
+
+    max_batch_size: int
+    ragged: frozenset[str]
+    batch_inputs: tuple[BatchInput, ...]
+    scattered: Mapping[str, str]
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> "Batching":
+        """Read `batch_input`, `batch_output` and the ragged inputs.
+
+        Raises:
+            InvalidConfig: a kind or datatype that this backend does not know.
+        """
+        scattered = {}
+        for each in config.document.get("batch_output", ()):
+            for name in each["target_name"]:
+                (scattered[name],) = each["source_input"]
+        return cls(
+            max_batch_size=config.max_batch_size,
+            ragged=frozenset(tensor.name for tensor in config.inputs if tensor.is_ragged),
+            batch_inputs=tuple(
+                _batch_input(config, each, name)
+                for each in config.document.get("batch_input", ())
+                for name in each["target_name"]
+            ),
+            scattered=scattered,
+        )
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether a batch can be cut between any two rows: each stands for itself."""
+        return not (self.ragged or self.batch_inputs or self.scattered)
+
+    def rows(self, request: Arrays) -> int:
+        """Return the batch size of one request; without batches every request is one."""
+        return len(next(iter(request.values()))) if self.max_batch_size else 1
+
+    def gather(self, requests: Sequence[Arrays]) -> Arrays:
+        """Return the network's inputs for `requests`; a single one is taken as it is, without a copy."""
+        if len(requests) == 1 and self.is_by_rows:
+            return requests[0]
+        inputs = {
+            name: concatenate([self._flat(name, request[name]) for request in requests])
+            for name in requests[0]
+        }
+        for made in self.batch_inputs:
+            shapes = [np.shape(request[made.source]) for request in requests]
+            inputs[made.name] = MAKERS[made.kind](shapes).astype(made.dtype)
+        return inputs
+
+    def scatter(self, outputs: Arrays, requests: Sequence[Arrays]) -> list[dict[str, Any]]:
+        """Return each request's part of `outputs`.
+
+        Raises:
+            InferenceFailed: an output does not have as many rows as the batch.
+        """
+        if len(requests) == 1 and not self.scattered:
+            return [dict(outputs)]
+        parts: list[dict[str, Any]] = [{} for _ in requests]
+        for name, array in outputs.items():
+            if source := self.scattered.get(name):
+                shapes = [np.shape(request[source]) for request in requests]
+                pieces = _cut(name, array.reshape(-1), [int(np.prod(shape)) for shape in shapes])
+                pieces = [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+            else:
+                pieces = _cut(name, array, [self.rows(request) for request in requests])
+            for part, piece in zip(parts, pieces, strict=True):
+                part[name] = piece
+        return parts
+
+    def _flat(self, name: str, array: Any) -> Any:
+        return array.reshape(-1) if name in self.ragged else array
+
+
+def concatenate(arrays: Sequence[Any]) -> Any:
+    """Join arrays along their first dimension, on the device they lie on; a single one is not copied."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        return np.concatenate(arrays)
+    import cupy
+
+    return cupy.concatenate([cupy.asarray(array) for array in arrays])
+
+
+def _cut(name: str, array: Any, lengths: Sequence[int]) -> list[Any]:
+    if array.ndim == 0 or len(array) != sum(lengths):
+        raise InferenceFailed(f"output '{name}' has shape {list(array.shape)} for a batch of {sum(lengths)}")
+    ends = np.cumsum(lengths)
+    return [array[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+
+
+def _batch_input(config: ModelConfig, entry: Mapping[str, Any], name: str) -> BatchInput:
+    kind, datatype = (
+        entry.get("kind", "BATCH_ELEMENT_COUNT").removeprefix("BATCH_"),
+        entry.get("data_type", ""),
+    )
+    if kind not in MAKERS or datatype not in DTYPES:
+        kinds = ", ".join(f"BATCH_{each}" for each in MAKERS)
+        raise InvalidConfig(
+            f"model '{config.name}', batch input '{name}': expected a kind of {kinds} and a datatype of "
+            f"{', '.join(DTYPES)}, got BATCH_{kind} and {datatype}"
+        )
+    (source,) = entry["source_input"]
+    return BatchInput(name, kind, source, DTYPES[datatype])
+
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def _element_counts(shapes: Shapes) -> np.ndarray:
+    return np.array([np.prod(shape) for shape in shapes])
+
+
+def _accumulated(shapes: Shapes) -> np.ndarray:
+    return np.cumsum(_element_counts(shapes))
+
+
+def _item_shapes(shapes: Shapes) -> np.ndarray:
+    return np.array([shape[1:] for shape in shapes for _ in range(shape[0])])
+
+
+# From the shapes of one input in every request, batch dimension included.
+# Source: Triton's model_config.proto, BatchInput.Kind.
+MAKERS: dict[str, Callable[[Shapes], np.ndarray]] = {
+    "ELEMENT_COUNT": _element_counts,
+    "ACCUMULATED_ELEMENT_COUNT": _accumulated,
+    "ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: np.concatenate([[0], _accumulated(shapes)]),
+    "MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(_element_counts(shapes).max()),
+    "ITEM_SHAPE": _item_shapes,
+    "ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).reshape(-1),
+}

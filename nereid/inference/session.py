@@ -1,0 +1,286 @@
+"""An ONNX Runtime session built from a model's config.pbtxt, as NVIDIA's backend builds it."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from nereid.config.model_config import ModelConfig
+from nereid.inference import io_binding as gpu
+from nereid.inference import shared_weights
+from nereid.inference.batching import Arrays, Batching, concatenate
+from nereid.inference.session_options import (
+    CUDA,
+    RUN_BATCH_SIZE,
+    BackendSettings,
+    SessionSettings,
+    on_what_is_there,
+    session_settings,
+)
+from nereid.inference.signature import Signature, complete, needs_completion, validate
+from nereid.serving_errors import (
+    InferenceFailed,
+    InvalidConfig,
+    InvalidRequest,
+    RuntimeFailed,
+    ServingError,
+    from_exception,
+    official_text,
+)
+
+Outcome = dict[str, Any] | ServingError
+
+
+class Session:
+    """One network, ready to run; inputs and outputs carry the names of the ONNX file.
+
+    The `run_batch_size` of its settings bounds how many rows go through the network at once: on a CPU the
+    activations of a large batch fall out of the cache, and its images cost more than those of a small one.
+
+    Args:
+        config: of the model; it must fit the network, which `from_config` checks.
+        settings: what the session is opened and run with.
+        on_run: called after every run with its seconds and its rows.
+
+    `is_on_gpu` tells where it takes its inputs from without a copy, and leaves its outputs.
+    """
+
+    def __init__(
+        self, config: ModelConfig, settings: SessionSettings, on_run: Callable[[float, int], None]
+    ) -> None:
+        self._session = _open_as_asked(model_path(config), settings)
+        self._name = config.name
+        self._batching = Batching.from_config(config)
+        self._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
+        self._run_options = settings.run_options
+        self._run_batch_size = settings.run_batch_size or sys.maxsize
+        self._on_run = on_run
+        self._threads = settings.threads.intra_op
+        self.signature = Signature.of(self._session)
+        self.provider = self._session.get_providers()[0]
+        tensors = {**self.signature.inputs, **self.signature.initializers}
+        self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
+        self._scalars = frozenset(n for n, tensor in tensors.items() if not tensor.shape)
+        self._has_conversions = bool(self._texts or self._scalars)
+        # Strings live on the host, and IoBinding does not take them.
+        datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
+        self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
+        self._run_feed = partial(gpu.run, device_id=config.device_id) if self.is_on_gpu else _run_on_host
+        if self.is_on_gpu:
+            gpu.use(config.device_id)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ModelConfig,
+        backend: BackendSettings | None = None,
+        instances: int | None = None,
+        on_run: Callable[[float, int], None] = lambda seconds, rows: None,
+    ) -> "Session":
+        """Open the model file of `config`'s version; the arguments are those of `session_settings`.
+
+        Raises:
+            InvalidConfig: no such file, not loadable, or its inputs and outputs are not those of the config.
+        """
+        backend = backend or BackendSettings()
+        config = on_what_is_there(config, onnxruntime.get_available_providers(), backend.profile)
+        settings = session_settings(config, backend, instances)
+        session = cls(config, settings, on_run)
+        validate(config, session.signature)
+        return session
+
+    def __str__(self) -> str:
+        return (
+            f"ONNX Runtime {onnxruntime.__version__}, {self.provider}, "
+            f"{self._threads or 'default'} thread(s) per instance"
+        )
+
+    def run(self, inputs: Arrays, outputs: Sequence[str]) -> list[Any]:
+        """Run the network on one batch; returns one array per name in `outputs`.
+
+        Raises:
+            InferenceFailed: ONNX Runtime refused or failed.
+        """
+        return self._run_rows(inputs, outputs, self._batching.rows(inputs))
+
+    def _run_rows(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
+        if rows <= self._run_batch_size or not self._batching.is_by_rows:
+            return self._run(inputs, outputs, rows)
+        parts = []
+        for start in range(0, rows, self._run_batch_size):
+            part = {n: array[start : start + self._run_batch_size] for n, array in inputs.items()}
+            parts.append(self._run(part, outputs, self._batching.rows(part)))
+            if any(len(result) != self._batching.rows(part) for result in parts[-1]):
+                raise InferenceFailed(
+                    f"{RUN_BATCH_SIZE} is for networks with one row of output per row of input"
+                )
+        return [concatenate(results) for results in zip(*parts, strict=True)]
+
+    def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
+        """Run several requests together, joined in groups of at most `run_batch_size` rows.
+
+        A group that fails is run again request by request, so that only the one at fault does.
+
+        Args:
+            requests: per request its inputs by name, [N, ...]; N may differ between requests.
+            outputs: per request the names of the wanted outputs.
+
+        Returns:
+            Per request its outputs by name, or why there are none.
+        """
+        if len(requests) == 1:
+            return [self._run_alone(requests[0], outputs[0])]
+        total, allowed = sum(map(self._batching.rows, requests)), self._batching.max_batch_size
+        if allowed and total > allowed:
+            error = RuntimeFailed(f"batch size {total} for '{self._name}', max allowed is {allowed}")
+            return [error] * len(requests)
+        outcomes: list[Outcome] = []
+        for group in self._groups(requests):
+            start = len(outcomes)
+            wanted = outputs[start : start + len(group)]
+            outcomes += self._run_joined(group, wanted)
+        return outcomes
+
+    def _groups(self, requests: Sequence[Arrays]) -> Iterator[list[Arrays]]:
+        group: list[Arrays] = []
+        rows = 0
+        for request in requests:
+            more = self._batching.rows(request)
+            if group and (not self._batching.max_batch_size or rows + more > self._run_batch_size):
+                yield group
+                group, rows = [], 0
+            group.append(request)
+            rows += more
+        if group:
+            yield group
+
+    def _run_joined(self, group: list[Arrays], wanted: Sequence[Sequence[str]]) -> list[Outcome]:
+        names = sorted(set().union(*wanted))
+        try:
+            parts = self._run_group(group, names)
+        except Exception:  # whatever one request does to the others, none of them is to suffer from it
+            return [self._run_alone(request, each) for request, each in zip(group, wanted, strict=True)]
+        return [{name: part[name] for name in each} for part, each in zip(parts, wanted, strict=True)]
+
+    def _run_alone(self, request: Arrays, wanted: Sequence[str]) -> Outcome:
+        try:
+            return self._run_group([request], [*wanted])[0]
+        except Exception as error:  # an exception that leaves `execute` fails the whole batch
+            return from_exception(error)
+
+    def _run_group(self, group: list[Arrays], names: list[str]) -> list[dict[str, Any]]:
+        if not names:  # ONNX Runtime takes that for all
+            return [{} for _ in group]
+        inputs, rows = self._batching.gather(group), sum(map(self._batching.rows, group))
+        outputs = dict(zip(names, self._run_rows(inputs, names, rows), strict=True))
+        return self._batching.scatter(outputs, group)
+
+    def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
+        feed = {n: self._fed(n, array) for n, array in inputs.items()} if self._has_conversions else inputs
+        start = time.perf_counter()
+        try:
+            results = self._run_feed(self._session, feed, outputs, self._run_options)
+        except Exception as error:  # ONNX Runtime's own exceptions share no base class
+            raise RuntimeFailed(official_text(error)) from None
+        self._on_run(time.perf_counter() - start, rows)
+        # Triton has no scalars: they travel with the dims of the config.
+        return [
+            result if result.ndim else result.reshape(self._output_dims[name])
+            for name, result in zip(outputs, results, strict=True)
+        ]
+
+    def _fed(self, name: str, array: Any) -> Any:
+        if name in self._scalars:
+            array = array.reshape(())
+        return _decoded(name, array) if name in self._texts else array
+
+
+def complete_config(
+    document: MutableMapping[str, Any],
+    version_folder: Path,
+    backend: BackendSettings,
+    note: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Fill in what `document`, a config with protobuf field names, leaves to be read from the ONNX file.
+
+    Raises:
+        InvalidConfig: the file is missing or cannot be opened, or does not fit what the config says.
+    """
+    if not needs_completion(document):
+        name = document["name"]
+        note(f"skipping model configuration auto-complete for '{name}': inputs and outputs already specified")
+        return
+    is_gpu = any(group.get("kind") == "KIND_GPU" for group in document.get("instance_group", ()))
+    config = ModelConfig.from_document(
+        document, version_folder.parent, int(version_folder.name), "GPU" if is_gpu else "CPU"
+    )
+    config = on_what_is_there(config, onnxruntime.get_available_providers(), backend.profile)
+    settings = session_settings(config, backend)
+    # The session is thrown away, so nothing is spent on making it fast.
+    settings.options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    signature = Signature.of(_open(model_path(config), settings))
+    complete(document, signature, backend.default_max_batch_size, warn)
+
+
+def model_path(config: ModelConfig) -> Path:
+    """Return the ONNX file of `config`'s version: in the directory form it is `model.onnx` in a folder.
+
+    Raises:
+        InvalidConfig: there is no such file.
+    """
+    name = config.document.get("default_model_filename") or "model.onnx"
+    if config.kind == "GPU" and (by_capability := config.document.get("cc_model_filenames")):
+        name = by_capability.get(gpu.compute_capability(config.device_id), name)
+    path = config.folder / str(config.version) / name
+    if path.is_dir():
+        path /= "model.onnx"
+    if not path.exists():
+        raise InvalidConfig(f"unable to find '{path}' for model instance '{config.name}'")
+    return path
+
+
+def _open_as_asked(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
+    if settings.has_shared_weights:
+        return shared_weights.open_shared(path, settings, _open)
+    return _open(path, settings)
+
+
+def _run_on_host(
+    session: onnxruntime.InferenceSession,
+    inputs: Arrays,
+    outputs: Sequence[str],
+    options: onnxruntime.RunOptions,
+) -> list[Any]:
+    return list(session.run(outputs, inputs, options))
+
+
+def _open(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
+    """Open `path` with exactly the asked providers: ONNX Runtime alone would fall back to fewer."""
+    try:
+        session = onnxruntime.InferenceSession(
+            path, settings.options, providers=list(settings.providers), enable_fallback=0
+        )
+    except Exception as error:  # ONNX Runtime's own exceptions share no base class
+        raise InvalidConfig(official_text(error)) from None
+    missing = [name for name, _ in settings.providers if name not in session.get_providers()]
+    if missing:
+        raise InvalidConfig(
+            f"onnx runtime cannot use {missing[0]}, only {', '.join(session.get_providers())}; its warnings "
+            "above name the library that is missing"
+        )
+    return session
+
+
+def _decoded(name: str, array: np.ndarray) -> np.ndarray:
+    """Turn bytes[...] into the str[...] that ONNX Runtime's Python API takes; NULs are kept."""
+    try:
+        texts = [text.decode() for text in array.ravel()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"input '{name}' must hold UTF-8: {error}") from None
+    return np.array(texts, dtype=object).reshape(array.shape)

@@ -1,0 +1,307 @@
+"""From a config.pbtxt to ONNX Runtime's options: the parameters and accelerators of NVIDIA's backend.
+
+Source of every name, default and message: onnxruntime_backend r24.10, src/onnxruntime.cc. Unknown parameters
+are ignored, as there. docs/onnxruntime_backend.md is the table for users.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from nereid.config.model_config import ModelConfig, parse_bool, parse_int
+from nereid.config.server_flags import backend_settings, flag_values
+from nereid.inference.threads import PARAMETERS, ThreadCounts, thread_counts
+from nereid.serving_errors import InvalidConfig, official_text
+
+# Triton's `optimization.graph.level` is not ONNX Runtime's numbering.
+GRAPH_LEVELS = {
+    -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+EXECUTION_MODES = {
+    0: onnxruntime.ExecutionMode.ORT_SEQUENTIAL,
+    1: onnxruntime.ExecutionMode.ORT_PARALLEL,
+}
+CUDA, TENSORRT, OPENVINO, CPU = (
+    f"{name}ExecutionProvider" for name in ("CUDA", "Tensorrt", "OpenVINO", "CPU")
+)
+CUDNN_CONV_ALGO_SEARCH = {0: "EXHAUSTIVE", 1: "HEURISTIC", 2: "DEFAULT"}
+ARENA_EXTEND_STRATEGY = {0: "kNextPowerOfTwo", 1: "kSameAsRequested"}
+CUDA_BOOLEANS = frozenset({"do_copy_in_default_stream", "use_ep_level_unified_stream"})
+# What Triton calls differently from ONNX Runtime's TensorRT provider; all other keys are the provider's own.
+TENSORRT_NAMES = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+TENSORRT_PRECISIONS = {
+    "FP32": {},
+    "FP16": {"trt_fp16_enable": "1"},
+    "INT8": {"trt_int8_enable": "1"},
+}
+TENSORRT_INTEGERS = frozenset(
+    {
+        "trt_max_partition_iterations",
+        "trt_min_subgraph_size",
+        "trt_dla_core",
+        "trt_builder_optimization_level",
+        "trt_auxiliary_streams",
+        "trt_ep_context_embed_mode",
+    }
+)
+TENSORRT_BOOLEANS = frozenset(
+    {
+        "int8_use_native_calibration_table",
+        "trt_dla_enable",
+        "trt_engine_cache_enable",
+        "trt_dump_subgraphs",
+        "trt_force_sequential_engine_build",
+        "trt_context_memory_sharing_enable",
+        "trt_layer_norm_fp32_fallback",
+        "trt_timing_cache_enable",
+        "trt_force_timing_cache",
+        "trt_detailed_build_log",
+        "trt_build_heuristics_enable",
+        "trt_sparsity_enable",
+        "trt_cuda_graph_enable",
+        "trt_dump_ep_context_model",
+    }
+)
+TENSORRT_TEXTS = frozenset(
+    {
+        "int8_calibration_table_name",
+        "trt_engine_cache_path",
+        "trt_engine_cache_prefix",
+        "trt_timing_cache_path",
+        "trt_tactic_sources",
+        "trt_extra_plugin_lib_paths",
+        "trt_profile_min_shapes",
+        "trt_profile_max_shapes",
+        "trt_profile_opt_shapes",
+        "trt_ep_context_file_path",
+    }
+)
+ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+ALLOW_SPINNING = "session.intra_op.allow_spinning"
+
+# Ours, not NVIDIA's, whose backend ignores them: ONNX Runtime's own session options, and the `nereid.` ones.
+SESSION_PREFIX = "session."
+RUN_BATCH_SIZE = "nereid.run_batch_size"
+SHARED_WEIGHTS = "nereid.shared_weights"
+
+Provider = tuple[str, dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """What the server's command line says: `--backend-config=onnxruntime,…` and the profile.
+
+    `thread_counts` are those of a global pool, which take the place of the model's own: an instance is a
+    process here, so its pool serves one session either way.
+    """
+
+    default_max_batch_size: int = 4
+    allowed_op_libraries: frozenset[Path] = frozenset()
+    thread_counts: Mapping[str, str] = field(default_factory=dict)
+    profile: str = ""
+
+    @classmethod
+    def from_command_line(cls, words: Sequence[str]) -> "BackendSettings":
+        """Read the words of `server_command_line`.
+
+        Raises:
+            InvalidConfig: a value is not of its type.
+        """
+        flags = backend_settings(words, "onnxruntime")
+        has_global_pool = parse_bool(flags.get("enable-global-threadpool", "0"))
+        libraries = flags.get("allowed-op-libraries", "")
+        return cls(
+            default_max_batch_size=max(0, parse_int(flags.get("default-max-batch-size", "4"))),
+            allowed_op_libraries=frozenset(Path(each).resolve() for each in libraries.split(":") if each),
+            thread_counts={name: flags.get(name, "0") for name in PARAMETERS} if has_global_pool else {},
+            profile=["", *flag_values(words, "--model-config-name")][-1],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Everything a session is opened and run with.
+
+    `run_batch_size` bounds the rows of one run, 0 for no bound; `extras` are what shapes the optimized
+    network beside the fields of `options`: the session entries given, and the operator libraries.
+    """
+
+    options: onnxruntime.SessionOptions
+    run_options: onnxruntime.RunOptions
+    providers: tuple[Provider, ...]
+    threads: ThreadCounts
+    run_batch_size: int
+    extras: tuple[str, ...]
+    has_shared_weights: bool
+
+
+def session_settings(
+    config: ModelConfig, backend: BackendSettings | None = None, instances: int | None = None
+) -> SessionSettings:
+    """Translate the parameters, optimization settings and custom operators of `config`.
+
+    Args:
+        instances: how many sessions of the model share the cores; by default the config's own count.
+
+    Raises:
+        InvalidConfig: a value is not one that ONNX Runtime knows, or the machine does not have what is asked.
+    """
+    backend = backend or BackendSettings()
+    instances = config.cpu_instances if instances is None else instances
+    parameters = {**config.parameters, **backend.thread_counts}
+    options, run_options = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
+    level = int(config.document.get("optimization", {}).get("graph", {}).get("level", 0))
+    options.graph_optimization_level = GRAPH_LEVELS.get(
+        level, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    )
+    options.execution_mode = _execution_mode(parameters)
+    if "enable_mem_arena" in parameters:
+        options.enable_cpu_mem_arena = parse_bool(parameters["enable_mem_arena"])
+    if "enable_mem_pattern" in parameters:
+        options.enable_mem_pattern = parse_bool(parameters["enable_mem_pattern"])
+    if ARENA_SHRINKAGE in parameters:
+        run_options.add_run_config_entry(ARENA_SHRINKAGE, parameters[ARENA_SHRINKAGE])
+    threads = thread_counts(parameters, instances, config.kind)
+    options.intra_op_num_threads, options.inter_op_num_threads = threads.intra_op, threads.inter_op
+    if instances > 1:
+        # A thread that spins while it waits takes its core from the other instances.
+        options.add_session_config_entry(ALLOW_SPINNING, "0")
+    entries = {key: value for key, value in parameters.items() if key.startswith(SESSION_PREFIX)}
+    libraries = _op_libraries(config, backend)
+    try:
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        for library in libraries:
+            options.register_custom_ops_library(library)
+    except Exception as error:  # ONNX Runtime's own exceptions share no base class
+        raise InvalidConfig(official_text(error)) from None
+    return SessionSettings(
+        options=options,
+        run_options=run_options,
+        providers=providers(config, onnxruntime.get_available_providers()),
+        threads=threads,
+        extras=(*(f"{key}={value}" for key, value in sorted(entries.items())), *libraries),
+        # Without a batch dimension there is nothing to split.
+        run_batch_size=max(0, parse_int(parameters.get(RUN_BATCH_SIZE, "0"))) if config.max_batch_size else 0,
+        has_shared_weights=parse_bool(parameters.get(SHARED_WEIGHTS, "false")),
+    )
+
+
+def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, ...]:
+    """Return the execution providers of one instance in order of preference; the CPU's is always the last.
+
+    Args:
+        available: what this installation of ONNX Runtime has.
+
+    Raises:
+        InvalidConfig: an accelerator or one of its values is unknown, or its provider is not there.
+    """
+    accelerators = config.document.get("optimization", {}).get("execution_accelerators", {})
+    found: list[Provider] = []
+    if config.kind == "GPU":
+        found += _gpu_providers(config, accelerators.get("gpu_execution_accelerator", ()))
+    for each in accelerators.get("cpu_execution_accelerator", ()):
+        if each["name"] != "openvino" or OPENVINO not in available:
+            raise InvalidConfig(f"unknown Execution Accelerator '{each['name']}' is requested")
+        found.append((OPENVINO, {"device_type": "CPU"}))
+    for name, _ in found:
+        if name not in available:
+            raise InvalidConfig(
+                f"model '{config.name}' asks for {name} on GPU {config.device_id}, but this onnxruntime has "
+                f"only {', '.join(available)}; install onnxruntime-gpu, or serve it with KIND_CPU"
+            )
+    return (*found, (CPU, {}))
+
+
+def on_what_is_there(config: ModelConfig, available: Sequence[str], profile: str) -> ModelConfig:
+    """Return `config` for the CPU if Triton chose a GPU (KIND_AUTO) that ONNX Runtime cannot use."""
+    if config.kind != "GPU" or CUDA in available or config.asks_for_gpu(profile):
+        return config
+    groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
+    return replace(config, kind="CPU", document={**config.document, "instance_group": groups})
+
+
+def _execution_mode(parameters: Mapping[str, str]) -> onnxruntime.ExecutionMode:
+    mode = parse_int(parameters.get("execution_mode", "0"))
+    if mode not in EXECUTION_MODES:
+        expected = "Expected values for  execution_mode are 0 or 1"
+        raise InvalidConfig(f"Invalid configuration value provided. {expected} but got {mode} .")
+    return EXECUTION_MODES[mode]
+
+
+def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
+    """Return the resolved paths of the operator libraries: what is checked is what is loaded."""
+    found = []
+    for name in config.document.get("model_operations", {}).get("op_library_filename", ()):
+        library = Path(name).resolve()
+        if library not in backend.allowed_op_libraries:
+            allowed = ", ".join(map(str, sorted(backend.allowed_op_libraries))) or "none"
+            raise InvalidConfig(
+                f"model '{config.name}' asks for custom operators from '{name}', allowed are: {allowed}; "
+                "the server's --backend-config=onnxruntime,allowed-op-libraries=PATH[:PATH] allows more"
+            )
+        found.append(str(library))
+    return found
+
+
+def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]]) -> list[Provider]:
+    found: list[Provider] = []
+    cuda = _deprecated_cuda_options(config.parameters)
+    device = {"device_id": str(config.device_id)}
+    for each in accelerators:
+        given = each.get("parameters", {})
+        if each["name"] == "tensorrt":
+            found.append((TENSORRT, _tensorrt_options(given) | device))
+        elif each["name"] == "cuda":
+            for key in CUDA_BOOLEANS & given.keys():
+                parse_bool(given[key])
+            # NVIDIA's backend writes the deprecated values over these; here what is more specific wins.
+            cuda |= given
+        else:
+            raise InvalidConfig(f"unknown Execution Accelerator '{each['name']}' is requested")
+    return [*found, (CUDA, cuda | device)]
+
+
+def _deprecated_cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
+    options = {
+        key: parameters[key] for key in ("gpu_mem_limit", "do_copy_in_default_stream") if key in parameters
+    }
+    for key, values in [
+        ("cudnn_conv_algo_search", CUDNN_CONV_ALGO_SEARCH),
+        ("arena_extend_strategy", ARENA_EXTEND_STRATEGY),
+    ]:
+        if key in parameters:
+            number = parse_int(parameters[key])
+            if number not in values:
+                raise InvalidConfig(f"unsupported {key} value '{number}' is requested")
+            options[key] = values[number]
+    return options
+
+
+def _tensorrt_options(given: Mapping[str, str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for key, value in given.items():
+        if key == "precision_mode":
+            if value not in TENSORRT_PRECISIONS:
+                raise InvalidConfig(f"unsupported precision mode '{value}' is requested")
+            options |= TENSORRT_PRECISIONS[value]
+            continue
+        if key in TENSORRT_BOOLEANS:
+            parse_bool(value)
+        elif key == "max_workspace_size_bytes":
+            parse_int(value, "unsigned long long integral number")
+        elif key in TENSORRT_INTEGERS:
+            parse_int(value)
+        elif key not in TENSORRT_TEXTS:
+            raise InvalidConfig(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
+        options[TENSORRT_NAMES.get(key, key)] = value
+    return options

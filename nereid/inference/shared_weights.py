@@ -1,0 +1,114 @@
+"""One copy of a network's weights for all instances: files that every process maps, and the kernel shares.
+
+An instance is a process, and ONNX Runtime keeps weights on the heap, in the layout of the file and once more
+in that of its kernels. Both are written beside the model once, `.shared-weights-KEY/`, and only mapped after.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnxruntime
+
+from nereid.inference.session_options import CPU, SHARED_WEIGHTS, SessionSettings
+from nereid.serving_errors import InvalidConfig
+
+PREFIX = ".shared-weights-"
+ERROR = 3  # of ONNX Runtime's log levels
+MODEL, WEIGHTS = "model.onnx", "weights.bin"
+# Smaller tensors stay in the model file: a page is 4 kB, and there is nothing to gain from sharing less.
+MIN_BYTES = 4096
+SAVE_ENTRIES = {
+    "session.optimized_model_external_initializers_file_name": WEIGHTS,
+    "session.optimized_model_external_initializers_min_size_in_bytes": str(MIN_BYTES),
+    "session.save_external_prepacked_constant_initializers": "1",
+}
+Open = Callable[[Path, SessionSettings], onnxruntime.InferenceSession]
+
+
+def open_shared(path: Path, settings: SessionSettings, opener: Open) -> onnxruntime.InferenceSession:
+    """Open the optimized, mapped form of `path`, which is written by whoever comes first.
+
+    Raises:
+        InvalidConfig: the folder of the model cannot be written, or the instance is not on a CPU.
+    """
+    if [name for name, _ in settings.providers] != [CPU]:
+        raise InvalidConfig(f"{SHARED_WEIGHTS} is for {CPU} only, got {settings.providers[0][0]}")
+    options = settings.options
+    folder = path.parent / f"{PREFIX}{_key(path, settings)}"
+    try:
+        with _alone(path.parent):
+            if not folder.exists():
+                _write(path, folder, settings, opener)
+    except OSError as error:
+        raise InvalidConfig(f"{SHARED_WEIGHTS} must write beside '{path}': {error}") from None
+    # It was optimized when it was written; once more would copy what is mapped.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = opener(folder / MODEL, settings)
+    # Every weight was packed once more to find its copy in the file; without this the heap keeps the room.
+    ctypes.CDLL(None).malloc_trim(0)
+    return session
+
+
+def _key(path: Path, settings: SessionSettings) -> str:
+    """Name all that the written form depends on: files, ONNX Runtime, processor, and how it is optimized."""
+    digest = hashlib.blake2b(digest_size=16)
+    level = settings.options.graph_optimization_level.name
+    digest.update(
+        "\0".join([path.name, onnxruntime.__version__, level, *settings.extras, _processor()]).encode()
+    )
+    for each in sorted(path.parent.rglob("*")):  # external data lies beside the model
+        name = str(each.relative_to(path.parent))
+        if each.is_file() and not name.startswith(PREFIX):
+            with each.open("rb") as file:
+                digest.update(name.encode() + hashlib.file_digest(file, "blake2b").digest())
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return "".join(
+        next((line for line in lines if line.startswith(word)), "") for word in ("model name", "flags")
+    )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time in; the kernel lets go of the lock however the process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) -> None:
+    """Write `folder`, which appears at once or not at all."""
+    for left_over in path.parent.glob(f"{PREFIX}*.partial"):
+        shutil.rmtree(left_over)
+    partial = folder.with_name(f"{folder.name}.partial")
+    partial.mkdir()
+    options = settings.options
+    for key, value in SAVE_ENTRIES.items():
+        options.add_session_config_entry(key, value)
+    options.optimized_model_filepath = str(partial / MODEL)
+    verbosity, options.log_severity_level = options.log_severity_level, ERROR  # it warns of what is meant
+    opener(path, settings)
+    options.optimized_model_filepath, options.log_severity_level = "", verbosity
+    for each in partial.iterdir():
+        _sync(each)
+    partial.rename(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,33 @@
+"""How many threads a network runs on: the instances share the cores, unless the config says otherwise."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nereid.config.model_config import parse_int
+from nereid.processes import available_cores
+
+PARAMETERS = ("intra_op_thread_count", "inter_op_thread_count")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """Threads within and between operators, as ONNX Runtime takes them: 0 is its own choice."""
+
+    intra_op: int
+    inter_op: int
+
+
+def thread_counts(parameters: Mapping[str, str], instances: int, kind: str = "CPU") -> ThreadCounts:
+    """Return the threads of one instance.
+
+    Args:
+        instances: how many of them share the cores.
+        kind: of the instance; on a GPU the processor has little to do, so the choice stays with ONNX Runtime.
+
+    Raises:
+        InvalidConfig: a count is no number.
+    """
+    intra_op, inter_op = (max(0, parse_int(parameters.get(name, "0"))) for name in PARAMETERS)
+    if not intra_op and kind != "GPU":
+        intra_op = max(1, available_cores() // max(1, instances))
+    return ThreadCounts(intra_op, inter_op)

@@ -1,0 +1,1 @@
+"""Journaled steps of a publish operation, which can be resumed or undone."""

@@ -1,0 +1,102 @@
+"""What publishing does to a route: a variant more, a variant less, or back to what was before one."""
+
+import msgspec
+from msgspec.structs import replace
+
+from nereid.errors import OperationFailed
+from nereid.routes.change import Proposal, Propose
+from nereid.routes.target import Present
+from nereid.routing.assignment import Route, Variant, parse_route
+from nereid.serving_errors import InvalidConfig
+
+__all__ = ["Propose", "StillUsed", "added", "removed", "rolled_back"]
+
+
+class StillUsed(OperationFailed):
+    """Requests are sent to a variant that is to go."""
+
+
+def added(name: str, model: str, weight: float) -> Propose:
+    """Propose the present route with a variant more, version 1 of the pinned `model`."""
+
+    def propose(present: Present) -> Proposal:
+        route = present.route()
+        if any(variant.model == model for variant in route.variants):
+            return Proposal(route, "")
+        number = int(weight) if weight == int(weight) else weight
+        variant = Variant(name=name, model=model, version=1, weight=number)
+        return Proposal(_checked(replace(route, variants=(*route.variants, variant))), f"publish {model}")
+
+    return propose
+
+
+def removed(name: str, model: str, weight: float) -> Propose:
+    """Propose the present route without a variant that is in it as it was put there.
+
+    Proposing raises `StillUsed` if it has another weight than `weight`, is the default, or has header rules.
+    """
+
+    def propose(present: Present) -> Proposal:
+        route = present.route()
+        for variant in route.variants:
+            if (variant.name, variant.model) == (name, model):
+                _check_unused(route, variant, weight)
+        rest = tuple(v for v in route.variants if (v.name, v.model) != (name, model))
+        return Proposal(_checked(replace(route, variants=rest)), f"retire {model}")
+
+    return propose
+
+
+def _check_unused(route: Route, variant: Variant, weight: float) -> None:
+    if variant.weight != weight:
+        raise StillUsed(
+            f"variant '{variant.name}' has weight {variant.weight:g}; "
+            f"fix: nereid route set {variant.name}={weight:g}, or nereid rollback"
+        )
+    if variant.name == route.default:
+        raise StillUsed(f"variant '{variant.name}' is the default; fix: make it another one")
+    if variant.headers:
+        raise StillUsed(f"header rules lead to variant '{variant.name}'; fix: take them away")
+
+
+def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
+    """Propose that some variants get no traffic, and earlier ones what they had before those had any.
+
+    Args:
+        current: names of the variants of the current version.
+        earlier: names of the variants with earlier versions, the latest first: the first one stands in if
+            the history does not know.
+    """
+
+    def propose(present: Present) -> Proposal:
+        route = present.route()
+        weights = _weights_before(present, current, earlier) or _weights(route, earlier) or {earlier[0]: 1}
+        # Variants of other networks keep theirs.
+        ours = dict.fromkeys((*current, *earlier), 0) | weights
+        variants = tuple(replace(v, weight=ours.get(v.name, v.weight)) for v in route.variants)
+        default = max(weights, key=lambda n: weights[n]) if route.default in current else route.default
+        note = f"roll back {', '.join(current)}"
+        return Proposal(_checked(replace(route, variants=variants, default=default)), note)
+
+    return propose
+
+
+def _weights_before(present: Present, current: tuple[str, ...], earlier: tuple[str, ...]) -> dict[str, float]:
+    """Return the newest weights that earlier variants had while the current ones had none."""
+    for entry in reversed(present.all_entries):
+        route = entry.parsed()
+        if route and not _weights(route, current) and (weights := _weights(route, earlier)):
+            return weights
+    return {}
+
+
+def _weights(route: Route, names: tuple[str, ...]) -> dict[str, float]:
+    return {v.name: v.weight for v in route.variants if v.name in names and v.weight}
+
+
+def _checked(route: Route) -> Route:
+    """Return the route if a file may hold it: msgspec's `replace` does not look."""
+    try:
+        return parse_route(msgspec.json.encode(route))
+    except InvalidConfig as error:
+        raise OperationFailed(str(error)) from None

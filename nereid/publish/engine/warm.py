@@ -1,0 +1,53 @@
+"""The first requests of a model that was just loaded: every batch size it may meet, before anybody waits."""
+
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from nereid.assets import COFFEE
+from nereid.config.model_config import ModelConfig, TensorSpec
+from nereid.errors import OperationFailed
+from nereid.server.control import DIRECT, LOAD_S
+from nereid.server.run_dir import ServerRecord
+
+
+def warm(record: ServerRecord, folder: Path, version: int) -> int:
+    """Ask a model once in every batch size; returns the largest.
+
+    Raises:
+        OperationFailed: it does not answer, or answers what is no number.
+    """
+    config = ModelConfig.from_file(folder, version)
+    with tritonclient.grpc.InferenceServerClient(record.url("grpc"), channel_args=DIRECT) as client:
+        for size in range(1, max(1, config.max_batch_size) + 1):
+            _ask(client, config, size)
+    return max(1, config.max_batch_size)
+
+
+def _ask(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig, size: int) -> None:
+    tensors = [
+        _tensor(spec, config.max_batch_size > 0, size) for spec in config.inputs if not spec.is_optional
+    ]
+    what = f"version {config.version} of '{config.name}', asked with a batch of {size},"
+    try:
+        result = client.infer(config.name, tensors, str(config.version), client_timeout=LOAD_S)
+    except InferenceServerException as error:
+        raise OperationFailed(f"{what} fails: {error.message()}") from None
+    for output in config.outputs:
+        array = result.as_numpy(output.name)
+        if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise OperationFailed(f"{what} answers '{output.name}' with values that are no finite numbers")
+
+
+def _tensor(spec: TensorSpec, is_batched: bool, size: int) -> tritonclient.grpc.InferInput:
+    datatype = spec.datatype.removeprefix("TYPE_").replace("STRING", "BYTES")
+    shape = [size] * is_batched + [max(1, dim) for dim in spec.dims]
+    if datatype == "BYTES":
+        array = np.full(shape, COFFEE.read_bytes(), np.object_)
+    else:
+        array = np.zeros(shape, triton_to_np_dtype(datatype))
+    tensor = tritonclient.grpc.InferInput(spec.name, shape, datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor

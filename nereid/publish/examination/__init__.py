@@ -1,0 +1,1 @@
+"""Examination of a candidate network in a process of its own."""

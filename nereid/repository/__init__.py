@@ -1,0 +1,1 @@
+"""Model repositories on disk: layout, configs, ONNX files, labels and checks."""

@@ -1,0 +1,346 @@
+"""`nereid check`: most of what a server would refuse of a repository, told without one, in every profile."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.inference.signature import validate
+from nereid.repository import ensembles, onnx_file
+from nereid.repository.labels import InvalidLabels, check_count
+from nereid.repository.layout import CONFIGS, backend_of, config_files, served_versions
+from nereid.repository.onnx_file import OnnxFile
+from nereid.routing import route_file
+from nereid.serving_errors import InvalidConfig
+
+PLAIN = "config.pbtxt"
+SUMS = "SHA256SUMS"
+# What may lie in a version folder and is no part of it: git's placeholder, and what the backend writes.
+NO_PART = (".gitkeep", ".shared-weights-")
+Verdict = Literal["ok", "note", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: `ok`, `note` (works without) or `fail`, what was found, and what mends it."""
+
+    verdict: Verdict
+    model: str
+    what: str
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """The ONNX files of a repository, each read once."""
+
+    read: dict[Path, OnnxFile | str] = field(default_factory=dict)
+
+    def open(self, path: Path) -> OnnxFile:
+        """Return the file, without its weights.
+
+        Raises:
+            InvalidConfig: it cannot be served; with the reason that was given the first time.
+        """
+        if path not in self.read:
+            try:
+                file = onnx_file.read(path)
+                onnx_file.check_external_data(file)
+                onnx_file.check_homes(file, onnx_file.homes())
+                onnx_file.check_with_onnx(path)
+                self.read[path] = replace(file, model=None)
+            except onnx_file.InvalidOnnx as error:
+                self.read[path] = str(error)
+        found = self.read[path]
+        if isinstance(found, str):
+            raise InvalidConfig(found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A repository as a server sees it: the config file that it takes for each model, and what is in it."""
+
+    root: Path
+    files: Mapping[str, str]
+    documents: Mapping[str, Mapping[str, Any]]
+    networks: Networks
+
+    def backend(self, model: str) -> str:
+        """Return the name of the backend that runs `model`."""
+        return backend_of(self.root / model, self.documents[model])
+
+    def versions(self, model: str) -> list[int]:
+        """Return the versions of `model` that are served."""
+        return served_versions(self.root / model, self.documents[model])
+
+    def network(self, model: str, version: int) -> OnnxFile:
+        """Return the network of a version.
+
+        Raises:
+            InvalidConfig: it is missing, or cannot be served.
+        """
+        document = self.documents[model]
+        return self.networks.open(onnx_file.network_path(self.root / model / str(version), document))
+
+    def config(self, model: str, version: int) -> ModelConfig:
+        """Return the config of a version, completed as the server completes it.
+
+        Raises:
+            InvalidConfig: what is needed of its network cannot be read.
+        """
+        document = {"name": model, **self.documents[model], "backend": self.backend(model)}
+        if document["backend"] == "onnxruntime":
+            onnx_file.complete_document(document, lambda: self.network(model, version).signature)
+        return ModelConfig.from_document(document, self.root / model, version)
+
+
+def digest(path: Path) -> str:
+    """Return a file's SHA-256, as the checksums of a version have it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+Check = Callable[[Profile, str], Iterator[tuple[Verdict, str]]]
+
+
+def check(repository: Path) -> list[Finding]:
+    """Look at every model of a repository, in every profile.
+
+    Raises:
+        OperationFailed: the package that reads ONNX files is not installed.
+    """
+    documents, findings = _read_configs(repository)
+    networks = Networks()
+    profiles = sorted({name for model in documents.values() for name in model})
+    for name in profiles:
+        profile = _profile(repository, documents, name, networks)
+        for model in profile.documents:
+            findings += _look_at(profile, model)
+    for folder in _version_folders(repository):
+        findings += _version_folder(folder)
+    findings += _hidden_folders(repository)
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
+
+
+def count(repository: Path, findings: list[Finding]) -> str:
+    """Return the line of counts, such as `5 models, 9 versions: 2 notes, 0 failures`."""
+    models, versions = len(_models(repository)), len(_version_folders(repository))
+    notes, failures = (sum(each.verdict == verdict for each in findings) for verdict in ("note", "fail"))
+    parts = [(models, "model"), (versions, "version"), (notes, "note"), (failures, "failure")]
+    counted = [f"{number} {word}{'' if number == 1 else 's'}" for number, word in parts]
+    return f"{counted[0]}, {counted[1]}: {counted[2]}, {counted[3]}"
+
+
+def _models(repository: Path) -> list[Path]:
+    return sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _version_folders(repository: Path) -> list[Path]:
+    return [
+        path
+        for model in _models(repository)
+        for path in sorted(model.iterdir())
+        if path.is_dir() and path.name.isdigit()
+    ]
+
+
+def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
+    """Return each model's configs by profile (the plain one is "") as far as they can be read."""
+    found: dict[str, dict[str, Any]] = {}
+    findings: list[Finding] = []
+    for folder in _models(repository):
+        found[folder.name] = {} if (folder / PLAIN).exists() else {"": {}}
+        for path in config_files(folder):
+            what = str(path.relative_to(folder))
+            try:
+                document = read_pbtxt(path)
+            except InvalidConfig as error:
+                findings.append(Finding("fail", folder.name, what, _line(error), "correct the config"))
+                continue
+            name = document.get("name", folder.name)
+            if name != folder.name:
+                text = f"name is '{name}', its folder is '{folder.name}'"
+                findings.append(Finding("fail", folder.name, what, text, f'name: "{folder.name}"'))
+            found[folder.name]["" if path.parent == folder else path.stem] = document
+    return found, findings
+
+
+def _profile(
+    root: Path, documents: Mapping[str, Mapping[str, Any]], name: str, networks: Networks
+) -> Profile:
+    taken = {model: name if name in found else "" for model, found in documents.items()}
+    taken = {model: each for model, each in taken.items() if each in documents[model]}
+    return Profile(
+        root,
+        {model: f"{CONFIGS}/{each}.pbtxt" if each else PLAIN for model, each in taken.items()},
+        {model: documents[model][each] for model, each in taken.items()},
+        networks,
+    )
+
+
+def _look_at(profile: Profile, model: str) -> Iterator[Finding]:
+    """Make every check that is for this model; each yields what it found, or raises."""
+    for name, look in _checks(profile, model):
+        what = f"{profile.files[model]}, {name}"
+        try:
+            for verdict, found in look(profile, model):
+                yield Finding(verdict, model, what, found)
+        except (InvalidConfig, InvalidLabels, OSError) as error:
+            yield Finding("fail", model, what, _line(error))
+        except (LookupError, ValueError) as error:  # what protobuf lets pass: a tensor or step without a name
+            found = f"the config is incomplete: {type(error).__name__}: {error}"
+            yield Finding("fail", model, what, found)
+
+
+def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
+    document = profile.documents[model]
+    kind = "ensemble" if "ensemble_scheduling" in document else profile.backend(model)
+    yield "versions", _versions
+    if kind in CHECKS:
+        yield kind, CHECKS[kind]
+    if any(entry.get("label_filename") for entry in document.get("output", ())):
+        yield "labels", _labels
+
+
+def _versions(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    served = profile.versions(model)
+    if not served:
+        yield "fail", "no version of it would be served"
+    for version in served:
+        if not (profile.root / model / str(version)).is_dir():
+            yield "fail", f"version_policy serves version {version}, which is not there"
+    yield "ok", f"serves {', '.join(map(str, served))}"
+
+
+def _networks(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    for version in profile.versions(model):
+        if not (profile.root / model / str(version)).is_dir():
+            continue
+        try:
+            file = profile.network(model, version)
+            validate(profile.config(model, version), file.signature)
+        except InvalidConfig as error:
+            yield "fail", f"version {version}: {_line(error)}"
+            continue
+        stamps = f"opset {file.opset}, IR version {file.ir_version}"
+        yield "ok", f"version {version}: {stamps}, fits its config"
+        if file.custom_domains:
+            domains = ", ".join(file.custom_domains)
+            yield "note", f"version {version} has operators of {domains}, which every server must be given"
+
+
+def _ensemble(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    yield from _failures(ensembles.problems(profile, model), "its steps are pinned, served, and line up")
+
+
+def _fused(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    yield from _failures(ensembles.fused_problems(profile, model), "its parts are there, and line up")
+
+
+def _failures(problems: Iterator[str], otherwise: str) -> Iterator[tuple[Verdict, str]]:
+    found: list[tuple[Verdict, str]] = [("fail", problem) for problem in problems]
+    yield from found or [("ok", otherwise)]
+
+
+def _preprocess(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    settings = PreprocessSettings.from_config(profile.config(model, 1))
+    yield "ok", f"gives {settings.transform.height_px}x{settings.transform.width_px} px"
+
+
+def _route(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    config = profile.config(model, 1)
+    path = route_file.path_of(config)
+    try:
+        text, _ = route_file.read(path)
+    except OSError as error:
+        raise InvalidConfig(f"cannot read '{path}': {error.strerror}") from None
+    table = route_file.read_table(config, text)
+    for target in table.route.targets():
+        served = profile.versions(target.model) if target.model in profile.documents else [target.version]
+        if target.version not in served:
+            yield "fail", f"'{target.name}' names version {target.version} of '{target.model}': not served"
+    yield "ok", f"{path.name}: {len(table.route.variants)} variants"
+
+
+def _labels(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    document = profile.documents[model]
+    folder = profile.root / model
+    outputs = {tensor.name: tensor for tensor in ModelConfig.from_document(document, folder, 1).outputs}
+    for entry in document["output"]:
+        name = entry.get("label_filename")
+        if not name:
+            continue
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise InvalidLabels(f"'{name}' leaves the model's folder, which Triton refuses from 26.02 on")
+        if (folder / name).is_symlink():
+            raise InvalidLabels(f"'{name}' is a link; it must be a file of the model's own")
+        labels = check_count(folder / name, outputs[entry["name"]])
+        yield "ok", f"{name} has {labels} labels for output '{entry['name']}'"
+
+
+# By backend; any other is left alone.
+CHECKS: Mapping[str, Check] = {
+    "onnxruntime": _networks,
+    "ensemble": _ensemble,
+    "fused": _fused,
+    "preprocess": _preprocess,
+    "ab_router": _route,
+}
+
+
+def _hidden_folders(repository: Path) -> Iterator[Finding]:
+    for path in repository.glob(".*/"):
+        found = "Triton takes it for a model when it is told to load all"
+        yield Finding("note", path.name, "hidden folder", found, "keep the models in a folder of their own")
+
+
+def _version_folder(folder: Path) -> Iterator[Finding]:
+    """Say whether git would keep the folder, and whether its files are those that were published."""
+    model, what = folder.parent.name, f"version {folder.name}"
+    if not any(folder.iterdir()):
+        found = "the folder is empty: git, and so every clone, would lose it"
+        yield Finding("note", model, what, found, f"touch {folder}/.gitkeep")
+        return
+    files = _files(folder)
+    if SUMS not in files:
+        if files:
+            yield Finding("note", model, what, f"not published by nereid: no {SUMS}")
+        return
+    problems = list(_unlike_published(folder, files))
+    for found in problems:
+        yield Finding("fail", model, what, found, "versions are immutable: publish a new one")
+    if not problems:
+        yield Finding("ok", model, what, f"as published: {len(files) - 1} files")
+
+
+def _files(folder: Path) -> set[str]:
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    return {str(path) for path in paths if not path.parts[0].startswith(NO_PART)}
+
+
+def _unlike_published(folder: Path, files: set[str]) -> Iterator[str]:
+    listed = {}
+    lines = (folder / SUMS).read_text(errors="replace").splitlines()
+    for line in (line for line in lines if line.strip() and not line.startswith("#")):
+        sha256, _, name = line.partition(" ")
+        listed[name[1:]] = sha256
+        # The second character is sha256sum's mark of a binary file, or a space.
+        if len(sha256) != 64 or name[:1] not in (" ", "*"):
+            yield f"{SUMS}: '{line}' is no line of sha256sum"
+            return
+    for name in sorted(files - listed.keys() - {SUMS}):
+        yield f"'{name}' is not listed in {SUMS}: added later"
+    for name, sha256 in listed.items():
+        if name not in files:
+            yield f"'{name}' is listed in {SUMS}, but not there"
+        elif digest(folder / name) != sha256:
+            yield f"'{name}' has another SHA-256 than in {SUMS}: changed"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,184 @@
+"""What a model repository serves in one profile, read from its config files."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nereid.config.model_config import FusedSettings, ModelConfig, read_pbtxt
+from nereid.inference.threads import thread_counts
+from nereid.processes import available_cores
+from nereid.serving_errors import InvalidConfig
+
+CONFIGS = "configs"
+
+Documents = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """How many threads the CPU instances of one model run their network with, each."""
+
+    model: str
+    instances: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.instances}x{self.threads}"
+
+
+def configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
+    """Return each model's config in `profile`, or the plain one; empty where Triton writes it itself.
+
+    Raises:
+        InvalidConfig: a file is no ModelConfig.
+    """
+    return {folder.name: _config(folder, profile) for folder in _folders(repository)}
+
+
+def readable_configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
+    """Return each model's config in `profile`, but for those that cannot be read."""
+    found = {}
+    for folder in _folders(repository):
+        with contextlib.suppress(InvalidConfig, OSError):
+            found[folder.name] = _config(folder, profile)
+    return found
+
+
+def _folders(repository: Path) -> list[Path]:
+    return sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _config(folder: Path, profile: str) -> dict[str, Any]:
+    named, plain = folder / CONFIGS / f"{profile}.pbtxt", folder / "config.pbtxt"
+    path = named if named.exists() else plain
+    return read_pbtxt(path) if path.exists() else {}
+
+
+def hidden_models(repository: Path, profile: str) -> set[str]:
+    """Return the models that only ensembles use which are no ensembles in `profile`.
+
+    Raises:
+        InvalidConfig: a file is no ModelConfig.
+    """
+    plain, served = configs(repository), configs(repository, profile)
+    replaced = {name for name in plain if _steps(plain[name]) and not _steps(served[name])}
+    return _used_by({n: plain[n] for n in replaced}) - _used_by(served)
+
+
+def served_versions(folder: Path, document: Mapping[str, Any], without: int = 0) -> list[int]:
+    """Return the versions that a model's config asks to be served, ascending; those named need not exist.
+
+    Args:
+        without: a version that is taken for one that is not there.
+    """
+    policy = document.get("version_policy", {})
+    if "specific" in policy:
+        return sorted({*map(int, policy["specific"].get("versions", ()))} - {without})
+    there = [version for version in versions_there(folder) if version != without]
+    return there if "all" in policy else there[-int(policy.get("latest", {}).get("num_versions", 1)) :]
+
+
+def versions_there(folder: Path) -> list[int]:
+    """Return the versions that have a folder, ascending."""
+    return sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+
+
+def config_files(folder: Path) -> list[Path]:
+    """Return the config files of a model: the plain one, then those of the profiles."""
+    plain = folder / "config.pbtxt"
+    return [plain] * plain.exists() + sorted((folder / CONFIGS).glob("*.pbtxt"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What a pinned model stands for: one version of a network, and of the preprocessing in front of it.
+
+    Without preprocessing, that is empty.
+    """
+
+    model: str
+    network: str
+    network_version: int
+    preprocess: str
+    preprocess_version: int
+
+
+def pins(repository: Path, documents: Documents) -> list[Pin]:
+    """Return the pinned models: ensembles with one step on ONNX Runtime, and fused models.
+
+    Args:
+        documents: the configs of all models, by name.
+    """
+    return [pin for name in documents if (pin := _pin(repository, name, documents))]
+
+
+def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return the models and versions that a pinned model runs, in their order; -1 is no version."""
+    if document.get("backend") == "fused":
+        given = {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
+        parts = [
+            (given.get(part, ""), given.get(f"{part}_version", "")) for part in ("preprocess", "network")
+        ]
+        return [(model, int(number) if number.isdecimal() else -1) for model, number in parts]
+    steps = document.get("ensemble_scheduling", {}).get("step", ())
+    return [(step["model_name"], int(step.get("model_version", -1))) for step in steps]
+
+
+def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
+    steps = steps_of(documents[name])
+    kinds = [backend_of(repository / model, documents.get(model, {})) for model, _ in steps]
+    if kinds.count("onnxruntime") != 1:
+        return None
+    preprocess = steps[kinds.index("preprocess")] if "preprocess" in kinds else ("", 0)
+    return Pin(name, *steps[kinds.index("onnxruntime")], *preprocess)
+
+
+def thread_budget(repository: Path, profile: str) -> list[Threads]:
+    """Return the threads of every model of `profile` that runs a network on the CPU.
+
+    Raises:
+        InvalidConfig: a file is no ModelConfig, or names what is not there.
+    """
+    hidden = hidden_models(repository, profile)
+    found = []
+    for name, document in configs(repository, profile).items():
+        backend = backend_of(repository / name, document)
+        if name in hidden or backend not in ("onnxruntime", "fused"):
+            continue
+        config = ModelConfig.from_document({**document, "backend": backend}, repository / name, 1)
+        network = config
+        if backend == "fused":
+            names = config.settings(FusedSettings)
+            network = config.sibling(names.network, names.network_version)
+        if instances := config.cpu_instances * len(served_versions(repository / name, document)):
+            counts = thread_counts(network.parameters, config.cpu_instances)
+            found.append(Threads(name, instances, counts.intra_op))
+    return found
+
+
+def describe_threads(budget: list[Threads]) -> tuple[str, bool]:
+    """Return one line about the sum over all models, and whether it fits the cores."""
+    total, cores = sum(each.instances * each.threads for each in budget), available_cores()
+    parts = ", ".join(map(str, budget)) or "none"
+    text = f"{total} network threads on {cores} cores ({parts})"
+    if total <= cores:
+        return text, True
+    return f"{text}: models that are busy at the same time slow each other down", False
+
+
+def backend_of(folder: Path, document: Mapping[str, Any]) -> str:
+    """Return the backend that runs the model: Triton finds ONNX Runtime's by the name of the file."""
+    if document.get("backend"):
+        return str(document["backend"])
+    is_onnx = document.get("platform") == "onnxruntime_onnx" or any(folder.glob("*/model.onnx"))
+    return "onnxruntime" if is_onnx and not _steps(document) else ""
+
+
+def _steps(document: Mapping[str, Any]) -> list[str]:
+    return [step["model_name"] for step in document.get("ensemble_scheduling", {}).get("step", ())]
+
+
+def _used_by(documents: Documents) -> set[str]:
+    return {name for document in documents.values() for name in _steps(document)}

@@ -1,0 +1,1 @@
+"""Reading and changing the route files of a repository."""

@@ -1,0 +1,108 @@
+"""Why a request gets the variant it gets, in words and numbers."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nereid.routes.target import percent
+from nereid.routing.assignment import (
+    ROUTE_KEY,
+    Choice,
+    Route,
+    Table,
+    Variant,
+    choose,
+    is_mirrored,
+    lower,
+    score,
+    shares,
+    unit_of,
+)
+from nereid.server.embedded import ROUTE_HEADERS
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A variant's claim to a sticky key: its hash value in (0, 1), its weight, and the score of both."""
+
+    variant: str
+    unit: float
+    weight: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which variant a request gets, all being healthy, and why.
+
+    `variant` is empty where chance decides, then by `shares`. `candidates` are there if a sticky key
+    decides. `mirrored` has, by shadow, how likely the request is mirrored to it, 0 to 1; `ignored` the
+    headers that no route ever looks at.
+    """
+
+    variant: str
+    reason: str
+    why: str
+    shares: Mapping[str, float]
+    candidates: tuple[Candidate, ...]
+    mirrored: Mapping[str, float]
+    ignored: tuple[str, ...]
+
+
+def explain(table: Table, parameters: Mapping[str, str]) -> Explanation:
+    """Explain what a request with these parameters or headers gets.
+
+    Raises:
+        InvalidRequest: it asks for a variant or version that the route does not have.
+    """
+    choice = choose(table, parameters, unit=0.0)
+    is_chance = choice.reason == "weight"
+    key = lower(parameters).get(ROUTE_KEY, "")
+    given = shares(table.route)
+    return Explanation(
+        variant="" if is_chance else choice.variant.name,
+        reason=choice.reason,
+        why=_why(table, choice, key),
+        shares=given if is_chance else {},
+        candidates=_candidates(table.route, key) if choice.reason == "route-key" else (),
+        mirrored=_mirrored(table.route, None if is_chance else choice.variant, key),
+        ignored=tuple(name for name in parameters if not re.fullmatch(ROUTE_HEADERS, name)),
+    )
+
+
+def _why(table: Table, choice: Choice, key: str) -> str:
+    name, version = choice.variant.name, table.network_versions[choice.variant.name]
+    rules = " and ".join(f"{header} is one of {values}" for header, values in _rules(choice.variant))
+    given = ", ".join(f"{name} {percent(share)}" for name, share in shares(table.route).items())
+    return {
+        "variant": f"{name} serves because the request asks for variant '{name}'.",
+        "version": f"{name} serves because it is the first variant whose network has version {version}.",
+        "header": f"{name} serves because its header rule is met: {rules}.",
+        "route-key": f"{name} serves because it has the highest score of all variants for key {key!r}.",
+        "weight": f"Chance decides, by weight: {given}.",
+    }[choice.reason]
+
+
+def _rules(variant: Variant) -> list[tuple[str, str]]:
+    return [(header, ", ".join(values)) for header, values in variant.headers.items()]
+
+
+def _candidates(route: Route, key: str) -> tuple[Candidate, ...]:
+    salt = route.salts.variants
+    found = [
+        Candidate(each.name, unit_of(salt, each.name, key), each.weight, score(each, salt, key))
+        for each in route.variants
+    ]
+    return tuple(sorted(found, key=lambda each: -each.score))
+
+
+def _mirrored(route: Route, variant: Variant | None, key: str) -> dict[str, float]:
+    salt = route.salts.shadows
+    likely = {}
+    for shadow in route.shadows:
+        # The server never mirrors a request to what has just answered it.
+        if variant and (shadow.model, shadow.version) == (variant.model, variant.version):
+            likely[shadow.name] = 0.0
+        else:
+            likely[shadow.name] = float(is_mirrored(shadow, salt, key, 0)) if key else shadow.percent / 100
+    return likely

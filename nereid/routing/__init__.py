@@ -1,0 +1,1 @@
+"""Routing decisions between variants: assignment, breakers, shadows and deadlines."""

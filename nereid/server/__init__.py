@@ -1,0 +1,1 @@
+"""The embedded Triton server: start, supervision, health and diagnosis."""

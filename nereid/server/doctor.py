@@ -1,0 +1,174 @@
+"""`nereid doctor`: is everything here that the embedded server needs, and if not, which command mends it."""
+
+import importlib.metadata
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from nereid.client import shared_memory, transport
+from nereid.client.errors import ClassifierError
+from nereid.client.retry import Attempts, Budget
+from nereid.repository.layout import describe_threads, thread_budget
+from nereid.server import preflight, run_dir
+from nereid.server.control import ASK_S, token_headers
+from nereid.server.embedded import (
+    DEFAULT_PROFILE,
+    INSTALL,
+    ServerError,
+    ServerOptions,
+    environment,
+    find_wheel,
+    why_unusable,
+)
+from nereid.serving_errors import InvalidConfig
+
+# nvidia-pytriton does not say which Triton it carries; an end-to-end test asks the server itself.
+TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
+DRIVER = Path("/proc/driver/nvidia/version")
+# Every stub process maps a region of 1 MB that grows with the tensors in flight; Docker gives 64 MB.
+SCARCE_SHM_BYTES = 256 * 2**20
+# Debian's packages of the libraries that a stub links and a minimal system may lack.
+PACKAGES = {"libz.so.1": "zlib1g", "libexpat.so.1": "libexpat1", "libstdc++.so.6": "libstdc++6"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: `ok`, `note` (works without) or `fail`, what was found, and what mends it."""
+
+    what: str
+    verdict: Literal["ok", "note", "fail"]
+    found: str
+    fix: str = ""
+
+
+def examine(inherited: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at everything in turn."""
+    yield _python()
+    yield _triton()
+    yield _stub_libraries(inherited)
+    yield _onnxruntime()
+    yield _shared_memory()
+    yield _regions(inherited)
+    yield _gpu()
+    options = ServerOptions(profile=DEFAULT_PROFILE)
+    yield _threads(options)
+    for name, port in asdict(options.ports).items():
+        yield _port(name, options.host, port)
+
+
+def _python() -> Finding:
+    here = preflight.PYTHON, preflight.library_folders()
+    if missing := preflight.missing(*here):
+        return _refusal("Python", f"missing: {missing[0]}")
+    return Finding("Python", "ok", f"{here[0]}, shared library in {preflight.find_libpython(*here)}")
+
+
+def _triton() -> Finding:
+    try:
+        find_wheel()
+    except ServerError as error:
+        return _refusal("Triton", str(error))
+    version = _installed("nvidia-pytriton")
+    triton = TRITON_OF_PYTRITON.get(version, "unknown")
+    return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}, with a stub for this Python")
+
+
+def _stub_libraries(inherited: Mapping[str, str]) -> Finding:
+    what = "stub's libraries"
+    try:
+        wheel = find_wheel()
+        linked = subprocess.run(
+            ["ldd", wheel.stub], env=environment(wheel, inherited), capture_output=True, text=True, check=True
+        ).stdout
+    except ServerError as error:
+        return _refusal(what, str(error))
+    except (OSError, subprocess.CalledProcessError) as error:
+        return Finding(what, "note", f"ldd cannot tell: {error}")
+    missing = [line.split()[0] for line in linked.splitlines() if "not found" in line]
+    if missing:
+        packages = " ".join(PACKAGES.get(library, library) for library in missing)
+        return Finding(what, "fail", f"not found: {', '.join(missing)}", f"apt-get install {packages}")
+    return Finding(what, "ok", "all found")
+
+
+def _onnxruntime() -> Finding:
+    try:
+        import onnxruntime
+    except ImportError:
+        return Finding("ONNX Runtime", "fail", "not installed", INSTALL)
+    both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed(name)]
+    if len(both) > 1:
+        mend = f"pip uninstall -y {' '.join(both)} && {INSTALL}"
+        return Finding("ONNX Runtime", "fail", f"{' and '.join(both)} overwrite each other's files", mend)
+    providers = ", ".join(onnxruntime.get_available_providers())
+    return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} with {providers}")
+
+
+def _shared_memory() -> Finding:
+    if not Path("/dev/shm").is_dir():
+        return Finding("/dev/shm", "fail", "missing", "mount -t tmpfs tmpfs /dev/shm")
+    free = shutil.disk_usage("/dev/shm").free
+    if free < SCARCE_SHM_BYTES:
+        mend = "mount -o remount,size=1g /dev/shm, in a container --shm-size=1g"
+        return Finding("/dev/shm", "note", f"{free / 2**20:.0f} MB free: large batches may not fit", mend)
+    return Finding("/dev/shm", "ok", f"{free / 2**20:.0f} MB free")
+
+
+def _regions(inherited: Mapping[str, str]) -> Finding:
+    """Remove what killed callers left in shared memory, also from the servers that mapped it."""
+    what = "shared memory regions"
+    removed: set[str] = set()
+    unasked = []
+    kinds: tuple[shared_memory.Kind, ...] = ("system", "cuda") if DRIVER.exists() else ("system",)
+    for record in run_dir.find_all(run_dir.root(inherited)):
+        connection = transport.connect(record.url("grpc"), "grpc")
+        try:
+            remaining_s = Attempts(Budget(), ASK_S).remaining_s
+            steps = shared_memory.sweep("grpc", remaining_s, token_headers(record), kinds)
+            removed.update(transport.run(connection, steps))
+        except ClassifierError as error:
+            unasked.append(f"{record.url('grpc')} cannot be asked: {error}")
+        finally:
+            connection.close()
+    removed.update(shared_memory.remove_stale())
+    found = [f"removed {', '.join(sorted(removed))}: left by callers that were killed"] if removed else []
+    if found or unasked:
+        return Finding(what, "note", "; ".join(found + unasked))
+    return Finding(what, "ok", "none is left over")
+
+
+def _gpu() -> Finding:
+    if not DRIVER.exists():
+        return Finding("GPU", "note", "no NVIDIA driver: models are served on the CPU")
+    return Finding("GPU", "ok", DRIVER.read_text().splitlines()[0])
+
+
+def _threads(options: ServerOptions) -> Finding:
+    try:
+        text, fits = describe_threads(thread_budget(options.repository, options.profile))
+    except InvalidConfig as error:
+        return Finding("threads", "fail", str(error), "correct the config")
+    mend = "" if fits else "fewer instances, or a smaller intra_op_thread_count, in config.pbtxt"
+    return Finding("threads", "ok" if fits else "note", text, mend)
+
+
+def _port(name: str, host: str, port: int) -> Finding:
+    if reason := why_unusable(host, port):
+        found = f"{port} cannot be used: {reason}"
+        return Finding(f"{name} port", "note", found, f"nereid serve --{name}-port 0")
+    return Finding(f"{name} port", "ok", f"{port} is free")
+
+
+def _refusal(what: str, message: str) -> Finding:
+    found, _, mend = message.partition("; fix: ")
+    return Finding(what, "fail", found, mend)
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

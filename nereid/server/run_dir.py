@@ -1,0 +1,143 @@
+"""Where a running server leaves its `server.json`, so that other commands find it by repository.
+
+A run directory is locked for as long as its server runs. The kernel lets go of the lock however the server
+ends, so a directory without it is known to be left over.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from nereid.server.embedded import Ports, ServerError
+
+SERVER_FILE = "server.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRecord:
+    """A running server: where it listens, what it serves, and the token of its administrative APIs.
+
+    `health_port` is that of its supervisor, 0 if it has none; `model_control_mode` says who loads models.
+    """
+
+    pid: int
+    host: str
+    ports: Ports
+    repository: str
+    profile: str
+    token: str
+    health_port: int = 0
+    model_control_mode: str = "explicit"
+
+    def url(self, protocol: str) -> str:
+        """Return HOST:PORT for `http` or `grpc`."""
+        return f"{self.host}:{getattr(self.ports, protocol)}"
+
+
+def root(environment: Mapping[str, str]) -> Path:
+    """Return the folder for this user's run directories; it may not exist yet."""
+    runtime = environment.get("XDG_RUNTIME_DIR", "")
+    base = runtime if Path(runtime).is_dir() and runtime else tempfile.gettempdir()
+    return Path(base) / f"nereid-{os.getuid()}"
+
+
+@contextlib.contextmanager
+def occupy(base: Path, repository: Path) -> Iterator[Path]:
+    """Make the run directory of a server of `repository`, locked inside and removed after.
+
+    Left-over directories of the same repository are removed.
+
+    Raises:
+        ServerError: `base` belongs to somebody else, who could then read tokens or plant backends.
+    """
+    _make_private(base)
+    folder = _folder(base, repository)
+    folder.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as held:
+        with _lock(folder):
+            for left_over in folder.iterdir():
+                if not _is_locked(left_over):
+                    shutil.rmtree(left_over, ignore_errors=True)
+            run_dir = Path(tempfile.mkdtemp(dir=folder))
+            held.enter_context(_lock(run_dir))
+        try:
+            yield run_dir
+        finally:
+            shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def write(run_dir: Path, record: ServerRecord) -> None:
+    """Store `record` in `run_dir`, at once and readable by this user only."""
+    new = run_dir / f".{SERVER_FILE}"
+    new.touch(mode=0o600)
+    new.write_text(json.dumps(asdict(record)))
+    new.replace(run_dir / SERVER_FILE)
+
+
+def find(base: Path, repository: Path) -> ServerRecord | None:
+    """Return the newest running server of `repository`, if there is one; nothing that others could write."""
+    found = _running(base, _folder(base, repository).name)
+    return found[-1] if found else None
+
+
+def find_all(base: Path) -> list[ServerRecord]:
+    """Return all running servers of this user, the newest last."""
+    return _running(base, "*")
+
+
+def _running(base: Path, folder: str) -> list[ServerRecord]:
+    if not _is_private(base):
+        return []
+    found: list[tuple[float, ServerRecord]] = []
+    for path in base.glob(f"{folder}/*/{SERVER_FILE}"):
+        with contextlib.suppress(FileNotFoundError):  # its server may end meanwhile
+            if _is_locked(path.parent):
+                record = json.loads(path.read_text())
+                ports = Ports(**record.pop("ports"))
+                found.append((path.stat().st_mtime, ServerRecord(**record, ports=ports)))
+    return [record for _, record in sorted(found, key=lambda pair: pair[0])]
+
+
+def _folder(base: Path, repository: Path) -> Path:
+    return base / blake2b(str(repository.resolve()).encode(), digest_size=8).hexdigest()
+
+
+def _make_private(base: Path) -> None:
+    base.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(base):
+        owner = f"user {os.getuid()}"
+        raise ServerError(f"{base} must be a directory of {owner} with mode 0700; fix: remove it")
+
+
+def _is_private(base: Path) -> bool:
+    try:
+        status = base.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, flags: int = fcntl.LOCK_EX) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, flags)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        with _lock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB):
+            return False
+    except BlockingIOError:
+        return True

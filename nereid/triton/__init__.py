@@ -1,0 +1,1 @@
+"""Adapters to Triton's Python API: tensors, responses, metrics and session setup."""

@@ -1,0 +1,1 @@
+"""Search for the best settings of a model on this machine."""

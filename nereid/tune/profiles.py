@@ -1,0 +1,271 @@
+"""The profile `tuned`: which models can be tuned, how a setting is written, and the profile as a whole."""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nereid.config.model_config import ModelConfig
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish import pinned
+from nereid.publish.engine import journal
+from nereid.repository import pbtxt
+from nereid.repository.layout import CONFIGS, backend_of, configs, hidden_models, steps_of
+from nereid.routing import route_file
+from nereid.routing.assignment import parse_route
+from nereid.server.embedded import PLAIN_PROFILE
+from nereid.serving_errors import ServingError
+
+TUNED = "tuned"
+PLAIN = "config.pbtxt"
+# How the first line of what is written here begins: anything else is somebody's own.
+MARK = "# Written by `nereid tune"
+COPY = f"{MARK}` for another model: a copy of "
+
+# Names of settings; any other one is a parameter of the config.
+INSTANCES, MOST_ROWS = "instances", "max_batch_size"
+PREFERRED, DELAY = "preferred_batch_size", "max_queue_delay_microseconds"
+
+Settings = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tunable:
+    """A model that can be tuned, as a profile serves it.
+
+    `path` is the config in use and `text` what it says; `notes` are what its user should know.
+    """
+
+    model: str
+    profile: str
+    path: Path
+    text: str
+    backend: str
+    notes: tuple[str, ...] = ()
+
+
+def tunable(repository: Path, model: str, profile: str) -> Tunable:
+    """Find what is to be tuned.
+
+    Raises:
+        WrongUsage: there is no such model, or it only stands for others, which are named.
+        OperationFailed: somebody else's profile `tuned` is there.
+    """
+    documents = configs(repository, profile)
+    if model not in documents:
+        raise WrongUsage(f"'{repository}' has no model '{model}', it has: {', '.join(sorted(documents))}")
+    folder, document = repository / model, documents[model]
+    backend = backend_of(folder, document)
+    if "ensemble_scheduling" in document:
+        steps = ", ".join(dict.fromkeys(step for step, _ in steps_of(document)))
+        raise WrongUsage(
+            f"'{model}' is an ensemble in profile '{profile}', which runs nothing itself; "
+            f"tune its steps: {steps}"
+        )
+    if backend == "ab_router":
+        raise WrongUsage(f"'{model}' is a route and runs no network; tune its variants: {_variants(folder)}")
+    named = folder / CONFIGS / f"{profile}.pbtxt"
+    path = named if named.exists() else folder / PLAIN
+    if not path.exists():
+        raise WrongUsage(f"'{model}' has no {PLAIN} to tune; fix: write one")
+    _check_ours(repository)
+    return Tunable(
+        model, profile, path, path.read_text(), backend, tuple(_notes(repository, model, profile, documents))
+    )
+
+
+def _variants(folder: Path) -> str:
+    try:
+        config = ModelConfig.from_file(folder, 1)
+        route = parse_route(route_file.read(route_file.path_of(config))[0])
+    except (ServingError, OSError):
+        return "those in its route file"
+    return ", ".join(dict.fromkeys(variant.model for variant in route.variants))
+
+
+def _notes(
+    repository: Path, model: str, profile: str, documents: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    if model not in hidden_models(repository, profile):
+        return []
+    users = [name for name, document in documents.items() if model in dict(steps_of(document))]
+    return [
+        f"profile '{profile}' does not load '{model}': {', '.join(users)} run it with its {PLAIN}; "
+        f"what is tuned is for who loads it, as with --profile {PLAIN_PROFILE}"
+    ]
+
+
+def _check_ours(repository: Path) -> None:
+    for path in sorted(repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")):
+        if not _is_ours(path.read_text()):
+            raise OperationFailed(f"'{path}' was not written by nereid tune; fix: give it another name")
+
+
+def _is_ours(text: str) -> bool:
+    """Tell whether a config is of this command, or of a publication that made a new one from such."""
+    first = text.partition("\n")[0]
+    return first.startswith(MARK) or (first.startswith(pinned.LIKE) and first.endswith(pinned.WRITTEN))
+
+
+def value_of(config: Any, name: str) -> int:
+    """Return a setting of a ModelConfig message; 0 is what is not given."""
+    if name == INSTANCES:
+        return sum(group.count for group in config.instance_group)
+    if name == MOST_ROWS:
+        return int(config.max_batch_size)
+    if name == PREFERRED:
+        return max(config.dynamic_batching.preferred_batch_size, default=0)
+    if name == DELAY:
+        return int(config.dynamic_batching.max_queue_delay_microseconds)
+    text = config.parameters[name].string_value if name in config.parameters else ""
+    return int(text) if text.isdecimal() else 0
+
+
+def with_settings(text: str, settings: Settings) -> str:
+    """Return the text of a config with other settings."""
+    config = pbtxt.parse(text)
+    for name, value in settings.items():
+        _WRITERS.get(name, _write_parameter)(config, name, value)
+    return pbtxt.rewritten(text, config)
+
+
+def _write_instances(config: Any, name: str, value: int) -> None:
+    if not config.instance_group:
+        config.instance_group.add()
+    config.instance_group[0].count = value
+
+
+def _write_rows(config: Any, name: str, value: int) -> None:
+    config.max_batch_size = value
+
+
+def _write_preferred(config: Any, name: str, value: int) -> None:
+    config.dynamic_batching.SetInParent()
+    config.dynamic_batching.preferred_batch_size[:] = [value] * bool(value)
+
+
+def _write_delay(config: Any, name: str, value: int) -> None:
+    config.dynamic_batching.SetInParent()
+    config.dynamic_batching.max_queue_delay_microseconds = value
+
+
+def _write_parameter(config: Any, name: str, value: int) -> None:
+    if value:
+        config.parameters[name].string_value = str(value)
+    else:
+        config.parameters.pop(name, None)
+
+
+_WRITERS: Mapping[str, Callable[[Any, str, int], None]] = {
+    INSTANCES: _write_instances,
+    MOST_ROWS: _write_rows,
+    PREFERRED: _write_preferred,
+    DELAY: _write_delay,
+}
+
+
+def check_writable(repository: Path, tuned: Tunable) -> None:
+    """Tell in time what `write` would fail of.
+
+    Raises:
+        OperationFailed: a folder that a config goes to cannot be written.
+    """
+    for path in _texts(repository, tuned, {}, "", ()):
+        folder = path.parent if path.parent.exists() else path.parent.parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OperationFailed(
+                f"'{folder}' cannot be written; fix: --dry-run, or a copy of the repository"
+            )
+
+
+def write(
+    repository: Path, tuned: Tunable, settings: Settings, command: str, about: Sequence[str]
+) -> list[str]:
+    """Write the whole profile `tuned`; returns the models that have a config in it.
+
+    All files are complete before the first one is put in its place. 24.10 does not look at them when it
+    decides whether a model has changed, so each `config.pbtxt` is touched.
+
+    Args:
+        repository: of the models.
+        tuned: what was tuned; every other model of its profile gets a copy of that one's config.
+        settings: the new ones.
+        command: by which it was tuned.
+        about: lines on when, where, and what was gained.
+
+    Raises:
+        OperationFailed: the config that was tuned has changed meanwhile, or another command is at work.
+    """
+    with journal.opened(repository.resolve()):
+        if not tuned.path.exists() or tuned.path.read_text() != tuned.text:
+            raise OperationFailed(f"'{tuned.path}' has changed meanwhile: nothing is written")
+        _check_ours(repository)
+        texts = _texts(repository, tuned, settings, command, about)
+        stale = _stale(repository, tuned, texts)
+        try:
+            for path, text in texts.items():
+                path.parent.mkdir(exist_ok=True)
+                _new(path).write_text(text)
+            for path in texts:
+                _new(path).replace(path)
+            for path in stale:
+                path.unlink()
+            for path in (*texts, *stale):
+                if (plain := path.parent.parent / PLAIN).exists():
+                    os.utime(plain)
+        except OSError as error:
+            raise OperationFailed(f"the profile cannot be written: {error}") from None
+        finally:
+            for path in texts:
+                with contextlib.suppress(OSError):
+                    _new(path).unlink(missing_ok=True)
+    return [path.parent.parent.name for path in texts]
+
+
+def _new(path: Path) -> Path:
+    return path.with_name(f".{path.name}")
+
+
+def _stale(repository: Path, tuned: Tunable, texts: Mapping[Path, str]) -> list[Path]:
+    """Return the copies that belong to a profile which was made from another one than this."""
+    if tuned.profile == TUNED:
+        return []
+    there = [path for path in repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt") if path not in texts]
+    return [path for path in there if path.read_text().startswith(COPY)]
+
+
+def _texts(
+    repository: Path, tuned: Tunable, settings: Settings, command: str, about: Sequence[str]
+) -> dict[Path, str]:
+    target = repository / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
+    head = [f"{MARK}{command.removeprefix('nereid tune')}`.", *(f"# {line}" for line in about)]
+    texts = {target: _headed(head, with_settings(_without_head(tuned.text), settings))}
+    if tuned.profile == TUNED:
+        return texts
+    for base in sorted(repository.glob(f"*/{CONFIGS}/{tuned.profile}.pbtxt")):
+        copy = base.with_name(f"{TUNED}.pbtxt")
+        if copy != target:
+            why = f"{COPY}{CONFIGS}/{base.name}."
+            texts[copy] = _headed([why], base.read_text())
+    return texts
+
+
+def overwritten(repository: Path, tuned: Tunable) -> list[str]:
+    """Return the models that were tuned before, and would lose that to copies."""
+    if tuned.profile == TUNED:
+        return []
+    found = repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")
+    others = [path for path in found if path.parent.parent.name != tuned.model]
+    bases = [path for path in others if path.with_name(f"{tuned.profile}.pbtxt").exists()]
+    return sorted(path.parent.parent.name for path in bases if not path.read_text().startswith(COPY))
+
+
+def _headed(head: Sequence[str], text: str) -> str:
+    return "".join(f"{line}\n" for line in head) + "\n" + text
+
+
+def _without_head(text: str) -> str:
+    return re.sub(r"(?:#.*\n)+\n?", "", text, count=1) if text.startswith(MARK) else text

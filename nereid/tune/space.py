@@ -1,0 +1,105 @@
+"""What is tried: the settings that a model's backend reads, their values, and a balanced sample of both."""
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from nereid.tune.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED, value_of
+
+# One point of the space, in the order of its names; the empty one is the config as it is.
+Candidate: TypeAlias = tuple[tuple[str, int], ...]
+Space: TypeAlias = Mapping[str, tuple[int, ...]]
+
+DEFAULT: Candidate = ()
+DELAYS_US = (0, 500, 2_000, 5_000)
+PREFERRED_SIZES = (2, 4, 8, 16)
+THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
+# As a network calls it, and as a fused model does.
+RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
+# Rows of one run of a network; 0: all of the batch, or for a fused model what its network has.
+RUN_SIZES = (0, 1, 2, 4, 8)
+# No client may meet a smaller limit than before, and batches below this one leave gains on the table.
+USUAL_ROWS = 8
+
+
+def space(config: Any, backend: str, cores: int) -> Space:
+    """Return the values of each setting that takes effect.
+
+    Args:
+        config: the model's, as the server completed it.
+        backend: what runs it. A `fused` model has the settings of both its parts.
+        cores: of this machine.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    if len(config.instance_group) <= 1:
+        found[INSTANCES] = tuple(sorted({*_doublings(cores), cores, cores + max(1, cores // 2)}))
+    is_on_cpu = all(group.kind != group.KIND_GPU for group in config.instance_group)
+    if is_on_cpu and backend in RUN_ROWS:
+        found[THREADS] = _doublings(cores)
+    if is_on_cpu and backend == "preprocess":
+        found[DECODE_THREADS] = _doublings(cores)
+    if config.max_batch_size and not config.HasField("sequence_batching"):
+        least = max(config.max_batch_size, USUAL_ROWS)
+        found[MOST_ROWS] = tuple(sorted({config.max_batch_size, least, 2 * least}))
+        found[PREFERRED] = PREFERRED_SIZES
+        found[DELAY] = DELAYS_US
+        if is_on_cpu and backend in RUN_ROWS:
+            found[RUN_ROWS[backend]] = RUN_SIZES
+    found = {name: tuple(sorted({*values, value_of(config, name)})) for name, values in found.items()}
+    if PREFERRED in found:  # without one, Triton takes the largest batch for it
+        found[PREFERRED] = tuple(value for value in found[PREFERRED] if value)
+    return found
+
+
+def _doublings(most: int) -> tuple[int, ...]:
+    return tuple(1 << power for power in range(most.bit_length()))
+
+
+def points(space: Space, cores: int) -> Iterator[Candidate]:
+    """Yield the whole grid, but for what is senseless."""
+    for values in itertools.product(*space.values()):
+        candidate = tuple(zip(space, values, strict=True))
+        if is_sensible(candidate, cores):
+            yield candidate
+
+
+def is_sensible(candidate: Candidate, cores: int) -> bool:
+    """Tell whether a point is worth a try: threads for twice the cores at most, batches that can be."""
+    value = dict(candidate)
+    threads = value.get(INSTANCES, 1) * value.get(THREADS, 1) * value.get(DECODE_THREADS, 1)
+    return threads <= 2 * max(cores, value.get(INSTANCES, 1)) and (
+        value.get(PREFERRED, 0) <= value.get(MOST_ROWS, 0)
+    )
+
+
+def present(space: Space, config: Any) -> Candidate:
+    """Return the point that a config is."""
+    return tuple((name, value_of(config, name)) for name in space)
+
+
+def sample(
+    grid: Sequence[Candidate], space: Space, count: int, seed: int, without: Candidate
+) -> list[Candidate]:
+    """Draw candidates such that the values of each setting come up about equally often.
+
+    Args:
+        grid: to draw from.
+        space: of the grid.
+        count: how many, at most.
+        seed: of the draws.
+        without: a point that is measured anyway.
+    """
+    draw, left = random.Random(seed), {*grid} - {without}
+    columns = [_shuffled(draw, values, 4 * count) for values in space.values()]
+    balanced = [tuple(zip(space, row, strict=True)) for row in zip(*columns, strict=True)]
+    rest = draw.sample(sorted(left), len(left))
+    return [each for each in dict.fromkeys([*balanced, *rest]) if each in left][:count]
+
+
+def _shuffled(draw: random.Random, values: Sequence[int], length: int) -> list[int]:
+    """Repeat the values in random orders, so that every stretch of them has each about once."""
+    column: list[int] = []
+    while len(column) < length:
+        column += draw.sample(values, len(values))
+    return column[:length]

@@ -1,0 +1,229 @@
+"""A server of its own on which candidates are tried: a copy of the repository, one model loaded at a time."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tritonclient.utils import triton_to_np_dtype
+
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.repository.layout import CONFIGS
+from nereid.server import embedded
+from nereid.server.control import Control, NotReached
+from nereid.server.embedded import ServerError
+from nereid.server.run_dir import ServerRecord
+from nereid.tune import closed_loop, connection, photos
+from nereid.tune.objective import Loads
+from nereid.tune.profiles import PLAIN, TUNED, Tunable, value_of, with_settings
+from nereid.tune.search import NotMeasured
+from nereid.tune.space import Candidate
+
+HOST = closed_loop.HOST
+LOAD_S, LEAST_LOAD_S, LOOK_S = 60.0, 1.0, 0.02
+TO_IMAGES = {"Inference-Header-Content-Length": "0"}
+
+
+class TrialServer:
+    """Serves one candidate after the other, and loads each; a context manager.
+
+    Args:
+        repository: whose models are served, from a copy.
+        tuned: the model that is tuned.
+        images: encoded ones, asked in turn; none for the sample photo, 640x427.
+        concurrencies: of the load.
+        folder: takes the copy, and what the server writes.
+        environment: to start the server from.
+        until_s: when loading a candidate has to be over, by the monotonic clock; the first one measured, with
+            which all others are compared, has `LOAD_S` whatever the time.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        tuned: Tunable,
+        images: Sequence[bytes],
+        concurrencies: Sequence[int],
+        folder: Path,
+        environment: Mapping[str, str],
+        until_s: float = float("inf"),
+    ) -> None:
+        self._tuned = tuned
+        self._images = list(images) or [photos.jpeg(photos.SIZES_WH["640x427"])]
+        self._concurrencies = concurrencies
+        self._folder = folder
+        self._until_s = until_s
+        self._has_measured = False
+        copy = copy_repository(repository, folder / "models")
+        self._plain = copy / tuned.model / PLAIN
+        self._config = copy / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
+        self._requests: list[Path] = []
+        self._write(tuned.text)
+        ports = embedded.Ports(*embedded.free_ports(3))
+        options = embedded.ServerOptions(copy, TUNED, HOST, ports)
+        (folder / "server").mkdir()
+        self.server = embedded.EmbeddedServer(options, folder / "server", environment, among=[tuned.model])
+
+    def __enter__(self) -> "TrialServer":
+        self.server.__enter__()
+        try:
+            bodies = request_bodies(self.served(), self._images)
+            path, port = embedded.infer_path(self._tuned.model), self.server.options.ports.http
+            for number, (body, headers) in enumerate(bodies):
+                request = self._folder / f"request-{number}"
+                request.write_bytes(connection.post(HOST, port, path, body, headers))
+                self._requests.append(request)
+        except BaseException:
+            self.server.stop()
+            raise
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.server.__exit__(*raised)
+
+    def served(self) -> Any:
+        """Return the model's config as the server has completed it."""
+        return self._control().config(self._tuned.model)
+
+    def measure(self, candidate: Candidate, seconds: float) -> Loads:
+        """Load the model anew with a candidate's settings, and ask it at each concurrency.
+
+        Raises:
+            NotMeasured: the server refuses it, ends or hangs, serves other settings, or fails requests.
+        """
+        try:
+            self._revive()
+            self._serve(candidate)
+            config = self.served()
+        except (OperationFailed, ServerError) as error:
+            raise self._broken(" ".join(str(error).split())) from None
+        for name, value in candidate:
+            if (got := value_of(config, name)) != value:
+                raise NotMeasured(f"the server takes {name} {value} for {got}")
+        try:
+            loads = closed_loop.run(
+                self.server.options.ports.http, self._requests, self._concurrencies, seconds
+            )
+        except subprocess.SubprocessError as error:
+            raise self._broken(f"the load failed: {error}") from None
+        for number, load in loads.items():
+            if load.failed or not load.answered:
+                raise self._broken(
+                    f"at concurrency {number}, {load.answered} requests were answered, {load.failed} failed"
+                )
+        self._has_measured = True
+        return loads
+
+    def _broken(self, reason: str) -> NotMeasured:
+        """End the server: what one candidate has broken, the next one does not get."""
+        self.server.stop(is_done=lambda: True)
+        return NotMeasured(reason)
+
+    def _revive(self) -> None:
+        if self.server.poll() is not None:
+            self.server.stop()  # it may have ended by itself, without its stubs
+            self._write(self._tuned.text)
+            self.server.start()
+            self.server.wait_ready(self._patience_s())
+
+    def _serve(self, candidate: Candidate) -> None:
+        model, control = self._tuned.model, self._control()
+        control.unload(model)
+        # What is still being unloaded would take its share of the cores.
+        late_s = time.monotonic() + LOAD_S
+        while not control.is_gone(model):
+            if time.monotonic() > late_s:
+                raise NotReached(f"'{model}' is not unloaded after {LOAD_S:g} s")
+            time.sleep(LOOK_S)
+        self._write(with_settings(self._tuned.text, dict(candidate)))
+        control.load(model)
+
+    def _control(self) -> Control:
+        options = self.server.options
+        pid = self.server.pid
+        record = ServerRecord(pid, options.host, options.ports, str(options.repository), TUNED, "")
+        return Control(record, load_s=self._patience_s())
+
+    def _patience_s(self) -> float:
+        until_s = self._until_s if self._has_measured else float("inf")
+        return max(LEAST_LOAD_S, min(LOAD_S, until_s - time.monotonic()))
+
+    def _write(self, text: str) -> None:
+        self._config.parent.mkdir(exist_ok=True)
+        self._config.write_text(text)
+        os.utime(self._plain) if self._plain.exists() else self._plain.touch()
+
+
+def copy_repository(repository: Path, target: Path) -> Path:
+    """Copy a repository: its configs and routes as files of their own, what is large as links.
+
+    Version folders are real ones, so that what a backend writes beside a network stays in the copy.
+    """
+    return Path(
+        shutil.copytree(
+            repository,
+            target,
+            copy_function=_copy_or_link,
+            ignore=shutil.ignore_patterns(".*.nereid"),
+        )
+    )
+
+
+def _copy_or_link(source: str, target: str) -> None:
+    if source.endswith((".pbtxt", ".json", ".jsonl", ".txt")):
+        shutil.copy2(source, target)
+        return
+    file = Path(source).resolve()  # a link that is relative leads elsewhere from a copy
+    with contextlib.suppress(OSError):  # another filesystem, or a file of somebody else's
+        os.link(file, target)
+        return
+    Path(target).symlink_to(file)
+
+
+def request_bodies(config: Any, images: Sequence[bytes]) -> list[tuple[bytes, dict[str, str]]]:
+    """Return bodies and headers of requests that a model takes: images, or tensors of its config's shapes.
+
+    Raises:
+        WrongUsage: it takes neither.
+    """
+    inputs = [each for each in config.input if not each.optional]
+    if [(each.name, _datatype(each)) for each in inputs] == [("image", "STRING")]:
+        return [(image, TO_IMAGES) for image in images]
+    described, arrays = [], []
+    for each in inputs:
+        array = _array(config, each)
+        described.append(
+            {
+                "name": each.name,
+                "shape": list(array.shape),
+                "datatype": _datatype(each),
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+        )
+        arrays.append(array.tobytes())
+    header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
+    return [(b"".join([header, *arrays]), {"Inference-Header-Content-Length": str(len(header))})]
+
+
+def _datatype(tensor: Any) -> str:
+    field = tensor.DESCRIPTOR.fields_by_name["data_type"]
+    return str(field.enum_type.values_by_number[tensor.data_type].name.removeprefix("TYPE_"))
+
+
+def _array(config: Any, tensor: Any) -> np.ndarray:
+    dtype = triton_to_np_dtype(_datatype(tensor)) if _datatype(tensor) != "STRING" else None
+    if dtype is None:
+        raise WrongUsage(
+            f"'{config.name}' takes '{tensor.name}' {_datatype(tensor)}; only images and numbers can be made"
+        )
+    shape = [1] * (config.max_batch_size > 0) + [max(1, dim) for dim in tensor.dims]
+    draw = np.random.default_rng(0)
+    if np.issubdtype(dtype, np.floating):
+        return draw.standard_normal(shape).astype(dtype)
+    return draw.integers(0, 2, shape).astype(dtype)

@@ -1,1 +1,0 @@
-"""`nereid route`: look at a route, change it, and go back."""

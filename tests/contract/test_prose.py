@@ -1,0 +1,107 @@
+"""The language of pages, docstrings and messages."""
+
+import re
+
+import pytest
+
+from tests import prose
+from tests.conftest import ROOT
+
+MAX_WORDS = 25
+PAGES = {str(path.relative_to(ROOT)): path for path in prose.pages(ROOT)}
+SOURCES = {
+    str(path.relative_to(ROOT)): path
+    for room in ("nereid", "python_backend", "loadtest")
+    for path in sorted((ROOT / room).rglob("*.py"))
+}
+
+
+def report(found: list[str]) -> str:
+    """Return the offenders, one per line, for the message of a failed test."""
+    return "\n".join(["", *found])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_sentences_are_short(page):
+    """A sentence of a page has at most 25 words."""
+    found = [
+        f"{page}:{line}: {prose.words(sentence)} words: {sentence}"
+        for line, text in prose.paragraphs(prose.page_text(PAGES[page]))
+        for sentence in prose.sentences(text)
+        if prose.words(sentence) > MAX_WORDS
+    ]
+
+    assert not found, report(found)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_use_plain_words(page):
+    """A page has none of the banned phrases, in headings and tables neither."""
+    found = [
+        f"{page}:{line}: {problem}"
+        for line, text in prose.passages(prose.page_text(PAGES[page]))
+        for problem in prose.problems(text)
+    ]
+
+    assert not found, report(found)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_source_uses_plain_words(source):
+    """Docstrings, help texts and messages have none of the banned phrases."""
+    found = [
+        f"{source}:{line}: {problem}"
+        for line, text in prose.source_texts(SOURCES[source])
+        for problem in prose.problems(text)
+    ]
+
+    assert not found, report(found)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    """Every relative link has its file, and every anchor its heading."""
+    broken = []
+    for link in prose.links(prose.page_text(PAGES[page])):
+        path, _, anchor = link.partition("#")
+        target = PAGES[page].parent / path if path else PAGES[page]
+        if re.match(r"[a-z]+:", link):
+            continue
+        if not target.exists() or (anchor and anchor not in prose.headings(target.read_text())):
+            broken.append(f"{page}: {link}")
+
+    assert not broken, report(broken)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The server is overloaded.", 0),
+        ("A file is no model.", 1),
+        ("The file is no longer used; there is no model.", 0),
+        ("Mend it at once.", 2),
+        ("What it does is unclear. Who sends it?", 1),
+        ("Callers are told.", 1),
+    ],
+)
+def test_banned_phrases_are_found(text, found):
+    """The check finds each planted phrase, and lets plain English pass."""
+    assert len(prose.problems(text)) == found
+
+
+def test_sentences_end_where_a_reader_stops():
+    """Code spans count as one word; abbreviations in the middle of a sentence do not end it."""
+    (paragraph,) = prose.paragraphs("Run `nereid serve -- --log` (e.g. in a shell). It\nprints 2 lines.\n\n| a |\n|---|\n")
+
+    assert [prose.words(each) for each in prose.sentences(paragraph.text)] == [8, 4]
+    assert list(prose.paragraphs("# Heading\n\n```\ncode\n```\n\n    code\n")) == []
+
+
+def test_anchors_are_those_of_the_headings():
+    """An anchor keeps letters, digits and hyphens; a repeated heading gets a number."""
+    assert prose.headings("# The `x` page\n## A/B: 2\n## Rules\n## Rules\n") == {
+        "the-x-page",
+        "ab-2",
+        "rules",
+        "rules-1",
+    }
