@@ -1,0 +1,91 @@
+"""The short programs in `clients/`, each run as a user runs it, against the real server."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from nereid.assets import CHELSEA, COFFEE
+from tests.e2e.conftest import url
+
+PYTHON = sys.executable
+
+
+def output_of(root, *words) -> str:
+    """Run a program in the checkout; its output, once it has ended with status 0."""
+    done = subprocess.run([*map(str, words)], cwd=root, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def fused(both_profiles):
+    """A server that allows shared memory."""
+    return both_profiles["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("words", "protocol"),
+    [
+        ((PYTHON, "clients/python_http.py", COFFEE), "http"),
+        ((PYTHON, "clients/python_grpc.py", COFFEE), "grpc"),
+        ((PYTHON, "clients/python_shared_memory.py", COFFEE), "grpc"),
+        (("node", "clients/javascript.mjs", COFFEE), "http"),
+    ],
+    ids=["http", "grpc", "shared-memory", "javascript"],
+)
+def test_program_names_what_the_photo_shows(root, fused, words, protocol):
+    """The best class comes first, with its probability, and the variant that answered."""
+    if not shutil.which(words[0]):
+        pytest.skip(f"needs {words[0]}; fix: apt-get install {words[0]}js")
+
+    best, *others = output_of(root, *words, url(fused, protocol)).splitlines()
+
+    assert best.startswith(("0.95", "0.94"))
+    assert "espresso (class 967, variant v" in best
+    assert len(others) == 2
+
+
+def test_curl_program_prints_the_servers_json(root, fused):
+    """No client library at all: curl and a shell."""
+    response = json.loads(output_of(root, "clients/http_curl.sh", COFFEE, url(fused, "http")))
+
+    scores = next(each for each in response["outputs"] if each["name"] == "scores")
+    assert scores["data"][0].endswith(":967:espresso")
+
+
+def test_grpc_program_chooses_the_variant(root, fused):
+    """The third word is the variant that answers, and the reason says so."""
+    lines = output_of(root, PYTHON, "clients/python_grpc.py", COFFEE, url(fused, "grpc"), "v2").splitlines()
+
+    assert lines[0].endswith("espresso (class 967, variant v2, version 2, variant)")
+
+
+def test_asyncio_program_reports_each_image(root, fused, tmp_path):
+    """A file that is not an image fails alone, in its own line."""
+    damaged = tmp_path / "damaged.jpg"
+    damaged.write_bytes(b"not an image")
+
+    program = (PYTHON, "clients/python_asyncio.py", url(fused, "grpc"))
+    coffee, failed, cat = output_of(root, *program, COFFEE, damaged, CHELSEA).splitlines()
+
+    assert coffee.startswith(f"{COFFEE}: espresso 0.9")
+    assert failed.startswith(f"{damaged}: failed: ")
+    assert "invalid image" in failed
+    assert cat.startswith(f"{CHELSEA}: ")
+    assert "cat" in cat
+
+
+def test_every_program_is_in_the_docs_and_in_a_test(root):
+    """A program that no page names, or that no test runs, goes stale."""
+    programs = {path.name for path in (root / "clients").iterdir() if path.is_file()}
+    page, tests = (
+        (root / "docs" / "clients.md").read_text(),
+        (root / "tests/e2e" / "test_client_programs.py").read_text(),
+    )
+
+    assert len(programs) >= 6
+    assert [name for name in programs if f"clients/{name}" not in page] == []
+    assert [name for name in programs if f"clients/{name}" not in tests] == []
