@@ -22,7 +22,7 @@ RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memo
 # One target after the other: a missed one keeps no other from being made, but fails the whole.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
-.PHONY: help setup demo serve check test test-slow load proof bench soak docs clean $(RECORDS)
+.PHONY: help setup demo serve check test test-slow load proof bench soak docs dist clean $(RECORDS)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -107,5 +107,9 @@ docs: .venv/.testing  ## write docs/commands.md from the command line's help, do
 	$(BIN)/python -m nereid.cli.reference
 	$(BIN)/python -m loadtest.bench.page
 
-clean:  ## remove what was installed and cached
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+dist: .venv/.testing  ## build the wheel and the sdist of `nereid-serving` in dist/
+	$(BIN)/python -m build --outdir dist .
+
+clean:  ## remove what was installed, built, cached and left beside the repository
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis dist site .*.nereid
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

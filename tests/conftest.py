@@ -1,6 +1,10 @@
 """What several layers of tests share: paths, photos, and images made in memory."""
 
 import io
+import os
+import tempfile
+import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +23,36 @@ UPRIGHT = {
     7: lambda stored: stored.swapaxes(0, 1)[::-1, ::-1],
     8: lambda stored: np.rot90(stored, 1),
 }
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Note when the run began, so that it removes only what it left itself."""
+    session.config.began_s = time.time()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Remove the empty folders that killed Triton servers leave in the temporary folder."""
+    if hasattr(session.config, "workerinput"):
+        return
+    for folder in Path(tempfile.gettempdir()).glob("python_env_*"):
+        status = folder.stat()
+        if (
+            status.st_uid == os.getuid()
+            and status.st_mtime >= session.config.began_s
+            and not any(folder.iterdir())
+        ):
+            folder.rmdir()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List why tests were skipped, most frequent first, so that a missing tool is seen."""
+    reasons = Counter(
+        each.longrepr[2].removeprefix("Skipped: ") for each in terminalreporter.stats.get("skipped", [])
+    )
+    if reasons:
+        terminalreporter.section("skipped tests, by reason")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:5} {reason}")
 
 
 @pytest.fixture(scope="session")

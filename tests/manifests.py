@@ -17,7 +17,7 @@ def kubectl() -> str:
     """Return the program."""
     found = shutil.which("kubectl")
     if not found:
-        pytest.skip("kubectl is not installed: apt-get install kubernetes-client")
+        pytest.skip("kubectl is not installed; fix: apt-get install kubernetes-client")
     return found
 
 

@@ -77,7 +77,7 @@ def test_compose_file_follows_its_schema(tmp_path):
     assert (check_schema(COMPOSE), check_schema(wrong) != 0) == (0, True)
 
 
-@pytest.mark.skipif(not shutil.which("docker-compose"), reason="needs docker-compose, see .ci/run")
+@pytest.mark.skipif(not shutil.which("docker-compose"), reason="needs docker-compose; fix: apt-get install docker-compose")
 def test_compose_reads_the_file(tmp_path):
     """A real Compose takes it, with all profiles, and only with a token."""
     profiles = [word for name in PROFILES for word in ("--profile", name)]

@@ -27,7 +27,7 @@ from tests.monitoring import DASHBOARDS, PROMETHEUS, Query, panels, read, rules,
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
-    not PROMTOOL, reason="promtool is not installed: apt-get install prometheus"
+    not PROMTOOL, reason="promtool is not installed; fix: apt-get install prometheus"
 )
 # Without what needs a GPU, a cache or an option.
 # Source: triton-inference-server/server, docs/user_guide/metrics.md.

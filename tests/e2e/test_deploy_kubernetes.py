@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_pod_has_the_repository_and_the_mounted_route(overlay, root):
     """Also where the last run left its link and a model that is gone: a pod may be started once more."""
     if overlay == "overlays/object-storage" and not shutil.which("rclone"):
-        pytest.skip("rclone is not installed: apt-get install rclone")
+        pytest.skip("rclone is not installed; fix: apt-get install rclone")
 
     prepare(overlay, root)
     shutil.copytree(root / "models" / "classify", root / "models" / "gone")

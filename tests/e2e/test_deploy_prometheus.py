@@ -28,7 +28,7 @@ from tests.supervised import Served, gateway, serving
 FOUND = shutil.which("prometheus")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not FOUND, reason="prometheus is not installed: apt-get install prometheus"),
+    pytest.mark.skipif(not FOUND, reason="prometheus is not installed; fix: apt-get install prometheus"),
 ]
 INTERVAL_S = 1
 # Four times scrape_interval: the shortest that Grafana fills in.

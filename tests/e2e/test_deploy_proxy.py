@@ -209,7 +209,7 @@ def haproxy() -> str:
     """The program."""
     found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if not found:
-        pytest.skip("haproxy is not installed: apt-get install haproxy")
+        pytest.skip("haproxy is not installed; fix: apt-get install haproxy")
     return found
 
 

@@ -169,7 +169,7 @@ def browser():
     """A headless browser."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if not found:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed: apt-get install chromium")
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed; fix: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
         # As root there is no sandbox; the page is ours.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []

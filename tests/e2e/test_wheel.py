@@ -1,0 +1,142 @@
+"""The distribution as a user gets it: sdist and wheel, in an empty environment, outside the checkout."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nereid.assets import COFFEE
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+INSTALL_S, COMMAND_S = 900, 180
+# Names that other distributions own, or that hold no product code.
+FOREIGN = {"clients", "loadtest", "ops", "python_backend", "tests", "tools"}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A virtual environment with the wheel in it, and an empty folder to work in."""
+
+    environment: Path
+    folder: Path
+
+    def popen(self, *words: str, **options) -> subprocess.Popen:
+        """Start a program of the environment; nothing of this test's Python reaches it."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL"))}
+        variables = kept | {"XDG_RUNTIME_DIR": str(self.environment.parent)}
+        program = [str(self.environment / "bin" / words[0]), *words[1:]]
+        return subprocess.Popen(
+            program, cwd=self.folder, env=variables, text=True, stdout=subprocess.PIPE, **options
+        )
+
+    def run(self, *words: str) -> str:
+        """Run a program to its end; its output, once it has ended with status 0."""
+        process = self.popen(*words, stderr=subprocess.PIPE)
+        output, errors = process.communicate(timeout=INSTALL_S if words[0] == "pip" else COMMAND_S)
+        assert process.returncode == 0, errors[-3000:] + output[-1000:]
+        return output
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder with the wheel and the sdist that `make dist` builds."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)],
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """The wheel with the extras that the README names, and an empty folder."""
+    base = tmp_path_factory.mktemp("user")
+    (base / "empty").mkdir()
+    installed = Installed(base / "venv", base / "empty")
+    subprocess.run([sys.executable, "-m", "venv", str(installed.environment)], check=True, timeout=INSTALL_S)
+    (wheel,) = built.glob("*.whl")
+    installed.run("pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[embedded,cpu]")
+    yield installed
+    shutil.rmtree(installed.environment)
+
+
+def test_wheel_owns_one_package(built):
+    """Only `nereid` gets into site-packages: no file of another name, nothing of the tests."""
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name.startswith("nereid_serving-")
+
+    names = zipfile.ZipFile(wheel).namelist()
+
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"nereid", "nereid_serving"}
+    assert "nereid/py.typed" in names
+    assert "nereid/data/python_backend/onnxruntime/model.py" in names
+    assert [name for name in names if ".nereid" in name or name.endswith((".pyc", "tuned.pbtxt"))] == []
+
+
+def test_sdist_has_what_the_wheel_is_built_from(built):
+    """The wheel here was built from the sdist, which has the sources and no other room of the checkout."""
+    (sdist,) = built.glob("*.tar.gz")
+
+    with tarfile.open(sdist) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+
+    assert {"nereid", "python_backend", "model_repository", "clients", "pyproject.toml"} <= tops
+    assert not tops & (FOREIGN - {"clients", "python_backend"})
+
+
+def test_demo_runs_in_an_empty_folder(installed):
+    """`nereid demo` starts the real server with the packaged models, and both versions see an espresso."""
+    output = installed.run("nereid", "demo")
+
+    assert output.count("espresso") == 2
+    assert list(installed.folder.iterdir()) == []
+
+
+def test_default_repository_passes_its_own_check(installed):
+    """The shipped models have nothing that `nereid check` reports."""
+    output = installed.run("nereid", "check", "--json")
+
+    assert {finding["verdict"] for finding in json.loads(output)} == {"ok"}
+
+
+def test_version_is_the_distributions(installed):
+    """`nereid --version` is what pip has installed."""
+    assert installed.run("pip", "show", "nereid-serving").split("Version: ")[1].split()[0] in installed.run(
+        "nereid", "--version"
+    )
+
+
+def test_own_repository_is_served_and_classifies(installed, tmp_path):
+    """`nereid init` makes a repository to edit; a server of it answers the Python client."""
+    own = tmp_path / "own"
+    installed.run("nereid", "init", str(own))
+    words = ("serve", "--repository", str(own), "--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    with (tmp_path / "log").open("w") as log:
+        server = installed.popen("nereid", *words, stderr=log)
+        try:
+            ready = server.stdout.readline()
+            assert ready, (tmp_path / "log").read_text()[-3000:]
+            code = (
+                "import sys; from nereid import Classifier\n"
+                "with Classifier(sys.argv[1]) as c: print(c.classify(sys.argv[2], top=1).labels[0].name)"
+            )
+            url = f"127.0.0.1:{json.loads(ready)['grpc']}"
+            assert installed.run("python", "-c", code, url, str(COFFEE)).strip() == "espresso"
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=COMMAND_S)
+    assert server.returncode == 0
