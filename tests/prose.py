@@ -79,7 +79,9 @@ def words(sentence: str) -> int:
 
 def problems(text: str) -> list[str]:
     """Name the banned phrases of a text, each with its replacement."""
-    banned = [f"{match[0]!r} (say: {better})" for rule, better in RULES.items() for match in rule.finditer(text)]
+    banned = [
+        f"{match[0]!r} (say: {better})" for rule, better in RULES.items() for match in rule.finditer(text)
+    ]
     clauses = [sentence for sentence in sentences(text) if CLAUSE_START.match(sentence)]
     return [*banned, *(f"begins with a clause: {' '.join(clause.split()[:6])} …" for clause in clauses)]
 
@@ -91,7 +93,9 @@ def headings(markdown: str) -> set[str]:
     tokens = _parse(markdown)
     for opening, inline in zip(tokens, tokens[1:], strict=False):
         if opening.type == "heading_open":
-            plain = "".join(child.content for child in inline.children or [] if child.type in ("text", "code_inline"))
+            plain = "".join(
+                child.content for child in inline.children or [] if child.type in ("text", "code_inline")
+            )
             slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
             seen = found[slug] = found.get(slug, -1) + 1
             anchors.add(f"{slug}-{seen}" if seen else slug)
