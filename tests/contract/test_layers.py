@@ -2,10 +2,12 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES = 14, 350, 60
 PACKAGES = ("nereid", "python_backend", "loadtest", "clients")
 # An adapter of Triton composes these rooms and adds nothing of its own.
 ADAPTERS_MAY_IMPORT = {"config", "imaging", "inference", "routing", "triton", "serving_errors"}
@@ -63,3 +65,47 @@ def test_environment_is_read_at_the_edge_only(root, package):
         text = source.read_text()
         if re.search(r"os\.(environ(?!\.setdefault\()|getenv)", text):
             assert source.name == "__main__.py" or '__name__ == "__main__"' in text, source.relative_to(root)
+
+
+def product_modules(root: Path) -> list[Path]:
+    """Return every module of the package; empty `__init__.py` are not counted as such."""
+    return [path for path in sorted((root / "nereid").rglob("*.py")) if path.name != "__init__.py"]
+
+
+def test_folders_are_small(root):
+    """A reader sees a whole folder at a glance."""
+    counts = Counter(path.parent.relative_to(root).as_posix() for path in product_modules(root))
+
+    assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
+
+
+def test_modules_are_short(root):
+    """A module is read in one sitting."""
+    lengths = {
+        path.relative_to(root).as_posix(): len(path.read_text().splitlines())
+        for path in (root / "nereid").rglob("*.py")
+    }
+
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_functions_are_short(root):
+    """A function does one thing; its docstring is counted here, too."""
+    long = {
+        f"{path.relative_to(root)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
+        for path in product_modules(root)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+    assert {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_file_names_mean_one_thing(root):
+    """A module name occurs once in the package; only a command has the name of the module that it runs."""
+    rooms: dict[str, list[str]] = {}
+    for path in product_modules(root):
+        rooms.setdefault(path.name, []).append(path.parent.relative_to(root / "nereid").as_posix())
+    twice = {name: folders for name, folders in rooms.items() if len(set(folders) - {"cli"}) > 1}
+
+    assert twice == {}
