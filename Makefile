@@ -22,7 +22,7 @@ RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memo
 # One target after the other: a missed one keeps no other from being made, but fails the whole.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
-.PHONY: help setup demo serve check test test-slow load proof bench soak docs dist clean $(RECORDS)
+.PHONY: help setup demo serve check test test-slow load proof bench soak docs site dist clean $(RECORDS)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -106,6 +106,14 @@ soak: .venv/.testing  ## mixed traffic and changes for MINUTES (20): fails on an
 docs: .venv/.testing  ## write docs/commands.md from the command line's help, docs/benchmarks.md from the records
 	$(BIN)/python -m nereid.cli.reference
 	$(BIN)/python -m loadtest.bench.page
+
+site: .venv/.site  ## build the documentation site in site/, complete in itself
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean --strict
+	@echo "built site/index.html"
+
+.venv/.site: .venv/.serving
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 dist: .venv/.testing  ## build the wheel and the sdist of `nereid-serving` in dist/
 	$(BIN)/python -m build --outdir dist .

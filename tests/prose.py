@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'”’]*\s+(?=[\"'(“]*[A-Z0-9⌘])"
 # The phrases that docs/style forbids, and what to write instead. Matched without regard to case.
 BANNED = {
     r"mend(?:s|ed|ing)?": "fix",
-    r"(?<!there )(?:is|are|was|were) no (?!longer|more|less|fewer|later|earlier|matter)\w+": "is not a, has no",
+    r"(?<!there )(?:is|are|was|were) no (?!longer|more|less|fewer|later|matter)\w+": "is not a, has no",
     r"cannot be meant": "is invalid",
     r"(?:is|are|was|were) meant": "is intended",
     r"at once": "immediately, atomically, at the same time",
@@ -50,7 +51,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def page_text(path: Path) -> str:
-    """Return the text of a page; of the changelog only what is not released yet, since history stays as it was."""
+    """Return the text of a page; of the changelog only the part that is not released yet."""
     text = path.read_text()
     if path.name == "CHANGELOG.md":
         return re.split(r"^## \[\d", text, maxsplit=1, flags=re.MULTILINE)[0]
@@ -77,13 +78,16 @@ def words(sentence: str) -> int:
     return sum(any(letter.isalnum() or letter == CODE for letter in word) for word in sentence.split())
 
 
-def problems(text: str) -> list[str]:
+def banned(text: str) -> list[str]:
     """Name the banned phrases of a text, each with its replacement."""
-    banned = [
-        f"{match[0]!r} (say: {better})" for rule, better in RULES.items() for match in rule.finditer(text)
-    ]
-    clauses = [sentence for sentence in sentences(text) if CLAUSE_START.match(sentence)]
-    return [*banned, *(f"begins with a clause: {' '.join(clause.split()[:6])} …" for clause in clauses)]
+    found = [(match, better) for rule, better in RULES.items() for match in rule.finditer(text)]
+    return [f"{match[0]!r} (say: {better})" for match, better in found]
+
+
+def clauses(text: str) -> list[str]:
+    """Name the sentences that begin with a clause instead of a noun."""
+    starts = [sentence for sentence in sentences(text) if CLAUSE_START.match(sentence)]
+    return [f"begins with a clause: {' '.join(start.split()[:6])} …" for start in starts]
 
 
 def headings(markdown: str) -> set[str]:
@@ -91,7 +95,7 @@ def headings(markdown: str) -> set[str]:
     found: dict[str, int] = {}
     anchors = set()
     tokens = _parse(markdown)
-    for opening, inline in zip(tokens, tokens[1:], strict=False):
+    for opening, inline in pairwise(tokens):
         if opening.type == "heading_open":
             plain = "".join(
                 child.content for child in inline.children or [] if child.type in ("text", "code_inline")
@@ -123,7 +127,7 @@ def _parse(markdown: str) -> list[Token]:
 def _blocks(markdown: str, kinds: set[str]) -> Iterator[Text]:
     line = 0
     tokens = _parse(markdown)
-    for opening, inline in zip(tokens, tokens[1:], strict=False):
+    for opening, inline in pairwise(tokens):
         line = opening.map[0] + 1 if opening.map else line
         if opening.type in kinds and inline.type == "inline":
             yield Text(line, "".join(map(_plain, inline.children or [])))

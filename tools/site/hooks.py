@@ -1,0 +1,79 @@
+"""MkDocs hooks: a site that is complete in itself, from pages that link to the whole repository.
+
+Pages link as they do in the repository. A link that leaves `docs/` gets a copy of its file under
+`repository/`, so the site needs neither a code host nor the network.
+"""
+
+import os
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = "docs/"
+COPIES = "repository/"
+LINK = re.compile(
+    r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\](?:\([^)]*\))?)*\])\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)"
+)
+# A style sheet, script, picture or font that a browser would fetch from another host.
+FETCHED = re.compile(
+    r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^\s\"'>]+"
+)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a copy of each file outside `docs/` that a page links to, and of the files that these link to."""
+    waiting = [DOCS + file.src_uri for file in files.documentation_pages()]
+    while waiting:
+        page = waiting.pop()
+        for match in LINK.finditer((ROOT / page).read_text()):
+            target = _target(page, match["path"])
+            if (
+                target.startswith(DOCS)
+                or not (ROOT / target).is_file()
+                or files.get_file_from_path(COPIES + target)
+            ):
+                continue
+            files.append(File.generated(config, COPIES + target, abs_src_path=str(ROOT / target)))
+            if target.endswith(".md"):
+                waiting.append(target)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point the links of a page to the site's copies; a link to a folder becomes plain text."""
+    here = page.file.src_uri
+    source = here.removeprefix(COPIES) if here.startswith(COPIES) else DOCS + here
+
+    def replaced(match: re.Match[str]) -> str:
+        target = _target(source, match["path"])
+        if (ROOT / target).is_dir():
+            return match["text"][1:-1]
+        uri = target.removeprefix(DOCS) if target.startswith(DOCS) else COPIES + target
+        path = posixpath.relpath(uri, posixpath.dirname(here) or ".")
+        return f"{match['text']}({path}{match['anchor'] or ''})"
+
+    return LINK.sub(replaced, markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Fail if a page of the site would fetch anything from another host.
+
+    Raises:
+        PluginError: a page has a script, style sheet or picture of another host.
+    """
+    for folder, _, names in os.walk(config.site_dir):
+        for path in (Path(folder, name) for name in names if name.endswith(".html")):
+            if found := FETCHED.search(path.read_text()):
+                raise PluginError(
+                    f"{path.relative_to(config.site_dir)} fetches from another host: {found[0]}"
+                )
+
+
+def _target(page: str, link: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
