@@ -1,5 +1,6 @@
 """Docs, command line and versions cannot disagree."""
 
+import inspect
 import json
 import re
 import tomllib
@@ -22,6 +23,7 @@ from loadtest import (
     trials,
     tune_proof,
 )
+from loadtest.bench import __main__ as benchmark
 from loadtest.bench import page as benchmarks
 from loadtest.soak import verdict
 from nereid.cli import reference as docs
@@ -32,8 +34,13 @@ from nereid.imaging.transform import Transform
 from nereid.routing.assignment import json_schema, parse_route
 from nereid.server.health import METRICS
 from nereid.triton.metrics import ROUTE_METRICS
+from tests import prose
+from tests.conftest import ROOT
 
-COMMANDS = docs.commands(typer.main.get_command(app))
+GROUP = typer.main.get_command(app)
+COMMANDS = docs.commands(GROUP)
+ROOT_OPTIONS = {option for parameter in GROUP.params for option in parameter.opts} | {"--help"}
+PAGES = {str(path.relative_to(ROOT)): path for path in prose.pages(ROOT)}
 
 
 def test_commands_page_is_the_command_lines_own_help():
@@ -51,49 +58,57 @@ def test_every_command_and_option_has_help(name):
 
 
 def unknown_words(line: str) -> list[str]:
-    """Return what follows `nereid` and is no command, no command of its group, or no option of it."""
+    """Return the words after `nereid` that name no command, no command of its group, or no option of it."""
     words = line.partition(" -- ")[0].split()
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), "")
-    if not name or (hasattr(COMMANDS[name], "commands") and words[1:]):
+    if words[0].startswith("-"):
+        known = ROOT_OPTIONS
+    elif not name or (hasattr(COMMANDS[name], "commands") and words[1:]):
         return words[:2]
-    known = {option for parameter in COMMANDS[name].params for option in parameter.opts} | {"--help"}
+    else:
+        known = {option for parameter in COMMANDS[name].params for option in parameter.opts} | {"--help"}
     return [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/benchmarks.md",
-        "docs/contract.md",
-        "docs/routing.md",
-        "docs/soak.md",
-        "docs/supervision.md",
-        "docs/load_testing.md",
-        "docs/tuning.md",
-        "model_repository/efficientnet_lite0/README.md",
-    ],
-)
-def test_shell_lines_name_what_exists(root, page):
+def shown_text(page):
+    """Return a page without the commands of its records, which are those of their day."""
+    text = prose.page_text(PAGES[page])
+    for path in (ROOT / "loadtest" / "results").glob("*.json"):
+        text = text.replace(f"`{json.loads(path.read_text())['command']}`", "")
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_shell_lines_name_real_commands(root, page):
     """Every `nereid`, `make` and `python -m` in a page is a real command, target or module."""
-    text = (root / page).read_text()
+    text = shown_text(page)
     targets = re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE)
 
-    named = re.findall(r"(?:\$ |`|bin/|^)nereid (\w[^`\n]*)", text, re.MULTILINE)
+    named = re.findall(r"(?:\$ |`|bin/|^|&& )nereid ([\w-][^`\n]*)", text, re.MULTILINE)
     assert [word for line in named for word in unknown_words(line)] == []
     assert named or page != "README.md", "the README shows the command line"
-    assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= set(targets)
-    for module in re.findall(r"python -m ((?:nereid|loadtest|tools)[\w.]*)", text):
+    assert set(re.findall(r"(?:`|^|\$ )make ([a-z-]+)", text, re.MULTILINE)) <= set(targets)
+    for module in re.findall(r"python3? -m ((?:nereid|loadtest|tools|tests|clients|ops)\b[\w.]*)", text):
         path = root / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+    for file in re.findall(r"(?:python3?|pytest|node|sh) ((?:clients|deploy|tests|loadtest)/[\w./-]+)", text):
+        assert (root / file).exists(), file
 
 
-def test_links_lead_somewhere(root):
-    """Every relative link of the README has its file."""
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", (root / "README.md").read_text())
-
-    assert links
-    assert [link for link in links if not (root / link).exists()] == []
+@pytest.mark.parametrize(
+    ("line", "unknown"),
+    [
+        ("serve --repository DIR", []),
+        ("--version", []),
+        ("server", ["server"]),
+        ("serve --repo DIR", ["--repo"]),
+        ("route sett v1=1", ["route", "sett"]),
+        ("--verzion", ["--verzion"]),
+    ],
+)
+def test_unknown_words_are_found(line, unknown):
+    """The check finds a planted command, subcommand or option that does not exist."""
+    assert unknown_words(line) == unknown
 
 
 def test_measured_numbers_are_the_recorded_ones():
@@ -111,12 +126,13 @@ def test_every_record_is_on_a_page(root):
 
 
 def test_recorded_benchmark_can_be_repeated(root):
-    """The command that the record names exists, with all of its options, and `make bench` runs it, too."""
+    """`make bench` runs the benchmark with the options that the record names, and the benchmark has them."""
     recorded = json.loads((root / "loadtest" / "results" / "bench.json").read_text())
+    options = re.sub(r"^(nereid bench|python -m loadtest\.bench) ", "", recorded["command"])
 
-    assert recorded["command"].startswith("nereid bench ")
-    assert unknown_words(recorded["command"].removeprefix("nereid ")) == []
-    assert "$(BIN)/python -m loadtest.bench --record bench\n" in (root / "Makefile").read_text()
+    assert f"$(BIN)/python -m loadtest.bench {options}\n" in (root / "Makefile").read_text()
+    known = {f"--{name.replace('_', '-')}" for name in inspect.signature(benchmark.bench).parameters}
+    assert {word for word in options.split() if word.startswith("--")} <= known
 
 
 @pytest.mark.parametrize(
