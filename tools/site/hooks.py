@@ -20,9 +20,9 @@ COPIES = "repository/"
 LINK = re.compile(
     r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\](?:\([^)]*\))?)*\])\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)"
 )
-# A style sheet, script, picture or font that a browser would fetch from another host.
+# A style sheet, script or picture of another host; Material fetches Mermaid from a CDN for a diagram.
 FETCHED = re.compile(
-    r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^\s\"'>]+"
+    r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^\s\"'>]+|class=\"mermaid\""
 )
 
 
