@@ -108,7 +108,7 @@ docs: .venv/.testing  ## write docs/commands.md from the command line's help, do
 	$(BIN)/python -m loadtest.bench.page
 
 site: .venv/.site  ## build the documentation site in site/, complete in itself
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --strict
 	@echo "built site/index.html"
 
 .venv/.site: .venv/.serving

@@ -249,3 +249,11 @@ def test_changelog_has_this_version(root):
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
 
     assert f"## [{version}]" in (root / "CHANGELOG.md").read_text()
+
+
+def test_every_page_is_in_the_index_and_on_the_site(root):
+    """A reader finds each page from docs/README.md, and in the navigation of the site."""
+    pages = {path.name for path in (root / "docs").glob("*.md")} - {"README.md"}
+
+    assert pages <= set(re.findall(r"\]\((\w+\.md)\)", (root / "docs" / "README.md").read_text()))
+    assert pages <= set(re.findall(r"^ +- (\w+\.md)$", (root / "mkdocs.yml").read_text(), re.MULTILINE))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 or files.get_file_from_path(COPIES + target)
             ):
                 continue
-            files.append(File.generated(config, COPIES + target, abs_src_path=str(ROOT / target)))
+            copy = File.generated(config, COPIES + target, abs_src_path=str(ROOT / target))
+            copy.inclusion = InclusionLevel.INCLUDED  # names that begin with a dot, too
+            files.append(copy)
             if target.endswith(".md"):
                 waiting.append(target)
     return files
@@ -56,7 +58,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match["text"][1:-1]
         uri = target.removeprefix(DOCS) if target.startswith(DOCS) else COPIES + target
         path = posixpath.relpath(uri, posixpath.dirname(here) or ".")
-        return f"{match['text']}({path}{match['anchor'] or ''})"
+        text = LINK.sub(replaced, match["text"][1:-1])  # a picture may be the text of a link
+        return f"[{text}]({path}{match['anchor'] or ''})"
 
     return LINK.sub(replaced, markdown)
 
