@@ -1,4 +1,4 @@
-"""The two photos of every measurement, made from the sample: 640×427, and 1920×1080 of about 400 kB."""
+"""The two photos of all measurements, made from the sample: 640×427, and 1920×1080 of about 400 kB."""
 
 import io
 
@@ -11,13 +11,13 @@ JPEG_QUALITY = 94
 
 
 def jpeg(size_wh: tuple[int, int]) -> bytes:
-    """Return the sample photo as a JPEG of that size; its sides are cut to the aspect first."""
+    """Return the sample photo as a JPEG of a size; its sides are cropped to the aspect ratio first."""
     with Image.open(COFFEE) as photo:
         width, height = photo.size
         aspect = size_wh[0] / size_wh[1]
-        cut_w, cut_h = min(width, height * aspect), min(height, width / aspect)
-        left, top = (width - cut_w) / 2, (height - cut_h) / 2
-        box = (left, top, left + cut_w, top + cut_h)
+        crop_w, crop_h = min(width, height * aspect), min(height, width / aspect)
+        left, top = (width - crop_w) / 2, (height - crop_h) / 2
+        box = (left, top, left + crop_w, top + crop_h)
         resized = photo.resize(size_wh, Image.Resampling.LANCZOS, box)
     encoded = io.BytesIO()
     resized.save(encoded, "JPEG", quality=JPEG_QUALITY)

@@ -1,6 +1,6 @@
-"""The search: successive halving within a deadline, then a duel of the best with the default.
+"""The search: successive halving within a deadline, then a duel of the best candidate with the default.
 
-In the duel the default meets itself, too: a gain counts only if it is larger than what that shows (A/A).
+The duel also measures the default against itself (A/A). A gain counts only if it exceeds that noise.
 """
 
 import itertools
@@ -17,11 +17,11 @@ from nereid.tune.space import DEFAULT, Candidate
 
 # Seconds at each concurrency of the first measurements; every halving doubles what a candidate gets.
 FIRST_S, DUEL_S = 1.0, 2.0
-# What of the time is kept for the duel, more of it if that gives no rounds enough, and how many those are.
-DUEL_SHARE, MOST_DUEL_SHARE = 1 / 3, 0.7
-LEAST_ROUNDS, MOST_ROUNDS = 3, 9
-# How many candidates are drawn, and what of the search's time goes into a first look at them.
-MOST_CANDIDATES, FIRST_SHARE = 32, 1 / 2
+# The share of the time that is kept for the duel, its limit if that gives too few rounds, and the rounds.
+DUEL_SHARE, MAX_DUEL_SHARE = 1 / 3, 0.7
+MIN_ROUNDS, MAX_ROUNDS = 3, 9
+# The number of candidates, and the share of the search's time for their first measurements.
+MAX_CANDIDATES, FIRST_SHARE = 32, 1 / 2
 RESAMPLES, QUANTILE = 2_000, 0.95
 
 Measure: TypeAlias = Callable[[Candidate, float], Loads]
@@ -29,7 +29,7 @@ Round: TypeAlias = dict[Candidate, Loads]
 
 
 class NotMeasured(Exception):
-    """A candidate cannot be served, or fails requests; the message says how."""
+    """A candidate cannot be served, or fails requests; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Duel:
     best: Sequence[Loads]
 
     def default_as_good(self) -> Loads:
-        """Return the default's median, with a p99 that it is better than in a quarter of its measurements.
+        """Return the default's median, with the lower quartile of its p99.
 
-        What it misses by chance it has not missed.
+        A p99 that the default misses by chance is not held against it.
         """
         seen = [*self.default, *self.twin]
         return {
@@ -52,20 +52,22 @@ class Duel:
         }
 
     def gain(self, objective: Objective) -> float:
-        """Return by how much the best is better, 0.1 for 10 %: the median over rounds."""
+        """Return the gain of the best candidate, 0.1 for 10 %: the median over rounds."""
         return statistics.median(self._ratios(objective, self.best, median(self.best))) - 1
 
     def noise(self, objective: Objective) -> float:
-        """Return how far such a median strays for the default against itself (A/A).
+        """Return the deviation of such a median for the default against itself (A/A).
 
-        It is that of as many rounds drawn anew from those measured, in 95 of 100 draws.
+        The rounds are resampled; the deviation is the 95th percentile over the resamples.
         """
         seen, draw = self._ratios(objective, self.twin, self.default_as_good()), random.Random(0)
-        strays = sorted(abs(statistics.median(draw.choices(seen, k=len(seen))) - 1) for _ in range(RESAMPLES))
-        return strays[int(QUANTILE * RESAMPLES)]
+        deviations = sorted(
+            abs(statistics.median(draw.choices(seen, k=len(seen))) - 1) for _ in range(RESAMPLES)
+        )
+        return deviations[int(QUANTILE * RESAMPLES)]
 
     def _ratios(self, objective: Objective, measured: Sequence[Loads], as_good: Loads) -> list[float]:
-        """Compare with the default round by round, each at the concurrency where it counts."""
+        """Compare with the default round by round, each at the concurrency at which it counts."""
         at, default_at = (objective.concurrency(each) for each in (as_good, self.default_as_good()))
         pairs = zip(measured, self.default, strict=True)
         return [objective.ratio(one[at], default[default_at]) for one, default in pairs]
@@ -73,18 +75,18 @@ class Duel:
 
 @dataclass(slots=True)
 class Search:
-    """One search, until a deadline that no measurement is begun to miss.
+    """One search; it begins no measurement that would miss the deadline.
 
     Args:
-        measure: serves a candidate and loads it for so many seconds at each concurrency, or raises
+        measure: serves a candidate and loads it for a number of seconds at each concurrency, or raises
             NotMeasured.
-        objective: what is best.
-        concurrency_count: at how many a candidate is loaded.
+        objective: ranks the candidates.
+        concurrency_count: the number of concurrencies at which a candidate is loaded.
         clock: in seconds.
         deadline_s: by that clock.
-        tell: takes lines about the progress.
+        report: takes lines about the progress.
 
-    `seen` has the last measurement of every candidate, `refused` why one has none.
+    `seen` has the last measurement of each candidate, `refused` the reason if there is none.
     """
 
     measure: Measure
@@ -92,17 +94,17 @@ class Search:
     concurrency_count: int
     clock: Callable[[], float]
     deadline_s: float
-    tell: Callable[[str], None] = lambda line: None
+    report: Callable[[str], None] = lambda line: None
     seen: dict[Candidate, Loads] = field(default_factory=dict)
     refused: dict[Candidate, str] = field(default_factory=dict)
-    # What the last measurements took beside their seconds of load.
+    # The time that the last measurements took in addition to their seconds of load.
     overheads_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=4))
 
     def run(self, draw: Callable[[int], list[Candidate]]) -> tuple[Candidate, Duel]:
-        """Search; returns the best candidate, and how it did against the default.
+        """Search for the best candidate; returns it with its duel against the default.
 
         Args:
-            draw: returns so many candidates at most.
+            draw: returns at most the given number of candidates.
 
         Raises:
             NotMeasured: the default cannot be measured.
@@ -111,26 +113,26 @@ class Search:
         if DEFAULT in self.refused:
             raise NotMeasured(self.refused[DEFAULT])
         left_s = self.deadline_s - self.clock()
-        needed_s = LEAST_ROUNDS * 3 * self._takes_s(FIRST_S)
-        duel_s = min(max(DUEL_SHARE * left_s, needed_s), MOST_DUEL_SHARE * left_s)
-        ranked = self._halve(draw(MOST_CANDIDATES), self.deadline_s - duel_s)
+        needed_s = MIN_ROUNDS * 3 * self._takes_s(FIRST_S)
+        duel_s = min(max(DUEL_SHARE * left_s, needed_s), MAX_DUEL_SHARE * left_s)
+        ranked = self._halve(draw(MAX_CANDIDATES), self.deadline_s - duel_s)
         if not ranked:
             return DEFAULT, Duel((), (), ())
         return ranked[0], self._duel(ranked[0])
 
     def _halve(self, candidates: list[Candidate], until_s: float) -> list[Candidate]:
-        """Measure what there is time for, and the better half again for twice as long; best first.
+        """Measure the candidates, then the better half again for twice as long; returns the best first.
 
-        How long a candidate takes shows only when it is measured: a bad default may take many times as long.
+        The time that a candidate takes is known only once it is measured; a bad default may be far slower.
         """
         now_s = self.clock()
         first_s = now_s + FIRST_SHARE * (until_s - now_s)
         ranked = candidates
         for rung in itertools.count():
             rounds, seconds = _budget(rung)
-            self.tell(f"{len(ranked)} candidates, {rounds} x {seconds:g} s at each concurrency")
+            self.report(f"{len(ranked)} candidates, {rounds} x {seconds:g} s at each concurrency")
             done = self._rounds(ranked, rounds, seconds, until_s if rung else first_s)
-            # One that failed in a later round is out, whatever the earlier ones saw of it.
+            # A candidate that failed in a later round is out, even if its earlier rounds were good.
             sound = [each for each in ranked if each not in self.refused]
             measured = [each for each in sound if done and each in done[0]]
             is_complete = bool(done) and len(measured) == len(sound)
@@ -146,9 +148,9 @@ class Search:
     def _rounds(
         self, candidates: Sequence[Candidate], count: int, seconds: float, until_s: float
     ) -> list[Round]:
-        """Measure all candidates in turn, over and over, every other time backwards.
+        """Measure all candidates in rounds, every other round in reverse order.
 
-        A round that there is no time to end is dropped, unless it is the first.
+        A round without enough time is dropped, unless it is the first.
         """
         done: list[Round] = []
         for number in range(count):
@@ -167,10 +169,11 @@ class Search:
         other: list[Loads] = []
         places = [(DEFAULT, default), (best, other), (DEFAULT, twin)]
         seconds = self._duel_s()
-        self.tell(
-            f"the best against the default, and that against itself: {seconds:.1f} s at each concurrency"
+        self.report(
+            "the best candidate against the default, and the default against itself: "
+            f"{seconds:.1f} s at each concurrency"
         )
-        for number in range(MOST_ROUNDS):
+        for number in range(MAX_ROUNDS):
             if self.clock() + len(places) * self._takes_s(seconds) > self.deadline_s:
                 break
             samples = {}
@@ -185,8 +188,8 @@ class Search:
         return Duel(default, twin, other)
 
     def _duel_s(self) -> float:
-        """Return for how long to load, so that there is time for rounds enough."""
-        rounds = LEAST_ROUNDS + 2
+        """Return the seconds of each load that leave time for enough rounds."""
+        rounds = MIN_ROUNDS + 2
         each_s = (self.deadline_s - self.clock()) / (3 * rounds)
         return min(DUEL_S, max(FIRST_S, (each_s - max(self.overheads_s)) / self.concurrency_count))
 
@@ -207,17 +210,17 @@ class Search:
 
 
 def _budget(rung: int) -> tuple[int, float]:
-    """Return rounds, and seconds of each: together twice those of the rung before."""
+    """Return rounds and seconds of each; together they are twice those of the rung before."""
     return (1, FIRST_S) if rung == 0 else (2, FIRST_S * 2 ** (rung - 1))
 
 
 def front(seen: Mapping[Candidate, Loads]) -> list[tuple[Candidate, int]]:
-    """Return the candidates, each with a concurrency, that nothing beats in both rate and p99."""
+    """Return the Pareto front: candidates and concurrencies that none beats in both rate and p99."""
     found: list[tuple[Candidate, int]] = []
     points = [(load.rate, load.p99_ms, each, n) for each, loads in seen.items() for n, load in loads.items()]
-    least_p99 = float("inf")
+    lowest_p99 = float("inf")
     for _, p99_ms, candidate, number in sorted(points, key=lambda point: (-point[0], point[1])):
-        if p99_ms < least_p99:
+        if p99_ms < lowest_p99:
             found.append((candidate, number))
-            least_p99 = p99_ms
+            lowest_p99 = p99_ms
     return found

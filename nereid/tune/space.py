@@ -1,4 +1,4 @@
-"""What is tried: the settings that a model's backend reads, their values, and a balanced sample of both."""
+"""The search space: the settings that a model's backend reads, their values, and a balanced sample."""
 
 import itertools
 import random
@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from nereid.tune.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED, value_of
 
-# One point of the space, in the order of its names; the empty one is the config as it is.
+# One point of the space, in the order of its names; the empty one is the present config.
 Candidate: TypeAlias = tuple[tuple[str, int], ...]
 Space: TypeAlias = Mapping[str, tuple[int, ...]]
 
@@ -15,11 +15,11 @@ DEFAULT: Candidate = ()
 DELAYS_US = (0, 500, 2_000, 5_000)
 PREFERRED_SIZES = (2, 4, 8, 16)
 THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
-# As a network calls it, and as a fused model does.
+# The parameter's name in a network's config, and in that of a fused model.
 RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
-# Rows of one run of a network; 0: all of the batch, or for a fused model what its network has.
+# Rows of one run of a network; 0 is the whole batch, or for a fused model its network's setting.
 RUN_SIZES = (0, 1, 2, 4, 8)
-# No client may meet a smaller limit than before, and batches below this one leave gains on the table.
+# A limit on batches is never lowered for clients, and smaller batches than this one cost throughput.
 USUAL_ROWS = 8
 
 
@@ -27,8 +27,8 @@ def space(config: Any, backend: str, cores: int) -> Space:
     """Return the values of each setting that takes effect.
 
     Args:
-        config: the model's, as the server completed it.
-        backend: what runs it. A `fused` model has the settings of both its parts.
+        config: of the model, as the server completed it.
+        backend: runs the model. A `fused` model has the settings of both its parts.
         cores: of this machine.
     """
     found: dict[str, tuple[int, ...]] = {}
@@ -40,24 +40,24 @@ def space(config: Any, backend: str, cores: int) -> Space:
     if is_on_cpu and backend == "preprocess":
         found[DECODE_THREADS] = _doublings(cores)
     if config.max_batch_size and not config.HasField("sequence_batching"):
-        least = max(config.max_batch_size, USUAL_ROWS)
-        found[MOST_ROWS] = tuple(sorted({config.max_batch_size, least, 2 * least}))
+        smallest = max(config.max_batch_size, USUAL_ROWS)
+        found[MOST_ROWS] = tuple(sorted({config.max_batch_size, smallest, 2 * smallest}))
         found[PREFERRED] = PREFERRED_SIZES
         found[DELAY] = DELAYS_US
         if is_on_cpu and backend in RUN_ROWS:
             found[RUN_ROWS[backend]] = RUN_SIZES
     found = {name: tuple(sorted({*values, value_of(config, name)})) for name, values in found.items()}
-    if PREFERRED in found:  # without one, Triton takes the largest batch for it
+    if PREFERRED in found:  # without a preferred size, Triton prefers the largest batch
         found[PREFERRED] = tuple(value for value in found[PREFERRED] if value)
     return found
 
 
-def _doublings(most: int) -> tuple[int, ...]:
-    return tuple(1 << power for power in range(most.bit_length()))
+def _doublings(limit: int) -> tuple[int, ...]:
+    return tuple(1 << power for power in range(limit.bit_length()))
 
 
 def points(space: Space, cores: int) -> Iterator[Candidate]:
-    """Yield the whole grid, but for what is senseless."""
+    """Yield all sensible points of the grid."""
     for values in itertools.product(*space.values()):
         candidate = tuple(zip(space, values, strict=True))
         if is_sensible(candidate, cores):
@@ -65,7 +65,7 @@ def points(space: Space, cores: int) -> Iterator[Candidate]:
 
 
 def is_sensible(candidate: Candidate, cores: int) -> bool:
-    """Tell whether a point is worth a try: threads for twice the cores at most, batches that can be."""
+    """Check whether a point is worth a measurement: few enough threads, and possible batches."""
     value = dict(candidate)
     threads = value.get(INSTANCES, 1) * value.get(THREADS, 1) * value.get(DECODE_THREADS, 1)
     return threads <= 2 * max(cores, value.get(INSTANCES, 1)) and (
@@ -74,21 +74,21 @@ def is_sensible(candidate: Candidate, cores: int) -> bool:
 
 
 def present(space: Space, config: Any) -> Candidate:
-    """Return the point that a config is."""
+    """Return the point of the space that a config has."""
     return tuple((name, value_of(config, name)) for name in space)
 
 
 def sample(
     grid: Sequence[Candidate], space: Space, count: int, seed: int, without: Candidate
 ) -> list[Candidate]:
-    """Draw candidates such that the values of each setting come up about equally often.
+    """Draw candidates in which the values of each setting occur about equally often.
 
     Args:
         grid: to draw from.
         space: of the grid.
-        count: how many, at most.
+        count: of candidates, at most.
         seed: of the draws.
-        without: a point that is measured anyway.
+        without: a point that is measured in any case.
     """
     draw, left = random.Random(seed), {*grid} - {without}
     columns = [_shuffled(draw, values, 4 * count) for values in space.values()]
@@ -98,7 +98,7 @@ def sample(
 
 
 def _shuffled(draw: random.Random, values: Sequence[int], length: int) -> list[int]:
-    """Repeat the values in random orders, so that every stretch of them has each about once."""
+    """Repeat the values in random orders, so that each part of the column has every value about once."""
     column: list[int] = []
     while len(column) < length:
         column += draw.sample(values, len(values))

@@ -1,4 +1,4 @@
-"""A server of its own on which candidates are tried: a copy of the repository, one model loaded at a time."""
+"""A server for the candidates of a search: a copy of the repository, with one model loaded at a time."""
 
 import contextlib
 import json
@@ -13,35 +13,36 @@ from typing import Any
 import numpy as np
 from tritonclient.utils import triton_to_np_dtype
 
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.errors import OperationFailed, ServerError, WrongUsage
 from nereid.repository.layout import CONFIGS
-from nereid.server import embedded
+from nereid.server.command_line import ServerOptions
 from nereid.server.control import Control, NotReached
-from nereid.server.embedded import ServerError
+from nereid.server.embedded_server import EmbeddedServer, infer_path
+from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
-from nereid.tune import closed_loop, connection, photos
+from nereid.tune import load_generator, photos
+from nereid.tune.load_generator import HOST
 from nereid.tune.objective import Loads
 from nereid.tune.profiles import PLAIN, TUNED, Tunable, value_of, with_settings
 from nereid.tune.search import NotMeasured
 from nereid.tune.space import Candidate
 
-HOST = closed_loop.HOST
-LOAD_S, LEAST_LOAD_S, LOOK_S = 60.0, 1.0, 0.02
+LOAD_S, MIN_LOAD_S, POLL_S = 60.0, 1.0, 0.02
 TO_IMAGES = {"Inference-Header-Content-Length": "0"}
 
 
 class TrialServer:
-    """Serves one candidate after the other, and loads each; a context manager.
+    """Serves and measures one candidate after the other; a context manager.
 
     Args:
-        repository: whose models are served, from a copy.
+        repository: of the models; a copy of it is served.
         tuned: the model that is tuned.
-        images: encoded ones, asked in turn; none for the sample photo, 640x427.
+        images: encoded images that are sent in turn; none for the sample photo, 640x427.
         concurrencies: of the load.
-        folder: takes the copy, and what the server writes.
-        environment: to start the server from.
-        until_s: when loading a candidate has to be over, by the monotonic clock; the first one measured, with
-            which all others are compared, has `LOAD_S` whatever the time.
+        folder: takes the copy, and the files of the server.
+        environment: of the server.
+        until_s: the deadline for loading a candidate, by the monotonic clock. The first candidate, with
+            which all others are compared, has `LOAD_S` in any case.
     """
 
     def __init__(
@@ -65,19 +66,19 @@ class TrialServer:
         self._config = copy / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
         self._requests: list[Path] = []
         self._write(tuned.text)
-        ports = embedded.Ports(*embedded.free_ports(3))
-        options = embedded.ServerOptions(copy, TUNED, HOST, ports)
+        ports = Ports(*free_ports(3))
+        options = ServerOptions(copy, TUNED, HOST, ports)
         (folder / "server").mkdir()
-        self.server = embedded.EmbeddedServer(options, folder / "server", environment, among=[tuned.model])
+        self.server = EmbeddedServer(options, folder / "server", environment, among=[tuned.model])
 
     def __enter__(self) -> "TrialServer":
         self.server.__enter__()
         try:
             bodies = request_bodies(self.served(), self._images)
-            path, port = embedded.infer_path(self._tuned.model), self.server.options.ports.http
+            path, port = infer_path(self._tuned.model), self.server.options.ports.http
             for number, (body, headers) in enumerate(bodies):
                 request = self._folder / f"request-{number}"
-                request.write_bytes(connection.post(HOST, port, path, body, headers))
+                request.write_bytes(load_generator.post_request(HOST, port, path, body, headers))
                 self._requests.append(request)
         except BaseException:
             self.server.stop()
@@ -88,14 +89,14 @@ class TrialServer:
         self.server.__exit__(*raised)
 
     def served(self) -> Any:
-        """Return the model's config as the server has completed it."""
+        """Return the model's config as the server completed it."""
         return self._control().config(self._tuned.model)
 
     def measure(self, candidate: Candidate, seconds: float) -> Loads:
-        """Load the model anew with a candidate's settings, and ask it at each concurrency.
+        """Reload the model with a candidate's settings, and send requests at each concurrency.
 
         Raises:
-            NotMeasured: the server refuses it, ends or hangs, serves other settings, or fails requests.
+            NotMeasured: the server rejects the settings, ends, hangs, serves others, or fails requests.
         """
         try:
             self._revive()
@@ -105,9 +106,9 @@ class TrialServer:
             raise self._broken(" ".join(str(error).split())) from None
         for name, value in candidate:
             if (got := value_of(config, name)) != value:
-                raise NotMeasured(f"the server takes {name} {value} for {got}")
+                raise NotMeasured(f"{name}: expected {value}, the server has {got}")
         try:
-            loads = closed_loop.run(
+            loads = load_generator.run(
                 self.server.options.ports.http, self._requests, self._concurrencies, seconds
             )
         except subprocess.SubprocessError as error:
@@ -121,13 +122,13 @@ class TrialServer:
         return loads
 
     def _broken(self, reason: str) -> NotMeasured:
-        """End the server: what one candidate has broken, the next one does not get."""
+        """Stop the server, so that the next candidate gets an undamaged one."""
         self.server.stop(is_done=lambda: True)
         return NotMeasured(reason)
 
     def _revive(self) -> None:
         if self.server.poll() is not None:
-            self.server.stop()  # it may have ended by itself, without its stubs
+            self.server.stop()  # the stubs of a server that crashed may still run
             self._write(self._tuned.text)
             self.server.start()
             self.server.wait_ready(self._patience_s())
@@ -135,12 +136,12 @@ class TrialServer:
     def _serve(self, candidate: Candidate) -> None:
         model, control = self._tuned.model, self._control()
         control.unload(model)
-        # What is still being unloaded would take its share of the cores.
+        # A model that is still being unloaded would use the cores.
         late_s = time.monotonic() + LOAD_S
         while not control.is_gone(model):
             if time.monotonic() > late_s:
-                raise NotReached(f"'{model}' is not unloaded after {LOAD_S:g} s")
-            time.sleep(LOOK_S)
+                raise NotReached(f"'{model}' was not unloaded within {LOAD_S:g} s")
+            time.sleep(POLL_S)
         self._write(with_settings(self._tuned.text, dict(candidate)))
         control.load(model)
 
@@ -152,7 +153,7 @@ class TrialServer:
 
     def _patience_s(self) -> float:
         until_s = self._until_s if self._has_measured else float("inf")
-        return max(LEAST_LOAD_S, min(LOAD_S, until_s - time.monotonic()))
+        return max(MIN_LOAD_S, min(LOAD_S, until_s - time.monotonic()))
 
     def _write(self, text: str) -> None:
         self._config.parent.mkdir(exist_ok=True)
@@ -161,9 +162,9 @@ class TrialServer:
 
 
 def copy_repository(repository: Path, target: Path) -> Path:
-    """Copy a repository: its configs and routes as files of their own, what is large as links.
+    """Copy a repository: configs and routes as files, large files as links.
 
-    Version folders are real ones, so that what a backend writes beside a network stays in the copy.
+    Version folders are real folders, so files that a backend writes next to a network stay in the copy.
     """
     return Path(
         shutil.copytree(
@@ -179,18 +180,18 @@ def _copy_or_link(source: str, target: str) -> None:
     if source.endswith((".pbtxt", ".json", ".jsonl", ".txt")):
         shutil.copy2(source, target)
         return
-    file = Path(source).resolve()  # a link that is relative leads elsewhere from a copy
-    with contextlib.suppress(OSError):  # another filesystem, or a file of somebody else's
+    file = Path(source).resolve()  # a relative link would point elsewhere from the copy
+    with contextlib.suppress(OSError):  # another filesystem, or another user's file
         os.link(file, target)
         return
     Path(target).symlink_to(file)
 
 
 def request_bodies(config: Any, images: Sequence[bytes]) -> list[tuple[bytes, dict[str, str]]]:
-    """Return bodies and headers of requests that a model takes: images, or tensors of its config's shapes.
+    """Return bodies and headers of requests for a model: images, or tensors of the shapes in its config.
 
     Raises:
-        WrongUsage: it takes neither.
+        WrongUsage: the model takes neither images nor numbers.
     """
     inputs = [each for each in config.input if not each.optional]
     if [(each.name, _datatype(each)) for each in inputs] == [("image", "STRING")]:
@@ -220,7 +221,8 @@ def _array(config: Any, tensor: Any) -> np.ndarray:
     dtype = triton_to_np_dtype(_datatype(tensor)) if _datatype(tensor) != "STRING" else None
     if dtype is None:
         raise WrongUsage(
-            f"'{config.name}' takes '{tensor.name}' {_datatype(tensor)}; only images and numbers can be made"
+            f"'{config.name}' cannot be tuned: expected an input of images or numbers, "
+            f"got '{tensor.name}' {_datatype(tensor)}"
         )
     shape = [1] * (config.max_batch_size > 0) + [max(1, dim) for dim in tensor.dims]
     draw = np.random.default_rng(0)

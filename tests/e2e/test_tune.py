@@ -13,19 +13,19 @@ import pytest
 
 from loadtest import tune_proof
 from loadtest.servers import served
+from nereid import metrics_page
 from nereid.assets import COFFEE, REPOSITORY
-from nereid.cli.tune import Wish, write
-from nereid.cli.tune_report import Report
 from nereid.client.classifier import Classifier
 from nereid.repository import check
-from nereid.server import metrics_page
 from nereid.server.control import Control
 from nereid.server.run_dir import ServerRecord
 from nereid.tune import profiles, space
 from nereid.tune.objective import Objective
 from nereid.tune.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED
+from nereid.tune.report import Report
 from nereid.tune.search import FIRST_S, NotMeasured, Search
 from nereid.tune.trial import TrialServer, copy_repository
+from nereid.tune.tuning import TuneOptions, write
 
 VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
@@ -171,7 +171,7 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
 @pytest.mark.slow
 def test_what_all_are_compared_with_is_loaded_whatever_the_time(models, tmp_path, monkeypatch):
     """Where starting the server has used up the time, the default is measured still, and no candidate is."""
-    monkeypatch.setattr("nereid.tune.trial.LEAST_LOAD_S", 0.01)
+    monkeypatch.setattr("nereid.tune.trial.MIN_LOAD_S", 0.01)
     with trial(models, "classify_v1", "cpu", tmp_path, (2,), until_s=time.monotonic()) as trying:
         assert trying.measure((), 0.2)[2].answered > 0
         with pytest.raises(NotMeasured, match="not done after"):
@@ -200,8 +200,8 @@ def test_bad_config_is_left(models, tmp_path):
 
     found_waits = dict(report.best)[DELAY] == WAITING[DELAY] and dict(report.best)[PREFERRED] > CALLERS
     assert not found_waits, report.reason()
-    wish = Wish(models, "classify_v1", "cpu")
-    assert write(wish, tuned, report) == list(VARIANTS)
+    options = TuneOptions(models, "classify_v1", "cpu")
+    assert write(options, tuned, report, print) == list(VARIANTS)
     assert not [each for each in check.check(models) if each.verdict == "fail"]
     assert_served_as_fused(models, tmp_path, dict(report.best)[INSTANCES])
 

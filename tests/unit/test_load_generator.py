@@ -1,121 +1,209 @@
-"""Turns of a load test's callers in one process: by themselves, or by the clock."""
+"""The load generator: the numbers it counts, in its own process too, and the times of its open loop."""
 
-import math
+import asyncio
 import random
+import statistics
+import threading
 import time
-from collections import Counter
-from itertools import pairwise
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice, pairwise
 
-import gevent
 import pytest
 
-from loadtest.users import generator
-from loadtest.users.generator import Generator
+from nereid.tune import load_generator
+from nereid.tune.load_generator import (
+    Load,
+    Response,
+    arrival_offsets,
+    closed_loop,
+    latencies_ms,
+    open_loop,
+    percentile,
+    post_request,
+    run,
+    send_repeatedly,
+    summary,
+    within,
+)
 
-RATE, WATCHDOG_S = 400.0, 30.0
+HOST = "127.0.0.1"
 
 
-def call(turns: Generator, answered: list[float], service_s: float, protocol: str = "http") -> None:
-    """Take turns for good, each for so long."""
-    while True:
-        with turns.turn(protocol) as due_s:
-            gevent.sleep(service_s)
-            answered.append(due_s)
+class Handler(BaseHTTPRequestHandler):
+    """Responds with the status in the path, after the milliseconds in the body."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        """Respond."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(int(body) / 1e3)
+        self.send_response(int(self.path[1:]))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *words):
+        """Log nothing."""
 
 
 @pytest.fixture
-def callers():
-    """Start callers that end with the test: `callers(turns, count, service_s)` gives when turns were due."""
-    started = []
-
-    def start(turns: Generator, count: int, service_s: float) -> list[float]:
-        answered: list[float] = []
-        started.extend(gevent.spawn(call, turns, answered, service_s) for _ in range(count))
-        return answered
-
-    yield start
-    gevent.killall(started)
+def port():
+    """The port of a plain HTTP server."""
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=[0.01])
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
-def test_in_a_closed_loop_a_turn_comes_when_it_is_asked_for(callers):
-    """All callers are busy at once, and none has more than one turn."""
-    turns = Generator("closed", random.Random(1))
-    answered = callers(turns, 3, 0.002)
-
-    with gevent.Timeout(WATCHDOG_S):
-        while len(answered) <= 3:
-            gevent.sleep(0.002)
-    lost = turns.finish()
-
-    series = turns.ledger.of("http")
-    assert lost == []
-    assert (series.planned, series.in_flight_max, series.backlog_max) == (0, 3, 0)
+def request(port: int, status: int, wait_ms: int) -> bytes:
+    """Return a request for such a response."""
+    return post_request(HOST, port, f"/{status}", str(wait_ms).encode(), {})
 
 
-def test_all_that_was_due_is_answered_and_counts_from_when_it_was_due(callers):
-    """One caller that is too slow by far: the backlog grows, and is worked off after the end."""
-    turns = Generator("open", random.Random(1))
-    answered = callers(turns, 1, 0.01)
-    turns.schedule(RATE, "fixed", {"http": 1})
+def test_rejections_do_not_count_as_responses(port):
+    """They are counted apart, and have no rate and no latency."""
+    load = closed_loop(HOST, port, [request(port, 503, 5)], concurrency=2, seconds=0.2)
 
-    gevent.sleep(0.1)
-    lost = turns.finish()
-
-    series, ledger = turns.ledger.of("http"), turns.look()
-    assert lost == []
-    assert len(answered) == series.planned
-    distances = [after - before for before, after in pairwise(answered)]
-    assert distances == pytest.approx([1 / RATE] * len(distances))
-    assert series.backlog_max > series.planned / 3
-    assert series.in_flight_max == 1
-    assert ledger.seconds > 2 * ledger.schedule_s
+    assert (load.rate, load.p99_ms, load.answered) == (0.0, 0.0, 0)
+    assert load.failed > 0
 
 
-def test_what_nobody_answers_is_not_forgotten(callers, monkeypatch):
-    """After its patience, what is under way and what waits is given back, with when it was due."""
-    monkeypatch.setattr(generator, "PATIENCE_S", 0.05)
-    turns = Generator("open", random.Random(1))
-    callers(turns, 1, 60.0)
-    turns.schedule(RATE, "fixed", {"http": 1})
+@pytest.mark.parametrize("requests", [[b""], ["text"]], ids=["nothing listens", "any other error"])
+def test_caller_that_ends_with_an_error_is_a_failure(port, requests):
+    """A load whose callers ended must not look like a healthy one."""
+    load = closed_loop(HOST, 1 if requests == [b""] else port, requests, concurrency=3, seconds=0.1)
 
-    gevent.sleep(0.1)
-    lost = turns.finish()
-
-    assert len(lost) == turns.ledger.of("http").planned > 2
-    assert {protocol for protocol, _ in lost} == {"http"}
-    assert [due_s for _, due_s in lost] == sorted(due_s for _, due_s in lost)
-    assert all(due_s < time.monotonic() for _, due_s in lost)
+    assert load == Load(0.0, 0.0, 0.0, 0.0, 0, 3)
 
 
-def test_a_turn_whose_caller_was_taken_away_is_for_another(callers):
-    """Locust stops callers whenever it spreads them anew; what was due stays due, since when it was due."""
-    turns = Generator("open", random.Random(1))
-    turns.schedule(RATE, "fixed", {"http": 1})
-    leaving = gevent.spawn(call, turns, [], 60.0)
-    gevent.sleep(0.02)
-    leaving.kill()
+def test_slow_responses_count_if_there_are_no_others(port):
+    """A response that takes longer than the load is awaited."""
+    load = closed_loop(HOST, port, [request(port, 200, 600)], concurrency=2, seconds=0.1)
 
-    answered = callers(turns, 2, 0.0)
-    lost = turns.finish()
-
-    assert lost == []
-    assert len(answered) == turns.ledger.of("http").planned
+    assert (load.answered, load.failed) == (2, 0)
+    assert load.p50_ms >= 600
+    assert 0 < load.rate < 4
 
 
-@pytest.mark.parametrize("rate", [0.0, -5.0, math.nan, math.inf])
-def test_a_rate_that_no_clock_can_keep_is_refused(rate):
-    """Locust's page hands over what was typed; some numbers would have all requests due at once, for good."""
-    with pytest.raises(ValueError, match="expected a rate"):
-        Generator("open", random.Random(1)).schedule(rate, "poisson", {"http": 1})
+def test_request_that_is_never_answered_is_a_failure(port, monkeypatch):
+    """A server that lets requests hang must not look fast because of the others."""
+    monkeypatch.setattr(load_generator, "DRAIN_S", 0.2)
+    requests = [request(port, 200, 1), request(port, 200, 3_000)]
+
+    load = closed_loop(HOST, port, requests, concurrency=4, seconds=0.3)
+
+    assert load.answered > 0
+    assert load.failed == 4
 
 
-def test_protocols_have_turns_by_their_callers(monkeypatch):
-    """A protocol with three times the callers gets three times the turns."""
-    monkeypatch.setattr(generator, "PATIENCE_S", 0.05)
-    turns = Generator("open", random.Random(1))
-    turns.schedule(5_000.0, "poisson", {"http": 3, "grpc": 1})
+def test_failures_count_at_any_time():
+    """Failures count before and after the span, too; latencies only within."""
+    seen = [(0.0, 0.1, 503), (0.0, 0.3, 200), (0.3, 0.5, 200), (0.5, 1.1, 200), (0.6, 1.5, 503)]
+    responses = [Response(*each) for each in seen]
 
-    gevent.sleep(0.2)
-    lost = Counter(protocol for protocol, _ in turns.finish())
+    assert within(responses, 0.2, 1.0, 1.6) == summary(responses[2:4], 1.1 - 0.3, lost=2)
 
-    assert lost["http"] / lost.total() == pytest.approx(0.75, abs=0.1)
+
+@pytest.mark.parametrize("begin_s", [0.41, 0.45, 0.5, 0.53])
+def test_rate_of_batches_does_not_depend_on_where_a_span_begins(begin_s):
+    """Eight responses every 0.1 s are 80 a second; by the clock they were 64 or 80 of half a second's."""
+    ends = [round(0.1 * number, 1) for number in range(1, 13) for _ in range(8)]
+    responses = [Response(end - 0.2, end, 200) for end in ends]
+
+    assert within(responses, begin_s, begin_s + 0.48, 1.3).rate == pytest.approx(80)
+
+
+def test_load_that_is_too_slow_for_the_span_counts_as_a_whole():
+    """With at most one response in the span, all of them are the best that is known."""
+    responses = [Response(0.0, 2.0, 200)]
+
+    assert within(responses, 0.2, 1.0, 2.1) == summary(responses, 2.1)
+
+
+def test_other_process_loads_at_each_concurrency(port, tmp_path):
+    """Requests are sent in turn; the results are by concurrency."""
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        path.write_bytes(request(port, 200, 1))
+
+    loads = run(port, paths, [1, 3], 0.2)
+
+    assert [*loads] == [1, 3]
+    assert all(load.answered > 0 and load.failed == 0 and load.p99_ms >= 1 for load in loads.values())
+
+
+def test_unusable_connection_is_replaced():
+    """After a failure the next request has a connection of its own; each outcome is recorded."""
+    opened_count, outcomes = [], []
+
+    @asynccontextmanager
+    async def opened():
+        opened_count.append(True)
+
+        async def send():
+            return len(outcomes), len(outcomes) % 2 == 0
+
+        yield send
+
+    asyncio.run(
+        send_repeatedly(opened, lambda: len(outcomes) == 5, lambda begin, end, each: outcomes.append(each))
+    )
+
+    assert (outcomes, len(opened_count)) == ([0, 1, 2, 3, 4], 3)
+
+
+def test_open_loop_does_not_wait_for_responses(port):
+    """Requests that take 0.3 s are sent at their times, and each latency counts from then."""
+    responses = open_loop(HOST, port, request(port, 200, 300), rate_per_s=40, seconds=0.5, seed=1)
+
+    expected = [each for each in islice(arrival_offsets(40, "poisson", random.Random(1)), 100) if each < 0.5]
+    assert len(responses) == len(expected) > 10
+    assert all(300 <= latency < 2_000 for latency in latencies_ms(responses))
+    dues = sorted(each.begin_s for each in responses)
+    assert [due - dues[0] for due in dues] == pytest.approx([each - expected[0] for each in expected])
+
+
+def test_open_loop_reports_lost_requests(port):
+    """A request without a server is a response with the status `LOST`."""
+    responses = open_loop(HOST, 1, b"", rate_per_s=50, seconds=0.2, seed=1)
+
+    assert {each.status for each in responses} == {0}
+    assert latencies_ms(responses) == []
+
+
+def test_poisson_intervals_have_mean_and_deviation_of_their_rate():
+    """Intervals of a Poisson process are exponential: the standard deviation equals the mean."""
+    times = list(islice(arrival_offsets(50.0, "poisson", random.Random(1)), 20_000))
+
+    intervals = [after - before for before, after in pairwise(times)]
+
+    # The standard error of both is about 0.7 %.
+    assert statistics.mean(intervals) == pytest.approx(1 / 50, rel=0.03)
+    assert statistics.stdev(intervals) == pytest.approx(1 / 50, rel=0.03)
+
+
+def test_fixed_intervals_are_equal_and_begin_within_the_first():
+    """Only the begin is random, so two processes do not send in step."""
+    times = list(islice(arrival_offsets(50.0, "fixed", random.Random(1)), 1_000))
+
+    assert 0 <= times[0] < 1 / 50
+    assert [after - before for before, after in pairwise(times)] == pytest.approx([1 / 50] * 999)
+    assert times[0] != next(arrival_offsets(50.0, "fixed", random.Random(2)))
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0, 1)])
+def test_percentile_is_one_of_the_values(percent, value):
+    """It is the smallest value that the given share does not exceed."""
+    assert percentile(range(1, 101), percent) == value
+
+
+def test_summary_counts_successful_responses_only():
+    """Others have no latency; without any response the rate is zero."""
+    responses = [Response(0.0, 0.010 * number, 200) for number in range(1, 101)] + [Response(0.0, 9.0, 503)]
+
+    assert summary(responses, 2.0, lost=1) == Load(50.0, 500.0, 900.0, 990.0, 100, 2)
+    assert summary([], 2.0) == Load(0.0, 0.0, 0.0, 0.0, 0, 0)

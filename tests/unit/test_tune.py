@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import pytest
 from rich.console import Console
 
-from nereid.cli.tune_report import Report
+from nereid.cli.tune import show
 from nereid.repository.pbtxt import parse
 from nereid.tune import space
-from nereid.tune.closed_loop import Load
+from nereid.tune.load_generator import Load
 from nereid.tune.objective import Objective, median
+from nereid.tune.report import Report
 from nereid.tune.search import FIRST_S, Duel, NotMeasured, Search, front
 from nereid.tune.space import DEFAULT, Candidate
 
@@ -153,7 +154,9 @@ def test_too_little_time_keeps_the_default():
     told = report(searching, found)
 
     assert told.verdict == "kept"
-    assert "for 2 of 3 rounds, too few to tell a gain from noise; fix: more --minutes" in told.reason()
+    assert (
+        "for 2 of 3 final rounds, too few to separate a gain from noise; fix: more --minutes" in told.reason()
+    )
 
 
 def test_gain_within_the_noise_keeps_the_default():
@@ -195,7 +198,7 @@ def test_nothing_that_meets_the_p99_is_infeasible():
     told = report(searching, found)
 
     assert (told.verdict, told.document()["chosen"]) == ("infeasible", None)
-    assert "nothing meets p99 <= 1.5 ms; the best found has 2.0 ms at concurrency 1" in told.reason()
+    assert "expected p99 <= 1.5 ms, the best got 2.0 ms at concurrency 1 with" in told.reason()
 
 
 def test_refused_candidates_are_left_out():
@@ -214,7 +217,7 @@ def test_all_refused_keeps_the_default():
 
     assert told.verdict == "kept"
     assert told.reason() == (
-        f"default kept: none of {len(POINTS)} other candidates could be measured, the last: refused"
+        f"default kept: all {len(POINTS)} other candidates failed; the last one: refused"
     )
 
 
@@ -224,7 +227,10 @@ def test_nothing_to_try_keeps_the_default():
 
     told = Report("net", THROUGHPUT, (), *found, searching.seen, searching.refused)
 
-    assert (told.verdict, told.reason()) == ("kept", "default kept: it has no setting that can be tuned")
+    assert (told.verdict, told.reason()) == (
+        "kept",
+        "default kept: its config has no setting that can be tuned",
+    )
 
 
 def test_no_time_to_try_anything_is_told():
@@ -232,7 +238,7 @@ def test_no_time_to_try_anything_is_told():
     told = report(*search(Machine(), until_s=2.0))
 
     assert (told.verdict, told.document()["refused"]) == ("kept", [])
-    assert told.reason().startswith("default kept: there was no time for any other candidate; fix: more")
+    assert told.reason().startswith("default kept: there was no time for another candidate; fix: more")
 
 
 def test_default_that_fails_ends_the_search():
@@ -273,7 +279,9 @@ def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
 
     assert machine.fails in searching.refused
     assert (told.verdict, told.document()["chosen"]) == ("kept", None)
-    assert told.reason() == "default kept: instances 3, delay 0 was the best, but in the end: 7 failed"
+    assert told.reason() == (
+        "default kept: instances 3, delay 0 was best, but failed in the final rounds: 7 failed"
+    )
 
 
 def test_default_that_fails_in_the_duel_is_no_reason_to_change():
@@ -283,7 +291,7 @@ def test_default_that_fails_in_the_duel_is_no_reason_to_change():
     searching, found = search(machine, Objective("throughput", 15))
 
     assert report(searching, found).verdict == "kept"
-    assert report(searching, found).reason() == "default kept: it could not be measured in the end: 7 failed"
+    assert report(searching, found).reason() == "default kept: it failed in the final rounds: 7 failed"
 
 
 def test_candidate_that_fails_on_the_way_ends_no_halving():
@@ -331,7 +339,7 @@ def test_table_marks_default_and_chosen():
 
     console = Console(width=100, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as shown:
-        told.show(console)
+        show(told, console)
 
     assert "default" in shown.get()
     assert "chosen" in shown.get()

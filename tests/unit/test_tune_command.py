@@ -15,13 +15,15 @@ from typer.testing import CliRunner
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.cli import tune as command
 from nereid.cli.main import app
-from nereid.cli.tune_report import Report
 from nereid.errors import OperationFailed
-from nereid.tune.closed_loop import Load
+from nereid.tune import tuning
+from nereid.tune.load_generator import Load
 from nereid.tune.objective import Objective
+from nereid.tune.report import Report
 from nereid.tune.search import Duel
 from nereid.tune.space import DEFAULT
 from nereid.tune.trial import copy_repository
+from nereid.tune.tuning import TuneOptions
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ from nereid.tune.trial import copy_repository
         (["classify_v1", "--profile", "ensemble"], "tune its steps: imagenet_preprocess"),
         (["classify_v1", "--objective", "beauty"], "'beauty' is not one of"),
         (["classify_v1", "--p99-ms", "-1"], "greater than or equal to"),
-        (["classify_v1", "--concurrency", "8,0"], "concurrency must be whole numbers from 1 on, got '0'"),
+        (["classify_v1", "--concurrency", "8,0"], "--concurrency: expected whole numbers from 1, got '0'"),
         (["classify_v1", "--minutes", "nan"], "greater than or equal to"),
         (["classify_v1", "--minutes", "inf"], "expected a finite number, got inf"),
         (["classify_v1", "--minutes", "-1"], "greater than or equal to"),
@@ -69,31 +71,31 @@ def test_missing_package_is_told(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvloop" else found(name))
 
     with pytest.raises(OperationFailed, match=r"needs uvloop; fix: pip install 'nereid-serving\[load\]'"):
-        command.tune(command.Wish(REPOSITORY, "classify_v1", "cpu"), {}, False)
+        command.tune(TuneOptions(REPOSITORY, "classify_v1", "cpu"), {}, False)
 
 
-def test_command_of_a_wish_asks_for_the_same():
+def test_command_has_the_same_options():
     """It stands in what is written, so that the search can be run again."""
     images = (Path("photos"), Path("a cat.jpg"))
-    wish = command.Wish(Path("models"), "a b", "cpu", "latency", 12.5, 2, (1, 4), images, 7)
+    options = TuneOptions(Path("models"), "a b", "cpu", "latency", 12.5, 2, (1, 4), images, 7)
 
-    assert wish.command == (
+    assert options.command == (
         "nereid tune 'a b' --objective latency --p99-ms 12.5 --minutes 2 --profile cpu --seed 7 "
         "--concurrency 1,4 --images photos --images 'a cat.jpg' --repository models"
     )
 
 
-def test_command_line_of_a_wish_is_understood_as_that_wish(monkeypatch):
+def test_command_line_is_read_as_the_same_options(monkeypatch):
     """The command writes what it would read; lists take commas as those of `python -m loadtest.bench`."""
-    wish = command.Wish(
+    options = TuneOptions(
         REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), (Path(COFFEE), Path(COFFEE)), 7
     )
     read = []
-    monkeypatch.setattr(command, "tune", lambda wish, *_: read.append(wish))
+    monkeypatch.setattr(command, "tune", lambda options, *_: read.append(options))
 
-    done = CliRunner().invoke(app, shlex.split(wish.command)[1:])
+    done = CliRunner().invoke(app, shlex.split(options.command)[1:])
 
-    assert (done.exit_code, [replace(each, images=tuple(each.images)) for each in read]) == (0, [wish])
+    assert (done.exit_code, [replace(each, images=tuple(each.images)) for each in read]) == (0, [options])
 
 
 LOAD = Load(10.0, 5.0, 5.0, 5.0, 9, 0)
@@ -118,10 +120,10 @@ def test_what_was_measured_is_told_even_if_it_cannot_be_written(tmp_path, monkey
         (models / "classify_v1" / "configs" / "cpu.pbtxt").write_text("")
         return found()
 
-    monkeypatch.setattr(command, "search", changing)
+    monkeypatch.setattr(tuning, "search", changing)
 
     with pytest.raises(OperationFailed, match="has changed meanwhile"):
-        command.tune(command.Wish(models, "classify_v1", "cpu"), {}, as_json)
+        command.tune(TuneOptions(models, "classify_v1", "cpu"), {}, as_json)
 
     told = capsys.readouterr().out
     if as_json:
@@ -133,10 +135,10 @@ def test_folder_that_cannot_be_written_is_told_before(tmp_path, monkeypatch):
     """Not after minutes; a dry run needs none."""
     models = copy_repository(REPOSITORY, tmp_path / "models")
     monkeypatch.setattr(os, "access", lambda path, mode: "classify_v2" not in str(path))
-    monkeypatch.setattr(command, "search", lambda *args: pytest.fail("it was measured"))
+    monkeypatch.setattr(tuning, "search", lambda *args: pytest.fail("it was measured"))
 
     with pytest.raises(OperationFailed, match=r"classify_v2/configs' cannot be written; fix: --dry-run"):
-        command.tune(command.Wish(models, "classify_v1", "cpu"), {}, False)
+        command.tune(TuneOptions(models, "classify_v1", "cpu"), {}, False)
 
 
 def test_termination_is_as_tidy_as_an_interruption(tmp_path, monkeypatch):
@@ -152,10 +154,10 @@ def test_termination_is_as_tidy_as_an_interruption(tmp_path, monkeypatch):
         finally:
             is_closed.append(True)
 
-    monkeypatch.setattr(command, "search", killed)
+    monkeypatch.setattr(tuning, "search", killed)
 
     with pytest.raises(SystemExit) as ended:
-        command.tune(command.Wish(models, "classify_v1", "cpu", is_dry=True), {}, False)
+        command.tune(TuneOptions(models, "classify_v1", "cpu", is_dry=True), {}, False)
 
     assert (ended.value.code, is_closed) == (128 + signal.SIGTERM, [True])
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

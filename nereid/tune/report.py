@@ -1,34 +1,39 @@
-"""What a search found, for a person and for a script."""
+"""The result of a search: the verdict, its reason, and all measurements."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from nereid.tune.load_generator import Load
 from nereid.tune.objective import Loads, Objective
-from nereid.tune.search import LEAST_ROUNDS, Duel, front
+from nereid.tune.search import MIN_ROUNDS, Duel, front
 from nereid.tune.space import DEFAULT, Candidate
 
 Verdict = Literal["better", "kept", "infeasible"]
 MORE_TIME = "fix: more --minutes, or fewer values of --concurrency"
-HEADINGS = ("", "settings", "concurrency", "images/s", "p50 ms", "p99 ms")
+
+
+class Point(NamedTuple):
+    """A candidate at one concurrency, with its measurement; `mark` is `default`, `chosen` or empty."""
+
+    mark: str
+    settings: str
+    concurrency: int
+    load: Load
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A search that is over.
+    """A finished search.
 
     Args:
-        model: what was tuned.
-        objective: what is best.
+        model: the model that was tuned.
+        objective: the objective of the search.
         default: the settings of the config in use.
         best: the best candidate.
-        duel: of the two.
-        seen: what each candidate did; the default is the empty one.
-        refused: those that could not be measured, and why.
+        duel: the measurements of both in turn.
+        seen: the measurements of each candidate; the default is the empty candidate.
+        refused: the candidates without a measurement, and the reasons.
     """
 
     model: str
@@ -41,13 +46,13 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the best is `better`, the default is `kept`, or all is `infeasible`."""
+        """Whether the best candidate is `better`, the default is `kept`, or all are `infeasible`."""
         if DEFAULT in self.refused:
             return "kept"
         default_met, best_met = self._is_default_met(), self._is_met(self.best)
         if not default_met and not best_met:
             return "infeasible"
-        if not best_met or len(self.duel.best) < LEAST_ROUNDS:
+        if not best_met or len(self.duel.best) < MIN_ROUNDS:
             return "kept"
         if not default_met:
             return "better"
@@ -65,27 +70,20 @@ class Report:
         return loads is not None and self.objective.is_met(loads[self.objective.concurrency(loads)])
 
     def reason(self) -> str:
-        """Say in a line what was decided, with the numbers."""
+        """Explain the verdict in one line, with the numbers."""
         if self.verdict == "infeasible":
-            nearest = min(self.seen, key=lambda candidate: self.objective.rank(self.seen[candidate]))
-            loads = self.seen[nearest]
-            number = self.objective.concurrency(loads)
-            load = loads[number]
-            return (
-                f"nothing meets p99 <= {self.objective.p99_ms:g} ms; the best found has "
-                f"{load.p99_ms:.1f} ms at concurrency {number}: {self.describe(nearest)}"
-            )
+            return self._why_infeasible()
         if DEFAULT in self.refused:
-            return f"default kept: it could not be measured in the end: {self.refused[DEFAULT]}"
+            return f"default kept: it failed in the final rounds: {self.refused[DEFAULT]}"
         if self.best == DEFAULT:
             return f"default kept: {self._why_alone()}"
         if self.best in self.refused:
             why = self.refused[self.best]
-            return f"default kept: {self.describe(self.best)} was the best, but in the end: {why}"
-        if len(self.duel.best) < LEAST_ROUNDS:
+            return f"default kept: {self.describe(self.best)} was best, but failed in the final rounds: {why}"
+        if len(self.duel.best) < MIN_ROUNDS:
             return (
-                f"default kept: there was time for {len(self.duel.best)} of {LEAST_ROUNDS} rounds, "
-                f"too few to tell a gain from noise; {MORE_TIME}"
+                f"default kept: there was time for {len(self.duel.best)} of {MIN_ROUNDS} final rounds, "
+                f"too few to separate a gain from noise; {MORE_TIME}"
             )
         numbers = (
             f"{self.duel.gain(self.objective):+.1%} in {self.objective}, median of {len(self.duel.best)} "
@@ -96,41 +94,50 @@ class Report:
         late = "" if self._is_default_met() else "the default misses the p99; "
         return f"{self.describe(self.best)}: {late}{numbers}"
 
+    def _why_infeasible(self) -> str:
+        nearest = min(self.seen, key=lambda candidate: self.objective.rank(self.seen[candidate]))
+        loads = self.seen[nearest]
+        number = self.objective.concurrency(loads)
+        return (
+            f"no setting meets the objective: expected p99 <= {self.objective.p99_ms:g} ms, the best got "
+            f"{loads[number].p99_ms:.1f} ms at concurrency {number} with {self.describe(nearest)}; "
+            "fix: a larger --p99-ms, or other hardware"
+        )
+
     def _why_alone(self) -> str:
         if not self.default:
-            return "it has no setting that can be tuned"
+            return "its config has no setting that can be tuned"
         if not self.refused:
-            return f"there was no time for any other candidate; {MORE_TIME}"
+            return f"there was no time for another candidate; {MORE_TIME}"
         *_, last = self.refused.values()
-        return f"none of {len(self.refused)} other candidates could be measured, the last: {last}"
+        return f"all {len(self.refused)} other candidates failed; the last one: {last}"
 
     def describe(self, candidate: Candidate) -> str:
-        """Say how a candidate differs from the default."""
-        if candidate == DEFAULT:
-            return ", ".join(f"{name} {value}" for name, value in self.default)
-        changed = [each for each in candidate if each not in self.default]
+        """List the settings in which a candidate differs from the default, or those of the default."""
+        changed = self.default if candidate == DEFAULT else [e for e in candidate if e not in self.default]
         return ", ".join(f"{name} {value}" for name, value in changed)
 
-    def show(self, console: Console) -> None:
-        """Print the Pareto table: what nothing beats in both rate and p99, and the default."""
-        table = Table(*HEADINGS)
+    def points(self) -> list[Point]:
+        """Return the Pareto front, the default and the best candidate, by falling rate."""
         points = front(self.seen)
         for candidate in (DEFAULT, self.best):
             loads = self.seen.get(candidate, {})
             points += [(candidate, number) for number in loads if (candidate, number) not in points]
-        rows = [(self.seen[candidate][number], candidate, number) for candidate, number in points]
-        for load, candidate, number in sorted(rows, key=lambda row: -row[0].rate):
-            marks = "default" if candidate == DEFAULT else "chosen" if self.is_chosen(candidate) else ""
-            numbers = (str(number), f"{load.rate:.1f}", f"{load.p50_ms:.1f}", f"{load.p99_ms:.1f}")
-            table.add_row(marks, escape(self.describe(candidate)), *numbers)
-        console.print(table)
+        found = [
+            Point(self._mark(candidate), self.describe(candidate), number, self.seen[candidate][number])
+            for candidate, number in points
+        ]
+        return sorted(found, key=lambda point: -point.load.rate)
+
+    def _mark(self, candidate: Candidate) -> str:
+        return "default" if candidate == DEFAULT else "chosen" if self.is_chosen(candidate) else ""
 
     def is_chosen(self, candidate: Candidate) -> bool:
-        """Tell whether it takes the default's place."""
+        """Check whether a candidate replaces the default."""
         return candidate == self.best and self.verdict == "better"
 
     def document(self) -> dict[str, Any]:
-        """Return all that was measured, for JSON."""
+        """Return the result with all measurements, for JSON."""
         on_front = {candidate for candidate, _ in front(self.seen)}
         has_duel = bool(self.duel.best)
         return {

@@ -1,0 +1,121 @@
+"""Turns of a load test's callers in one process: by themselves, or by the clock."""
+
+import math
+import random
+import time
+from collections import Counter
+from itertools import pairwise
+
+import gevent
+import pytest
+
+from loadtest.users import generator
+from loadtest.users.generator import Generator
+
+RATE, WATCHDOG_S = 400.0, 30.0
+
+
+def call(turns: Generator, answered: list[float], service_s: float, protocol: str = "http") -> None:
+    """Take turns for good, each for so long."""
+    while True:
+        with turns.turn(protocol) as due_s:
+            gevent.sleep(service_s)
+            answered.append(due_s)
+
+
+@pytest.fixture
+def callers():
+    """Start callers that end with the test: `callers(turns, count, service_s)` gives when turns were due."""
+    started = []
+
+    def start(turns: Generator, count: int, service_s: float) -> list[float]:
+        answered: list[float] = []
+        started.extend(gevent.spawn(call, turns, answered, service_s) for _ in range(count))
+        return answered
+
+    yield start
+    gevent.killall(started)
+
+
+def test_in_a_closed_loop_a_turn_comes_when_it_is_asked_for(callers):
+    """All callers are busy at once, and none has more than one turn."""
+    turns = Generator("closed", random.Random(1))
+    answered = callers(turns, 3, 0.002)
+
+    with gevent.Timeout(WATCHDOG_S):
+        while len(answered) <= 3:
+            gevent.sleep(0.002)
+    lost = turns.finish()
+
+    series = turns.ledger.of("http")
+    assert lost == []
+    assert (series.planned, series.in_flight_max, series.backlog_max) == (0, 3, 0)
+
+
+def test_all_that_was_due_is_answered_and_counts_from_when_it_was_due(callers):
+    """One caller that is too slow by far: the backlog grows, and is worked off after the end."""
+    turns = Generator("open", random.Random(1))
+    answered = callers(turns, 1, 0.01)
+    turns.schedule(RATE, "fixed", {"http": 1})
+
+    gevent.sleep(0.1)
+    lost = turns.finish()
+
+    series, ledger = turns.ledger.of("http"), turns.look()
+    assert lost == []
+    assert len(answered) == series.planned
+    distances = [after - before for before, after in pairwise(answered)]
+    assert distances == pytest.approx([1 / RATE] * len(distances))
+    assert series.backlog_max > series.planned / 3
+    assert series.in_flight_max == 1
+    assert ledger.seconds > 2 * ledger.schedule_s
+
+
+def test_what_nobody_answers_is_not_forgotten(callers, monkeypatch):
+    """After its patience, what is under way and what waits is given back, with when it was due."""
+    monkeypatch.setattr(generator, "PATIENCE_S", 0.05)
+    turns = Generator("open", random.Random(1))
+    callers(turns, 1, 60.0)
+    turns.schedule(RATE, "fixed", {"http": 1})
+
+    gevent.sleep(0.1)
+    lost = turns.finish()
+
+    assert len(lost) == turns.ledger.of("http").planned > 2
+    assert {protocol for protocol, _ in lost} == {"http"}
+    assert [due_s for _, due_s in lost] == sorted(due_s for _, due_s in lost)
+    assert all(due_s < time.monotonic() for _, due_s in lost)
+
+
+def test_a_turn_whose_caller_was_taken_away_is_for_another(callers):
+    """Locust stops callers whenever it spreads them anew; what was due stays due, since when it was due."""
+    turns = Generator("open", random.Random(1))
+    turns.schedule(RATE, "fixed", {"http": 1})
+    leaving = gevent.spawn(call, turns, [], 60.0)
+    gevent.sleep(0.02)
+    leaving.kill()
+
+    answered = callers(turns, 2, 0.0)
+    lost = turns.finish()
+
+    assert lost == []
+    assert len(answered) == turns.ledger.of("http").planned
+
+
+@pytest.mark.parametrize("rate", [0.0, -5.0, math.nan, math.inf])
+def test_a_rate_that_no_clock_can_keep_is_refused(rate):
+    """Locust's page hands over what was typed; some numbers would have all requests due at once, for good."""
+    with pytest.raises(ValueError, match="expected a rate"):
+        Generator("open", random.Random(1)).schedule(rate, "poisson", {"http": 1})
+
+
+def test_protocols_have_turns_by_their_callers(monkeypatch):
+    """A protocol with three times the callers gets three times the turns."""
+    monkeypatch.setattr(generator, "PATIENCE_S", 0.05)
+    turns = Generator("open", random.Random(1))
+    turns.schedule(5_000.0, "poisson", {"http": 3, "grpc": 1})
+
+    gevent.sleep(0.2)
+    lost = Counter(protocol for protocol, _ in turns.finish())
+
+    assert lost["http"] / lost.total() == pytest.approx(0.75, abs=0.1)
