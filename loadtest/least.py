@@ -6,7 +6,7 @@ from pathlib import Path
 import onnxruntime
 import triton_python_backend_utils as pb_utils
 
-from nereid.triton.tensors import SessionMetrics
+from nereid.triton.metric_reporter import SessionMetrics
 
 
 class TritonPythonModel:

@@ -7,12 +7,12 @@ from typing import Any
 from loadtest.soak.traffic import Tally
 from loadtest.soak.verdict import FEWEST, Verdict, grown, kept, none, thinned
 from loadtest.soak.watch import SERVER, Quiet, Sample, lasting
-from nereid.routing.assignment import MOST_CALLS
+from nereid.routing.assignment import ROUTE_THREADS
 
 # What is counted of a tree before and after.
 COUNTED = {"open_files": "open files", "threads": "threads", "processes": "processes"}
 # A route starts the threads of its pool as they are first needed.
-MAY_COME = {(SERVER, "threads"): MOST_CALLS}
+MAY_COME = {(SERVER, "threads"): ROUTE_THREADS}
 
 
 @dataclass(frozen=True, slots=True)

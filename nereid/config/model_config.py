@@ -1,17 +1,17 @@
-"""A model's `config.pbtxt`, read once: from Triton at load, or from a file for a sibling model."""
+"""Model configurations: `config.pbtxt` as Triton passes it at load, or read from a file."""
 
 import json
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nereid.serving_errors import InvalidConfig
 
-# Parameters that Triton reads itself; every backend lets them pass.
+# Parameters that Triton reads itself; every backend ignores them.
 TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
 
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
@@ -23,7 +23,7 @@ Settings = TypeVar("Settings")
 class TensorSpec:
     """One input or output: name, Triton datatype (`TYPE_FP32`), dims without the batch dimension.
 
-    `dims` are what clients see, `network_dims` (of the config's `reshape`) what the network sees.
+    Clients see `dims`, the network sees `network_dims` (of the config's `reshape`).
     """
 
     name: str
@@ -33,14 +33,30 @@ class TensorSpec:
     is_optional: bool = False
     is_ragged: bool = False
 
+    @property
+    def kind(self) -> str:
+        """Datatype and dims as messages show them, `TYPE_FP32 [3, 224, 224]`."""
+        return f"{self.datatype} {list(self.dims)}"
+
+    def fits(self, other: "TensorSpec") -> bool:
+        """Return whether one may be passed as the other: equal datatypes, and dims equal or variable."""
+        return self.datatype == other.datatype and dims_fit(self.dims, other.dims)
+
+
+def dims_fit(ours: Sequence[int], theirs: Sequence[int]) -> bool:
+    """Return whether two shapes agree; -1 agrees with any size."""
+    if len(ours) != len(theirs):
+        return False
+    return all(-1 in pair or pair[0] == pair[1] for pair in zip(ours, theirs, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the library needs of a model configuration.
+    """The parts of a model configuration that the library uses.
 
     `folder` is the model's folder in the repository; `version` the numbered folder in it; `parameters` are
-    the config's parameters as plain strings; `document` is all of the config, with protobuf field names.
-    `kind` (CPU, GPU, MODEL), `device_id` and `is_first` are the instance's.
+    the config's parameters as plain strings; `document` is the whole config, with protobuf field names.
+    `kind` (CPU, GPU, MODEL), `device_id` and `is_first` belong to the instance.
     """
 
     name: str
@@ -57,10 +73,10 @@ class ModelConfig:
 
     @classmethod
     def from_args(cls, args: Mapping[str, str], may_use_gpu: bool = False) -> "ModelConfig":
-        """Read the `args` that Triton hands to `TritonPythonModel.initialize`.
+        """Read the `args` that Triton passes to `TritonPythonModel.initialize`.
 
         Raises:
-            InvalidConfig: the instance is to run on a GPU, and the backend cannot.
+            InvalidConfig: the instance runs on a GPU, which the backend does not support.
         """
         kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
         folder, version = Path(args["model_repository"]), int(args["model_version"])
@@ -68,7 +84,7 @@ class ModelConfig:
         groups = config.document.get("instance_group") or [{}]
         config = replace(config, is_first=args["model_instance_name"] == f"{groups[0].get('name')}_0")
         if kind == "GPU" and not may_use_gpu:
-            raise InvalidConfig(f"model '{config.name}': this backend serves KIND_CPU instances only")
+            raise InvalidConfig(f"model '{config.name}', instance group: expected KIND_CPU, got KIND_GPU")
         return config
 
     @classmethod
@@ -76,7 +92,7 @@ class ModelConfig:
         """Read `folder/config.pbtxt` of a sibling model.
 
         Raises:
-            InvalidConfig: the file is missing or is no ModelConfig; the message has path, line and reason.
+            InvalidConfig: the file is missing or not a ModelConfig; the message has path, line and reason.
         """
         return cls.from_document(read_pbtxt(folder / "config.pbtxt"), folder, version)
 
@@ -100,7 +116,7 @@ class ModelConfig:
 
     @property
     def cpu_instances(self) -> int:
-        """How many instances of the model share the processor's cores.
+        """Number of instances of the model that share the processor's cores.
 
         Source: core r24.10, model_config_utils.cc: without a count, two for ONNX Runtime and one for others.
         """
@@ -108,11 +124,11 @@ class ModelConfig:
         groups = self.document.get("instance_group") or [{}]
         return sum(int(group.get("count") or default) for group in groups if group.get("kind") != "KIND_GPU")
 
-    def asks_for_gpu(self, profile: str) -> bool:
-        """Tell whether the config file names a GPU; Triton hands on KIND_AUTO as what it made of it.
+    def names_gpu(self, profile: str) -> bool:
+        """Return whether the config file names a GPU; Triton passes KIND_AUTO on as its own choice.
 
         Args:
-            profile: the server's `--model-config-name`, or nothing.
+            profile: the server's `--model-config-name`, or an empty text.
         """
         named = self.folder / "configs" / f"{profile}.pbtxt"
         path = named if profile and named.exists() else self.folder / "config.pbtxt"
@@ -120,10 +136,10 @@ class ModelConfig:
         return any(group.get("kind") == "KIND_GPU" for group in groups)
 
     def sibling(self, name: str, version: int) -> "ModelConfig":
-        """Read the config of the model `name` beside this one, pinned to `version`.
+        """Read the config of the model `name` of the same repository, pinned to `version`.
 
         Raises:
-            InvalidConfig: the name leaves the repository, or there is no such model or version.
+            InvalidConfig: the name leaves the repository, or the model or version does not exist.
         """
         folder = self._sibling_folder(name)
         self._check_version(name, version)
@@ -134,13 +150,13 @@ class ModelConfig:
         return replace(self, parameters={**self.parameters, **parameters})
 
     def pinned_network_version(self, model: str, version: int, output: str) -> str:
-        """Return the version of the network behind `version` of the model `model` beside this one.
+        """Return the version of the network behind `version` of `model`, of the same repository.
 
         An ensemble pins the network that gives it `output`; any other model is a network.
 
         Raises:
-            InvalidConfig: the name leaves the repository, there is no such version, it is a model of this
-                one's backend, which would be asked in circles, or an ensemble does not pin the network.
+            InvalidConfig: the name leaves the repository, the version does not exist, the model is a route
+                itself, which would make a circle, or an ensemble does not pin the network.
         """
         path = self._sibling_folder(model) / "config.pbtxt"
         self._check_version(model, version)
@@ -153,9 +169,10 @@ class ModelConfig:
             if output in step.get("output_map", {}).values():
                 pinned = int(step.get("model_version", -1))
                 if pinned < 1:
-                    raise InvalidConfig(f"ensemble '{model}' must pin '{step['model_name']}', got {pinned}")
+                    where = f"ensemble '{model}', step '{step['model_name']}'"
+                    raise InvalidConfig(f"{where}: expected a pinned version, got {pinned}")
                 return str(pinned)
-        raise InvalidConfig(f"model '{self.name}' names '{model}', an ensemble without '{output}'")
+        raise InvalidConfig(f"model '{self.name}' names '{model}', an ensemble without output '{output}'")
 
     def _check_version(self, name: str, version: int) -> None:
         if not (self._sibling_folder(name) / str(version)).is_dir():
@@ -166,7 +183,9 @@ class ModelConfig:
     def _sibling_folder(self, name: str) -> Path:
         folder = self.folder.parent / name
         if folder.parent.resolve() != self.folder.parent.resolve() or name in ("", ".", ".."):
-            raise InvalidConfig(f"model '{self.name}' names '{name}', which is not a folder beside it")
+            raise InvalidConfig(
+                f"model '{self.name}' names '{name}', which is not a folder of the repository"
+            )
         return folder
 
     def settings(self, schema: type[Settings], **fixed: Any) -> Settings:
@@ -174,23 +193,23 @@ class ModelConfig:
 
         Args:
             schema: fields that are dataclasses stand for the fields of those.
-            fixed: values of fields that are no parameters.
+            fixed: values of the fields that are not parameters.
 
         Raises:
-            InvalidConfig: a parameter is unknown, missing, or not of its type.
+            InvalidConfig: a parameter is unknown or missing, or its value has another type.
         """
         known = {name: field for name, field in _leaves(schema).items() if name not in fixed}
         unknown = sorted(set(self.parameters) - set(known) - TRITON_PARAMETERS)
         if unknown:
             names = ", ".join(sorted(known))
             raise InvalidConfig(
-                f"model '{self.name}' has unknown parameter '{unknown[0]}', known are: {names}"
+                f"model '{self.name}' has unknown parameter '{unknown[0]}': expected one of {names}"
             )
         missing = [
             name for name, leaf in known.items() if not leaf.has_default and name not in self.parameters
         ]
         if missing:
-            raise InvalidConfig(f"model '{self.name}' needs parameter '{missing[0]}'")
+            raise InvalidConfig(f"model '{self.name}' has no parameter '{missing[0]}', which is required")
         given = {
             name: self._value(name, leaf.hint) for name, leaf in known.items() if name in self.parameters
         }
@@ -214,9 +233,9 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class FusedSettings:
-    """Parameters of a `fused` model: the sibling models it stands for, by name and pinned version.
+    """Parameters of a `fused` model: the sibling models that it combines, by name and pinned version.
 
-    The rest are what it has in place of a sibling's parameter; 0 is the sibling's own.
+    The others replace a sibling's parameter; 0 keeps the sibling's value.
     """
 
     preprocess: str
@@ -258,9 +277,9 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
     """Return a `config.pbtxt` as a dict with protobuf field names.
 
     Raises:
-        InvalidConfig: the file is missing or is no ModelConfig; the message has path, line and reason.
+        InvalidConfig: the file is missing or not a ModelConfig; the message has path, line and reason.
     """
-    # Imported here: it brings the gRPC library along, which only the models that read siblings need.
+    # Imported here, because it loads the gRPC library, which only models with siblings need.
     from google.protobuf import json_format, text_format
     from tritonclient.grpc.model_config_pb2 import ModelConfig as Message
 
@@ -277,13 +296,13 @@ INTEGRAL = "integral number"
 
 
 def parse_int(text: str, kind: str = INTEGRAL) -> int:
-    """Read an integer as Triton's backends do, with C++ `std::stoi`: what follows the digits is ignored.
+    """Read an integer as Triton's backends do, with C++ `std::stoi`: text after the digits is ignored.
 
     Args:
-        kind: what it is called in the message.
+        kind: the type's name in the message.
 
     Raises:
-        InvalidConfig: there is no integer at the start, or it is too large.
+        InvalidConfig: the text does not start with an integer, or the integer is too large.
     """
     found = re.match(r"\s*([+-]?[0-9]+)", text)
     if not found or (kind == INTEGRAL and abs(int(found[1])) >= 2**31):
@@ -295,7 +314,7 @@ def parse_bool(text: str) -> bool:
     """Read `true`, `on`, `1`, `false`, `off` or `0` in any case, as Triton's backends do.
 
     Raises:
-        InvalidConfig: it is none of these.
+        InvalidConfig: the text is another one.
     """
     if text.lower() not in BOOLEANS:
         raise InvalidConfig(f"failed to convert '{text}' to boolean")

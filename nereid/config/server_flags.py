@@ -1,6 +1,6 @@
-"""What the server was started with: Triton hands a Python-based backend none of its `--backend-config`.
+"""Flags of the running server, which Triton does not pass to Python-based backends.
 
-A stub is a child of `tritonserver`, so the command line of its parent has it.
+A stub is a child of `tritonserver`, so it reads the command line of its parent.
 """
 
 import os
@@ -16,7 +16,7 @@ def server_command_line() -> list[str]:
 
 
 def flag_values(words: Sequence[str], flag: str) -> list[str]:
-    """Return the values of every `FLAG=VALUE` and `FLAG VALUE` among `words`, in their order."""
+    """Return the values of every `FLAG=VALUE` and `FLAG VALUE` among `words`, in order."""
     found = []
     for word, following in pairwise([*words, ""]):
         name, joined, value = word.partition("=")
@@ -26,9 +26,9 @@ def flag_values(words: Sequence[str], flag: str) -> list[str]:
 
 
 def backend_settings(words: Sequence[str], backend: str) -> dict[str, str]:
-    """Return what `--backend-config=BACKEND,SETTING=VALUE` sets, the last one winning.
+    """Return the settings of `--backend-config=BACKEND,SETTING=VALUE`; the last value of a setting counts.
 
-    A setting without a backend, `--backend-config=SETTING=VALUE`, is for all that have none of their own.
+    A setting without a backend, `--backend-config=SETTING=VALUE`, is the default of all backends.
     """
     settings: dict[str, dict[str, str]] = {"": {}, backend: {}}
     for text in flag_values(words, "--backend-config"):

@@ -224,7 +224,7 @@ def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, 
 
 def on_what_is_there(config: ModelConfig, available: Sequence[str], profile: str) -> ModelConfig:
     """Return `config` for the CPU if Triton chose a GPU (KIND_AUTO) that ONNX Runtime cannot use."""
-    if config.kind != "GPU" or CUDA in available or config.asks_for_gpu(profile):
+    if config.kind != "GPU" or CUDA in available or config.names_gpu(profile):
         return config
     groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
     return replace(config, kind="CPU", document={**config.document, "instance_group": groups})

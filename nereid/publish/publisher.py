@@ -25,7 +25,7 @@ from nereid.repository.layout import config_files, steps_of, versions_there
 from nereid.routes.change import insist
 from nereid.routes.served import RunningServer
 from nereid.routes.target import Target, find_routes, look
-from nereid.routing.assignment import MOST_VARIANTS, MOST_WEIGHT
+from nereid.routing.assignment import MAX_VARIANTS, MAX_WEIGHT
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
@@ -96,8 +96,8 @@ def publish(
         OSError: a file cannot be read or written.
     """
     start = time.monotonic()
-    if not 0 <= weight <= MOST_WEIGHT:
-        raise WrongUsage(f"a weight is 0 to {MOST_WEIGHT:g}, got {weight:g}")
+    if not 0 <= weight <= MAX_WEIGHT:
+        raise WrongUsage(f"a weight is 0 to {MAX_WEIGHT:g}, got {weight:g}")
     with working(repository, record, report) as (log, at):
         network, gates = find_network(repository, name), gates or Gates()
         current = _current(network, gates.against)
@@ -242,7 +242,7 @@ def _successors(
     for branch in chosen.values():
         name = pinned.successor(branch.variant.name, current, version)
         names = [variant.name for variant in routes[branch.route].variants]
-        if len(names) >= MOST_VARIANTS:
+        if len(names) >= MAX_VARIANTS:
             raise NoRoom(
                 f"route '{branch.route}' has {len(names)} variants, which is all it can have: "
                 f"{', '.join(names)}; fix: nereid retire old versions"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, read_pbtxt
+from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, dims_fit, read_pbtxt
 from nereid.serving_errors import InvalidConfig
 
 
@@ -44,11 +44,7 @@ class Tensor:
 
     def fits(self, other: "Tensor") -> bool:
         """Tell whether one can be the other; a dim of -1 is any."""
-        return (
-            self.datatype == other.datatype
-            and len(self.dims) == len(other.dims)
-            and all(-1 in pair or pair[0] == pair[1] for pair in zip(self.dims, other.dims, strict=True))
-        )
+        return self.datatype == other.datatype and dims_fit(self.dims, other.dims)
 
     def __str__(self) -> str:
         return f"{self.datatype.removeprefix('TYPE_')} [{','.join(map(str, self.dims))}]"

@@ -1,4 +1,4 @@
-"""A route, and which of its variants serves a request: pure, with no clock, no randomness and no Triton."""
+"""Routes, and the choice of a variant for a request; pure, without clock, randomness or Triton."""
 
 import json
 import re
@@ -14,92 +14,107 @@ from msgspec import Meta, Struct
 from nereid.serving_errors import InvalidConfig, InvalidRequest
 
 FORCE_VARIANT, FORCE_VERSION, ROUTE_KEY = "x-variant", "x-model-version", "x-route-key"
-# A variant's reason to serve, of what `choose` decides and of what happens after.
+# Reasons for a variant: those of `choose`, and those of the router.
 FORCED = frozenset({"variant", "version"})
 BREAKER, RETRY = "breaker", "retry"
 # Python's `$` also matches before a line end, ECMAScript's (of JSON Schema) does not.
 Name = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}(?!\n)$", description="Letters, digits, `.`, `_` and `-`.")
 ]
-Version = Annotated[int, Meta(ge=1, description="Version of the model, a folder of the repository.")]
+Version = Annotated[int, Meta(ge=1, description="Version of the model: a numbered folder in the repository.")]
 DeadlineMs = Annotated[
-    int, Meta(ge=1, le=3_600_000, description="Milliseconds after which the answer is an error.")
+    int, Meta(ge=1, le=3_600_000, description="Milliseconds after which the client gets an error.")
 ]
 Salt = Annotated[
     str,
-    Meta(pattern=r"^[ -~]{1,64}(?!\n)$", description="Printable ASCII, the hash's key; another shuffles."),
+    Meta(
+        pattern=r"^[ -~]{1,64}(?!\n)$",
+        description="Printable ASCII; key of the hash that assigns route keys.",
+    ),
 ]
 DEADLINE_MS = 10_000
-MOST_VARIANTS, MOST_WEIGHT = 16, 10**9
-# What one instance of a route can be set to at most.
-MOST_IN_FLIGHT, MOST_MIRRORED = 64, 16
-# Each holds a thread: as many calls again may be late, whose clients have been told.
-MOST_CALLS = 2 * MOST_IN_FLIGHT + MOST_MIRRORED
+MAX_VARIANTS, MAX_WEIGHT = 16, 10**9
+# Upper bounds of the settings of one instance of a route.
+MAX_IN_FLIGHT, MAX_MIRRORED = 64, 16
+# Requests, late attempts whose clients have their error, and mirrored requests occupy one thread each.
+ROUTE_THREADS = 2 * MAX_IN_FLIGHT + MAX_MIRRORED
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One side of a route: `version` of `model` is what is called, `weight` its relative share."""
+    """One side of a route: `version` of `model`, with its relative share of the traffic."""
 
     name: Name
     model: Annotated[str, Meta(min_length=1, description="A model of the repository.")]
     version: Version
     weight: Annotated[
-        Annotated[int, Meta(ge=0, le=MOST_WEIGHT)] | Annotated[float, Meta(ge=0, le=float(MOST_WEIGHT))],
-        Meta(description="Relative share; 0 for only when asked for."),
+        Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] | Annotated[float, Meta(ge=0, le=float(MAX_WEIGHT))],
+        Meta(description="Relative share of the traffic; 0 serves only on request."),
     ]
     headers: Annotated[
         dict[
             Annotated[str, Meta(pattern=r"^x-route-[a-z0-9-]+(?!\n)$")],
             Annotated[tuple[str, ...], Meta(min_length=1)],
         ],
-        Meta(description="Requests whose headers all have one of these values get this variant."),
+        Meta(description="A request whose headers all have one of these values gets this variant."),
     ] = {}
     deadline_ms: DeadlineMs = DEADLINE_MS
 
 
 class Shadow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A model that is asked the same as the variant that has answered, and compared with it."""
+    """A model that gets a copy of served requests, and is compared with the variant."""
 
     name: Name
     model: Annotated[str, Meta(min_length=1, description="A model of the repository.")]
     version: Version
     percent: Annotated[
         Annotated[int, Meta(ge=0, le=100)] | Annotated[float, Meta(ge=0, le=100)],
-        Meta(description="How many of the requests are mirrored."),
+        Meta(description="Percentage of the requests that are mirrored."),
     ]
     deadline_ms: DeadlineMs = DEADLINE_MS
 
 
 class Salts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What sticky keys are hashed with: routes with equal salts give a key the same place in both."""
+    """Keys of the hash of route keys: routes with equal salts place a route key equally."""
 
     variants: Salt
     shadows: Salt
 
 
 class BreakerSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When a variant that fails gets no more requests, and for how long."""
+    """Condition under which a failing variant gets no more requests, and the duration."""
 
-    window_s: Annotated[float, Meta(gt=0, le=3600, description="How far back requests are looked at.")] = 1.0
-    min_requests: Annotated[int, Meta(ge=1, le=10_000, description="At least so many of the last.")] = 5
-    error_ratio: Annotated[float, Meta(gt=0, le=1, description="Share of failures that opens it.")] = 0.5
-    open_s: Annotated[float, Meta(gt=0, le=3600, description="Seconds until one request tries again.")] = 5.0
+    window_s: Annotated[float, Meta(gt=0, le=3600, description="Seconds of past requests that count.")] = 1.0
+    min_requests: Annotated[
+        int, Meta(ge=1, le=10_000, description="Minimum number of past requests that count.")
+    ] = 5
+    error_ratio: Annotated[
+        float, Meta(gt=0, le=1, description="Share of failures that opens the breaker.")
+    ] = 0.5
+    open_s: Annotated[float, Meta(gt=0, le=3600, description="Seconds until one trial request.")] = 5.0
 
 
 class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The content of a route file: the variants behind one public name."""
+    """Content of a route file: the variants behind one public name."""
 
-    variants: Annotated[tuple[Variant, ...], Meta(min_length=1, max_length=MOST_VARIANTS)]
-    default: Annotated[str, Meta(description="The variant that serves for one that is failing.")]
+    variants: Annotated[tuple[Variant, ...], Meta(min_length=1, max_length=MAX_VARIANTS)]
+    default: Annotated[str, Meta(description="The variant that replaces a failing one.")]
     salts: Salts
     shadows: tuple[Shadow, ...] = ()
     max_in_flight: Annotated[
         int,
-        Meta(ge=1, le=MOST_IN_FLIGHT, description="Requests at once; the next one is refused as overload."),
-    ] = MOST_IN_FLIGHT
+        Meta(
+            ge=1,
+            le=MAX_IN_FLIGHT,
+            description="Limit of concurrent requests; a further one is rejected as overload.",
+        ),
+    ] = MAX_IN_FLIGHT
     shadow_max_in_flight: Annotated[
         int,
-        Meta(ge=0, le=MOST_MIRRORED, description="Nothing is mirrored while so many requests are in flight."),
+        Meta(
+            ge=0,
+            le=MAX_MIRRORED,
+            description="No request is mirrored while this many requests are in flight.",
+        ),
     ] = 1
     breaker: BreakerSettings = BreakerSettings()
     generation: Annotated[
@@ -118,11 +133,11 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     @property
     def default_variant(self) -> Variant:
-        """The variant that serves for one that is failing."""
+        """The variant that replaces a failing one."""
         return next(variant for variant in self.variants if variant.name == self.default)
 
     def targets(self) -> tuple[Variant | Shadow, ...]:
-        """Return all that name a model: variants, then shadows."""
+        """Return the variants, then the shadows."""
         return (*self.variants, *self.shadows)
 
 
@@ -137,9 +152,9 @@ OBJECTS: dict[str, type[Struct]] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A route as it is in use: with the SHA-256 of its file, and what callers know as the model versions.
+    """A route in use, the SHA-256 of its file, and the model versions that clients see.
 
-    `network_versions` has, by the variant's name, the version of the network that its pinned model runs.
+    `network_versions` maps a variant's name to the version of the network that its pinned model runs.
     """
 
     route: Route
@@ -149,7 +164,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The variant that serves a request, and why: `variant`, `version`, `header`, `route-key` or `weight`."""
+    """The variant for a request, and the reason: `variant`, `version`, `header`, `route-key` or `weight`."""
 
     variant: Variant
     reason: str
@@ -159,7 +174,7 @@ def parse_route(text: bytes) -> Route:
     """Read the JSON of a route file.
 
     Raises:
-        InvalidConfig: not such JSON; the message names the place, what was expected and what came.
+        InvalidConfig: not a route; the message has the place, the expected value and the given one.
     """
     try:
         return msgspec.json.decode(text, type=Route)
@@ -170,7 +185,7 @@ def parse_route(text: bytes) -> Route:
 
 
 def format_route(route: Route) -> bytes:
-    """Return the JSON of a route file: one field a line, defaults left out."""
+    """Return the JSON of a route file: one field per line, without defaults."""
     return msgspec.json.format(msgspec.json.encode(route), indent=2) + b"\n"
 
 
@@ -189,7 +204,7 @@ def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> Choice:
     Args:
         table: the route.
         parameters: the request's parameters; names are compared without case, empty values ignored.
-        unit: a random number in [0, 1), used only when nothing else decides.
+        unit: a random number in [0, 1), used if the request decides nothing.
 
     Raises:
         InvalidRequest: a forced variant or version that the route does not have.
@@ -214,7 +229,7 @@ def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> Choice:
 
 
 def lower(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Return request parameters as they are compared: names without case, values as text."""
+    """Return request parameters for comparison: names in lower case, values as text."""
     return {name.lower(): str(value) for name, value in parameters.items()}
 
 
@@ -231,17 +246,16 @@ def assign(route: Route, key: str) -> Variant:
 
 
 def score(variant: Variant, salt: str, key: str) -> float:
-    """Return how much `variant` wants `key`, -w / ln(u): the highest score gets it; 0 without weight."""
+    """Return the variant's score for `key`, -w / ln(u), 0 without weight: the highest score gets the key."""
     return -variant.weight / log(unit_of(salt, variant.name, key))
 
 
 def is_mirrored(shadow: Shadow, salt: str, key: str, unit: float) -> bool:
-    """Tell whether a request goes to `shadow`, too: the same keys always, others by chance.
+    """Return whether a request is mirrored to `shadow`: by its key if it has one, else by chance.
 
     Args:
-        shadow: where it may go.
-        salt: the route's for shadows.
-        key: the request's sticky key, or nothing.
+        salt: the route's salt for shadows.
+        key: the request's sticky key, or an empty text.
         unit: a random number in [0, 1), used without a key.
     """
     drawn = unit_of(salt, shadow.name, key) if key else unit
@@ -256,7 +270,7 @@ def unit_of(salt: str, name: str, key: str) -> float:
 
 
 def shares(route: Route) -> dict[str, float]:
-    """Return, by variant, the share of requests that only chance or a sticky key decides on: 0 to 1."""
+    """Return by variant its share, 0 to 1, of the requests that only chance or a sticky key decides."""
     total = sum(variant.weight for variant in route.variants)
     return {variant.name: variant.weight / total for variant in route.variants}
 
@@ -273,25 +287,25 @@ def _by_weight(variants: tuple[Variant, ...], unit: float) -> Variant:
 
 def _known(variants: Mapping[str, Variant], header: str, value: str) -> Variant:
     if value not in variants:
-        raise InvalidRequest(f"unknown {header} '{value}', known are: {', '.join(sorted(variants))}")
+        raise InvalidRequest(f"unknown {header} '{value}': expected one of {', '.join(sorted(variants))}")
     return variants[value]
 
 
 def _explain(message: str, text: bytes) -> str:
-    """Add to msgspec's words what came at the place they name, or what may stand there."""
+    """Add the given value, or the known fields, to a message of msgspec."""
     found = re.search(r" - at `\$(?P<place>[^`]*)`$", message)
     place = found["place"] if found else ""
     if "unknown field" in message:
         kind = OBJECTS[re.sub(r"\W|\d", "", place)]
         known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
-        return f"{message}, known are: {known}"
+        return f"{message}: expected one of {known}"
     if not re.fullmatch(r"(\.\w+|\[\d+\])+", place) or ", got" in message:
         return message
     try:
         value = json.loads(text)
         for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
             value = value[int(index)] if index else value[name]
-    # msgspec stops at the first fault: what follows may be no JSON, or name the same place again.
+    # msgspec stops at the first fault: the text after it may be invalid JSON, or repeat a name.
     except (ValueError, LookupError, TypeError, RecursionError):
         return message
     return f"{message}, got {json.dumps(value)[:100]}"

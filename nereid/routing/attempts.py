@@ -1,65 +1,117 @@
-"""What the router needs of the world: a request to pass on, and a place to count."""
+"""Attempts of a route: a request that is admitted, one attempt on a variant, and the state of a variant."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-import numpy as np
+from nereid.routing.assignment import BreakerSettings, Choice, Table, Variant
+from nereid.routing.breaker import Breaker, State
+from nereid.routing.interfaces import MAX_LATE, MetricSink, RoutedRequest
+from nereid.serving_errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Died,
+    InvalidRequest,
+    Overloaded,
+    ServingError,
+    Unavailable,
+)
 
-from nereid.serving_errors import ServingError
-
-# A model with so many calls that are past their deadline and have not come back gets no further ones: each
-# holds a thread, of the server too.
-MOST_LATE = 8
-
-
-class Exchange(Protocol):
-    """One request; `timeout_s` is how long its caller waits, 0 for no limit."""
-
-    timeout_s: float
-
-    def parameters(self) -> Mapping[str, Any]:
-        """Return the request's parameters; raises InvalidRequest."""
-
-    def is_cancelled(self) -> bool:
-        """Tell whether the client has left."""
-
-    def call(self, model: str, version: int, timeout_s: float) -> Any:
-        """Send the request on and return the response; raises ServingError."""
-
-    def scores(self, response: Any) -> np.ndarray:
-        """Return a response's first output, [N, …]."""
-
-    def answer(self, response: Any, variant: str, version: str, reason: str) -> None:
-        """Answer with the response, and with who gave it and why."""
-
-    def refuse(self, error: ServingError) -> None:
-        """Answer with an error."""
+# What a breaker's state belongs to: name, model and version of a variant, and the breaker's settings.
+Identity = tuple[str, str, int, BreakerSettings]
 
 
-class Counts(Protocol):
-    """Where is counted what `metrics.ROUTE_METRICS` names."""
-
-    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
-        """Count, or observe in a histogram."""
-
-    def set(self, name: str, value: float, /, **labels: str) -> None:
-        """Give a gauge a value."""
+def identity(table: Table, variant: Variant) -> Identity:
+    """Return the key under which the state of a variant outlives a change of the route."""
+    return variant.name, variant.model, variant.version, table.route.breaker
 
 
-class BoundedLabels:
-    """Names that become labels of a metric: beyond `MOST` of them, further ones are `other`.
+@dataclass(slots=True)
+class AdmittedRequest:
+    """A request, the table that serves it, its arrival in seconds, and whether it occupies a slot."""
 
-    A route may change as often as it likes, but a series stays as long as its server.
-    """
+    request: RoutedRequest
+    table: Table
+    begin: float
+    has_slot: bool = True
 
-    MOST = 64
 
-    def __init__(self) -> None:
-        self._known: set[tuple[str, ...]] = set()
+class ServedVariant:
+    """State of a variant as long as the route has it: breaker, labels, attempts in flight and late ones."""
 
-    def __call__(self, *names: str) -> tuple[str, ...]:
-        """Return the labels for `names`, which belong together."""
-        if names not in self._known and len(self._known) >= self.MOST:
-            return ("other",) * len(names)
-        self._known.add(names)
-        return names
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        variant: str,
+        version: str,
+        metrics: MetricSink,
+        log: Callable[[str], None],
+    ) -> None:
+        self.labels: Mapping[str, str] = {"variant": variant, "version": version}
+        self._metrics, self._log = metrics, log
+        self._shown = State.CLOSED
+        self._is_retired = False
+        self.in_flight = self.late = 0
+        self.is_dead = False
+        self.breaker = Breaker(settings, self._show)
+        self._metrics.set("breaker_state", State.CLOSED, **self.labels)
+
+    def allows(self, now: float) -> bool:
+        """Return whether an attempt may start; none queues behind those in a dead process's queue."""
+        is_blocked = self.in_flight > 0 if self.is_dead else self.late >= MAX_LATE
+        return not is_blocked and self.breaker.allows(now)
+
+    def record(self, attempt: "Attempt", error: ServingError | None, now: float) -> None:
+        """Record how an attempt ended for its client."""
+        if isinstance(error, Unavailable):
+            self.breaker.trip(now)
+        else:
+            self.breaker.record(attempt.blames_variant(error), now, attempt.is_trial)
+        if error is None or isinstance(error, Died):
+            self.is_dead = error is not None
+
+    def retire(self) -> None:
+        """Stop showing the breaker, though attempts may still be in flight."""
+        self._show(State.CLOSED)
+        self._is_retired = True
+
+    def _show(self, state: State) -> None:
+        if self._is_retired or state is self._shown:
+            return
+        self._metrics.set("breaker_state", state, **self.labels)
+        self._shown = state
+        if state is not State.HALF_OPEN:
+            self._log(f"variant '{self.labels['variant']}': breaker {state.name.lower()}")
+
+
+class Attempt:
+    """One attempt to serve a request by a variant."""
+
+    def __init__(self, admitted: AdmittedRequest, choice: Choice, served: ServedVariant) -> None:
+        self.admitted, self.variant, self.reason, self.served = (
+            admitted,
+            choice.variant,
+            choice.reason,
+            served,
+        )
+        # A breaker that is half open lets only the trial through.
+        self.is_trial = served.breaker.state is State.HALF_OPEN
+        self.was_dead = served.is_dead
+        own_s, client_s = choice.variant.deadline_ms / 1e3, admitted.request.timeout_s
+        self._is_own_deadline = not 0 < client_s < own_s
+        self.deadline = admitted.begin + (own_s if self._is_own_deadline else client_s)
+        self.seconds = 0.0
+
+    @property
+    def network_version(self) -> str:
+        """The model version that clients see."""
+        return self.admitted.table.network_versions[self.variant.name]
+
+    def blames_variant(self, error: ServingError | None) -> bool | None:
+        """Return whether the variant is at fault; None if the outcome is no evidence about the variant."""
+        if error is None:
+            return False
+        if isinstance(error, (InvalidRequest, Overloaded, Cancelled)):
+            return None
+        if isinstance(error, DeadlineExceeded):
+            return True if self._is_own_deadline else None
+        return True

@@ -1,4 +1,4 @@
-"""Circuit breaker and retry budget of a route: pure, the time is an argument."""
+"""Circuit breaker and retry budget of a route; pure, with the time as an argument."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from nereid.routing.assignment import BreakerSettings
 
 
 class State(IntEnum):
-    """What a breaker lets pass: all, one request that tries, or nothing."""
+    """State of a breaker: it lets all requests pass, one trial, or none."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -16,55 +16,57 @@ class State(IntEnum):
 
 
 class Breaker:
-    """Whether a variant gets requests, from how its last ones went.
+    """Keeps requests away from a variant whose last requests failed.
 
-    It opens when, of the requests of the last `window_s` seconds or of the last `min_requests`, whichever are
-    more, at least `error_ratio` failed, and at once when it is tripped. After `open_s` one request tries, and
-    its outcome decides.
-    Not thread-safe: its caller holds a lock.
+    It considers the requests of the last `window_s` seconds or the last `min_requests`, whichever are more.
+    It opens when at least `error_ratio` of them failed, or immediately when it is tripped. After `open_s`
+    one trial request passes, whose outcome closes or opens the breaker again.
+    Not thread-safe: the caller holds a lock.
 
     Args:
         settings: when it opens, and for how long.
-        tell: called with the state that it turns to.
+        on_change: receives each new state.
     """
 
-    def __init__(self, settings: BreakerSettings, tell: Callable[[State], None] = lambda state: None) -> None:
+    def __init__(
+        self, settings: BreakerSettings, on_change: Callable[[State], None] = lambda state: None
+    ) -> None:
         self.state = State.CLOSED
-        self._settings, self._tell = settings, tell
+        self._settings, self._on_change = settings, on_change
         self._outcomes: deque[tuple[float, bool]] = deque()
         self._failures = 0
-        self._opened_at = 0.0
+        self._changed_at = 0.0
         self._is_trying = False
 
     def allows(self, now: float) -> bool:
-        """Tell whether a request may go; while the breaker is half open, one: that which tries."""
-        if self.state is State.OPEN and now - self._opened_at >= self._settings.open_s:
-            self._turn(State.HALF_OPEN, now)
+        """Return whether a request may pass; a half-open breaker lets one pass, the trial."""
+        if self.state is State.OPEN and now - self._changed_at >= self._settings.open_s:
+            self._change(State.HALF_OPEN, now)
         if self.state is State.HALF_OPEN and not self._is_trying:
             self._is_trying = True
             return True
         return self.state is State.CLOSED
 
     def record(self, has_failed: bool | None, now: float, is_trial: bool = False) -> None:
-        """Take note of how a request that was allowed went; None for one that says nothing.
+        """Record the outcome of an allowed request; None for one that is no evidence about the variant.
 
-        While the breaker is half open, requests from before say nothing either: only the trial counts.
+        While the breaker is half open, only the trial counts, not earlier requests.
         """
         if is_trial and self.state is State.HALF_OPEN:
             self._is_trying = False
             if has_failed is not None:
-                self._turn(State.OPEN if has_failed else State.CLOSED, now)
+                self._change(State.OPEN if has_failed else State.CLOSED, now)
         elif self.state is State.CLOSED and has_failed is not None:
             self._outcomes.append((now, has_failed))
             self._failures += has_failed
             self._forget(now)
             if self._must_open():
-                self._turn(State.OPEN, now)
+                self._change(State.OPEN, now)
 
     def trip(self, now: float) -> None:
-        """Open at once, or stay open: the variant cannot be reached."""
+        """Open immediately, or stay open: the variant is unreachable."""
         if self.state is not State.OPEN:
-            self._turn(State.OPEN, now)
+            self._change(State.OPEN, now)
 
     def _must_open(self) -> bool:
         count = len(self._outcomes)
@@ -75,19 +77,19 @@ class Breaker:
         while len(self._outcomes) > self._settings.min_requests and self._outcomes[0][0] < oldest_kept:
             self._failures -= self._outcomes.popleft()[1]
 
-    def _turn(self, state: State, now: float) -> None:
+    def _change(self, state: State, now: float) -> None:
         self.state = state
-        self._opened_at = now
+        self._changed_at = now
         self._is_trying = False
         self._outcomes.clear()
         self._failures = 0
-        self._tell(state)
+        self._on_change(state)
 
 
 class RetryBudget:
-    """How many requests may be sent a second time: few, so that retries never multiply a failure.
+    """Limit on retries, so that they never multiply a failure.
 
-    A failure takes a token and a success gives a tenth of one back; more than half of them must be left.
+    A failure takes a token and a success returns a tenth of one; a retry needs more than half of them.
 
     Source: gRPC proposal A6, retry throttling.
     """
@@ -98,10 +100,10 @@ class RetryBudget:
         self._tokens = self.MAX_TOKENS
 
     def succeeded(self) -> None:
-        """Take note of a request that needs no retry."""
+        """Record a request that needs no retry."""
         self._tokens = min(self.MAX_TOKENS, self._tokens + self.RATIO)
 
     def may_retry(self) -> bool:
-        """Take note of a request that failed, and tell whether it may be sent again."""
+        """Record a failed request, and return whether it may be sent again."""
         self._tokens = max(0.0, self._tokens - 1)
         return self._tokens > self.MAX_TOKENS / 2

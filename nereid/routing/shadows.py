@@ -1,4 +1,4 @@
-"""Shadows of a route: models that are asked the same after a variant has answered, and compared with it."""
+"""Shadows of a route: models that get a copy of served requests, and are compared with the variant."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from nereid.routing.assignment import Route, Shadow, Variant, is_mirrored
-from nereid.routing.attempts import MOST_LATE, BoundedLabels, Counts, Exchange
+from nereid.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
 from nereid.serving_errors import DeadlineExceeded, InferenceFailed
 
 REPORT_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A request that has its answer: the variant's, after so many seconds; `key` is its sticky one."""
+class CompletedRequest:
+    """A request with the variant's response, the seconds that took, and the request's sticky `key`."""
 
-    exchange: Exchange
+    request: RoutedRequest
     route: Route
     variant: Variant
     response: Any
@@ -28,48 +28,47 @@ class Answered:
 
 
 class Shadows:
-    """Mirrors requests, in the thread that has answered them; nobody waits for that.
+    """Mirrors requests in the thread that served them, after the client has its response.
 
     Args:
-        counts: what is counted.
-        log: takes a line about a shadow that fails.
-        clock: seconds that never go back.
+        metrics: receives outcomes, distances and durations.
+        log: receives a line when a shadow fails.
+        clock: seconds of a clock that never goes back.
         draw: random numbers in [0, 1).
     """
 
     def __init__(
         self,
-        counts: Counts,
+        metrics: MetricSink,
         log: Callable[[str], None],
         clock: Callable[[], float],
         draw: Callable[[], float],
     ) -> None:
-        self._counts, self._log, self._clock, self._draw = counts, log, clock, draw
+        self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
         self._lock = Lock()
         self._label = BoundedLabels()
         self._mirrors: set[_Mirror] = set()
         self._late: Counter[str] = Counter()
         self._reported_at: dict[str, float] = {}
 
-    def mirror(self, answered: Answered, in_flight: Callable[[], int]) -> None:
-        """Ask the shadows that the request is meant for, one after the other, unless the route is busy.
+    def mirror(self, completed: CompletedRequest, in_flight: Callable[[], int]) -> None:
+        """Send the request to its shadows, one after the other, unless the route is busy.
 
         Args:
-            answered: the request, and its answer.
-            in_flight: how many requests wait for theirs: these go first.
+            in_flight: returns how many requests wait for a response: these go first.
         """
-        route, variant = answered.route, answered.variant
+        route, variant = completed.route, completed.variant
         for shadow in route.shadows:
             is_itself = (shadow.model, shadow.version) == (variant.model, variant.version)
-            if is_itself or not is_mirrored(shadow, route.salts.shadows, answered.key, self._draw()):
+            if is_itself or not is_mirrored(shadow, route.salts.shadows, completed.key, self._draw()):
                 continue
-            if mirror := self._begin(answered, shadow, in_flight()):
+            if mirror := self._begin(completed, shadow, in_flight()):
                 self._compare(mirror)
             else:
                 self._count(shadow, "shed")
 
     def expire(self) -> None:
-        """Give up what is past its deadline: it counts as failed and keeps no other from being mirrored."""
+        """Give up mirrored requests past their deadline: they count as failed and free their slot."""
         now = self._clock()
         with self._lock:
             late = [mirror for mirror in self._mirrors if now >= mirror.deadline]
@@ -79,17 +78,17 @@ class Shadows:
         for mirror in late:
             self._fail(mirror.shadow, mirror.late_error())
 
-    def _begin(self, answered: Answered, shadow: Shadow, in_flight: int) -> "_Mirror | None":
+    def _begin(self, completed: CompletedRequest, shadow: Shadow, in_flight: int) -> "_Mirror | None":
         with self._lock:
-            is_busy = in_flight + len(self._mirrors) >= answered.route.shadow_max_in_flight
-            if is_busy or self._late[shadow.name] >= MOST_LATE:
+            is_busy = in_flight + len(self._mirrors) >= completed.route.shadow_max_in_flight
+            if is_busy or self._late[shadow.name] >= MAX_LATE:
                 return None
-            mirror = _Mirror(answered, shadow, self._clock())
+            mirror = _Mirror(completed, shadow, self._clock())
             self._mirrors.add(mirror)
             return mirror
 
     def _end(self, mirror: "_Mirror") -> bool:
-        """Take note of a mirrored request that has come back; returns False if it was given up before."""
+        """Record that a mirrored request has returned; returns False if it was given up before."""
         with self._lock:
             if mirror in self._mirrors:
                 self._mirrors.remove(mirror)
@@ -98,11 +97,11 @@ class Shadows:
             return False
 
     def _compare(self, mirror: "_Mirror") -> None:
-        """Ask the shadow, and compare its answer with the variant's."""
-        answered, shadow = mirror.answered, mirror.shadow
-        exchange, response, error = answered.exchange, None, None
+        """Send the request to the shadow, and compare its response with the variant's."""
+        completed, shadow = mirror.completed, mirror.shadow
+        request, response, error = completed.request, None, None
         try:
-            response = exchange.call(shadow.model, shadow.version, shadow.deadline_ms / 1e3)
+            response = request.forward(shadow.model, shadow.version, shadow.deadline_ms / 1e3)
         except Exception as raised:
             error = raised
         seconds = self._clock() - mirror.begin
@@ -111,50 +110,50 @@ class Shadows:
         try:
             if error or self._clock() >= mirror.deadline:
                 raise error or mirror.late_error()
-            ours, theirs = exchange.scores(answered.response), exchange.scores(response)
+            ours, theirs = request.scores(completed.response), request.scores(response)
             distance = _distance(ours, theirs)
         except Exception as raised:
             self._fail(shadow, raised)
             return
         (label,) = self._label(shadow.name)
-        self._counts.add("shadow_score_distance", distance, shadow=label)
-        self._counts.add("shadow_duration_seconds", seconds, shadow=label)
-        self._counts.add("shadowed_duration_seconds", answered.seconds, shadow=label)
+        self._metrics.add("shadow_score_distance", distance, shadow=label)
+        self._metrics.add("shadow_duration_seconds", seconds, shadow=label)
+        self._metrics.add("shadowed_duration_seconds", completed.seconds, shadow=label)
         is_equal = np.array_equal(ours.argmax(-1), theirs.argmax(-1))
         self._count(shadow, "agreed" if is_equal else "disagreed")
 
     def _count(self, shadow: Shadow, outcome: str) -> None:
         (label,) = self._label(shadow.name)
-        self._counts.add("shadow_requests_total", shadow=label, outcome=outcome)
+        self._metrics.add("shadow_requests_total", shadow=label, outcome=outcome)
 
     def _fail(self, shadow: Shadow, reason: object) -> None:
-        """Count a failure, and log it unless another one of this shadow was a moment ago."""
+        """Count a failure, and log it at most once per `REPORT_EVERY_S` and shadow."""
         self._count(shadow, "failed")
         (label,), now = self._label(shadow.name), self._clock()
         with self._lock:
-            is_news = now - self._reported_at.get(label, -REPORT_EVERY_S) >= REPORT_EVERY_S
-            if is_news:
+            must_report = now - self._reported_at.get(label, -REPORT_EVERY_S) >= REPORT_EVERY_S
+            if must_report:
                 self._reported_at[label] = now
-        if is_news:
+        if must_report:
             self._log(f"shadow '{shadow.name}' failed: {reason}")
 
 
 class _Mirror:
     """A request that is being mirrored to one shadow."""
 
-    def __init__(self, answered: Answered, shadow: Shadow, begin: float) -> None:
-        self.answered, self.shadow, self.begin = answered, shadow, begin
+    def __init__(self, completed: CompletedRequest, shadow: Shadow, begin: float) -> None:
+        self.completed, self.shadow, self.begin = completed, shadow, begin
         self.deadline = begin + shadow.deadline_ms / 1e3
 
     def late_error(self) -> DeadlineExceeded:
-        """Return what has happened past the deadline."""
-        return DeadlineExceeded(f"no answer in {self.shadow.deadline_ms} ms")
+        """Return the error for a response after the deadline."""
+        return DeadlineExceeded(f"no response in {self.shadow.deadline_ms} ms")
 
 
 def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Return the largest difference of one score; raises InferenceFailed where there is none."""
+    """Return the largest difference of one score; raises InferenceFailed if the scores are not comparable."""
     if ours.shape != theirs.shape:
         raise InferenceFailed(f"expected scores {list(ours.shape)}, got {list(theirs.shape)}")
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-        raise InferenceFailed("scores that are no numbers cannot be compared")
+        raise InferenceFailed("expected finite scores, got NaN or infinity")
     return float(np.abs(ours.astype(np.float64) - theirs).max(initial=0.0))

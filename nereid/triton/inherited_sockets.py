@@ -1,4 +1,4 @@
-"""What a stub process takes over from the server that starts it, and has no use for."""
+"""Sockets that a stub process inherits from the server that starts it."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ DESCRIPTORS = Path("/proc/self/fd")
 
 
 def close_connections() -> None:
-    """Close the callers' connections that were open when this process was started.
+    """Close the inherited connections of clients.
 
-    Triton 24.10 hands those over HTTP on to every stub. For as long as that lives, one that the server closes
-    is not closed: a caller that waits for its end waits in vain, and the kernel keeps its buffers. To be
-    called before anything opens a connection of its own.
+    Triton 24.10 passes the HTTP connections that are open at the start of a stub on to it. A connection that
+    the server closes then stays open as long as the stub lives: its client waits for the end in vain, and the
+    kernel keeps its buffers. Call this before anything opens a connection of its own.
     """
     for number in [int(each.name) for each in DESCRIPTORS.iterdir()]:
         with contextlib.suppress(OSError):  # the descriptor with which the folder was read

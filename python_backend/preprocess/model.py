@@ -1,22 +1,25 @@
 """Triton adapter of the `preprocess` backend; all behaviour is in `nereid.imaging.pipeline`."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from nereid.config.model_config import ModelConfig
 from nereid.imaging.pipeline import Pipeline
 from nereid.triton import inherited_sockets
-from nereid.triton.tensors import answer_batch, read_images
+from nereid.triton.tensors import read_images, respond_to_batch
 
 
 class TritonPythonModel:
     """Encoded images to network inputs, one outcome per request."""
 
-    def initialize(self, args):
+    def initialize(self, args: Mapping[str, str]) -> None:
         """Build the pipeline; a wrong or contradictory parameter fails the load."""
         inherited_sockets.close_connections()
         config = ModelConfig.from_args(args, may_use_gpu=True)
         self.pipeline = Pipeline.from_config(config)
         self.output = config.outputs[0].name
 
-    def execute(self, requests):
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Prepare all images of the batch; a bad image fails its own request only."""
         batch = self.pipeline.run([read_images(request) for request in requests])
-        return answer_batch(batch, **{self.output: batch.tensor})
+        return respond_to_batch(batch, **{self.output: batch.tensor})

@@ -123,7 +123,7 @@ def test_unknown_variant_is_a_400_that_names_the_known(server, header, known):
 
     assert (status, json.loads(text)["error"]) == (
         400,
-        f"invalid request: unknown {header} 'nope', known are: {known}",
+        f"invalid request: unknown {header} 'nope': expected one of {known}",
     )
 
 

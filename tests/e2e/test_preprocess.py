@@ -114,7 +114,7 @@ NCHW = "TYPE_FP32 dims: [ 3, 224, 224 ]"
 @pytest.mark.parametrize(
     ("output", "parameters", "message"),
     [
-        (NCHW, {"presets": "clip"}, "unknown parameter 'presets', known are: antialias,"),
+        (NCHW, {"presets": "clip"}, "unknown parameter 'presets': expected one of antialias,"),
         (NCHW, {"preset": "yolo"}, "preset must be one of imagenet, efficientnet_lite, clip, letterbox, got"),
         (NCHW, {}, "resize_shorter_px must not be less than the output's 224 x 224, got 0"),
         (NCHW, {"preset": "clip", "scale": "0.5", "mean": "1, 2, 3"}, "scale contradicts mean"),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from nereid.routing.assignment import MOST_MIRRORED, assign, is_mirrored, parse_route
-from nereid.routing.attempts import MOST_LATE
+from nereid.routing.assignment import MAX_MIRRORED, assign, is_mirrored, parse_route
+from nereid.routing.interfaces import MAX_LATE
 from tests.routes import (
     CLASSES,
     NETWORK,
@@ -196,7 +196,7 @@ def test_unknown_wish_is_refused_with_the_known_ones(base, protocol, asked, know
 
     (name, wish), *_ = asked.items()
     assert status == INVALID[protocol]
-    assert f"invalid request: unknown {name} '{wish}', known are: {known}" in message
+    assert f"invalid request: unknown {name} '{wish}': expected one of {known}" in message
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -482,7 +482,7 @@ def test_impatient_callers_trip_no_breaker(puppets, unique):
     puppets.use("route", document(variant("one", "one", 0), variant(unique, "puppet", 1)))
     order(puppets.repository, "puppet", hold=True)
     # Any more would be answered by another variant: so many late calls are held, whoever was impatient.
-    callers = MOST_LATE
+    callers = MAX_LATE
     asking = together(callers, lambda number: puppets.refusal("route", PROTOCOLS[number % 2], timeout=50_000))
 
     assert all("deadline exceeded: " in future.result()[1] for future in asking)
@@ -499,7 +499,7 @@ def test_impatient_callers_trip_no_breaker(puppets, unique):
 def mirroring(name: str, percent: float, **more) -> dict:
     """Return a route of the network `one` whose every variant and shadow bears a name of the test's own."""
     shadow = {"name": f"{name}s", "model": "shadow", "version": 1, "percent": percent}
-    settings = {"shadow_max_in_flight": MOST_MIRRORED} | more
+    settings = {"shadow_max_in_flight": MAX_MIRRORED} | more
     shadow |= {key: settings.pop(key) for key in ("model", "version", "deadline_ms") if key in settings}
     return document(variant(name, "one", 1), shadows=[shadow], **settings)
 
@@ -589,10 +589,10 @@ def test_hanging_shadow_never_delays_the_answer(puppets, unique):
     puppets.use("route", mirroring(unique, 100))
 
     assert answers_of(puppets, unique) == {((unique, "1", "weight"), 1)}
-    wait_until(lambda: waiting(puppets.repository, "shadow") == MOST_MIRRORED)
+    wait_until(lambda: waiting(puppets.repository, "shadow") == MAX_MIRRORED)
     order(puppets.repository, "shadow")
-    puppets.wait_metric(MOST_MIRRORED, "shadow_requests_total", shadow=f"{unique}s", outcome="agreed")
-    assert mirrored(puppets, unique, "shed") == 20 - MOST_MIRRORED
+    puppets.wait_metric(MAX_MIRRORED, "shadow_requests_total", shadow=f"{unique}s", outcome="agreed")
+    assert mirrored(puppets, unique, "shed") == 20 - MAX_MIRRORED
 
 
 def test_shadow_that_misses_its_deadline_has_failed(puppets, unique):

@@ -181,7 +181,7 @@ def test_gpu_is_asked_for_by_the_file_in_use(tmp_path, files, profile, expected)
     for name, kind in files.items():
         (tmp_path / name).write_text(f"instance_group {{ kind: {kind} }}" if kind else 'name: "m"')
 
-    assert ModelConfig.from_document({}, tmp_path, 1, "GPU").asks_for_gpu(profile) is expected
+    assert ModelConfig.from_document({}, tmp_path, 1, "GPU").names_gpu(profile) is expected
 
 
 def test_group_of_two_kinds_asks_for_a_gpu(tmp_path):
@@ -189,7 +189,7 @@ def test_group_of_two_kinds_asks_for_a_gpu(tmp_path):
     groups = "instance_group { kind: KIND_CPU } instance_group { kind: KIND_GPU }"
     (tmp_path / "config.pbtxt").write_text(groups)
 
-    assert ModelConfig.from_document({}, tmp_path, 1).asks_for_gpu("")
+    assert ModelConfig.from_document({}, tmp_path, 1).names_gpu("")
 
 
 def test_settings_take_their_types_from_the_dataclass(tmp_path):
@@ -209,10 +209,10 @@ def test_tritons_own_parameters_pass(tmp_path):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({}, "model 'm' needs parameter 'size_px'"),
+        ({}, "model 'm' has no parameter 'size_px', which is required"),
         (
             {"size_px": "1", "sise": "2"},
-            "model 'm' has unknown parameter 'sise', known are: is_on, mean, name, size_px",
+            "model 'm' has unknown parameter 'sise': expected one of is_on, mean, name, size_px",
         ),
         ({"size_px": "big"}, "model 'm', parameter 'size_px': expected int, got 'big'"),
         (
@@ -281,16 +281,16 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
 @pytest.mark.parametrize(
     ("parameters", "fixed", "message"),
     [
-        ({}, {}, "model 'm' needs parameter 'height_px'"),
+        ({}, {}, "model 'm' has no parameter 'height_px', which is required"),
         (
             {"height_px": "3", "inner": "1"},
             {},
-            "model 'm' has unknown parameter 'inner', known are: height_px, is_fast, mean, name",
+            "model 'm' has unknown parameter 'inner': expected one of height_px, is_fast, mean, name",
         ),
         (
             {"height_px": "3"},
             {"height_px": 4},
-            "model 'm' has unknown parameter 'height_px', known are: is_fast, mean, name",
+            "model 'm' has unknown parameter 'height_px': expected one of is_fast, mean, name",
         ),
         (
             {"height_px": "3", "mean": "a"},
@@ -343,7 +343,7 @@ def test_gpu_instance_is_refused(args):
     with pytest.raises(InvalidConfig) as raised:
         ModelConfig.from_args(args)
 
-    assert str(raised.value) == "model 'm': this backend serves KIND_CPU instances only"
+    assert str(raised.value) == "model 'm', instance group: expected KIND_CPU, got KIND_GPU"
 
 
 def test_gpu_instance_knows_its_place(args, tmp_path):
@@ -373,8 +373,8 @@ def test_first_instance_is_that_of_the_first_group(args, name, expected):
     ("text", "message"),
     [
         ('step { model_name: "net" model_version: 2 output_map { key: "y" value: "scores" } }', None),
-        ('step { model_name: "net" output_map { key: "y" value: "scores" } }', "must pin 'net', got -1"),
-        ('step { model_name: "net" model_version: 2 }', "'e', an ensemble without 'scores'"),
+        ('step { model_name: "net" output_map { key: "y" value: "scores" } }', "ensemble 'e', step 'net': expected a pinned version, got -1"),
+        ('step { model_name: "net" model_version: 2 }', "'e', an ensemble without output 'scores'"),
     ],
     ids=["pinned", "not pinned", "no scores"],
 )

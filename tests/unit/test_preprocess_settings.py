@@ -221,8 +221,8 @@ def test_tritons_own_parameters_pass(tmp_path, name):
 EXACT = {"resize": "exact"}
 SHORTER = {"resize_shorter_px": "256"}
 MISTAKES = {
-    "unknown": (EXACT | {"sise": "1"}, {}, "unknown parameter 'sise', known are: antialias, "),
-    "what the output says": (EXACT | {"datatype": "FP16"}, {}, "unknown parameter 'datatype', known are: "),
+    "unknown": (EXACT | {"sise": "1"}, {}, "unknown parameter 'sise': expected one of antialias, "),
+    "what the output says": (EXACT | {"datatype": "FP16"}, {}, "unknown parameter 'datatype': expected one of "),
     "unknown preset": (
         {"preset": "resnet"},
         {},

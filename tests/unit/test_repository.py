@@ -182,7 +182,7 @@ def test_budget_of_this_repository(root, profile, budget):
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ('"net"', '"../net"', "model 'a' names '../net', which is not a folder beside it"),
+        ('"net"', '"../net"', "model 'a' names '../net', which is not a folder of the repository"),
         ('"1"', '"7"', "model 'a' names version 7 of 'net', which is not there"),
     ],
     ids=["network", "version"],
@@ -206,7 +206,7 @@ def test_fused_model_without_a_parameter_is_refused(make, left_out):
     with pytest.raises(InvalidConfig) as raised:
         thread_budget(repository, "cpu")
 
-    assert str(raised.value) == f"model 'a' needs parameter '{left_out}'"
+    assert str(raised.value) == f"model 'a' has no parameter '{left_out}', which is required"
 
 
 def test_budget_within_the_cores_is_a_fact():

@@ -26,7 +26,7 @@ from nereid.routes.change import change, reweighted
 from nereid.routes.diff import describe_moves
 from nereid.routes.served import RunningServer, Served, read_metrics
 from nereid.routes.target import find_route, look, percent
-from nereid.server.embedded import Ports
+from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
 
@@ -227,8 +227,8 @@ def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
         ),
         (["revert", "4"], "", "the history has no generation 4, known are: 0"),
         (["revert"], "", "'{repository}/classify.route.json' has been nothing else"),
-        (["explain", "--variant", "v9"], "", "invalid request: unknown x-variant 'v9', known are: v1, v2"),
-        (["explain", "--version", "9"], "", "invalid request: unknown x-model-version '9', known are: 1, 3"),
+        (["explain", "--variant", "v9"], "", "invalid request: unknown x-variant 'v9': expected one of v1, v2"),
+        (["explain", "--version", "9"], "", "invalid request: unknown x-model-version '9': expected one of 1, 3"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
@@ -273,14 +273,14 @@ def test_pipe_in_the_files_place_is_refused(nereid, repository, words):
 
     done = nereid(*words)
 
-    assert (done.exit_code, done.stderr) == (1, f"'{path}' is no file\n")
+    assert (done.exit_code, done.stderr) == (1, f"expected a regular file, got '{path}'\n")
 
 
 def test_endless_file_is_refused(nereid):
     """What is no route by its size is not read to its end."""
     done = nereid("set", "--file", "/dev/zero", "--offline")
 
-    assert (done.exit_code, done.stderr) == (1, "'/dev/zero' has more than 1,000,000 bytes\n")
+    assert (done.exit_code, done.stderr) == (1, "'/dev/zero': expected at most 1,000,000 bytes, got more\n")
 
 
 def test_place_that_cannot_be_written_is_named(nereid, repository):

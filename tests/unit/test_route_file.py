@@ -70,8 +70,8 @@ def test_table_knows_the_networks_behind_the_variants(config):
     [
         ({"model": "nope"}, "names version 1 of 'nope', which is not there"),
         ({"version": 7}, "names version 7 of 'net', which is not there"),
-        ({"model": "../net"}, "names '../net', which is not a folder beside it"),
-        ({"model": "x" * 300}, "cannot read what the route names: .*too long"),
+        ({"model": "../net"}, "names '../net', which is not a folder of the repository"),
+        ({"model": "x" * 300}, "cannot read the models of the route: .*too long"),
         ({"model": "r"}, "names 'r', which is a route itself"),
     ],
     ids=["model", "version", "outside", "name", "circle"],
@@ -196,8 +196,8 @@ def test_what_is_no_small_file_is_refused(watch, kind):
     make[kind]()
     said = {
         "folder": "Is a directory",
-        "pipe": "is no file",
-        "huge": "has more than 1,000,000 bytes",
+        "pipe": "expected a regular file, got ",
+        "huge": "expected at most 1,000,000 bytes, got more",
         "circle": "Too many levels of symbolic links",
     }
 

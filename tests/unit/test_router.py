@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nereid.routing.assignment import Route, Salts, Shadow, Table, Variant
-from nereid.routing.router import UNNOTICED_S, Router
+from nereid.routing.router import MAX_UNCHECKED_WAIT_S, Router
 from nereid.serving_errors import (
     Cancelled,
     DeadlineExceeded,
@@ -78,8 +78,8 @@ class World:
     def ask(self, parameters: dict | None = None, **options) -> "Request":
         """Send one request through the router; returns it with its answer."""
         request = Request(self, parameters or {}, **options)
-        if ticket := self.router.admit(request):
-            self.router.handle(ticket)
+        if admitted := self.router.admit(request):
+            self.router.handle(admitted)
         return request
 
 
@@ -101,7 +101,7 @@ class Request:
         """Tell whether the client has left."""
         return self._is_gone
 
-    def call(self, model: str, version: int, timeout_s: float) -> np.ndarray:
+    def forward(self, model: str, version: int, timeout_s: float) -> np.ndarray:
         """Ask a model of the world."""
         self._world.called.append(model)
         self.timeouts.append(timeout_s)
@@ -111,11 +111,11 @@ class Request:
         """Return the response, which is nothing but scores."""
         return response
 
-    def answer(self, response: np.ndarray, variant: str, version: str, reason: str) -> None:
+    def respond(self, response: np.ndarray, variant: str, version: str, reason: str) -> None:
         """Keep the answer."""
         self.answers.append((variant, version, reason))
 
-    def refuse(self, error: ServingError) -> None:
+    def reject(self, error: ServingError) -> None:
         """Keep the error."""
         self.errors.append(error)
 
@@ -153,7 +153,7 @@ def break_v2(world: World, error: Exception | None = None) -> None:
         (KEY_V1, ("v1", "11", "route-key")),
         (KEY_V2, ("v2", "12", "route-key")),
         ({}, ("v1", "11", "weight")),
-        ({"x-variant": "v9"}, "invalid request: unknown x-variant 'v9', known are: v1, v2"),
+        ({"x-variant": "v9"}, "invalid request: unknown x-variant 'v9': expected one of v1, v2"),
     ],
     ids=str,
 )
@@ -193,11 +193,11 @@ def test_variants_error_is_the_answer(world, error, text, outcome):
 def test_request_over_the_limit_is_refused_at_once():
     """The third of two allowed gets the numbers; places come back with the answers."""
     world = World(msgspec.structs.replace(ROUTE, max_in_flight=2))
-    tickets = [world.router.admit(Request(world, {})) for _ in range(2)]
+    admitteds = [world.router.admit(Request(world, {})) for _ in range(2)]
 
     assert world.ask().outcome == "overloaded: 2 in flight, limit 2"
-    for ticket in tickets:
-        world.router.handle(ticket)
+    for admitted in admitteds:
+        world.router.handle(admitted)
     assert world.ask().outcome == ("v1", "11", "weight")
     assert world.count("shed_total") == 1
 
@@ -251,7 +251,7 @@ def test_late_variant_is_not_waited_for(world, asked_s, is_own):
     world.router.expire()
     world.router.expire()
 
-    assert request.outcome.startswith("deadline exceeded: variant 'v2' has not answered in ")
+    assert request.outcome.startswith("deadline exceeded: variant 'v2' has not responded in ")
     assert world.count("in_flight", variant="v2") == 1
     release.set()
     thread.join()
@@ -274,7 +274,7 @@ def test_hung_variant_does_not_fill_the_route():
         world.now += 2.0
 
     assert {request.outcome[:17] for request, _, _ in hung} == {"deadline exceeded"}
-    assert world.ask(TO_V2).outcome == "unavailable: variant 'v2' failing, tried again every 2 s"
+    assert world.ask(TO_V2).outcome == "unavailable: no healthy variant: 'v2'; retried every 2 s"
     assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
     assert world.count("in_flight", variant="v2") == 8
 
@@ -312,7 +312,7 @@ def test_forced_variant_is_never_replaced(world):
     break_v2(world)
     world.called.clear()
 
-    assert world.ask(TO_V2).outcome == "unavailable: variant 'v2' failing, tried again every 5 s"
+    assert world.ask(TO_V2).outcome == "unavailable: no healthy variant: 'v2'; retried every 5 s"
     assert world.called == []
     assert world.count("requests_total", variant="v2", outcome="unavailable", reason="variant") == 1
 
@@ -324,7 +324,7 @@ def test_failing_default_fails_fast(world):
         world.ask(TO_V1)
     world.called.clear()
 
-    assert world.ask(KEY_V1).outcome == "unavailable: variant 'v1' failing, tried again every 5 s"
+    assert world.ask(KEY_V1).outcome == "unavailable: no healthy variant: 'v1'; retried every 5 s"
     assert world.called == []
     assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
 
@@ -336,7 +336,7 @@ def test_both_failing_names_both(world):
     for _ in range(5):
         world.ask(TO_V1)
 
-    assert world.ask(KEY_V2).outcome == "unavailable: variant 'v2' and 'v1' failing, tried again every 5 s"
+    assert world.ask(KEY_V2).outcome == "unavailable: no healthy variant: 'v2', 'v1'; retried every 5 s"
 
 
 def test_variant_comes_back_by_itself(world):
@@ -477,20 +477,20 @@ def test_client_that_left_is_not_retried(world):
     """Nobody waits for the second try."""
     world.fail("m2", Unavailable("x"))
 
-    assert world.ask(KEY_V2, is_gone=True).outcome == str(Cancelled("the client has left"))
+    assert world.ask(KEY_V2, is_gone=True).outcome == str(Cancelled("the client has disconnected"))
     assert world.called == ["m2"]
     assert world.count("cancelled_total") == 1
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "called"), [(0.0, ["m1"]), (2 * UNNOTICED_S, [])], ids=["at once", "waited"]
+    ("waited_s", "called"), [(0.0, ["m1"]), (2 * MAX_UNCHECKED_WAIT_S, [])], ids=["at once", "waited"]
 )
 def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, called):
     """A request that had to wait for its thread is only sent on if somebody still wants it."""
-    ticket = world.router.admit(Request(world, {}, is_gone=True))
+    admitted = world.router.admit(Request(world, {}, is_gone=True))
     world.now += waited_s
 
-    world.router.handle(ticket)
+    world.router.handle(admitted)
 
     assert world.called == called
 
@@ -644,7 +644,7 @@ def test_hung_shadow_is_given_up():
 
     world.ask(KEY_V1)
     assert world.count("shadow_requests_total", outcome="agreed") == 1
-    assert world.log[0] == "shadow 'dark' failed: deadline exceeded: no answer in 10000 ms"
+    assert world.log[0] == "shadow 'dark' failed: deadline exceeded: no response in 10000 ms"
 
 
 def test_shadow_that_answers_late_has_failed():
@@ -677,7 +677,7 @@ def test_answer_that_is_no_number_is_not_compared():
 def test_answer_that_cannot_be_built_is_an_error(world):
     """A client is never left without an answer."""
     request = Request(world, {})
-    request.answer = lambda *told: 1 / 0
+    request.respond = lambda *given: 1 / 0
 
     world.router.handle(world.router.admit(request))
 
@@ -686,10 +686,10 @@ def test_answer_that_cannot_be_built_is_an_error(world):
 
 def test_breaker_settings_are_those_of_the_requests_table(world):
     """A request that was let in before a change does not bring the old settings back."""
-    ticket = world.router.admit(Request(world, TO_V2))
+    admitted = world.router.admit(Request(world, TO_V2))
     breaker = msgspec.structs.replace(ROUTE.breaker, min_requests=2)
     world.router.use(in_use(msgspec.structs.replace(ROUTE, breaker=breaker)))
-    world.router.handle(ticket)
+    world.router.handle(admitted)
     world.fail("m2", InferenceFailed("no"))
 
     for _ in range(2):
@@ -718,7 +718,7 @@ def test_new_table_serves_the_next_request(world):
     request, release, thread = hang_v2(world)
     world.router.use(in_use(Route((V1,), "v1", Salts("a", "b"))))
 
-    assert world.ask(TO_V2).outcome == "invalid request: unknown x-variant 'v2', known are: v1"
+    assert world.ask(TO_V2).outcome == "invalid request: unknown x-variant 'v2': expected one of v1"
     release.set()
     thread.join()
     assert request.outcome == ("v2", "12", "variant")

@@ -1,0 +1,65 @@
+"""Interfaces of the router to its host: the requests it forwards, and the metrics it writes."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from nereid.serving_errors import ServingError
+
+# A model with this many attempts past their deadline that have not returned gets no further ones: each
+# occupies a thread, of the server too.
+MAX_LATE = 8
+
+
+class RoutedRequest(Protocol):
+    """One request; `timeout_s` is how long its client waits, 0 for no limit."""
+
+    timeout_s: float
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the request's parameters; raises InvalidRequest."""
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has disconnected."""
+
+    def forward(self, model: str, version: int, timeout_s: float) -> Any:
+        """Send the request to a model and return the response; raises ServingError."""
+
+    def scores(self, response: Any) -> np.ndarray:
+        """Return a response's first output, [N, …]."""
+
+    def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
+        """Send the response to the client, with the variant, its version and the reason for it."""
+
+    def reject(self, error: ServingError) -> None:
+        """Send an error to the client."""
+
+
+class MetricSink(Protocol):
+    """Receiver of the metrics that `metrics.ROUTE_METRICS` names."""
+
+    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
+        """Increment a counter, or observe a value in a histogram."""
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """Set the value of a gauge."""
+
+
+class BoundedLabels:
+    """Label values of a metric: after `LIMIT` of them, further ones are `other`.
+
+    A route may change without limit, but a series stays as long as its server.
+    """
+
+    LIMIT = 64
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, ...]] = set()
+
+    def __call__(self, *names: str) -> tuple[str, ...]:
+        """Return the labels for `names`, which belong together."""
+        if names not in self._known and len(self._known) >= self.LIMIT:
+            return ("other",) * len(names)
+        self._known.add(names)
+        return names

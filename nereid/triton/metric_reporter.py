@@ -1,0 +1,141 @@
+"""Reporting of a model's metrics to Triton."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from nereid.serving_errors import ServingError
+from nereid.triton.metrics import SESSION_METRICS, SESSION_PREFIX, MetricKind
+
+FLUSH_S = 0.5
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class MetricReporter:
+    """Metrics of a model on Triton's metrics page; instances with the same labels share the series.
+
+    Each change is a round trip to the server, too expensive on a request's path but cheap in bulk: so
+    changes are summed, and sent every `FLUSH_S` seconds.
+
+    Args:
+        prefix: the common start of the families' names.
+        kinds: the families, by the rest of their names.
+        labels: the labels that all series have.
+    """
+
+    def __init__(self, prefix: str, kinds: Mapping[str, MetricKind], **labels: str) -> None:
+        self._prefix, self._kinds, self._labels = prefix, kinds, labels
+        self._families: dict[str, Any] = {}
+        self._series: dict[_Key, Any] = {}
+        self._lock = threading.Lock()
+        self._sums: dict[_Key, float] = {}
+        self._observed: list[tuple[_Key, float]] = []
+        self._values: dict[_Key, float] = {}
+        self._only: dict[str, tuple[dict[str, str], float]] = {}
+        self._alone: set[str] = set()
+        self._is_closing = threading.Event()
+        self._flusher = threading.Thread(target=self._flush, daemon=True)
+        self._flusher.start()
+
+    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
+        """Increment a counter, or observe a value in a histogram."""
+        if not self._flusher.is_alive():  # if the server refuses metrics, they must not accumulate here
+            return
+        key = name, tuple(labels.items())
+        with self._lock:
+            if self._kinds[name].kind == "HISTOGRAM":
+                self._observed.append((key, value))
+            else:
+                self._sums[key] = self._sums.get(key, 0.0) + value
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """Set the value of a gauge."""
+        with self._lock:
+            self._values[name, tuple(labels.items())] = value
+
+    def set_only(self, name: str, value: float, /, **labels: str) -> None:
+        """Set the value of a gauge, and remove its earlier series."""
+        with self._lock:
+            self._only[name] = labels, value
+
+    def close(self) -> None:
+        """Send the last changes, and stop reporting."""
+        self._is_closing.set()
+        self._flusher.join()
+
+    def _flush(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._is_closing.wait(FLUSH_S)
+            with self._lock:
+                sums, self._sums = self._sums, {}
+                observed, self._observed = self._observed, []
+                values, self._values = self._values, {}
+                only, self._only = self._only, {}
+            for key, value in sums.items():
+                self._metric(key).increment(value)
+            for key, value in values.items():
+                self._metric(key).set(value)
+            for key, value in observed:
+                self._metric(key).observe(value)
+            for name, (labels, value) in only.items():
+                self._forget(name)
+                self._metric((name, tuple(labels.items()))).set(value)
+                self._alone.add(name)
+        for name in self._alone:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Remove all series of a family: Triton removes a series only with its family, the family last."""
+        self._series = {key: series for key, series in self._series.items() if key[0] != name}
+        self._families.pop(name, None)
+
+    def _metric(self, key: _Key) -> Any:
+        if key not in self._series:
+            name, labels = key
+            kind = self._kinds[name]
+            if name not in self._families:
+                self._families[name] = pb_utils.MetricFamily(
+                    name=self._prefix + name,
+                    description=kind.description,
+                    kind=getattr(pb_utils.MetricFamily, kind.kind),
+                )
+            extra = {"buckets": list(kind.buckets)} if kind.buckets else {}
+            self._series[key] = self._families[name].Metric(labels=self._labels | dict(labels), **extra)
+        return self._series[key]
+
+
+class SessionMetrics(MetricReporter):
+    """Metrics of an ONNX Runtime session."""
+
+    def __init__(self, model: str, version: int) -> None:
+        super().__init__(SESSION_PREFIX, SESSION_METRICS, model=model, version=str(version))
+
+    def opened(self, provider: str, seconds: float) -> None:
+        """Count an instance, and the seconds that opening its session took."""
+        self.add("session_start_seconds_total", seconds)
+        self.add("sessions_total")
+        self.add("instances", provider=provider)
+
+    def closed(self, provider: str) -> None:
+        """Count an instance that ends, and stop reporting."""
+        self.add("instances", -1, provider=provider)
+        self.close()
+
+    def ran(self, seconds: float, rows: int) -> None:
+        """Observe the seconds and rows of one run."""
+        self.add("run_seconds", seconds)
+        self.add("batch_size", rows)
+
+    def rejected(self, error: ServingError) -> None:
+        """Count a request that was rejected."""
+        self.add("rejected_total", reason=error.code.lower())
+
+    def fetched_from_host(self, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Count the inputs on the host of an instance on a GPU."""
+        inputs = sum(isinstance(array, np.ndarray) for request in requests for array in request.values())
+        if inputs:
+            self.add("host_inputs_total", inputs)

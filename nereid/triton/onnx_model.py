@@ -1,0 +1,81 @@
+"""Instances of models of the `onnxruntime` backend: tensors in, tensors out, for one ONNX file."""
+
+import time
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+from nereid.config.model_config import ModelConfig
+from nereid.config.server_flags import server_command_line
+from nereid.inference.session import Outcome, Session, complete_config
+from nereid.inference.session_options import BackendSettings
+from nereid.serving_errors import Cancelled, ServingError
+from nereid.triton.metric_reporter import SessionMetrics
+from nereid.triton.tensors import log_info, log_warn, read_tensors, reject, respond, version_folder
+
+# Triton 24.10 does not drop a cancelled request that waits for its instance. The check is a round trip to the
+# server for each request, which pays if a run takes longer than this.
+MIN_RUN_FOR_CHECK_S = 0.01
+CLIENT_GONE = Cancelled("the client disconnected before the request ran")
+
+
+def backend_settings() -> BackendSettings:
+    """Read the flags for ONNX Runtime from the server's command line."""
+    return BackendSettings.from_command_line(server_command_line())
+
+
+def open_session(config: ModelConfig, network: ModelConfig) -> tuple[Session, SessionMetrics]:
+    """Open `network` for an instance of the model `config`, and log it once per model.
+
+    Raises:
+        InvalidConfig: the network cannot be served with its config.
+    """
+    metrics = SessionMetrics(config.name, config.version)
+    start = time.perf_counter()
+    instances = None if network is config else config.cpu_instances
+    session = Session.from_config(network, backend_settings(), instances, metrics.ran)
+    metrics.opened(session.provider, time.perf_counter() - start)
+    if config.is_first:
+        log_info(f"'{config.name}' version {config.version}: {session}")
+    return session, metrics
+
+
+def auto_complete(model_config: Any) -> Any:
+    """Fill in the fields of Triton's `model_config` that come from the ONNX file."""
+    document = model_config.as_dict()
+    complete_config(document, version_folder(document), backend_settings(), log_info, log_warn)
+    return model_config
+
+
+class OnnxModel:
+    """One instance of a model."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._session, self._metrics = open_session(config, network=config)
+        self._last_s = 0.0
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Run the network once for all requests whose clients still wait."""
+        start, must_check = time.perf_counter(), self._last_s > MIN_RUN_FOR_CHECK_S
+        is_wanted = [not (must_check and request.is_cancelled()) for request in requests]
+        outcomes = iter(self._run([*compress(requests, is_wanted)]))
+        responses = [self._respond(next(outcomes) if each else CLIENT_GONE) for each in is_wanted]
+        if any(is_wanted):
+            self._last_s = time.perf_counter() - start
+        return responses
+
+    def close(self) -> None:
+        """Report the end of the instance."""
+        self._metrics.closed(self._session.provider)
+
+    def _run(self, requests: Sequence[Any]) -> list[Outcome]:
+        arrays = [read_tensors(request, self._session.is_on_gpu) for request in requests]
+        if self._session.is_on_gpu:
+            self._metrics.fetched_from_host(arrays)
+        return self._session.run_requests(arrays, [request.requested_output_names() for request in requests])
+
+    def _respond(self, outcome: Outcome) -> Any:
+        if isinstance(outcome, ServingError):
+            self._metrics.rejected(outcome)
+            return reject(outcome)
+        return respond(**outcome)

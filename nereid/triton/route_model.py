@@ -1,0 +1,177 @@
+"""Instances of models of the `ab_router` backend: one public name in front of several pinned models."""
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from nereid.config.model_config import ModelConfig
+from nereid.routing import deadline
+from nereid.routing.assignment import ROUTE_THREADS, Table
+from nereid.routing.attempts import AdmittedRequest
+from nereid.routing.route_file import ROUTE_OUTPUTS, RouteWatch
+from nereid.routing.router import Router
+from nereid.serving_errors import ServingError, from_message
+from nereid.triton.metric_reporter import MetricReporter
+from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX
+from nereid.triton.tensors import log_info, log_warn, read_parameters, reject
+
+EXPIRE_S, POLL_EVERY = 0.05, 5
+
+
+class RouteModel:
+    """One instance: each request in a thread, which sends the response when the variant has responded."""
+
+    def __init__(self, config: ModelConfig, instance: str) -> None:
+        """Read the route.
+
+        Raises:
+            InvalidConfig: the route file is invalid, or its models do not fit.
+        """
+        self._config = config
+        self._outputs = [output.name for output in config.outputs if output.name not in ROUTE_OUTPUTS]
+        self._watch = RouteWatch(config, lambda model, version: pb_utils.is_model_ready(model, str(version)))
+        self._metrics = MetricReporter(
+            ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
+        )
+        self._router = Router(self._watch.table, self._metrics, self._warn)
+        self._show(self._watch.table)
+        self._pool = ThreadPoolExecutor(ROUTE_THREADS)
+        self._is_closing = threading.Event()
+        self._housekeeper = threading.Thread(target=self._keep_house, daemon=True)
+        self._housekeeper.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Start every request and return: requests overlap, and each responds through its own sender."""
+        for request in requests:
+            routed = TritonRequest(request, self._outputs, self._config.max_batch_size > 0)
+            if admitted := self._router.admit(routed):
+                self._pool.submit(self._handle, admitted)
+
+    def close(self) -> None:
+        """Wait for the requests that are still mirrored; Triton has none in flight any more."""
+        self._is_closing.set()
+        self._housekeeper.join()
+        self._pool.shutdown()
+        self._metrics.close()
+
+    def _handle(self, admitted: AdmittedRequest) -> None:
+        try:
+            self._router.handle(admitted)
+        except Exception as error:
+            self._warn(f"the response of request '{admitted.request}' could not be sent: {error!r}")
+
+    def _keep_house(self) -> None:
+        """Reject late requests, and use a changed route file."""
+        for tick in itertools.count():
+            if self._is_closing.wait(EXPIRE_S):
+                return
+            try:
+                self._router.expire()
+            except Exception as error:
+                self._warn(f"a late request could not be rejected: {error!r}")
+            if tick % POLL_EVERY == 0:
+                self._poll()
+
+    def _poll(self) -> None:
+        """Read the route file if it has changed; an invalid one changes nothing."""
+        try:
+            table = self._watch.poll()
+        except Exception as error:
+            self._metrics.add("reloads_total", outcome="refused")
+            kept = self._watch.table.route.generation
+            self._warn(f"generation {kept} stays, {self._watch.path.name} is refused: {error}")
+            return
+        if table:
+            self._router.use(table)
+            self._metrics.add("reloads_total", outcome="accepted")
+            self._show(table)
+
+    def _show(self, table: Table) -> None:
+        """Report the route in use as a metric and in the log."""
+        route = table.route
+        self._metrics.set("generation", route.generation)
+        self._metrics.set_only("served_since_seconds", time.time(), sha256=table.sha256)
+        weights = ", ".join(f"{variant.name} {variant.weight:g}" for variant in route.variants)
+        log_info(f"route {self._config.name}: generation {route.generation}, weights {weights}")
+
+    def _warn(self, line: str) -> None:
+        log_warn(f"route {self._config.name}: {line}")
+
+
+class TritonRequest:
+    """One request of Triton's, as a `RoutedRequest`.
+
+    Args:
+        request: Triton's.
+        outputs: the outputs of the variants.
+        is_batched: whether the tensors have a batch dimension.
+    """
+
+    def __init__(self, request: Any, outputs: Sequence[str], is_batched: bool) -> None:
+        self._request, self._outputs, self._is_batched = request, outputs, is_batched
+        self.timeout_s = request.timeout() / 1e6
+
+    def __str__(self) -> str:
+        return str(self._request.request_id())
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the request's parameters; forwarded headers are among them."""
+        return read_parameters(self._request)
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has disconnected; a round trip to the server."""
+        return bool(self._request.is_cancelled())
+
+    def forward(self, model: str, version: int, timeout_s: float) -> Any:
+        """Send the request's own input tensors to a model: no byte is copied in Python."""
+        # Without the request's trace: a forwarded trace ends Triton 24.10 with a SIGSEGV when tracing is on.
+        request_id = self._request.request_id()
+        response = pb_utils.InferenceRequest(
+            model_name=model,
+            model_version=version,
+            request_id=request_id,
+            inputs=self._request.inputs(),
+            requested_output_names=self._outputs,
+            # The timeout is for queues with a policy, the parameter for our own backends.
+            timeout=int(timeout_s * 1e6),
+            parameters=deadline.within(timeout_s),
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+        ).exec()
+        if response.has_error():
+            # The client chose the id, whose text must not be mistaken for the error's class.
+            raise from_message(response.error().message().replace(f"[request id: {request_id}] ", ""))
+        return response
+
+    def scores(self, response: Any) -> np.ndarray:
+        """Return a response's first output."""
+        scores: np.ndarray = pb_utils.get_output_tensor_by_name(response, self._outputs[0]).as_numpy()
+        return scores
+
+    def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
+        """Send the response's own tensors, and the outputs of the route."""
+        wanted, given = self._request.requested_output_names(), response.output_tensors()
+        tensors = [tensor for tensor in given if tensor.name() in wanted]
+        shape = (given[0].shape()[0], 1) if self._is_batched else (1,)
+        outputs = zip(ROUTE_OUTPUTS, (variant, version, reason), strict=True)
+        tensors += [_repeated(name, word, shape) for name, word in outputs if name in wanted]
+        self._send(pb_utils.InferenceResponse(tensors))
+
+    def reject(self, error: ServingError) -> None:
+        """Send an error to the client."""
+        self._send(reject(error))
+
+    def _send(self, response: Any) -> None:
+        self._request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+@lru_cache(256)
+def _repeated(name: str, word: str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor with the same word for every image."""
+    return pb_utils.Tensor(name, np.full(shape, word.encode(), object))
