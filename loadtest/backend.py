@@ -22,7 +22,9 @@ from loadtest import record
 from nereid import assets
 from nereid.config.model_config import ModelConfig
 from nereid.inference.session import Session
-from nereid.server.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 
 MODEL, LEAST, VERSION = "efficientnet_lite0", "least", "1"
 # Model and batch size of each column.

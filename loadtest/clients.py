@@ -32,7 +32,9 @@ from nereid.client.classifier import Classifier
 from nereid.client.prediction import REASON, SCORES, VARIANT, VERSION
 from nereid.client.request import CHANNEL, TENSORS, ProtocolName
 from nereid.client.shared_memory import Kind
-from nereid.server.embedded import DEFAULT_PROFILE, EmbeddedServer, Ports, ServerOptions, free_ports
+from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 from nereid.tune import photos
 
 MODEL = "classify"

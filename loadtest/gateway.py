@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from loadtest import open_loop, processes, record, servers, wrk
-from nereid.server import embedded
+from nereid.server.embedded_server import infer_path
 from nereid.tune import connection, photos
-from nereid.tune.closed_loop import percentile
+from nereid.tune.load_generator import percentile
 
 PATH = "/predict"
 CONCURRENCY = 32
@@ -61,7 +61,7 @@ def _measure_round(running: Served, folder: Path, seconds: float, series: Series
     for name, size_wh in photos.SIZES_WH.items():
         photo = folder / f"{name}.jpg"
         photo.write_bytes(photos.jpeg(size_wh))
-        direct = partial(wrk.post, running.triton, embedded.infer_path("classify"), photo)
+        direct = partial(wrk.post, running.triton, infer_path("classify"), photo)
         through = partial(wrk.post, running.gateway, PATH, photo)
         for path, ask in ((DIRECT, direct), (GATEWAY, through)):
             ask(1, 1.0, TO_VARIANT)  # behind nothing that the run before has left in the queues

@@ -21,8 +21,9 @@ from typing import Any
 from loadtest.servers import served
 from loadtest.users import thresholds
 from nereid import assets
-from nereid.ending import SIGNALLED
-from nereid.server import embedded
+from nereid.errors import ServerError
+from nereid.processes import SIGNALLED
+from nereid.server.command_line import DEFAULT_PROFILE
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 # What arrives in the open loop, compared with what the closed one has shown to be possible.
@@ -109,7 +110,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--grpc", default="", help="its HOST:PORT over gRPC, if not the port after that of HTTP"
     )
     parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="what is served else")
-    parser.add_argument("--profile", default=embedded.DEFAULT_PROFILE, help="in which profile")
+    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="in which profile")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each loop")
     parser.add_argument(
         "--rate", type=float, help=f"of the open loop; {SHARE:.0%} of the closed one's if not given"
@@ -145,5 +146,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except embedded.ServerError as error:
+    except ServerError as error:
         sys.exit(str(error))

@@ -17,7 +17,8 @@ from onnx import helper, numpy_helper
 
 from loadtest import processes, record, servers
 from loadtest.backend import METRICS_LAG_S, run_counters
-from nereid.server.embedded import PLAIN_PROFILE, Ports
+from nereid.server.command_line import PLAIN_PROFILE
+from nereid.server.ports import Ports
 
 MODEL, INSTANCES, WIDTH, HIDDEN, BLOCKS = "blocks", 8, 768, 3072, 12
 REQUESTS = 200

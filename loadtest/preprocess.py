@@ -28,7 +28,7 @@ from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.resample import resample
 from nereid.imaging.transform import Transform, make_plan
-from nereid.server import embedded
+from nereid.server.command_line import KEEP_BUFFERS
 from nereid.tune import photos
 
 CALLS = 5
@@ -134,7 +134,7 @@ def main() -> None:
     """Measure on one core, print, record."""
     args = record.parsed(record.parser(__doc__, rounds=40))
     rows = []
-    for name, environment in {PLAIN: {}, SERVER: embedded.KEEP_BUFFERS}.items():
+    for name, environment in {PLAIN: {}, SERVER: KEEP_BUFFERS}.items():
         os.environ |= environment
         with multiprocessing.get_context("spawn").Pool(1, take_one_core) as pool:
             rows += pool.apply(judge, [name, args.rounds])

@@ -1,4 +1,4 @@
-"""What measurements share: their command line, and the header that every recorded result carries.
+"""The shared parts of all measurements: command line, rounds, tables, and the header of each record.
 
 A number without its conditions is not published.
 """
@@ -8,19 +8,22 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-from nereid import ending
 from nereid.errors import WrongUsage
-from nereid.processes import available_cores, cpu_model
+from nereid.processes import available_cores, cpu_model, exit_on_sigterm
+
+T = TypeVar("T")
+Row = dict[str, Any]
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
@@ -28,17 +31,23 @@ PACKAGES = frozenset(
     {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow", "pillow", "simplejpeg"}
 )
 UNCOMMITTED = "a record needs a commit to refer to; fix: commit the changes first"
+# Names in committed records, and their present forms; records are never edited.
+RENAMED = {
+    "at once": "in parallel",
+    "requests not as they must be": "wrong outcomes",
+    "regions that the server was told of": "registered regions",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A measurement, with the conditions under which it began; recorded only if it has a name."""
+    """A measurement and the conditions at its start; it is recorded only if it has a name."""
 
     name: str
     header: Mapping[str, Any]
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Store `result` behind the header as `loadtest/results/NAME.json`."""
+        """Store header and `result` as `loadtest/results/NAME.json`."""
         if self.name:
             RESULTS.mkdir(exist_ok=True)
             text = json.dumps({**self.header, **result}, indent=2)
@@ -46,10 +55,10 @@ class Run:
 
 
 def begin(name: str = "") -> Run:
-    """Begin what is to be recorded by that name, if it has one.
+    """Start a measurement, which is recorded if `name` is not empty.
 
     Raises:
-        WrongUsage: it has, but there is no commit that says what is measured.
+        WrongUsage: a record has no commit to refer to.
     """
     if name and not is_committed():
         raise WrongUsage(UNCOMMITTED)
@@ -57,10 +66,10 @@ def begin(name: str = "") -> Run:
 
 
 def parser(doc: str, **defaults: float) -> argparse.ArgumentParser:
-    """Return a measurement's command line: what `defaults` names, each of its value's type, and `--record`.
+    """Return a measurement's command line: an option for each of `defaults`, and `--record`.
 
     Args:
-        doc: the module's, whose first line says what it is for.
+        doc: the module's docstring; its first line becomes the description.
     """
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, default in defaults.items():
@@ -70,24 +79,39 @@ def parser(doc: str, **defaults: float) -> argparse.ArgumentParser:
     return made
 
 
-def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read the command line; its `record` is the `Run` that begins now."""
+def parsed(made: argparse.ArgumentParser, problem: str = "") -> argparse.Namespace:
+    """Read the command line; `record` of the result is the `Run` that begins now.
+
+    Args:
+        made: from `parser`.
+        problem: a missing tool, for example; the program ends with this message.
+    """
     args = made.parse_args()
     try:
         args.record = begin(args.record)
     except WrongUsage as error:
-        made.error(str(error))
+        problem = problem or str(error)
+    if problem:
+        made.error(problem)
     return args
 
 
+def finish(run: Run, result: Mapping[str, Any], missed: Iterable[str] = ()) -> int:
+    """Write the record and print the missed targets; returns the exit status."""
+    run.write(result)
+    lines = [f"target missed: {each}" for each in missed]
+    print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
+    return int(bool(lines))
+
+
 def end(main: Callable[[], int | None]) -> NoReturn:
-    """End the program with what `main` returns; a SIGTERM meanwhile leaves nothing behind."""
-    with ending.tidy():
+    """Run `main` and exit with its result; a SIGTERM leaves no process and no file."""
+    with exit_on_sigterm():
         sys.exit(main())
 
 
 def header() -> dict[str, Any]:
-    """Return machine, commit, versions, command and date of this run."""
+    """Return date, command, commit, machine and versions of this run."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join([*_program(), *sys.argv[1:]]),
@@ -98,31 +122,55 @@ def header() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what this machine is."""
+    """Return processor, cores and Python version of this machine."""
     return {"cpu": cpu_model(), "cores": available_cores(), "python": platform.python_version()}
 
 
 def is_committed() -> bool:
-    """Tell whether the working tree is that of a commit, so that a result can be reproduced.
+    """Check whether the working tree equals a commit, so that a result can be reproduced.
 
-    Other records may have been written since: they change nothing that is measured.
+    New records are allowed, because they do not change the measured code.
     """
     changes = _git("status", "--porcelain", "--", ":(top)", f":(exclude){RESULTS.name}")
     return _git("rev-parse", "--quiet", "--verify", "HEAD") != "" and changes == ""
 
 
+def turns(measured: Iterable[T], number: int) -> list[T]:
+    """Return the order of a round; odd rounds run backwards, so a slow drift affects all alike."""
+    return list(measured)[:: -1 if number % 2 else 1]
+
+
+def spread(values: Iterable[float], digits: int = 3) -> dict[str, float]:
+    """Return the median, the smallest and the largest value."""
+    found = sorted(values)
+    named = {"median": statistics.median(found), "min": found[0], "max": found[-1]}
+    return {name: round(value, digits) for name, value in named.items()}
+
+
+def median_ratio(values: Sequence[float], base: Sequence[float], digits: int = 3) -> float:
+    """Return the median of the ratios of each round, which a slow phase of the machine does not change."""
+    return round(statistics.median(a / b for a, b in zip(values, base, strict=True)), digits)
+
+
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Render a table for README or docs; a test compares it with the record."""
-    lines = [headings, ["---"] * len(headings), *([str(cell) for cell in row] for row in rows)]
+    """Render a table for a page; a test compares the page with the record."""
+    lines = [headings, ["---"] * len(headings), *([renamed(str(cell)) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def show(headings: Sequence[str], rows: Iterable[tuple[Sequence[str], Mapping[str, Any]]]) -> None:
-    """Print rows of cells as a table, each with the range of its values."""
-    table = Table(*headings, "min..max")
-    for cells, row in rows:
-        table.add_row(*cells, f"{row['min']}..{row['max']}")
-    Console(width=110).print(table)
+def renamed(text: str) -> str:
+    """Replace the names of older records by the present ones."""
+    for old, new in RENAMED.items():
+        text = text.replace(old, new)
+    return text
+
+
+def show(headings: Sequence[str], rows: Iterable[Sequence[object]], width: int = 140) -> None:
+    """Print a table on the terminal."""
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(width=width).print(table)
 
 
 def _program() -> list[str]:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from loadtest import record, servers, wrk
-from nereid import assets
-from nereid.server import embedded, metrics_page
+from nereid import assets, metrics_page
+from nereid.server.embedded_server import infer_path
+from nereid.server.ports import Ports
 from nereid.tune import photos
 
 PROFILES = ("ensemble", "cpu")
@@ -51,7 +52,7 @@ def copy_repository(target: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _servers(repository: Path, folder: Path) -> Iterator[dict[str, embedded.Ports]]:
+def _servers(repository: Path, folder: Path) -> Iterator[dict[str, Ports]]:
     with contextlib.ExitStack() as stack:
         ports = {}
         for profile in PROFILES:
@@ -60,13 +61,13 @@ def _servers(repository: Path, folder: Path) -> Iterator[dict[str, embedded.Port
         yield ports
 
 
-def _measure_round(ports: dict[str, embedded.Ports], photo: Path, seconds: float, series: Series) -> None:
+def _measure_round(ports: dict[str, Ports], photo: Path, seconds: float, series: Series) -> None:
     for profile, each in ports.items():
         for path, model in MODELS.items():
             # Before each saturating run: none begins behind what the one before has left in the queues.
-            alone = wrk.post(each.http, embedded.infer_path(model), photo, 1, seconds, TO_VARIANT)
+            alone = wrk.post(each.http, infer_path(model), photo, 1, seconds, TO_VARIANT)
             series[profile, path, "ms (p50)"].append(alone.p50_ms)
-            load = wrk.post(each.http, embedded.infer_path(model), photo, CONCURRENCY, seconds, TO_VARIANT)
+            load = wrk.post(each.http, infer_path(model), photo, CONCURRENCY, seconds, TO_VARIANT)
             series[profile, path, "images/s"].append(load.rate)
             series[profile, path, "ms (p99)"].append(load.p99_ms)
 

@@ -1,29 +1,31 @@
-"""Servers to measure: the real one, on free ports, for as long as a context lasts."""
+"""Real servers on free ports, for the duration of a context."""
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from nereid import assets
-from nereid.server import embedded, run_dir
+from nereid.processes import end_with_parent
+from nereid.server import run_dir
+from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 
 ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
-# By then `nereid serve` has killed a server that does not stop.
-END_S = embedded.STOP_TIMEOUT_S + 20.0
-# So many characters of the log of one that does not start.
-TOLD = 2000
+# The time after which `nereid serve` has killed a server that does not stop, and some more.
+END_S = STOP_TIMEOUT_S + 20.0
+# Characters of the log that an error message shows.
+LOG_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """A running `nereid serve`: its process, and the environment in which its server is found."""
+    """A running `nereid serve`: its process, and the environment to find its server."""
 
     pid: int
     environment: Mapping[str, str]
@@ -31,15 +33,15 @@ class Supervised:
 
     @property
     def record(self) -> run_dir.ServerRecord:
-        """The server that runs now; after a restart it is another one."""
+        """The present server; a restart replaces it."""
         found = run_dir.find(run_dir.root(self.environment), self.repository)
-        assert found is not None, "nereid serve has ended"
+        assert found is not None, "nereid serve ended"
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A running `nereid gateway`: its process, and where it listens."""
+    """A running `nereid gateway`: its process, and its port."""
 
     pid: int
     port: int
@@ -49,22 +51,22 @@ class Gateway:
 def served(
     folder: Path,
     environment: Mapping[str, str],
-    profile: str = embedded.DEFAULT_PROFILE,
+    profile: str = DEFAULT_PROFILE,
     repository: Path = assets.REPOSITORY,
     flags: Sequence[str] = (),
-) -> Iterator[embedded.EmbeddedServer]:
-    """Serve a repository until ready.
+) -> Iterator[EmbeddedServer]:
+    """Start a server and wait until it is ready.
 
     Args:
-        folder: takes what the server writes; several servers may share one.
-        environment: to start the server from.
+        folder: takes the files of the server; several servers may share one.
+        environment: of the server.
         flags: for `tritonserver`.
     """
-    ports = embedded.Ports(*embedded.free_ports(3))
-    options = embedded.ServerOptions(repository, profile, ports=ports, flags=tuple(flags))
+    ports = Ports(*free_ports(3))
+    options = ServerOptions(repository, profile, ports=ports, flags=tuple(flags))
     own = folder / f"server-{ports.http}"
     own.mkdir()
-    with embedded.EmbeddedServer(options, own, environment) as server:
+    with EmbeddedServer(options, own, environment) as server:
         yield server
 
 
@@ -72,15 +74,15 @@ def served(
 def supervised(
     repository: Path, folder: Path, environment: Mapping[str, str], words: Sequence[str] = ()
 ) -> Iterator[Supervised]:
-    """Run `nereid serve` on free ports, with a health port, until ready.
+    """Run `nereid serve` on free ports, with a health port, and wait until it is ready.
 
     Args:
-        folder: takes what it logs, and its run directory.
-        environment: to start it from.
-        words: further ones of its command line.
+        folder: takes its log and its run directory.
+        environment: of the command.
+        words: more options of the command.
 
     Raises:
-        SystemExit: it does not start; with the end of its log.
+        SystemExit: the command does not start; the message has the end of its log.
     """
     environment = {**environment, "XDG_RUNTIME_DIR": str(folder)}
     command = ["serve", "--repository", str(repository), *ANY_PORTS, *words]
@@ -90,27 +92,23 @@ def supervised(
 
 @contextlib.contextmanager
 def gateway(grpc_port: int) -> Iterator[Gateway]:
-    """Run `nereid gateway` in front of a server of this machine, until it listens.
+    """Run `nereid gateway` in front of a server of this machine, and wait until it listens.
 
     Raises:
-        SystemExit: it does not start.
+        SystemExit: the gateway does not start.
     """
     command = ["gateway", "--url", f"127.0.0.1:{grpc_port}", "--port", "0"]
-    with _started(command) as (pid, said):
-        yield Gateway(pid, said["http"])
+    with _started(command) as (pid, document):
+        yield Gateway(pid, document["http"])
 
 
 @contextlib.contextmanager
 def _started(
     words: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[str] | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Run a command of `nereid` that says on one line, as JSON, when it is ready; returns its pid, and that.
+    """Run a command of `nereid` that prints one line of JSON when it is ready; gives its pid and the JSON.
 
-    It ends with the context, or with this process.
-
-    Args:
-        environment: to start it from, if not this process's own.
-        log: takes its stderr, if that is not shown.
+    The command ends with the context, or with this process.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "nereid", *words],
@@ -118,7 +116,7 @@ def _started(
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        preexec_fn=partial(embedded.end_with_parent, os.getpid()),
+        preexec_fn=end_with_parent(),
     )
     try:
         assert process.stdout is not None
@@ -133,7 +131,7 @@ def _tail(log: IO[str] | None) -> str:
     if log is None:
         return ""
     log.seek(0)
-    return f":\n{log.read()[-TOLD:]}"
+    return f":\n{log.read()[-LOG_CHARACTERS:]}"
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -28,7 +28,8 @@ from loadtest.bench.paths import Running
 from loadtest.bench.plan import turns
 from loadtest.bench.sample import Sample
 from nereid import assets
-from nereid.server import embedded
+from nereid.server.command_line import PLAIN_PROFILE
+from nereid.server.embedded_server import infer_path
 from nereid.tune import photos
 
 MODEL, NETWORK, PREPROCESS = "classify_v1", "efficientnet_lite0", "imagenet_preprocess"
@@ -104,7 +105,7 @@ def taking_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-CPU, ENSEMBLE = "cpu", embedded.PLAIN_PROFILE
+CPU, ENSEMBLE = "cpu", PLAIN_PROFILE
 _FUSED = f"{MODEL}/configs/{CPU}.pbtxt"
 
 
@@ -175,7 +176,7 @@ def serving(folder: Path) -> Iterator[dict[str, Running]]:
 
 def measure(running: Running, photo: Path, concurrency: int, seconds: float) -> Sample:
     """Ask one trial."""
-    post = partial(wrk.post, running.ports.http, embedded.infer_path(MODEL), photo, concurrency)
+    post = partial(wrk.post, running.ports.http, infer_path(MODEL), photo, concurrency)
     return running.sample(MODEL, partial(running.flowing, MODEL, post, seconds))
 
 

@@ -7,3 +7,7 @@ class OperationFailed(Exception):
 
 class WrongUsage(OperationFailed):
     """The request itself is invalid: an unknown name, or options that exclude each other."""
+
+
+class ServerError(OperationFailed):
+    """The server cannot start, or died; the message has the reason and the fix."""

@@ -1,12 +1,21 @@
-"""Processes of this machine: cores, signals, and how children end."""
+"""Processes of this machine: cores, signals, death with the parent, and waits between attempts."""
 
+import contextlib
 import os
 import platform
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A shell reports a command that a signal ended with this plus the number of the signal.
+SIGNALLED = 128
+PR_SET_PDEATHSIG = 1
 
 
 def available_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many cores this process may use: its affinity, and its control group's quota."""
+    """Return how many cores this process may use: its affinity, limited by its control group's quota."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = quota_file.read_text().split()
@@ -21,3 +30,97 @@ def cpu_model() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+def on_signals(
+    *actions: Callable[[int], object],
+    then: signal.Handlers = signal.SIG_DFL,
+    signals: Sequence[signal.Signals] = STOP_SIGNALS,
+) -> None:
+    """Call one action for each signal that arrives, in order; after the last, `then` handles the signals.
+
+    Args:
+        actions: called in the main thread with the signal's number; may raise.
+        then: the handler of all further signals.
+        signals: the signals that count.
+    """
+    left = list(actions)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        action = left.pop(0) if left else None
+        if not left:
+            for each in signals:
+                signal.signal(each, then)
+        if action:
+            action(number)
+
+    for each in signals:
+        signal.signal(each, handle)
+
+
+class StopFlag:
+    """A flag that the first SIGINT or SIGTERM sets; the second signal ends the process.
+
+    A `threading.Event` does not serve here: the handler could find its lock held.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        on_signals(self._set)
+
+    def is_set(self) -> bool:
+        """Return whether a signal has arrived."""
+        return self._is_set
+
+    def _set(self, number: int) -> None:
+        self._is_set = True
+
+
+@contextlib.contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Turn the first SIGTERM into `SystemExit`, so that contexts close; further ones are ignored."""
+
+    def leave(number: int) -> None:
+        raise SystemExit(SIGNALLED + number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    on_signals(leave, then=signal.SIG_IGN, signals=[signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_with_parent() -> Callable[[], None]:
+    """Return a `preexec_fn` by which a child ends with this process, even if this process is killed."""
+    import ctypes  # not at the top: stubs import this module, and never need it
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def prepare() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent died before the call of prctl
+            os._exit(1)
+
+    return prepare
+
+
+class BackOff:
+    """Waits that grow with each failure, and start again after a time without failures.
+
+    Args:
+        delays_s: the waits in their order; the last one is repeated.
+        calm_s: time without a failure after which the first wait comes again.
+    """
+
+    def __init__(self, delays_s: Sequence[float], calm_s: float) -> None:
+        self._delays_s, self._calm_s = delays_s, calm_s
+        self._failures = 0
+
+    def next_s(self, ran_s: float) -> float:
+        """Return the seconds to wait after a failure that came after `ran_s` seconds without one."""
+        if ran_s >= self._calm_s:
+            self._failures = 0
+        delay = self._delays_s[min(self._failures, len(self._delays_s) - 1)]
+        self._failures += 1
+        return delay

@@ -1,41 +1,26 @@
-"""Folders that others write to: when to look at one, until when, and which of its files are complete."""
+"""Folders that other programs write to: notice of changes, and files that are complete."""
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
-# Files are looked at this often whether or not anything is heard of them: NFS tells nobody.
-LOOK_S = 2.5
+from nereid.processes import StopFlag
 
+# Folders are also listed this often without a notice: NFS sends none.
+POLL_S = 2.5
 
-class Stop:
-    """Whether a signal has asked to stop; no `threading.Event`, which a handler could find locked."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, self._set)
-
-    def is_set(self) -> bool:
-        """Tell whether a signal has come; the second one ends the process."""
-        return self._is_set
-
-    def _set(self, number: int, frame: FrameType | None) -> None:
-        self._is_set = True
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
+# A file's inode, size and time of change.
+Status = tuple[int, int, int]
 
 
-def looks_at(
-    folder: Path, every_s: float, is_polling: bool, stop: Stop, tell: Callable[[str], None]
+def changes(
+    folder: Path, every_s: float, is_polling: bool, stop: StopFlag, warn: Callable[[str], None]
 ) -> Iterator[object]:
-    """Yield when something was heard of, and after `every_s` at the latest, until `stop`."""
-    from watchfiles import watch as events
+    """Yield after each notice of a change, and at least every `every_s`, until `stop` is set."""
+    from watchfiles import watch as notices
 
     try:
-        yield from events(
+        yield from notices(
             folder,
             watch_filter=None,
             stop_event=stop,
@@ -43,21 +28,23 @@ def looks_at(
             yield_on_timeout=True,
             force_polling=is_polling or None,
         )
-    except (OSError, RuntimeError) as error:  # such as too many folders that are watched on this machine
-        tell(f"the filesystem does not tell of changes, so it is asked every {every_s:g} s: {error}")
+    except (OSError, RuntimeError) as error:  # such as too many watched folders on this machine
+        warn(
+            f"no notice of changes from the filesystem, so the folder is listed every {every_s:g} s: {error}"
+        )
     while not stop.is_set():
         yield None
         time.sleep(every_s)
 
 
 class Arrivals:
-    """Tells of each file once it has stayed as it is for a while, and again when it has changed.
+    """Finds new and changed files, each once its size and time have been stable for a while.
 
-    What is there at the beginning is none.
+    Files that exist at the beginning are not new.
 
     Args:
-        find: returns the files that are meant.
-        settle_s: for how long a file must look the same.
+        find: returns the files to watch.
+        settle_s: seconds without a change after which a file is complete.
         clock: monotonic, in seconds.
     """
 
@@ -68,28 +55,31 @@ class Arrivals:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._find, self._settle_s, self._clock = find, settle_s, clock
-        self._told = {path: look for path in find() if (look := _look(path))}
-        self._seen: dict[Path, tuple[tuple[int, ...], float]] = {}
+        self._reported = self._statuses()
+        self._pending: dict[Path, tuple[Status, float]] = {}
 
     def step(self) -> list[Path]:
-        """Look at all files; returns those that are complete now."""
+        """Return the files that have become complete since the last call."""
         now = self._clock()
-        looks = {path: look for path in self._find() if (look := _look(path))}
-        self._told = {path: look for path, look in self._told.items() if looks.get(path) == look}
-        new = {path: look for path, look in looks.items() if path not in self._told}
-        self._seen = {
-            path: self._seen[path] if self._seen.get(path, (None, 0))[0] == look else (look, now)
-            for path, look in new.items()
+        statuses = self._statuses()
+        self._reported = {path: old for path, old in self._reported.items() if statuses.get(path) == old}
+        new = {path: status for path, status in statuses.items() if path not in self._reported}
+        self._pending = {
+            path: before if (before := self._pending.get(path)) and before[0] == status else (status, now)
+            for path, status in new.items()
         }
-        complete = [path for path, (_, since) in self._seen.items() if now - since >= self._settle_s]
-        self._told.update((path, self._seen.pop(path)[0]) for path in complete)
+        complete = [path for path, (_, since) in self._pending.items() if now - since >= self._settle_s]
+        self._reported.update((path, self._pending.pop(path)[0]) for path in complete)
         return complete
 
+    def _statuses(self) -> dict[Path, Status]:
+        return {path: status for path in self._find() if (status := _status(path))}
 
-def _look(path: Path) -> tuple[int, ...]:
-    """Return how a file looks from outside; nothing if it is gone, or has just been begun."""
+
+def _status(path: Path) -> Status | None:
+    """Return a file's status; None if the file is gone or still empty."""
     try:
         status = path.stat()
     except OSError:
-        return ()
-    return (status.st_ino, status.st_size, status.st_mtime_ns) if status.st_size else ()
+        return None
+    return (status.st_ino, status.st_size, status.st_mtime_ns) if status.st_size else None

@@ -13,7 +13,9 @@ import tritonclient.http
 from onnx import helper, numpy_helper
 from tritonclient.utils import np_to_triton_dtype
 
-from nereid.server.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 
 OPSET, IR_VERSION = 17, 8
 # Triton's words (without TYPE_), each with NumPy's; a string is a `bytes` object here.

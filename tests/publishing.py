@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from nereid.publish.publisher import Gates, Published, publish
-from nereid.server.embedded import EmbeddedServer
+from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerRecord
 from tests.networks import constant, network, value
 from tests.routes import (

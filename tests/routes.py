@@ -19,8 +19,8 @@ import pytest
 from onnx import helper
 from tritonclient.utils import InferenceServerException
 
-from nereid.server import metrics_page
-from nereid.server.embedded import EmbeddedServer
+from nereid import metrics_page
+from nereid.server.embedded_server import EmbeddedServer
 from nereid.triton.metrics import ROUTE_PREFIX
 from tests.e2e.conftest import group_members
 from tests.networks import CLIENTS, ONE_INSTANCE, connect, constant, network, serve, store, tensor, value

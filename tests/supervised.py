@@ -9,9 +9,10 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.server import metrics_page, run_dir, stubs
+from nereid.server import run_dir, stubs
 from tests.networks import tensor
 from tests.routes import WATCHDOG_S, wait_until
 

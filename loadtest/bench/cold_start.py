@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loadtest.bench.summary import Row, spread
-from nereid.server import embedded
+from nereid.server.command_line import PLAIN_PROFILE, ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 
-PROFILES = ("cpu", embedded.PLAIN_PROFILE)
+PROFILES = ("cpu", PLAIN_PROFILE)
 MODEL = "classify_v1"
 LOOK_S, PATIENCE_S = 0.02, 60.0
 
@@ -32,8 +34,8 @@ def measure(folder: Path, environment: Mapping[str, str], rounds: int) -> dict[s
 
 
 def _start(profile: str, run_dir: Path, environment: Mapping[str, str]) -> tuple[float, float]:
-    options = embedded.ServerOptions(profile=profile, ports=embedded.Ports(*embedded.free_ports(3)))
-    server = embedded.EmbeddedServer(options, run_dir, environment)
+    options = ServerOptions(profile=profile, ports=Ports(*free_ports(3)))
+    server = EmbeddedServer(options, run_dir, environment)
     began = time.perf_counter()
     try:
         server.start()

@@ -19,9 +19,9 @@ from nereid.config.model_config import ModelConfig
 from nereid.imaging.pipeline import Pipeline
 from nereid.inference.session import Session
 from nereid.processes import available_cores
-from nereid.server import embedded
+from nereid.server.command_line import KEEP_BUFFERS
 from nereid.tune import photos
-from nereid.tune.closed_loop import percentile
+from nereid.tune.load_generator import percentile
 
 Work = tuple[list[float], float, int]
 
@@ -37,7 +37,7 @@ def pool(environment: MutableMapping[str, str]) -> Iterator[Pool]:
         environment: this process's own; a worker's malloc reads it before its first line of Python. What
             else is started meanwhile inherits it as it was.
     """
-    with inheriting(environment, embedded.KEEP_BUFFERS | dict(environment)):
+    with inheriting(environment, KEEP_BUFFERS | dict(environment)):
         workers = multiprocessing.get_context("spawn").Pool(available_cores(), _prepare)
     with workers:
         yield workers

@@ -14,17 +14,19 @@ from loadtest import gateway, perf_analyzer, processes, servers, wrk
 from loadtest.bench import limit
 from loadtest.bench.plan import PHOTOS, PRECISIONS, TENSOR, WRK, Cell
 from loadtest.bench.sample import Sample
-from nereid.server import embedded
+from nereid.server.command_line import PLAIN_PROFILE
+from nereid.server.embedded_server import infer_path
+from nereid.server.ports import Ports
 from nereid.tune import photos
-from nereid.tune.closed_loop import Load, LoadFailed
+from nereid.tune.load_generator import Load, LoadFailed
 
 # Each path's profile of the server.
 PROFILES = {
     "cpu": "cpu",
     "route": "cpu",
     "gateway": "cpu",
-    "ensemble": embedded.PLAIN_PROFILE,
-    "network": embedded.PLAIN_PROFILE,
+    "ensemble": PLAIN_PROFILE,
+    "network": PLAIN_PROFILE,
 }
 # After so long without an answer the queue is empty: an instance may pause for 0.5 s (docs/tuning.md).
 QUIET_S = 0.6
@@ -39,7 +41,7 @@ DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class Running:
     """What serves a path: ports, and the processes whose CPU time and memory count."""
 
-    ports: embedded.Ports
+    ports: Ports
     pids: tuple[int, ...]
 
     def cpu_s(self) -> float:
@@ -122,7 +124,7 @@ class Paths:
         if cell.generator == WRK:
             port, path, headers = self._gateway_port, gateway.PATH, {"x-variant": f"v{_version(cell)}"}
             if cell.path != "gateway":
-                port, path = ports.http, embedded.infer_path(model_of(cell))
+                port, path = ports.http, infer_path(model_of(cell))
             if cell.path not in ("gateway", "route"):
                 headers = {}
             post = partial(wrk.post, port, path, file, cell.concurrency, headers=headers)

@@ -19,10 +19,10 @@ from loadtest import perf_analyzer, pieces, record, wrk
 from loadtest.bench import cold_start, limit, paths, plan, summary
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, Cell, Selection
 from loadtest.bench.sample import Sample
-from nereid import ending
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.server import embedded
-from nereid.tune.closed_loop import LoadFailed
+from nereid.errors import OperationFailed, ServerError, WrongUsage
+from nereid.processes import exit_on_sigterm
+from nereid.server.command_line import KEEP_BUFFERS
+from nereid.tune.load_generator import LoadFailed
 
 GLIBCS, SERVERS = "glibc's", "our server's"
 COLD_STARTS = 3
@@ -63,7 +63,7 @@ def bench(options: Options, environment: Environment) -> bool:
     cells, analyzer, notes = _with_analyzer(cells, environment)
     _announce(cells, options, notes)
     others = os.getloadavg()[0]
-    with ending.tidy(), _failures_told():
+    with exit_on_sigterm(), _failures_told():
         small = _measure_pieces(options.rounds, environment) if options.with_pieces else {}
         series = _measure(cells, analyzer, options, environment)
     tools = {"wrk": wrk.version()} | ({"perf_analyzer": perf_analyzer.VERSION} if analyzer else {})
@@ -111,7 +111,7 @@ def _failures_told(where: str = "") -> Iterator[None]:
         yield
     except subprocess.CalledProcessError as error:
         raise OperationFailed(f"{place}{error.cmd[0]} failed: {error.stderr or error}") from None
-    except (embedded.ServerError, LoadFailed, psutil.Error, OSError) as error:
+    except (ServerError, LoadFailed, psutil.Error, OSError) as error:
         raise OperationFailed(f"{place}{error}") from None
 
 
@@ -140,7 +140,7 @@ def _measure(
 
 
 def _conditions(options: Options, environment: Environment) -> dict[str, Any]:
-    malloc = {name: environment.get(name, value) for name, value in embedded.KEEP_BUFFERS.items()}
+    malloc = {name: environment.get(name, value) for name, value in KEEP_BUFFERS.items()}
     return {"rounds": options.rounds, "seconds": options.seconds, "environment": malloc}
 
 
@@ -159,8 +159,8 @@ def _report(series: dict[Cell, list[Sample]], notes: list[str]) -> dict[str, Any
 
 def _measure_pieces(rounds: int, environment: Environment) -> dict[str, Any]:
     found = {}
-    plain = {name: value for name, value in environment.items() if name not in embedded.KEEP_BUFFERS}
-    for name, malloc in {GLIBCS: plain, SERVERS: plain | embedded.KEEP_BUFFERS}.items():
+    plain = {name: value for name, value in environment.items() if name not in KEEP_BUFFERS}
+    for name, malloc in {GLIBCS: plain, SERVERS: plain | KEEP_BUFFERS}.items():
         with limit.inheriting(environment, malloc):
             found[name] = pieces.on_every_core(pieces.LIBRARY, rounds)
     with tempfile.TemporaryDirectory() as scratch:

@@ -19,9 +19,10 @@ from loadtest import processes
 from loadtest.processes import Usage
 from loadtest.servers import Supervised
 from loadtest.soak.verdict import FEWEST
+from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.server import embedded, metrics_page
+from nereid.server.command_line import region_prefix
 
 SERVER, GATEWAY, CALLERS = "server", "gateway", "callers"
 REGIONS = Path(processes.SHARED_MEMORY)
@@ -81,7 +82,7 @@ class Watch:
         self._gateway_port = gateway_port
         words = psutil.Process(running.record.pid).cmdline()
         (server_id,) = (word.removeprefix("--id=") for word in words if word.startswith("--id="))
-        self._prefix = embedded.region_prefix(server_id)
+        self._prefix = region_prefix(server_id)
         self._met: set[str] = set()
 
     def sample(self) -> Sample:

@@ -28,7 +28,8 @@ from nereid.client.classifier import Classifier
 from nereid.client.group import Outcome
 from nereid.client.prediction import Prediction
 from nereid.errors import OperationFailed
-from nereid.watched_folder import Arrivals, Stop, looks_at
+from nereid.processes import StopFlag
+from nereid.watched_folder import Arrivals, changes
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 COLUMNS = ("image", "label", "index", "score", "variant", "version", "latency_ms", "error")
@@ -77,9 +78,9 @@ def arrivals_in(folder: Path) -> Arrivals:
 
 def watch(classifier: Classifier, folder: Path, arrivals: Arrivals, top_k: int, write: Write) -> None:
     """Classify the images that appear in a folder, each once it is complete, until SIGINT or SIGTERM."""
-    stop = Stop()
+    stop = StopFlag()
     _say(f"watching {folder}")
-    for _ in looks_at(folder, SETTLE_S / 2, False, stop, _say):
+    for _ in changes(folder, SETTLE_S / 2, False, stop, _say):
         images = arrivals.step()
         for path, outcome in zip(images, classifier.classify_many(images, top_k=top_k), strict=True):
             _tell(write, path, outcome)

@@ -14,14 +14,10 @@ from nereid.client.classifier import Classifier
 from nereid.client.errors import ClassifierError
 from nereid.client.prediction import Prediction
 from nereid.client.request import ProtocolName
-from nereid.server.embedded import (
-    DEFAULT_PROFILE,
-    EmbeddedServer,
-    Ports,
-    ServerError,
-    ServerOptions,
-    free_ports,
-)
+from nereid.errors import ServerError
+from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 
 NETWORKS = {"1": "FP32", "2": "INT8"}
 PROTOCOLS: tuple[ProtocolName, ...] = ("http", "grpc")

@@ -17,7 +17,9 @@ from nereid.cli import keys
 from nereid.cli import publish as publish_commands
 from nereid.cli import route as route_commands
 from nereid.cli.options import FAILED, WRONG_USAGE, Repository, fail, find_server, reporting
-from nereid.server.embedded import DEFAULT_PROFILE, Ports, ServerError, ServerOptions
+from nereid.errors import ServerError
+from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+from nereid.server.ports import Ports
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -308,13 +310,14 @@ def tune(
     beats the present settings by more than the noise of the measurement is written.
     """
     from nereid.cli import tune as command
+    from nereid.tune import tuning
     from nereid.server import serve as server
 
     with reporting():
         with _meant():
             server.check_options(ServerOptions(repository, profile))
-            callers = command.concurrencies(concurrency) or command.CONCURRENCIES
-        wish = command.Wish(
+            callers = tuning.concurrencies(concurrency) or tuning.CONCURRENCIES
+        tune_options = tuning.TuneOptions(
             repository,
             model,
             profile,
@@ -326,7 +329,7 @@ def tune(
             seed,
             dry_run,
         )
-        command.tune(wish, context.obj, as_json)
+        command.tune(tune_options, context.obj, as_json)
 
 
 @contextlib.contextmanager

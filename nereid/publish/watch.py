@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nereid import json_lines
 from nereid.errors import OperationFailed, WrongUsage
+from nereid.processes import StopFlag
 from nereid.publish import publisher
 from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, NotNow, Publish, Tell
 from nereid.publish.engine.engine import working
@@ -18,7 +19,7 @@ from nereid.repository.check import SUMS, digest
 from nereid.repository.onnx_file import network_path
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
-from nereid.watched_folder import LOOK_S, Stop, looks_at
+from nereid.watched_folder import POLL_S, changes
 
 LOCK_S = 0.5
 
@@ -108,13 +109,13 @@ def watch(
     """
     folder = folder.resolve()
     with json_lines.locked(folder / JOURNAL, "nereid watch", LOCK_S) as log:
-        stop = Stop()
+        stop = StopFlag()
         shutil.rmtree(folder / STAGING, ignore_errors=True)
         drops = DropFolder(
             folder, log, publish, settle_s=settle_s, model=model, terms=terms, say=_say, tell=tell
         )
         tell(f"watching {folder}")
-        for _ in looks_at(folder, min(settle_s / 2, LOOK_S), is_polling, stop, tell):
+        for _ in changes(folder, min(settle_s / 2, POLL_S), is_polling, stop, tell):
             while not stop.is_set() and drops.step():
                 pass
     tell("stopped")

@@ -18,7 +18,7 @@ from nereid.routing.assignment import (
     shares,
     unit_of,
 )
-from nereid.server.embedded import ROUTE_HEADERS
+from nereid.server.command_line import ROUTE_HEADERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from nereid import metrics_page
 from nereid.errors import OperationFailed
-from nereid.server import metrics_page
 from nereid.server.control import ASK_S, Control, NotReached
 from nereid.server.run_dir import ServerRecord
 

@@ -11,7 +11,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from nereid.errors import OperationFailed
-from nereid.server.embedded import TOKEN_HEADER
+from nereid.server.command_line import TOKEN_HEADER
 from nereid.server.run_dir import ServerRecord
 
 ASK_S, LOAD_S = 5.0, 300.0

@@ -11,18 +11,13 @@ from typing import Literal
 from nereid.client import shared_memory, transport
 from nereid.client.errors import ClassifierError
 from nereid.client.retry import Attempts, Budget
+from nereid.errors import ServerError
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import preflight, run_dir
+from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, environment
 from nereid.server.control import ASK_S, token_headers
-from nereid.server.embedded import (
-    DEFAULT_PROFILE,
-    INSTALL,
-    ServerError,
-    ServerOptions,
-    environment,
-    find_wheel,
-    why_unusable,
-)
+from nereid.server.ports import why_unusable
+from nereid.server.wheel import INSTALL, find_wheel
 from nereid.serving_errors import InvalidConfig
 
 # nvidia-pytriton does not say which Triton it carries; an end-to-end test asks the server itself.

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from nereid.server.embedded import ServerError, why_unusable
+from nereid.errors import ServerError
+from nereid.server.ports import why_unusable
 
 # An answer older than this says nothing any more: a probe each second, and the time one may take.
 FRESH_S = 8.0

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from nereid.server.embedded import Ports, ServerError
+from nereid.errors import ServerError
+from nereid.server.ports import Ports
 
 SERVER_FILE = "server.json"
 

@@ -9,62 +9,50 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
-from nereid.back_off import BackOff
+from nereid.errors import ServerError
+from nereid.processes import BackOff, on_signals
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import health as health_page
 from nereid.server import run_dir
-from nereid.server.embedded import (
-    DEFAULT_PROFILE,
-    LOOPBACK,
-    PLAIN_PROFILE,
-    EmbeddedServer,
-    Ports,
-    ServerError,
-    ServerOptions,
-    free_ports,
-    why_unusable,
-)
+from nereid.server.command_line import DEFAULT_PROFILE, LOOPBACK, PLAIN_PROFILE, ServerOptions
+from nereid.server.embedded_server import EmbeddedServer, image_models
 from nereid.server.health import Health
-from nereid.server.supervisor import Supervisor
+from nereid.server.ports import Ports, free_ports, why_unusable
+from nereid.server.run_dir import ServerRecord
+from nereid.server.watchdog import Watchdog
 from nereid.serving_errors import InvalidConfig
 
-# By these tritonserver listens on other addresses; it takes their first letters for them, too.
+# Options of tritonserver that open other addresses; it also takes their unique beginnings.
 LISTENING = ("http-address", "grpc-address", "allow-sagemaker", "allow-vertex-ai")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# A signal that another thread takes, or that comes just before a wait, does not end the main thread's wait.
-SIGNAL_LOOK_S = 0.5
+# A signal that another thread receives, or that arrives just before a wait, does not end that wait.
+SIGNAL_POLL_S = 0.5
 RESTART_DELAYS_S, CALM_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
-# A killed server's ports are free at once, one that was asked to end keeps them for about 3 s.
+# The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
 PORTS_FREE_S = 10.0
 
 
 class _Stopped(BaseException):
-    """A signal asked the server to stop."""
+    """A signal that stops the server."""
 
 
 class _Signals:
-    """Turns the first two signals into `_Stopped`, wherever the main thread is, and counts them."""
+    """Turns the first two signals into `_Stopped` in the main thread, and counts them; ignores the rest."""
 
     def __init__(self) -> None:
         self.count = 0
-        for each in SIGNALS:
-            signal.signal(each, self._stop)
+        on_signals(self._stop, self._stop, then=signal.SIG_IGN)
 
-    def _stop(self, number: int, frame: FrameType | None) -> NoReturn:
+    def _stop(self, number: int) -> NoReturn:
         self.count += 1
-        if self.count > 1:
-            for each in SIGNALS:
-                signal.signal(each, signal.SIG_IGN)
         raise _Stopped
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for so long, unless a signal comes."""
+        """Sleep until the time is over or a signal arrives."""
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
-            time.sleep(min(left_s, SIGNAL_LOOK_S))
+            time.sleep(min(left_s, SIGNAL_POLL_S))
 
 
 def serve(
@@ -73,16 +61,16 @@ def serve(
     health_port: int | None = None,
     drain_s: float = 0.0,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; prints the ports as one JSON line on stdout once ready.
+    """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
-    A stub that dies is replaced, and so is the server. A second signal ends it at once instead of waiting
-    for its requests.
+    The ports are one JSON line, or a sentence on a terminal. A stub that dies is replaced, and so is the
+    server. A second signal ends the server without waiting for its requests.
 
     Args:
-        options: what to serve, and where.
+        options: settings of the server.
         environment: of this process.
-        health_port: where the supervisor tells what it knows; 0 for any free port, None for nowhere.
-        drain_s: how long to serve on after the first signal, while `/readyz` already says no.
+        health_port: port of the supervisor's pages; 0 for any free one, None for none.
+        drain_s: seconds to serve on after the first signal, while `/readyz` is already 503.
 
     Raises:
         ServerError: the server cannot start, or a model failed to load.
@@ -103,7 +91,7 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """One supervised server after the other, on the same ports."""
+    """A supervised server, started again on the same ports whenever it ends."""
 
     options: ServerOptions
     folder: Path
@@ -117,12 +105,12 @@ class _Service:
         began_s, among = time.monotonic(), None
         with EmbeddedServer(self.options, self.folder, self.environment, _log) as server:
             _log_threads(self.options)
-            ready, reason = self._watch(server, is_first=True)
+            ready, reason = self._supervise(server, is_first=True)
         back_off = BackOff(RESTART_DELAYS_S, CALM_S)
         while True:
             pause_s = back_off.next_s(time.monotonic() - began_s)
-            _log(f"supervisor: {reason}; tritonserver is started again in {pause_s:g} s")
-            self.health.enter(health_page.RESTARTING, reason.splitlines()[0])
+            _log(f"supervisor: {reason}; restart of tritonserver in {pause_s:g} s")
+            self.health.enter(health_page.RESTARTING, reason)
             self.signals.sleep(pause_s)
             _wait_for_ports(self.options)
             began_s = time.monotonic()
@@ -131,17 +119,17 @@ class _Service:
                 with server:
                     self.health.restarted()
                     _log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
-                    ready, reason = self._watch(server, is_first=False)
+                    ready, reason = self._supervise(server, is_first=False)
                     among = None
             except ServerError as error:
                 reason = f"tritonserver cannot be started: {error}"
-                # What is on the disk may have become such that nothing starts: then, in turn, what was ready.
+                # A changed model on disk may prevent any start: then, in turn, the models that were ready.
                 among = ready if among is None and ready else None
 
-    def _watch(self, server: EmbeddedServer, is_first: bool) -> tuple[Collection[str], str]:
-        """Look after a server until it has ended; returns what was ready last, and why it ended."""
+    def _supervise(self, server: EmbeddedServer, is_first: bool) -> tuple[Collection[str], str]:
+        """Supervise a server until it has ended; returns the models that were ready last, and the reason."""
         options = self.options
-        record = run_dir.ServerRecord(
+        record = ServerRecord(
             server.pid,
             options.host,
             options.ports,
@@ -151,27 +139,27 @@ class _Service:
             self.health_port,
             options.model_control_mode,
         )
-        supervisor = Supervisor(server, record, self.health, _log)
+        watchdog = Watchdog(server, record, self.health, _log)
         try:
-            with supervisor:
-                self._wait(supervisor, record, is_first)
+            with watchdog:
+                self._wait(watchdog, record, is_first)
         except _Stopped:
-            server.stop(lambda: self.signals.count > 1 or supervisor.is_emptied())
+            server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
             raise
-        reason = supervisor.restart_reason or f"tritonserver ended by itself with status {server.poll()}"
+        reason = watchdog.restart_reason or f"tritonserver ended by itself with status {server.poll()}"
         self.health.enter(health_page.RESTARTING, reason)
-        server.stop(supervisor.is_emptied)
-        return supervisor.ready or (), reason
+        server.stop(watchdog.is_emptied)
+        return watchdog.ready, reason
 
-    def _wait(self, supervisor: Supervisor, record: run_dir.ServerRecord, is_first: bool) -> None:
-        """Say that the server is ready, and wait for its end; after a signal, for the drain time."""
+    def _wait(self, watchdog: Watchdog, record: ServerRecord, is_first: bool) -> None:
+        """Announce the server and wait for its end; after a signal, for the drain time."""
         try:
             self.health.enter(health_page.RUNNING)
             run_dir.write(self.folder, record)
             if is_first:
-                ports = asdict(record.ports) | ({"health": record.health_port} if record.health_port else {})
-                print(json.dumps(ports), flush=True)
-            while not supervisor.wait(SIGNAL_LOOK_S):
+                announce = _announcement if sys.stdout.isatty() else _ready_line
+                print(announce(self.options, record), flush=True)
+            while not watchdog.wait(SIGNAL_POLL_S):
                 if self.signals.count:
                     raise _Stopped
         except _Stopped:
@@ -181,14 +169,14 @@ class _Service:
 
 
 def check_options(options: ServerOptions) -> None:
-    """Refuse what `tritonserver` would only complain about later.
+    """Reject options that `tritonserver` would only complain about later.
 
     Raises:
-        ValueError: no such repository, no model of it has the profile, or strangers could map memory.
+        ValueError: the repository or the profile does not exist, or other machines could register memory.
     """
     if options.allow_shm and options.host not in LOOPBACK:
         raise ValueError(
-            f"--allow-shm needs --host 127.0.0.1, got {options.host}: whoever may register shared memory can "
+            f"--allow-shm needs --host 127.0.0.1, got {options.host}: callers of the shared memory API can "
             "take over the model processes (CVE-2025-23319)"
         )
     if options.allow_shm and (flags := [flag for flag in options.flags if _makes_listen(flag)]):
@@ -197,7 +185,9 @@ def check_options(options: ServerOptions) -> None:
         )
     repository, profile = options.repository, options.profile
     if not any(repository.glob("*/config.pbtxt")):
-        raise ValueError(f"{repository} is no model repository: no MODEL/config.pbtxt in it")
+        raise ValueError(
+            f"{repository} is not a model repository: expected MODEL/config.pbtxt in it, found none"
+        )
     known = {PLAIN_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
     if profile != DEFAULT_PROFILE and profile not in known:
         raise ValueError(f"no model has the profile '{profile}', known are: {', '.join(sorted(known))}")
@@ -209,13 +199,13 @@ def _makes_listen(flag: str) -> bool:
 
 
 def _with_free_ports(options: ServerOptions) -> Ports:
-    asked = asdict(options.ports)
-    free = iter(free_ports(len(asked)))
-    return Ports(**{name: port or next(free) for name, port in asked.items()})
+    chosen = asdict(options.ports)
+    free = iter(free_ports(len(chosen)))
+    return Ports(**{name: port or next(free) for name, port in chosen.items()})
 
 
 def _wait_for_ports(options: ServerOptions) -> None:
-    """Wait until the ports of the server before are free; whoever starts the next says if they are not."""
+    """Wait until the ports of the previous server are free; if they stay taken, the next start reports it."""
     deadline = time.monotonic() + PORTS_FREE_S
     while time.monotonic() < deadline:
         if not any(why_unusable(options.host, port) for port in asdict(options.ports).values()):
@@ -223,13 +213,29 @@ def _wait_for_ports(options: ServerOptions) -> None:
         time.sleep(0.1)
 
 
+def _ready_line(options: ServerOptions, record: ServerRecord) -> str:
+    """Return the ports as JSON, for programs."""
+    return json.dumps(asdict(record.ports) | ({"health": record.health_port} if record.health_port else {}))
+
+
+def _announcement(options: ServerOptions, record: ServerRecord) -> str:
+    """Return the addresses and a request to try, for a person."""
+    host = "127.0.0.1" if record.host == "0.0.0.0" else record.host
+    ports = asdict(record.ports) | ({"health": record.health_port} if record.health_port else {})
+    addresses = ", ".join(f"{name} {host}:{port}" for name, port in ports.items())
+    models = image_models(options)
+    path = f"models/{'classify' if 'classify' in models else models[0]}" if models else "health/ready"
+    attempt = f"curl -i http://{host}:{record.ports.http}/v2/{path}"
+    return f"ready: {addresses}; try: {attempt}; stop: Ctrl-C"
+
+
 def _log_threads(options: ServerOptions) -> None:
-    with contextlib.suppress(InvalidConfig):  # Triton says it better
+    with contextlib.suppress(InvalidConfig):  # Triton has the better message
         text, fits = describe_threads(thread_budget(options.repository, options.profile))
         _log(text if fits else f"warning: {text}")
 
 
 def _log(line: str) -> None:
-    # A reader that went away must not stop the server: Triton blocks when nobody takes its log.
+    # Triton blocks if its log is not read, so a closed stderr must not stop the server.
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)

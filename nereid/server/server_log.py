@@ -1,8 +1,10 @@
-"""Triton's log as an operator wants it: noise of a machine without a GPU folded, failures explained."""
+"""Triton's log for an operator: known noise folded, each failure logged only once, reasons explained."""
 
 import re
 from collections import deque
 from collections.abc import Callable
+
+from nereid.errors import ServerError
 
 NO_GPU_NOISE = (
     "Unable to allocate pinned system memory",
@@ -12,32 +14,44 @@ NO_GPU_NOISE = (
     "DCGM unable to start",
     "unable to create stream for",
 )
+# Triton logs these before "failed to load", which has the same reason and the same traceback.
+REPEATED = ("Failed to initialize Python stub: ", "ERROR: Failed to create instance: ")
 FAILED_LOAD = re.compile(r"failed to load '(?P<model>[^']+)' version (?P<version>\d+): (?P<reason>.*)")
 FAILED_POLL = re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<reason>.*)")
 FAILED_OTHERWISE = re.compile(r"^(error: |E\d+ .*?\] )(?P<reason>.*)")
 PARSE_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (?P<reason>.*)")
+LOG_LINE = re.compile(r"^[IWE]\d{4} ")
+# In Triton's table of models: a further line of a status, which is a traceback.
+CONTINUED_ROW = re.compile(r"^\|\s+\|\s+\|")
+LAST_WORDS = "error: "
 TAIL_LINES = 30
 
 
 class ServerLog:
-    """Takes the server's lines one by one, hands on those worth showing, and remembers what went wrong."""
+    """Log of one server: passes on the lines worth showing, and keeps the reasons of failures.
+
+    Args:
+        show: called with each line for the operator.
+    """
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._failures: dict[str, str] = {}
+        self._reasons: set[str] = set()
         self._parse_error = ""
         self._errors: deque[str] = deque(maxlen=TAIL_LINES)
         self._noise_folded = False
+        self._is_ending = False
 
     def add(self, line: str) -> None:
-        """Take one line of the log."""
+        """Process one line of the log."""
         self._tail.append(line)
         if any(noise in line for noise in NO_GPU_NOISE):
             if not self._noise_folded:
                 self._noise_folded = True
                 self._show("no GPU: serving on the CPU (Triton's CUDA, NVML and DCGM warnings are left out)")
-        else:
+        elif not self._is_repetition(line):
             self._remember(line)
             self._show(line)
 
@@ -45,11 +59,31 @@ class ServerLog:
         """Return the last lines, for a failure without a known reason."""
         return "\n".join(self._tail)
 
-    def reason(self) -> str:
-        """Return why the server ended: a line for each model that failed, else Triton's own errors."""
-        if self._failures:
-            return "\n".join(f"model '{model}': {reason}" for model, reason in self._failures.items())
-        return "\n".join(self._errors) or f"tritonserver ended without an error:\n{self.tail()}"
+    def failure(self) -> ServerError:
+        """Return the reason why the server ended: the models that failed, else Triton's own errors.
+
+        If neither is known, a note of the error has the end of the log.
+        """
+        failures = [f"model '{model}': {reason}" for model, reason in self._failures.items()]
+        if reasons := failures or self._errors:
+            return ServerError("; ".join(reasons))
+        error = ServerError("tritonserver ended without an error message")
+        error.add_note(self.tail())
+        return error
+
+    def _is_repetition(self, line: str) -> bool:
+        """Return whether a line repeats a failure that is logged elsewhere, or that `failure` will have."""
+        if line.startswith(LAST_WORDS):
+            self._is_ending = True
+            self._remember(line)
+        elif LOG_LINE.match(line):
+            self._is_ending = False
+        if self._is_ending or any(each in line for each in REPEATED):
+            return True
+        if FAILED_LOAD.search(line) or FAILED_POLL.search(line):
+            return False
+        is_known = any(reason in line for reason in self._reasons)
+        return is_known or (bool(self._reasons) and CONTINUED_ROW.match(line) is not None)
 
     def _remember(self, line: str) -> None:
         if found := PARSE_ERROR.search(line):
@@ -57,17 +91,18 @@ class ServerLog:
         elif found := FAILED_LOAD.search(line):
             self._fail(found["model"], found["reason"])
         elif found := FAILED_POLL.search(line):
-            # Triton prints what the parser found on a line of its own, just before.
+            # Triton prints the parser's message on a line of its own, just before.
             detail, self._parse_error = self._parse_error, ""
             self._fail(found["model"], found["reason"], f" ({detail})" if detail else "")
         elif found := FAILED_OTHERWISE.search(line):
             self._errors.append(_first_line(found["reason"]))
 
     def _fail(self, model: str, reason: str, detail: str = "") -> None:
+        self._reasons.add(_first_line(reason))
         self._failures.setdefault(model, _first_line(reason) + detail)
 
 
 def _first_line(reason: str) -> str:
-    """Leave out the stub's Python traceback behind the message; Triton escapes newlines and quotes."""
+    """Remove the stub's Python traceback behind the message; Triton escapes newlines and quotes."""
     first = reason.split("\\n")[0].removesuffix('"').replace('\\"', '"')
     return first.removeprefix('"').removeprefix("Internal: ").removeprefix("InvalidConfig: ")

@@ -1,8 +1,8 @@
 """The stub processes of a server: one for each instance of a Python-based backend.
 
-Triton 24.10 never looks after a stub that was killed: the process stays as a zombie below `tritonserver`,
-and requests to its instance fail. A stub that Triton itself ends is collected within milliseconds, so
-being a zombie for longer is what tells the one from the other.
+Triton 24.10 does not replace a stub that was killed: its process stays as a zombie child of `tritonserver`,
+and requests to its instance fail. A stub that Triton itself ends is collected within milliseconds. A zombie
+that stays for longer is therefore a stub that was killed.
 """
 
 import contextlib
@@ -15,18 +15,19 @@ from pathlib import Path
 
 ZOMBIE, STOPPED = "Z", "T"
 PROC = Path("/proc")
-# Where the stub's command line has what: the path of its model.py, and the name of its instance.
+# Positions in the stub's command line: the path of its model.py, and the name of its instance.
 MODEL_PATH, INSTANCE = 1, 8
 NOT_HEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")
-# Triton collects a stub that it ended itself within a tenth of this.
-DEAD_AFTER_S = 0.1
-# Both verdicts lie within so many seconds: long enough for a probe to meet one of many instances twice.
+# Triton collects a stub that it ended itself within a tenth of this. Shorter than the time between two looks
+# at the processes (0.1 s), so that the second look decides.
+DEAD_AFTER_S = 0.09
+# The time within which both verdicts lie: long enough for a probe to meet one of many instances twice.
 VERDICTS_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process for as long as it lives: its pid, and its start in clock ticks since boot."""
+    """Identity of a process: its pid, and its start in clock ticks since boot."""
 
     pid: int
     started: int
@@ -43,12 +44,12 @@ class Stub:
 
     @property
     def slot(self) -> tuple[str, int, str]:
-        """What only one stub in use can be at a time."""
+        """Model, version and instance, which only one stub in use has at a time."""
         return self.model, self.version, self.instance
 
 
 class Roster:
-    """Which stubs there are, and which of them have died, as one look after the other shows."""
+    """Known stubs, and which of them have died, from successive observations."""
 
     def __init__(self) -> None:
         self._known: dict[Process, Stub] = {}
@@ -56,19 +57,19 @@ class Roster:
 
     @property
     def processes(self) -> list[Process]:
-        """All that were there at the last look."""
+        """The processes of the last observation."""
         return list(self._known)
 
-    def look(self, living: Collection[Stub], states: Mapping[Process, str], now_s: float) -> list[Stub]:
-        """Take what a look has shown and return the stubs that have died and were not replaced.
+    def update(self, living: Collection[Stub], states: Mapping[Process, str], now_s: float) -> list[Stub]:
+        """Apply an observation and return the stubs that have died and were not replaced.
 
         Args:
-            living: stubs, whether known before or not; not all must be given each time.
-            states: the kernel's letter for each process of these and of `processes` that is still there.
-            now_s: the time of the look.
+            living: stubs, known before or not; need not be complete.
+            states: the kernel's letter for each process of these and of `processes` that still exists.
+            now_s: the time of the observation.
         """
         self._known |= {stub.process: stub for stub in living}
-        # Whoever is gone was collected by Triton, which ended it.
+        # A process that no longer exists was ended and collected by Triton.
         self._known = {process: stub for process, stub in self._known.items() if process in states}
         self._zombies = {
             process: self._zombies.get(process, now_s) for process in self._known if states[process] == ZOMBIE
@@ -85,7 +86,7 @@ class Roster:
         return [stub for stub in named if not self._is_replaced(stub)]
 
     def instances(self, processes: Collection[Process]) -> set[str]:
-        """Return the instances whose stubs in use are among some processes."""
+        """Return the instances whose stub in use is one of the processes."""
         found = [self._known[each] for each in processes if each in self._known]
         return {stub.instance for stub in found if not self._is_replaced(stub)}
 
@@ -103,30 +104,39 @@ class Roster:
 
 
 class Verdicts:
-    """Counts how often Triton called an instance unhealthy: once may be a pause of the machine, twice not."""
+    """Counts how often Triton called an instance unhealthy: one verdict may be a pause of the machine.
+
+    `dead` has the instances with two verdicts in a short time, or one for a stopped process.
+    """
 
     def __init__(self) -> None:
+        self.dead: list[str] = []
         self._since: dict[str, list[float]] = {}
 
-    def add(self, instance: str, now_s: float) -> bool:
-        """Count one verdict; returns whether the instance is dead by it."""
+    def add(self, instance: str, now_s: float, is_stopped: bool = False) -> bool:
+        """Count one verdict; returns whether the instance is now dead."""
         recent = [then for then in self._since.get(instance, ()) if now_s - then < VERDICTS_WITHIN_S]
         self._since[instance] = [*recent, now_s]
-        return bool(recent)
+        is_dead = bool(recent) or is_stopped
+        if is_dead and instance not in self.dead:
+            self.dead.append(instance)
+        return is_dead
 
     def clear(self, instance: str) -> None:
-        """Forget an instance, since it was repaired."""
+        """Remove all verdicts on an instance, such as after its repair."""
         self._since.pop(instance, None)
+        if instance in self.dead:
+            self.dead.remove(instance)
 
 
 def unhealthy_instance(failure: str) -> str:
-    """Return the instance whose stub Triton found dead, from its message; empty if it says something else."""
+    """Return the instance that Triton's message calls unhealthy; empty for other messages."""
     found = NOT_HEALTHY.search(failure)
     return found[1] if found else ""
 
 
 def find(leader: int, repository: Path, proc: Path = PROC) -> list[Stub]:
-    """Return the stubs below `tritonserver` of models of `repository`; a zombie has no command line."""
+    """Return the stubs of models of `repository` below `tritonserver`, without zombies."""
     found = []
     for folder in proc.iterdir():
         if not folder.name.isdigit():
@@ -139,7 +149,7 @@ def find(leader: int, repository: Path, proc: Path = PROC) -> list[Stub]:
 
 
 def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, str]:
-    """Return the kernel's letter for the state of each process that is still there."""
+    """Return the kernel's letter for the state of each process that still exists."""
     found = {}
     for process in processes:
         status = _status(proc / str(process.pid))
@@ -149,13 +159,13 @@ def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, s
 
 
 def touch(folder: Path) -> bool:
-    """Make a version's files newer, so that Triton loads it again; returns whether that was allowed."""
+    """Make a version's files newer, so that Triton loads it again; returns whether that is permitted."""
     paths = [folder, *folder.rglob("*")]
     times = []
     for path in paths:
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime_ns)
-    # Triton looks whether anything is newer than the newest was, which may lie in the future.
+    # Triton compares with the newest time it has seen, which may lie in the future.
     newer = max([time.time_ns(), *(each + 1_000_000 for each in times)])
     is_touched = False
     for path in paths:

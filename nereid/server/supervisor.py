@@ -1,341 +1,366 @@
-"""Looks after a running server: finds stubs that died or hang, and has Triton start new ones.
+"""Decisions about a running server: which stubs are dead, when to reload a model, when to restart.
 
-Three threads: one looks at the processes, one has every model classify an image, one repairs. A repair makes
-the files of the version newer and loads the model: Triton then starts new stubs beside the old ones, and
-moves the requests over.
+A state machine without clock, threads and effects; `watchdog` feeds it and carries out its commands. A repair
+makes the files of the version newer and loads the model: Triton then starts new stubs while the old ones
+still run, and moves the requests over.
 """
 
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from nereid.back_off import BackOff
+from nereid.processes import BackOff
 from nereid.server import stubs
-from nereid.server.control import Control, NotReached, Refused
-from nereid.server.embedded import EmbeddedServer, image_models
-from nereid.server.health import Health
-from nereid.server.run_dir import ServerRecord
 from nereid.server.stubs import Process, Roster, Stub, Verdicts
 
-LOOK_S, SECOND_LOOK_S, FIND_S = 0.1, 0.11, 0.8
-PROBE_S, PROBE_TIMEOUT_S = 1.0, 5.0
-# One verdict more settles a case; an instance among others is met only every so many probes.
-MOST_REPEATS, MOST_COPIES = 4, 4
-PROBERS = 16
+# The second verdict on an instance settles its case, but a probe meets one of several instances at random.
+MAX_ATTEMPTS, MAX_PROBES = 4, 4
 REPAIR_DELAYS_S, CALM_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
-# Requests that a dead stub has failed keep the old instances of its model for ever (Triton 24.10): what
-# still runs of them is ended after so long, and the server is restarted before their threads fill it,
-# about 150 for each instance.
-OLD_STUBS_S, MOST_LEFT_OVER = 30.0, 16
-# Triton looks every 15 s for what has changed, if it is told to poll.
+# Requests that a dead stub has failed keep the old instances of its model forever (Triton 24.10). Their
+# processes are killed after this time. The server is restarted before their threads, about 150 for each
+# instance, fill it.
+OLD_STUBS_S, MAX_LEFT_OVER = 30.0, 16
+# In the poll mode, Triton checks every 15 s what has changed.
 POLLED_S = 40.0
 PID, PROBE = "pid", "probe"
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessesSeen:
+    """Event: the states of the known processes; `found` has the living stubs if they were listed, too."""
+
+    states: Mapping[Process, str]
+    found: Collection[Stub] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStarted:
+    """Event: a round of probes is due; the ready versions by model, and the models that take images."""
+
+    ready: dict[str, set[int]]
+    image_models: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEnded:
+    """Event: a probe that began at `began_s` has ended; `failure` is None for a success."""
+
+    probe: "Probe"
+    failure: str | None
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRead:
+    """Event: the ready versions by model, read for a repair."""
+
+    ready: Mapping[str, set[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """Event: Triton has loaded a model again, or refused to with a reason."""
+
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairInterrupted:
+    """Event: `ReadIndex` or `Reload` ended without a response of the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEnded:
+    """Event: the server's process has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindStubs:
+    """Command: list the server's processes immediately."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSoon:
+    """Command: start the next round of probes immediately."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Command: have a model classify an image."""
+
+    model: str
+    number: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadIndex:
+    """Command: read the server's index for a repair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Command: have Triton start new stubs for versions of a model."""
+
+    model: str
+    versions: frozenset[int]
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Command: kill a process."""
+
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBroken:
+    """Command: publish the models that are broken, each with the reason."""
+
+    models: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Command: log a line."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Command: end the supervision; the reason why the server must be restarted, empty if it has ended."""
+
+    reason: str = ""
+
+
+Event = ProcessesSeen | RoundStarted | ProbeEnded | IndexRead | Reloaded | RepairInterrupted | ServerEnded
+Command = FindStubs | ProbeSoon | Probe | ReadIndex | Reload | Kill | ReportBroken | Log | End
+Commands = list[Command]
+
+
 @dataclass(slots=True)
 class _Model:
-    """What was done to one model so far."""
+    """Past repairs of one model."""
 
     back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, CALM_S))
     repaired_s: float = float("-inf")
     not_before_s: float = float("-inf")
 
 
+@dataclass(slots=True)
+class _Repair:
+    """The repair under way: one at a time."""
+
+    order: Reload
+    began_s: float
+    old: list[Process]
+    pause_s: float
+
+
+class LeftOver:
+    """Processes of old instances, which Triton may never end, and the times when they are killed."""
+
+    def __init__(self) -> None:
+        self.due_s: dict[Process, float] = {}
+
+    def add(self, processes: Collection[Process], now_s: float) -> None:
+        """Add processes that a repair has replaced."""
+        self.due_s |= dict.fromkeys(processes, now_s + OLD_STUBS_S)
+
+    def update(self, states: Mapping[Process, str], now_s: float) -> tuple[list[Process], int]:
+        """Forget the processes without a state; returns those to kill, and the number of zombies."""
+        self.due_s = {each: due_s for each, due_s in self.due_s.items() if each in states}
+        running = {each: due_s for each, due_s in self.due_s.items() if states[each] != stubs.ZOMBIE}
+        return [each for each, due_s in running.items() if due_s < now_s], len(self.due_s) - len(running)
+
+
 class Supervisor:
-    """Watches one server for as long as the context lasts.
+    """The state of one supervised server; `step` is not safe for concurrent calls.
 
     Args:
-        server: a ready one.
-        record: of it.
-        health: is told all that is found and done.
-        log: takes one line for each thing done.
+        model_control_mode: of the server; only `explicit` and `poll` allow repairs.
     """
 
-    def __init__(
-        self, server: EmbeddedServer, record: ServerRecord, health: Health, log: Callable[[str], None]
-    ) -> None:
-        self._server, self._health, self._log = server, health, log
-        self._control = Control(record)
-        self._options = server.options
-        self._roster, self._lock = Roster(), threading.Lock()
-        self._verdicts = Verdicts()
+    def __init__(self, model_control_mode: str) -> None:
+        self._mode = model_control_mode
+        self._roster, self._verdicts = Roster(), Verdicts()
         self._models: dict[str, _Model] = {}
+        self._image_models: Collection[str] = ()
         self._dead: list[Stub] = []
-        self._judged: list[str] = []
-        self._left_over: dict[Process, float] = {}
-        self._zombies: set[Process] = set()
         self._stopped: set[str] = set()
-        self._suspects = threading.Event()
-        self._probers = ThreadPoolExecutor(PROBERS, "probe")
-        self._pending: dict[str, list[Future[None]]] = {}
-        self._in_repair = ""
-        self._last_trouble = ""
-        self._over, self._work, self._wanted_end = threading.Event(), threading.Event(), threading.Event()
-        self._found_s = float("-inf")
+        self._left_over = LeftOver()
+        self._pending: dict[int, str] = {}
+        self._probes = 0
+        self._is_repairing = False
+        self._repair: _Repair | None = None
+        self._has_ended = False
         self.ready: dict[str, set[int]] | None = None
-        self._takes_images: list[str] = []
-        self.restart_reason = ""
-        self._threads = [
-            threading.Thread(target=self._keep, args=[each], name=each.__name__, daemon=True)
-            for each in (self._look_on, self._probe_on, self._repair_on)
+
+    @property
+    def processes(self) -> set[Process]:
+        """The processes whose states the next `ProcessesSeen` needs."""
+        return {*self._roster.processes, *self._left_over.due_s}
+
+    def is_emptied(self, living: Collection[Stub]) -> bool:
+        """Return whether only instances are left that a stopping server never ends."""
+        left_over = self._left_over.due_s.keys()
+        return bool(left_over) and all(stub.process in left_over for stub in living)
+
+    def step(self, event: Event, now_s: float) -> Commands:
+        """Apply an event at a time of a monotonic clock; returns the commands that follow, in order."""
+        match event:
+            case ProcessesSeen():
+                commands = self._see(event, now_s) + self._seek_repair(now_s)
+            case RoundStarted():
+                commands = self._start_round(event)
+            case ProbeEnded():
+                commands = self._end_probe(event, now_s) + self._seek_repair(now_s)
+            case IndexRead():
+                commands = self._start_repair(event.ready, now_s)
+            case Reloaded():
+                commands = self._end_repair(event, now_s) + self._seek_repair(now_s)
+            case RepairInterrupted():
+                self._close_repair(now_s)
+                commands = []
+            case ServerEnded():
+                commands = self._end()
+        return commands
+
+    def _see(self, event: ProcessesSeen, now_s: float) -> Commands:
+        states, has_found = event.states, event.found is not None
+        dead = [
+            stub
+            for stub in self._roster.update(event.found or (), states, now_s)
+            if self.ready is None or stub.version in self.ready.get(stub.model, ())
         ]
+        late, count = self._left_over.update(states, now_s)
+        commands: Commands = [Kill(each) for each in late]
+        if count >= MAX_LEFT_OVER:
+            commands += self._end(f"{count} dead instances hold its threads and memory")
+        if dead and not has_found:  # a new stub may have taken its place meanwhile
+            return [*commands, FindStubs()]
+        self._dead = dead
+        stopped = {process for process, state in states.items() if state == stubs.STOPPED}
+        self._stopped = self._roster.instances(stopped - self._left_over.due_s.keys())
+        broken = {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
+        if self._repair:  # a new stub runs for a second before it can respond
+            broken[self._repair.order.model] = "is being loaded again"
+        commands.append(ReportBroken(broken))
+        if any(_model_of(instance) in self._image_models for instance in self._stopped):
+            commands.append(ProbeSoon())
+        return commands
 
-    def __enter__(self) -> "Supervisor":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._over.set()
-        self._work.set()
-        self._suspects.set()
-        self._probers.shutdown(wait=False, cancel_futures=True)
-        deadline = time.monotonic() + 1
-        for thread in self._threads:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
-
-    def wait(self, timeout_s: float) -> bool:
-        """Tell within that time whether the server has ended, or must be restarted: see `restart_reason`."""
-        return self._wanted_end.wait(timeout_s)
-
-    def is_emptied(self) -> bool:
-        """Tell whether a stopping server has ended all its models, but for instances it will never end."""
-        return bool(self._left_over) and all(stub.process in self._left_over for stub in self._living())
-
-    def _living(self) -> list[Stub]:
-        return stubs.find(self._server.pid, self._options.repository)
-
-    def _keep(self, step: Callable[[], float]) -> None:
-        while not self._over.is_set():
-            try:
-                pause_s = step()
-            except NotReached:
-                pause_s = PROBE_S  # the server is about to end, or hangs: the probes tell
-            except Exception as error:
-                # A supervisor that dies of the unforeseen is worse than one that says so.
-                trouble = f"failed and goes on: {type(error).__name__}: {error}"
-                if trouble != self._last_trouble:
-                    self._say(trouble)
-                self._last_trouble, pause_s = trouble, PROBE_S
-            self._over.wait(pause_s)
-
-    def _look_on(self) -> float:
-        if self._server.poll() is not None:
-            self._wanted_end.set()
-            return LOOK_S
-        now = time.monotonic()
-        is_new = self._look(find=now - self._found_s >= FIND_S)
-        self._end_left_over(now)
-        return SECOND_LOOK_S if is_new else LOOK_S
-
-    def _look(self, find: bool) -> bool:
-        """Look at the processes; returns whether a second look is wanted."""
-        living = self._living() if find else []
-        with self._lock:
-            now = time.monotonic()
-            if find:
-                self._found_s = now
-            states = stubs.states([*self._roster.processes, *(stub.process for stub in living)])
-            found = self._roster.look(living, states, now)
-            dead = [stub for stub in found if self._is_served(stub)]
-            if not dead or find:  # another may have come in its place meanwhile
-                self._dead = dead
-            zombies = {process for process, state in states.items() if state == stubs.ZOMBIE}
-            is_new, self._zombies = not zombies <= self._zombies, zombies
-            stopped = {process for process, state in states.items() if state == stubs.STOPPED}
-            self._stopped = self._roster.instances(stopped - self._left_over.keys())
-            broken = {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
-            if self._in_repair:  # a new stub is there for a second before it can answer
-                broken[self._in_repair] = "is being loaded again"
-        if dead and not find:
-            return self._look(find=True)
-        self._health.looked(broken)
-        if dead:
-            self._work.set()
-        if any(_model_of(instance) in self._takes_images for instance in self._stopped):
-            self._suspects.set()
-        return is_new
-
-    def _is_served(self, stub: Stub) -> bool:
-        return self.ready is None or stub.version in self.ready.get(stub.model, ())
-
-    def _probe_on(self) -> float:
-        began_s = time.monotonic()
-        self._suspects.clear()
-        ready = self._control.ready_versions()
-        if ready != self.ready:  # what a model takes changes with its versions at most, and reading is slow
-            self._takes_images, self.ready = image_models(self._options), ready
-        models = [name for name in self._takes_images if name in ready]
-        server_failure = None if models else self._server.probe_server(PROBE_TIMEOUT_S)
-        if self._over.is_set():
-            return 0.0
-        self._health.asked(server_failure, models)
-        for model in models:
-            pending = [each for each in self._pending.get(model, ()) if not each.done()]
-            # Triton gives requests that come together to different instances.
-            count = self._instances(model) if self._suspected(model) else 1
-            new = [self._probers.submit(self._probe_again, model) for _ in range(count - len(pending))]
-            self._pending[model] = pending + new
-        self._suspects.wait(max(0.0, PROBE_S - (time.monotonic() - began_s)))
-        return SECOND_LOOK_S if self._suspects.is_set() else 0.0
-
-    def _probe_again(self, model: str) -> None:
-        for _ in range(MOST_REPEATS):
-            if self._over.is_set() or not self._probe(model):
-                return
-
-    def _probe(self, model: str) -> bool:
-        """Have a model classify an image; returns whether once more would tell more."""
-        began_s = time.monotonic()
-        failure = self._server.probe(model, PROBE_TIMEOUT_S)
-        if self._over.is_set():
-            return False
-        self._health.probed(model, failure, began_s)
-        instance = stubs.unhealthy_instance(failure or "")
-        if not instance:
-            return False
-        with self._lock:
-            blamed = _model_of(instance)
-            is_known = self._in_repair == blamed or any(instance == each.instance for each in self._dead)
-            if is_known or began_s < self._models.setdefault(blamed, _Model()).repaired_s:
-                return False
-            is_dead = self._verdicts.add(instance, time.monotonic()) or instance in self._stopped
-            if is_dead and instance not in self._judged:
-                self._judged.append(instance)
-        if is_dead:
-            self._work.set()
-        return not is_dead
-
-    def _suspected(self, model: str) -> list[str]:
-        with self._lock:
-            return [instance for instance in self._stopped if _model_of(instance) == model]
+    def _start_round(self, event: RoundStarted) -> Commands:
+        self.ready, self._image_models = event.ready, event.image_models
+        commands: Commands = []
+        for model in event.image_models:
+            # Triton gives requests that arrive together to different instances.
+            is_suspected = any(_model_of(instance) == model for instance in self._stopped)
+            wanted = self._instances(model) if is_suspected else 1
+            for _ in range(wanted - list(self._pending.values()).count(model)):
+                self._probes += 1
+                self._pending[self._probes] = model
+                commands.append(Probe(model, self._probes))
+        return commands
 
     def _instances(self, model: str) -> int:
-        with self._lock:
-            stubs_of = self._roster.of(model, (self.ready or {}).get(model, ()))
-            return min(MOST_COPIES, len({stub.instance for stub in stubs_of}))
+        known = self._roster.of(model, (self.ready or {}).get(model, ()))
+        return min(MAX_PROBES, len({stub.instance for stub in known}))
 
-    def _repair_on(self) -> float:
-        self._work.wait()
-        self._work.clear()
-        while not self._over.is_set():
-            with self._lock:
-                dead, judged = list(self._dead), list(self._judged)
-            if not dead and not judged:
-                return 0.0
-            ready = self._control.ready_versions()
-            is_idle = True
-            for model in {stub.model for stub in dead}:
-                versions = {stub.version for stub in dead if stub.model == model} & ready.get(model, set())
-                is_idle &= not self._repair(model, versions, PID)
-            for instance in judged:
-                is_idle &= instance not in self._judged or not self._repair_judged(instance, ready)
-            if is_idle:
-                self._over.wait(LOOK_S)
-        return 0.0
+    def _end_probe(self, event: ProbeEnded, now_s: float) -> Commands:
+        probe, instance = event.probe, stubs.unhealthy_instance(event.failure or "")
+        if instance and self._is_news(instance, event.began_s):
+            is_dead = self._verdicts.add(instance, now_s, is_stopped=instance in self._stopped)
+            if not is_dead and probe.attempt < MAX_ATTEMPTS:
+                return [Probe(probe.model, probe.number, probe.attempt + 1)]
+        self._pending.pop(probe.number, None)
+        return []
 
-    def _repair_judged(self, instance: str, ready: dict[str, set[int]]) -> bool:
-        with self._lock:
-            found = self._roster.in_use(instance)
-        model = found[0].model if found else _model_of(instance)
-        versions = {stub.version for stub in found} & ready.get(model, set())
-        if time.monotonic() < self._of(model).not_before_s:
-            return False
-        with self._lock:
-            self._judged.remove(instance)
+    def _is_news(self, instance: str, began_s: float) -> bool:
+        """Return whether a failure is neither known nor older than the last repair."""
+        model = _model_of(instance)
+        is_in_repair = self._repair is not None and self._repair.order.model == model
+        is_known = is_in_repair or any(instance == stub.instance for stub in self._dead)
+        return not is_known and began_s >= self._of(model).repaired_s
+
+    def _seek_repair(self, now_s: float) -> Commands:
+        models = {stub.model for stub in self._dead} | {
+            _model_of(instance) for instance in self._verdicts.dead
+        }
+        is_due = any(now_s >= self._of(model).not_before_s for model in models)
+        if self._is_repairing or self._has_ended or not is_due:
+            return []
+        self._is_repairing = True
+        return [ReadIndex()]
+
+    def _start_repair(self, ready: Mapping[str, set[int]], now_s: float) -> Commands:
+        self._is_repairing = False
+        for model in {stub.model for stub in self._dead}:
+            versions = {stub.version for stub in self._dead if stub.model == model} & ready.get(model, set())
+            if versions and now_s >= self._of(model).not_before_s:
+                return self._order(Reload(model, frozenset(versions), PID), now_s)
+        for instance in list(self._verdicts.dead):
+            in_use = self._roster.in_use(instance)
+            model = in_use[0].model if in_use else _model_of(instance)
+            if now_s < self._of(model).not_before_s:
+                continue
             self._verdicts.clear(instance)
-        if len(found) == 1:  # which of several hangs is not known
-            _kill(found[0].process)
-        return self._repair(model, versions or ready.get(model, set()), PROBE)
+            served = ready.get(model, set())
+            versions = {stub.version for stub in in_use} & served or served
+            # Which of several processes hangs is not known.
+            kills: Commands = [Kill(in_use[0].process)] if len(in_use) == 1 else []
+            if versions:
+                return kills + self._order(Reload(model, frozenset(versions), PROBE), now_s)
+            return kills
+        return []
 
-    def _repair(self, model: str, versions: Collection[int], cause: str) -> bool:
-        """Have Triton start new stubs for versions of a model; returns whether it was tried."""
-        about, now = self._of(model), time.monotonic()
-        if not versions or now < about.not_before_s:
-            return False
-        with self._lock:
-            old = [stub.process for stub in self._roster.of(model, versions)]
-        if self._options.model_control_mode == "none":
-            with self._lock:  # or the server would wait for these when it is asked to end
-                self._left_over |= dict.fromkeys(old, now + OLD_STUBS_S)
-            self._want_restart(f"a stub of '{model}' is dead, and models cannot be loaded in this mode")
-            return True
-        with self._lock:
-            self._in_repair = model
-        try:
-            self._try_repair(model, versions, cause)
-        finally:
-            with self._lock:
-                self._in_repair = ""
-                about.repaired_s = time.monotonic()
-                self._pending.pop(model, None)  # probes of old instances may take their whole time
-                self._left_over |= dict.fromkeys(old, about.repaired_s + OLD_STUBS_S)
-                for instance in [each for each in self._judged if _model_of(each) == model]:
-                    self._judged.remove(instance)
-                    self._verdicts.clear(instance)
-        return True
+    def _order(self, reload: Reload, now_s: float) -> Commands:
+        model = self._of(reload.model)
+        old = [stub.process for stub in self._roster.of(reload.model, reload.versions)]
+        if self._mode == "none":  # left over, or the server would wait for them when it stops
+            self._left_over.add(old, now_s)
+            return self._end(f"a stub of '{reload.model}' is dead, and models cannot be loaded in this mode")
+        pause_s = model.back_off.next_s(now_s - model.repaired_s)
+        self._is_repairing, self._repair = True, _Repair(reload, now_s, old, pause_s)
+        return [reload]
 
-    def _try_repair(self, model: str, versions: Collection[int], cause: str) -> None:
-        about, began_s = self._of(model), time.monotonic()
-        named = f"model '{model}' version {', '.join(map(str, sorted(versions)))}"
-        pause_s = about.back_off.next_s(began_s - about.repaired_s)
-        try:
-            self._reload(model, versions)
-        except Refused as error:
-            self._health.repair_failed(model)
-            self._say(f"{named} has a dead stub, and cannot be loaded: {error}; again in {pause_s:g} s")
-        else:
-            self._look(find=True)
-            seconds = time.monotonic() - began_s
-            self._health.repaired(model, cause)
-            self._say(f"{named} had a dead stub (found by {cause}): loaded again in {seconds:.1f} s")
-        if self._options.model_control_mode == "poll":
-            pause_s = max(pause_s, POLLED_S)
-        about.not_before_s = time.monotonic() + pause_s
+    def _end_repair(self, event: Reloaded, now_s: float) -> Commands:
+        repair = self._repair
+        assert repair is not None, "no model is being loaded"
+        order, pause_s = repair.order, repair.pause_s
+        named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
+        took_s = now_s - repair.began_s
+        text = f"{named} had a dead stub (found by {order.cause}): loaded again in {took_s:.1f} s"
+        if event.refusal:
+            text = f"{named} has a dead stub and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
+        wait_s = max(pause_s, POLLED_S) if self._mode == "poll" else pause_s
+        self._of(order.model).not_before_s = now_s + wait_s
+        self._close_repair(now_s)
+        return [Log(text)]
 
-    def _reload(self, model: str, versions: Collection[int]) -> None:
-        folder = self._options.repository / model
-        touched = [stubs.touch(folder / str(version)) for version in versions]
-        if self._options.model_control_mode == "poll":
+    def _close_repair(self, now_s: float) -> None:
+        repair, self._repair, self._is_repairing = self._repair, None, False
+        if repair is None:
             return
-        if not all(touched):  # somebody else's files: what is loaded already must go first
-            self._control.unload(model)
-        self._control.load(model)
+        model = repair.order.model
+        self._of(model).repaired_s = now_s
+        # Probes of old instances may take their whole time.
+        self._pending = {number: of for number, of in self._pending.items() if of != model}
+        self._left_over.add(repair.old, now_s)
+        for instance in [each for each in self._verdicts.dead if _model_of(each) == model]:
+            self._verdicts.clear(instance)
 
-    def _end_left_over(self, now_s: float) -> None:
-        with self._lock:
-            states = stubs.states(list(self._left_over))
-            self._left_over = {each: due for each, due in self._left_over.items() if each in states}
-            late = [each for each, due in self._left_over.items() if due < now_s and states[each] != "Z"]
-            count = sum(state == stubs.ZOMBIE for state in states.values())
-        for each in late:
-            _kill(each)
-        if count >= MOST_LEFT_OVER:
-            self._want_restart(f"{count} dead instances hold its threads and memory")
-
-    def _want_restart(self, reason: str) -> None:
-        if not self._wanted_end.is_set():
-            self.restart_reason = reason
-            self._wanted_end.set()
+    def _end(self, reason: str = "") -> Commands:
+        if self._has_ended:
+            return []
+        self._has_ended = True
+        return [End(reason)]
 
     def _of(self, model: str) -> _Model:
-        with self._lock:
-            return self._models.setdefault(model, _Model())
-
-    def _say(self, text: str) -> None:
-        if not self._over.is_set():
-            self._log(f"supervisor: {text}")
+        return self._models.setdefault(model, _Model())
 
 
 def _model_of(instance: str) -> str:
-    """Return the model of an instance by Triton's own way to name one: MODEL_GROUP_NUMBER."""
+    """Return the model of an instance; Triton names instances MODEL_GROUP_NUMBER."""
     return instance.rsplit("_", 2)[0]
-
-
-def _kill(process: Process) -> None:
-    if stubs.states([process]):
-        os.kill(process.pid, signal.SIGKILL)

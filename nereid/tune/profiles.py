@@ -16,7 +16,7 @@ from nereid.repository import pbtxt
 from nereid.repository.layout import CONFIGS, backend_of, configs, hidden_models, steps_of
 from nereid.routing import route_file
 from nereid.routing.assignment import parse_route
-from nereid.server.embedded import PLAIN_PROFILE
+from nereid.server.command_line import PLAIN_PROFILE
 from nereid.serving_errors import ServingError
 
 TUNED = "tuned"

@@ -16,7 +16,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from nereid.cli import gateway
-from nereid.server.embedded import KEEP_BUFFERS, STOP_TIMEOUT_S, ServerOptions, Wheel, command
+from nereid.server.command_line import KEEP_BUFFERS, ServerOptions, command
+from nereid.server.embedded_server import STOP_TIMEOUT_S
+from nereid.server.wheel import Wheel
 from tests.conftest import ROOT
 from tests.deployment import (
     COMPOSE,

@@ -14,15 +14,9 @@ from nereid.assets import REPOSITORY
 from nereid.cli.gateway import STOP_S
 from nereid.gateway.readiness import TIMEOUT_S
 from nereid.routing.assignment import parse_route
-from nereid.server.embedded import (
-    DEFAULT_PROFILE,
-    GPU_PROFILE,
-    KEEP_BUFFERS,
-    Ports,
-    ServerOptions,
-    Wheel,
-    command,
-)
+from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE, KEEP_BUFFERS, ServerOptions, command
+from nereid.server.ports import Ports
+from nereid.server.wheel import Wheel
 from tests.conftest import ROOT
 from tests.manifests import FOLDER, container, containers, find, pod, rendered
 

@@ -17,7 +17,7 @@ from nereid.cli import main as commands
 from nereid.gateway.failures import STATUS
 from nereid.gateway.gateway_metrics import Metrics
 from nereid.gateway.http.middleware import FAULTS, IMAGE_ENDPOINTS
-from nereid.server.embedded import ServerOptions
+from nereid.server.command_line import ServerOptions
 from nereid.server.health import METRICS as SUPERVISOR_METRICS
 from nereid.server.health import PREFIX as SUPERVISOR_PREFIX
 from nereid.serving_errors import ServingError

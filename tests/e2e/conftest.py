@@ -12,7 +12,9 @@ from PIL import Image
 
 from nereid.assets import REPOSITORY
 from nereid.repository.layout import hidden_models
-from nereid.server.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 
 TOKEN = "a-token-for-tests"
 # What the two sample photos show, as indices of ImageNet's classes.

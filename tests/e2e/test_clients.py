@@ -23,7 +23,7 @@ from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
 from nereid.client.errors import RequestRefused
 from nereid.server import doctor, run_dir
-from nereid.server.embedded import TOKEN_HEADER
+from nereid.server.command_line import TOKEN_HEADER
 from tests.classifiers import WAYS, opened
 from tests.e2e.conftest import CATS, ESPRESSO, TOKEN, url
 from tests.routes import wait_until

@@ -7,9 +7,9 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.routing.deadline import PARAMETER
-from nereid.server import metrics_page
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import wait_until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nereid.assets import CHELSEA
-from nereid.server.embedded import free_ports
+from nereid.server.ports import free_ports
 from tests.conftest import ROOT
 from tests.deployment import ENV_EXAMPLE, SERVICES, check_health, command_line, listening
 from tests.e2e.conftest import url

@@ -15,7 +15,9 @@ import pytest
 
 from nereid.assets import ADAPTERS, COFFEE
 from nereid.server import stubs
-from nereid.server.embedded import environment, find_wheel, free_ports, region_prefix
+from nereid.server.command_line import environment, region_prefix
+from nereid.server.ports import free_ports
+from nereid.server.wheel import find_wheel
 from tests.conftest import ROOT
 from tests.deployment import SERVICES, SLIM, check_health, command_line, copies, instructions, listening
 from tests.routes import wait_until

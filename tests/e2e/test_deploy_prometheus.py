@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.cli.main import app
-from nereid.server.embedded import free_ports
+from nereid.server.ports import free_ports
 from tests.monitoring import PROMETHEUS, Query, read, rules, scaling, shown
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, gateway, serving

@@ -24,7 +24,7 @@ import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from loadtest.callers import PROTOCOLS, Callers
+from loadtest.background_load import PROTOCOLS, BackgroundLoad
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.errors import RequestRefused
@@ -32,7 +32,8 @@ from nereid.client.group import Outcome
 from nereid.client.prediction import Prediction
 from nereid.client.request import ProtocolName, image_tensor
 from nereid.imaging.decode import Limits
-from nereid.server.embedded import ADMIN_APIS, READABLE_ON_LOOPBACK, TOKEN_HEADER, free_ports
+from nereid.server.command_line import ADMIN_APIS, READABLE_ON_LOOPBACK, TOKEN_HEADER
+from nereid.server.ports import free_ports
 from tests.conftest import ROOT
 from tests.e2e.conftest import group_members
 from tests.routes import WATCHDOG_S, wait_until
@@ -559,7 +560,7 @@ def test_rolling_restart_is_not_noticed(pair, proxy):
         attempts.append(prediction.timings.attempts)
         return what_is_wrong(prediction)
 
-    with Callers(proxy, "classify", 2 * CONCURRENCY, check=check) as callers:
+    with BackgroundLoad(proxy, "classify", 2 * CONCURRENCY, check=check) as callers:
         wait_until(lambda: len(attempts) > 4 * CONCURRENCY, "traffic")
         for name in SERVERS:
             assert pair.stop(name) == 0

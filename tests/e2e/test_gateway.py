@@ -15,7 +15,7 @@ import pytest
 from nereid.assets import CHELSEA, COFFEE
 from nereid.gateway.admission.admission import WAITING_PER_PERMIT
 from nereid.gateway.admission.concurrency_limit import INITIAL
-from nereid.server.embedded import free_ports
+from nereid.server.ports import free_ports
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.proof import REQUESTS
 

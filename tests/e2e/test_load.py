@@ -19,7 +19,7 @@ import pytest
 from loadtest import load, processes, stall
 from loadtest.users import thresholds
 from nereid.assets import ADAPTERS, REPOSITORY
-from nereid.server.embedded import free_ports
+from nereid.server.ports import free_ports
 from tests.routes import wait_until
 
 # Three times what a stalled machine was seen to need for the start of Locust and its workers.

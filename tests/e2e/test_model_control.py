@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 from tritonclient.utils import InferenceServerException
 
-from nereid.server.embedded import region_prefix
+from nereid.server.command_line import region_prefix
 from tests.networks import (
     ONE_INSTANCE,
     ask,

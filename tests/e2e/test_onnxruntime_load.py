@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from tritonclient.grpc import InferenceServerClient, model_config_pb2
 from tritonclient.utils import InferenceServerException
 
-from nereid.server.embedded import EmbeddedServer
+from nereid.server.embedded_server import EmbeddedServer
 from tests.networks import (
     DATATYPES,
     ONE_INSTANCE,

@@ -26,7 +26,9 @@ from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app
 from nereid.gateway.settings import Settings
-from nereid.server.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import url
 

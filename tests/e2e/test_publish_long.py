@@ -118,7 +118,7 @@ def driver(record: ServerRecord, call: str) -> str:
     """Return Python code that changes the repository, with the server's record as `record`."""
     return f"""
 from pathlib import Path
-from nereid.server.embedded import Ports
+from nereid.server.ports import Ports
 from nereid.errors import OperationFailed
 from nereid.publish.add import Wish, add
 from nereid.publish.publisher import publish, retire

@@ -14,7 +14,9 @@ from nereid.cli.main import app
 from nereid.client.classifier import Classifier
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused
 from nereid.server import run_dir
-from nereid.server.embedded import EmbeddedServer, Ports, ServerOptions, free_ports
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import url
 

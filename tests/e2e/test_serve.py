@@ -17,8 +17,11 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE, REPOSITORY
+from nereid.errors import ServerError
 from nereid.server import run_dir
-from nereid.server.embedded import EmbeddedServer, Ports, ServerError, ServerOptions, free_ports
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 from nereid.server.serve import check_options
 from tests.e2e.conftest import TOKEN, group_members, url
 
@@ -239,7 +242,7 @@ def test_broken_repository_is_refused_with_model_and_field(
     ("words", "message"),
     [
         (["serve", "--profile", "nope"], "no model has the profile 'nope', known are: cpu, ensemble"),
-        (["serve", "--repository", "/nonexistent"], "/nonexistent is no model repository"),
+        (["serve", "--repository", "/nonexistent"], "/nonexistent is not a model repository"),
         (["classify", "/nonexistent.jpg"], "/nonexistent.jpg does not exist"),
         (["classify", str(COFFEE), "--protocol", "smtp"], "smtp"),
         (["serve", "--model-control-mode", "magic"], "magic"),

@@ -24,9 +24,10 @@ from loadtest.bench.paths import LEAD_S, Running
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
 from loadtest.bench.sample import Sample
 from nereid.cli.main import app
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.server.embedded import KEEP_BUFFERS, Ports, ServerError
-from nereid.tune.closed_loop import Load, LoadFailed
+from nereid.errors import OperationFailed, ServerError, WrongUsage
+from nereid.server.command_line import KEEP_BUFFERS
+from nereid.server.ports import Ports
+from nereid.tune.load_generator import Load, LoadFailed
 
 GRPC = replace(TWICE, generator=PERF_ANALYZER, protocol="grpc")
 HTTP = replace(GRPC, protocol="http")

@@ -40,7 +40,7 @@ from nereid.client.errors import (
 from nereid.client.prediction import Label, Prediction, Timings, label
 from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import NoRoom, Region, Regions
-from nereid.server.embedded import free_ports
+from nereid.server.ports import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, answered, error, opened, serving, silent
 from tests.routes import wait_until
 

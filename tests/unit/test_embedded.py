@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from nereid.assets import REPOSITORY
-from nereid.server import embedded, preflight
-from nereid.server.embedded import LOOPBACK, Ports, ServerError, ServerOptions, Wheel
+from nereid.errors import ServerError
+from nereid.server import command_line, ports, preflight
+from nereid.server.command_line import LOOPBACK, ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 from nereid.server.serve import check_options
+from nereid.server.wheel import Wheel, assemble_backends, find_wheel
 
 WHEEL = Wheel(Path("/w/tritonserver"), Path("/w/python"), Path("/w/stub"), Path("/w/libs"))
 OPTIONS = ServerOptions(Path("/r"), ports=Ports(1, 2, 3))
@@ -17,7 +21,7 @@ OPTIONS = ServerOptions(Path("/r"), ports=Ports(1, 2, 3))
 
 def flags(options: ServerOptions) -> dict[str, str]:
     """Return the command line's flags as a dict."""
-    words = embedded.command(options, WHEEL, Path("/b"), "me")[1:]
+    words = command_line.command(options, WHEEL, Path("/b"), "me")[1:]
     return dict(word.removeprefix("--").split("=", 1) for word in words)
 
 
@@ -104,7 +108,7 @@ def test_own_environment_wins_over_the_defaults():
     """An operator's malloc setting is kept; the stub's Python comes first in PATH."""
     libpython = preflight.find_libpython(preflight.PYTHON, preflight.library_folders())
 
-    environment = embedded.environment(WHEEL, {"MALLOC_TRIM_THRESHOLD_": "1", "PATH": "/bin", "OTHER": "x"})
+    environment = command_line.environment(WHEEL, {"MALLOC_TRIM_THRESHOLD_": "1", "PATH": "/bin", "OTHER": "x"})
 
     assert (environment["MALLOC_TRIM_THRESHOLD_"], environment["OTHER"]) == ("1", "x")
     assert environment["PATH"].endswith(":/bin")
@@ -113,7 +117,7 @@ def test_own_environment_wins_over_the_defaults():
 
 def test_backends_are_the_wheels_and_ours(tmp_path):
     """Every adapter of the library is there, beside the wheel's own backend with the stub of this Python."""
-    backends = embedded.assemble_backends(embedded.find_wheel(), tmp_path / "backends")
+    backends = assemble_backends(find_wheel(), tmp_path / "backends")
 
     found = {str(path.relative_to(backends)) for path in backends.rglob("*") if path.is_file()}
     assert found == {
@@ -133,7 +137,7 @@ def test_taken_port_is_named_before_the_server_starts(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = embedded.EmbeddedServer(replace(OPTIONS, ports=Ports(port, 0, 0)), tmp_path, {})
+        server = EmbeddedServer(replace(OPTIONS, ports=Ports(port, 0, 0)), tmp_path, {})
 
         with pytest.raises(ServerError, match=f"http port {port} on 127.0.0.1 cannot be used: .*--http-port"):
             server.start()
@@ -141,12 +145,12 @@ def test_taken_port_is_named_before_the_server_starts(tmp_path):
 
 def test_free_ports_are_not_those_of_outgoing_connections(tmp_path, monkeypatch):
     """Anybody's connection could take one of those before the server does; without others they must do."""
-    ports = tmp_path / "ip_local_port_range"
-    monkeypatch.setattr(embedded, "OUTGOING_PORTS", ports)
-    ports.write_text("12000\t60999\n")
-    below = embedded.free_ports(3)
-    ports.write_text("1024\t65535\n")
-    any_at_all = embedded.free_ports(3)
+    range_file = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(ports, "OUTGOING_PORTS", range_file)
+    range_file.write_text("12000\t60999\n")
+    below = free_ports(3)
+    range_file.write_text("1024\t65535\n")
+    any_at_all = free_ports(3)
 
     assert all(10_000 <= port < 12_000 for port in below)
     assert len(set(any_at_all)) == 3
@@ -154,7 +158,7 @@ def test_free_ports_are_not_those_of_outgoing_connections(tmp_path, monkeypatch)
 
 def test_free_ports_differ():
     """Three ports asked for together are three."""
-    assert len(set(embedded.free_ports(3))) == 3
+    assert len(set(free_ports(3))) == 3
 
 
 def test_this_machine_passes_preflight():

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtest import gateway, route
-from nereid.server import metrics_page
+from nereid import metrics_page
 
 
 def load(answered: float, p50_ms: float | None = 10.0) -> dict:

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
+from nereid import metrics_page
+from nereid.errors import ServerError
 from nereid.server import health as pages
-from nereid.server import metrics_page
-from nereid.server.embedded import ServerError
 from nereid.server.health import Health
 
 DEAD = "Stub process 'eyes_0_0' is not healthy."

@@ -20,7 +20,7 @@ from nereid.publish.publisher import publish, retire, rollback
 from nereid.publish.versions import versions
 from nereid.repository.layout import configs, pins, versions_there
 from nereid.routing.assignment import parse_route
-from nereid.server.embedded import Ports, free_ports
+from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests.publishing import (
     NET,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nereid.errors import ServerError
 from nereid.server import run_dir
-from nereid.server.embedded import Ports, ServerError
+from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 
 

@@ -50,14 +50,14 @@ def test_reason_is_the_failed_models_own():
     """The model that failed is named with its reason, without the traceback and without its dependents."""
     log, _ = read(*NOISE, NO_FILE, DEPENDS, END)
 
-    assert log.reason() == "model 'net': unable to find '/r/net/1/model.onnx' for model instance 'net'"
+    assert str(log.failure()) == "model 'net': unable to find '/r/net/1/model.onnx' for model instance 'net'"
 
 
 def test_reason_names_the_field_of_a_broken_config():
     """A config that does not parse is explained with file, line and field."""
     log, _ = read(PARSE, POLL, END)
 
-    assert log.reason() == (
+    assert str(log.failure()) == (
         "model 'e': failed to read text proto from /r/e/config.pbtxt "
         '(4:14: Message type "inference.ModelConfig" has no field named "max_batchsize".)'
     )
@@ -67,13 +67,30 @@ def test_reason_without_a_failed_model_is_tritons_error():
     """What is not a model's fault is told in Triton's words."""
     log, _ = read(LOADING, 'E1121 10:00:00.1 1 main.cc:1] "failed to start HTTP service: Unavailable"', END)
 
-    assert log.reason() == (
-        "failed to start HTTP service: Unavailable\ncreating server: Internal - failed to load all models"
+    assert str(log.failure()) == (
+        "failed to start HTTP service: Unavailable; creating server: Internal - failed to load all models"
     )
 
 
-def test_silent_end_shows_the_last_lines():
-    """A server that just ends leaves its last lines to look at."""
+def test_each_failure_is_logged_once():
+    """Triton repeats a failed load at four places; a later attempt is logged again."""
+    reason = "unable to find '/r/net/1/model.onnx' for model instance 'net'"
+    stub = (
+        f'I1121 10:00:00.1 1 pb_stub.cc:366] "Failed to initialize Python stub: InvalidConfig: {reason}\\n"'
+    )
+    instance = f'E1121 10:00:00.1 1 backend_model.cc:692] "ERROR: Failed to create instance: {reason}\\n"'
+    table = ["| net | 1 | READY |", f"| net | 2 | UNAVAILABLE: Internal: {reason} |", "|     |   | At: |"]
+    final = [f"error: creating server: load failed: {reason}", "At:", "  session.py(47)", ";"]
+
+    log, shown = read(stub, instance, NO_FILE, *table, *final, LOADING, NO_FILE)
+
+    assert shown == [NO_FILE, table[0], LOADING, NO_FILE]
+    assert str(log.failure()) == f"model 'net': {reason}"
+
+
+def test_silent_end_has_the_last_lines():
+    """A server that just ends leaves its last lines as a note."""
     log, _ = read(LOADING)
 
-    assert log.reason() == f"tritonserver ended without an error:\n{LOADING}"
+    assert str(log.failure()) == "tritonserver ended without an error message"
+    assert log.failure().__notes__ == [LOADING]

@@ -18,9 +18,9 @@ from loadtest.soak.scene import Scene
 from loadtest.soak.traffic import Kind, Tally, Target, Traffic, refusal
 from loadtest.soak.verdict import grown, kept, markdown, none, traffic_markdown
 from loadtest.soak.watch import Quiet, Sample, Sampler, lasting, least, present
+from nereid import metrics_page
 from nereid.client.errors import Overloaded, RequestRefused, ServerFailed, TimedOut
 from nereid.client.prediction import Label, Prediction, Timings
-from nereid.server import metrics_page
 
 # As samples are taken: every so often, at a random moment.
 MINUTES = (np.arange(200) + np.random.default_rng(0).random(200)) / 10

@@ -18,18 +18,18 @@ LIVES, ENDED = "S", "Z"
 LATER_S = DEAD_AFTER_S
 
 
-def looked(*looks: dict[Stub, str]) -> list[Stub]:
-    """Return what the last of some looks calls dead; each has the state of all stubs that are still there."""
+def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
+    """Return the dead stubs of the last observation; each has the states of all stubs that still exist."""
     roster, dead = Roster(), []
-    for number, look in enumerate(looks):
-        living = [stub for stub, state in look.items() if state != ENDED]
-        states = {stub.process: state for stub, state in look.items()}
-        dead = roster.look(living, states, number * LATER_S)
+    for number, observation in enumerate(observations):
+        living = [stub for stub, state in observation.items() if state != ENDED]
+        states = {stub.process: state for stub, state in observation.items()}
+        dead = roster.update(living, states, number * LATER_S)
     return dead
 
 
 @pytest.mark.parametrize(
-    ("looks", "dead"),
+    ("observations", "dead"),
     [
         ([{}], []),
         ([{FIRST: LIVES}, {FIRST: LIVES}], []),
@@ -58,16 +58,16 @@ def looked(*looks: dict[Stub, str]) -> list[Stub]:
         "stopped",
     ],
 )
-def test_dead_is_who_ended_uncollected_and_unreplaced(looks, dead):
-    """A zombie that stays, whose place nobody has taken, is a dead stub; whatever Triton ended is none."""
-    assert looked(*looks) == dead
+def test_zombie_that_stays_and_is_not_replaced_is_dead(observations, dead):
+    """A stub that Triton ended is collected, so only killed stubs count."""
+    assert dead_after(*observations) == dead
 
 
 def test_stubs_in_use_are_the_youngest_of_each_version():
     """An instance's name is shared by versions, and by old stubs that Triton has not ended yet."""
     roster = Roster()
     all_of_them = [FIRST, SECOND, REPLACEMENT, OTHER_VERSION]
-    roster.look(all_of_them, {stub.process: LIVES for stub in all_of_them}, 0)
+    roster.update(all_of_them, {stub.process: LIVES for stub in all_of_them}, 0)
 
     assert roster.in_use("model_0_0") == [REPLACEMENT, OTHER_VERSION]
     assert roster.instances([FIRST.process, SECOND.process]) == {"model_0_1"}
@@ -75,13 +75,16 @@ def test_stubs_in_use_are_the_youngest_of_each_version():
 
 
 def test_second_verdict_within_a_while_is_final():
-    """One unhealthy answer may be a pause of the machine; the next one is not, unless it comes long after."""
+    """One unhealthy response may be a pause of the machine; a second one soon after is not."""
     verdicts = Verdicts()
 
-    told = [verdicts.add("model_0_0", now_s) for now_s in (0, 40, 45)]
+    are_final = [verdicts.add("model_0_0", now_s) for now_s in (0, 40, 45, 46)]
+    dead = list(verdicts.dead)
     verdicts.clear("model_0_0")
 
-    assert (told, verdicts.add("model_0_0", 46)) == ([False, False, True], False)
+    assert (are_final, dead, verdicts.dead) == ([False, False, True, True], ["model_0_0"], [])
+    assert not verdicts.add("model_0_0", 47)
+    assert verdicts.add("model_0_1", 0, is_stopped=True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Triton's metrics page, read: Prometheus' text format as far as Triton writes it."""
+"""Samples of a metrics page in Prometheus' text format, as far as Triton and `nereid serve` write it."""
 
 import http.client
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of the page."""
+    """One sample: its metric's name, its labels and its value."""
 
     name: str
     labels: Mapping[str, str]
@@ -16,16 +16,19 @@ class Sample:
 
 
 def parse(page: str) -> Iterator[Sample]:
-    """Yield the samples of a page."""
+    """Yield the samples of a page under the names that the page has.
+
+    `prometheus_client.parser` appends `_total` to the counters of Triton, such as `nv_inference_count`.
+    """
     for name, labels, value in re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", page, re.MULTILINE):
         yield Sample(name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value))
 
 
 def fetch(host: str, port: int, timeout_s: float) -> str:
-    """Return a server's metrics page.
+    """Return the text of a server's metrics page.
 
     Raises:
-        OSError, http.client.HTTPException: the server does not answer in time, or not with the page.
+        OSError, http.client.HTTPException: no response in time, or a response without the page.
     """
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:

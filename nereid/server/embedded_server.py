@@ -1,0 +1,233 @@
+"""The process group of one `tritonserver`, without a container and without root: start, probes, stop."""
+
+import contextlib
+import http.client
+import os
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nereid.assets import COFFEE
+from nereid.client.errors import tells_of_load
+from nereid.errors import ServerError
+from nereid.processes import end_with_parent
+from nereid.repository import layout as repository
+from nereid.server.command_line import ServerOptions, command, environment, region_prefix
+from nereid.server.ports import check_ports
+from nereid.server.server_log import ServerLog
+from nereid.server.wheel import assemble_backends, find_wheel
+from nereid.serving_errors import InvalidConfig
+
+STOP_TIMEOUT_S, STOP_POLL_S = 40.0, 0.25
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
+
+
+class EmbeddedServer:
+    """One `tritonserver` process group; as a context manager it is ready inside and gone after.
+
+    Args:
+        options: settings of the server.
+        run_dir: a folder of this server's own; the backend directory is assembled in it.
+        inherited: the environment to start from.
+        log: called with every line of the server's log that is worth showing.
+        among: limits the models that are loaded at start in the explicit mode; None for all of the profile.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        run_dir: Path,
+        inherited: Mapping[str, str],
+        log: Callable[[str], None] = lambda line: None,
+        among: Collection[str] | None = None,
+    ) -> None:
+        self.options = options
+        self.log = ServerLog(log)
+        self._run_dir = run_dir
+        self._inherited = inherited
+        self._among = among
+        self._models: Sequence[str] = ()
+        # The name distinguishes this server from another one that took the same port in between.
+        self.id = f"nereid-{secrets.token_hex(8)}"
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> "EmbeddedServer":
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Process id of `tritonserver`, which leads its own process group."""
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process; it ends when the starting thread does, even if that is killed.
+
+        Raises:
+            ServerError: a part is missing, or a port is taken.
+        """
+        wheel = find_wheel()
+        check_ports(self.options.host, self.options.ports)
+        backends = assemble_backends(wheel, self._run_dir / "backends")
+        # Listed only once: models may come or go while the server starts.
+        models = _models_to_load(self.options)
+        self._models = [name for name in models if self._among is None or name in self._among]
+        self._process = subprocess.Popen(
+            command(self.options, wheel, backends, self.id, self._models),
+            env=environment(wheel, self._inherited),
+            cwd=self._run_dir,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=end_with_parent(),
+        )
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def wait_ready(self, timeout_s: float = 180.0) -> None:
+        """Return when every model that takes an `image` has classified one.
+
+        Raises:
+            ServerError: the server died, a model failed to load, or `timeout_s` passed; if the reason is
+                unknown, a note of the error has the end of the log.
+        """
+        deadline = time.monotonic() + timeout_s
+        for path, body, expected in [
+            ("/v2", None, f'"name":"{self.id}"'),
+            ("/v2/health/ready", None, ""),
+            *((infer_path(name), COFFEE.read_bytes(), "") for name in self._loaded_image_models()),
+        ]:
+            while (refusal := self._request(path, body, expected)) is not None:
+                self._raise_if_ended()
+                if time.monotonic() > deadline:
+                    late = ServerError(f"not ready after {timeout_s:.0f} s, {path} says: {refusal}")
+                    late.add_note(self.log.tail())
+                    raise late
+                time.sleep(0.05)
+        self._raise_if_ended()
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the server runs."""
+        return self._process.poll() if self._process else None
+
+    def wait(self) -> int:
+        """Wait until the server ends by itself; returns its exit status."""
+        assert self._process is not None, "the server was not started"
+        return self._process.wait()
+
+    def probe(self, model: str, timeout_s: float) -> str | None:
+        """Classify an image with a model; returns None on success, else the reason of the failure.
+
+        Overload is not a failure. Removing this server from rotation would push its load onto the next one.
+        """
+        refusal = self._request(infer_path(model), COFFEE.read_bytes(), "", timeout_s)
+        return None if refusal and tells_of_load(refusal) else refusal
+
+    def probe_server(self, timeout_s: float) -> str | None:
+        """Check the server's own readiness; returns None on success, else the reason of the failure."""
+        return self._request("/v2/health/ready", None, "", timeout_s)
+
+    def stop(self, is_done: Callable[[], bool] = lambda: False) -> None:
+        """End the process group and remove its shared memory.
+
+        Triton gets `STOP_TIMEOUT_S` to finish its requests; processes that are left are then killed.
+
+        Args:
+            is_done: called about every `STOP_POLL_S`; true ends the waiting.
+        """
+        if self._process is None:
+            return
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        try:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+            while self._process.poll() is None and time.monotonic() < deadline and not is_done():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(STOP_POLL_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._drain_log()
+            # A stub that is killed leaves its region behind.
+            for region in SHARED_MEMORY_FOLDER.glob(f"{region_prefix(self.id)}*"):
+                region.unlink(missing_ok=True)
+
+    def _raise_if_ended(self) -> None:
+        if self.poll() is not None:
+            self._drain_log()
+            raise self.log.failure()
+
+    def _loaded_image_models(self) -> list[str]:
+        return [name for name in image_models(self.options) if name in self._models]
+
+    def _request(self, path: str, body: bytes | None, expected: str, timeout_s: float = 30.0) -> str | None:
+        """Return None if the response is 200 and contains `expected`, else its status and text."""
+        connection = http.client.HTTPConnection(self.options.host, self.options.ports.http, timeout=timeout_s)
+        try:
+            headers = {"Inference-Header-Content-Length": "0"} if body else {}
+            connection.request("POST" if body else "GET", path, body, headers)
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
+            right = response.status == http.HTTPStatus.OK and expected in text
+            return None if right else f"{response.status} {text}"
+        except (OSError, http.client.HTTPException) as error:
+            return str(error)
+        finally:
+            connection.close()
+
+    def _read_log(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self.log.add(line.rstrip("\n"))
+
+    def _drain_log(self) -> None:
+        if self._reader:
+            self._reader.join(timeout=5)
+
+
+def _models_to_load(options: ServerOptions) -> list[str]:
+    """Return the models to load at start: all, except those that the profile does not use."""
+    try:
+        hidden = repository.hidden_models(options.repository, options.profile)
+        return sorted(repository.configs(options.repository, options.profile).keys() - hidden)
+    except InvalidConfig:  # Triton has the better message, and ends
+        return ["*"]
+
+
+def image_models(options: ServerOptions) -> list[str]:
+    """Return the models on disk whose only input is an encoded `image`."""
+    documents = repository.readable_configs(options.repository, options.profile)
+    return [name for name, document in documents.items() if _inputs(document) == [("image", "TYPE_STRING")]]
+
+
+def _inputs(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(each["name"], each["data_type"]) for each in document.get("input", ())]
+
+
+def infer_path(model: str) -> str:
+    """Return the HTTP path of a model's inference requests."""
+    return f"/v2/models/{model}/infer"

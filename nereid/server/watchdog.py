@@ -1,0 +1,221 @@
+"""Threads around the supervisor: they observe a running server and carry out the supervisor's commands.
+
+One thread lists the processes, one starts probes, and one repairs, so that a slow server delays only one.
+"""
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from nereid.server import stubs
+from nereid.server.control import Control, NotReached, Refused
+from nereid.server.embedded_server import EmbeddedServer, image_models
+from nereid.server.health import Health
+from nereid.server.run_dir import ServerRecord
+from nereid.server.stubs import Stub
+from nereid.server.supervisor import (
+    Command,
+    End,
+    Event,
+    FindStubs,
+    IndexRead,
+    Kill,
+    Log,
+    Probe,
+    ProbeEnded,
+    ProbeSoon,
+    ProcessesSeen,
+    ReadIndex,
+    Reload,
+    Reloaded,
+    RepairInterrupted,
+    ReportBroken,
+    RoundStarted,
+    ServerEnded,
+    Supervisor,
+)
+
+OBSERVE_S, FIND_S = 0.1, 0.8
+PROBE_S, PROBE_SOON_S, PROBE_TIMEOUT_S = 1.0, 0.11, 5.0
+MAX_PROBERS = 16
+JOIN_S = 1.0
+
+
+class Watchdog:
+    """Supervises one server while the context is open.
+
+    Args:
+        server: a ready server.
+        record: how to reach the server.
+        health: receives each observation and each repair.
+        log: called with one line for each action.
+    """
+
+    def __init__(
+        self, server: EmbeddedServer, record: ServerRecord, health: Health, log: Callable[[str], None]
+    ) -> None:
+        self._server, self._health, self._log = server, health, log
+        self._options, self._control = server.options, Control(record)
+        self._supervisor, self._lock = Supervisor(server.options.model_control_mode), threading.Lock()
+        self._observing = threading.RLock()
+        self._found_s = float("-inf")
+        self._ready: dict[str, set[int]] | None = None
+        self._image_models: list[str] = []
+        self._orders: queue.SimpleQueue[ReadIndex | Reload | None] = queue.SimpleQueue()
+        self._probers = ThreadPoolExecutor(MAX_PROBERS, "probe")
+        self._is_closed, self._has_ended, self._probe_soon = (threading.Event() for _ in range(3))
+        self._last_trouble = ""
+        self.restart_reason = ""
+        self._threads = [
+            threading.Thread(target=self._repeat, args=[each], name=each.__name__, daemon=True)
+            for each in (self._observe_processes, self._start_probes, self._repair)
+        ]
+
+    def __enter__(self) -> "Watchdog":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._is_closed.set()
+        self._probe_soon.set()
+        self._orders.put(None)
+        self._probers.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+
+    @property
+    def ready(self) -> dict[str, set[int]]:
+        """The versions by model that were ready last."""
+        return self._supervisor.ready or {}
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the server has ended, or must be restarted (see `restart_reason`); false if late."""
+        return self._has_ended.wait(timeout_s)
+
+    def is_emptied(self) -> bool:
+        """Return whether a stopping server has ended all models, except instances it will never end."""
+        return self._supervisor.is_emptied(self._living())
+
+    def _repeat(self, step: Callable[[], float]) -> None:
+        """Call `step` until the end; it returns the seconds to wait before the next call."""
+        while not self._is_closed.is_set():
+            try:
+                pause_s = step()
+            except NotReached:
+                pause_s = PROBE_S  # the server is about to end, or hangs: the probes will show which
+            except Exception as error:
+                # An unforeseen error is logged; it must not end the supervision.
+                trouble = f"failed and continues: {type(error).__name__}: {error}"
+                if trouble != self._last_trouble:
+                    self._say(trouble)
+                self._last_trouble, pause_s = trouble, PROBE_S
+            self._is_closed.wait(pause_s)
+
+    def _observe_processes(self) -> float:
+        if self._server.poll() is not None:
+            self._handle(ServerEnded())
+        else:
+            self._observe(find=time.monotonic() - self._found_s >= FIND_S)
+        return OBSERVE_S
+
+    def _observe(self, find: bool) -> None:
+        with self._observing:
+            living = self._living() if find else []
+            if find:
+                self._found_s = time.monotonic()
+            with self._lock:
+                known = self._supervisor.processes
+            states = stubs.states({*known, *(stub.process for stub in living)})
+            self._handle(ProcessesSeen(states, living if find else None))
+
+    def _living(self) -> list[Stub]:
+        return stubs.find(self._server.pid, self._options.repository)
+
+    def _start_probes(self) -> float:
+        began_s = time.monotonic()
+        self._probe_soon.clear()
+        ready = self._control.ready_versions()
+        if ready != self._ready:  # a model's inputs change only with its versions, and reading is slow
+            self._image_models, self._ready = image_models(self._options), ready
+        models = [name for name in self._image_models if name in ready]
+        server_failure = None if models else self._server.probe_server(PROBE_TIMEOUT_S)
+        if not self._is_closed.is_set():
+            self._health.asked(server_failure, models)
+        self._handle(RoundStarted(ready, models))
+        self._probe_soon.wait(max(0.0, PROBE_S - (time.monotonic() - began_s)))
+        return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
+
+    def _probe(self, probe: Probe) -> None:
+        began_s = time.monotonic()
+        failure: str | None = "the probe was not sent"
+        try:
+            failure = self._server.probe(probe.model, PROBE_TIMEOUT_S)
+        finally:
+            if not self._is_closed.is_set():
+                self._health.probed(probe.model, failure, began_s)
+            self._handle(ProbeEnded(probe, failure, began_s))
+
+    def _repair(self) -> float:
+        order = self._orders.get()
+        event: Event = RepairInterrupted()
+        try:
+            if isinstance(order, ReadIndex):
+                event = IndexRead(self._control.ready_versions())
+            elif order:
+                event = self._reload(order)
+        finally:
+            self._handle(event)
+        return 0.0
+
+    def _reload(self, order: Reload) -> Reloaded:
+        folder = self._options.repository / order.model
+        try:
+            touched = [stubs.touch(folder / str(version)) for version in order.versions]
+            if self._options.model_control_mode != "poll":
+                if not all(touched):  # another user owns the files: the loaded versions must go first
+                    self._control.unload(order.model)
+                self._control.load(order.model)
+        except Refused as error:
+            self._health.repair_failed(order.model)
+            return Reloaded(str(error))
+        self._observe(find=True)
+        self._health.repaired(order.model, order.cause)
+        return Reloaded()
+
+    def _handle(self, event: Event) -> None:
+        with self._lock:
+            commands = self._supervisor.step(event, time.monotonic())
+        for command in commands:
+            if not self._is_closed.is_set():
+                self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case FindStubs():
+                self._observe(find=True)
+            case ProbeSoon():
+                self._probe_soon.set()
+            case Probe():
+                self._probers.submit(self._probe, command)
+            case ReadIndex() | Reload():
+                self._orders.put(command)
+            case Kill():
+                if stubs.states([command.process]):
+                    os.kill(command.process.pid, signal.SIGKILL)
+            case ReportBroken():
+                self._health.looked(command.models)
+            case Log():
+                self._say(command.text)
+            case End():
+                self.restart_reason = command.reason
+                self._has_ended.set()
+
+    def _say(self, text: str) -> None:
+        if not self._is_closed.is_set():
+            self._log(f"supervisor: {text}")

@@ -1,0 +1,113 @@
+"""Signals, death with the parent, and waits that grow while something keeps failing."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from nereid.processes import STOP_SIGNALS, BackOff, StopFlag, exit_on_sigterm, on_signals
+
+WATCHDOG_S = 60
+
+
+@contextmanager
+def handlers():
+    """Restore the handlers of SIGINT and SIGTERM afterwards."""
+    before = {each: signal.getsignal(each) for each in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_signals_call_their_actions_in_order():
+    """Each signal has its action, whichever of both it is; further ones have the last handler."""
+    seen = []
+    with handlers():
+        on_signals(
+            lambda n: seen.append(("first", n)), lambda n: seen.append(("second", n)), then=signal.SIG_IGN
+        )
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+
+    assert seen == [("first", signal.SIGTERM), ("second", signal.SIGINT)]
+
+
+def test_stop_flag_leaves_the_second_signal_to_the_kernel():
+    """The first signal sets the flag; after it both have their default again."""
+    with handlers():
+        stop = StopFlag()
+        before = stop.is_set()
+        signal.raise_signal(signal.SIGINT)
+        assert (before, stop.is_set()) == (False, True)
+        assert {signal.getsignal(each) for each in STOP_SIGNALS} == {signal.SIG_DFL}
+
+
+def test_sigterm_closes_what_is_open():
+    """The exit status is a shell's; a second SIGTERM changes nothing, and the old handler comes back."""
+    before = signal.getsignal(signal.SIGTERM)
+    closed = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            closed.append(True)
+
+    with pytest.raises(SystemExit) as left, exit_on_sigterm():
+        work()
+
+    assert closed == [True]
+    assert (left.value.code, signal.getsignal(signal.SIGTERM)) == (128 + signal.SIGTERM, before)
+
+
+def test_child_ends_with_its_parent():
+    """A killed parent takes its child along."""
+    program = (
+        "import subprocess, time; from nereid.processes import end_with_parent;"
+        "child = subprocess.Popen(['sleep', '600'], preexec_fn=end_with_parent(), stdout=subprocess.DEVNULL);"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = os.pidfd_open(int(parent.stdout.readline()))
+    try:
+        parent.kill()
+        parent.communicate()
+        assert select.select([child], [], [], WATCHDOG_S)[0] == [child]
+    finally:
+        os.close(child)
+
+
+def test_child_of_a_dead_parent_ends_itself():
+    """The parent may die between the fork and the request to the kernel."""
+    program = (
+        "import os, sys; from nereid.processes import end_with_parent; prepare = end_with_parent();"
+        "wait = lambda pid: os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]));"
+        "(child := os.fork()) and wait(child); (grandchild := os.fork()) and wait(grandchild);"
+        "prepare(); os._exit(0)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "expected"),
+    [
+        ([0, 0, 0, 0, 0], [0.2, 1, 4, 4, 4]),
+        ([0, 59, 59, 59, 59], [0.2, 1, 4, 4, 4]),
+        ([0, 0, 60, 0, 0], [0.2, 1, 0.2, 1, 4]),
+        ([float("inf"), 0, 1000, 1000, 0], [0.2, 1, 0.2, 0.2, 1]),
+    ],
+    ids=["fails immediately", "fails before it is calm", "was calm once", "first time"],
+)
+def test_waits_grow_until_all_was_well_for_a_while(ran_s, expected):
+    """Each failure waits longer, up to the last delay; a calm while brings the first delay again."""
+    back_off = BackOff([0.2, 1, 4], calm_s=60)
+
+    assert [back_off.next_s(each) for each in ran_s] == expected

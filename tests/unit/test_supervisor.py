@@ -1,0 +1,360 @@
+"""The supervisor's decisions, as tables of events and commands."""
+
+from dataclasses import replace
+
+import pytest
+
+from nereid.server.stubs import DEAD_AFTER_S, Process, Stub
+from nereid.server.supervisor import (
+    MAX_ATTEMPTS,
+    MAX_LEFT_OVER,
+    MAX_PROBES,
+    OLD_STUBS_S,
+    POLLED_S,
+    REPAIR_DELAYS_S,
+    Command,
+    End,
+    Event,
+    FindStubs,
+    IndexRead,
+    Kill,
+    Log,
+    Probe,
+    ProbeEnded,
+    ProbeSoon,
+    ProcessesSeen,
+    ReadIndex,
+    Reload,
+    Reloaded,
+    RepairInterrupted,
+    ReportBroken,
+    RoundStarted,
+    ServerEnded,
+    Supervisor,
+)
+
+FIRST = Stub(Process(10, 100), "eyes", 1, "eyes_0_0")
+SECOND = Stub(Process(11, 101), "eyes", 1, "eyes_0_1")
+OTHER = Stub(Process(12, 102), "other", 1, "other_0_0")
+NEW = replace(FIRST, process=Process(20, 500))
+LAST = replace(FIRST, process=Process(30, 900))
+BOTH = (FIRST, SECOND)
+LIVES, STOPPED, ENDED = "S", "T", "Z"
+READY = {"eyes": {1}, "other": {1}}
+UNHEALTHY = """500 {"error":"Stub process 'eyes_0_0' is not healthy."}"""
+DEAD = ReportBroken({"eyes": "the process of 'eyes_0_0' is dead"})
+BY_PID, BY_PROBE = Reload("eyes", frozenset({1}), "pid"), Reload("eyes", frozenset({1}), "probe")
+
+
+class Driver:
+    """A supervisor with a clock of the test's own, and shorthands for events."""
+
+    def __init__(self, mode: str = "explicit", stubs: tuple[Stub, ...] = BOTH) -> None:
+        self.supervisor, self.now_s = Supervisor(mode), 1000.0
+        self.states = {stub.process: LIVES for stub in stubs}
+        self.found = stubs
+        self.see()
+        self.round()
+
+    def step(self, event: Event, later_s: float = 0.0) -> list[Command]:
+        """Apply an event after some seconds."""
+        self.now_s += later_s
+        return self.supervisor.step(event, self.now_s)
+
+    def see(self, find: bool = True, later_s: float = 0.0, **states: str) -> list[Command]:
+        """Observe the processes; with new states, by pid, of some of them."""
+        for name, state in states.items():
+            pid = int(name.removeprefix("pid"))
+            self.states |= {process: state for process in self.states if process.pid == pid}
+        living = tuple(stub for stub in self.found if self.states.get(stub.process) != ENDED)
+        return self.step(ProcessesSeen(self.states, living if find else None), later_s)
+
+    def round(self, *models: str) -> list[Command]:
+        """Start a round of probes; without models, nothing takes images."""
+        return self.step(RoundStarted(READY, models))
+
+    def die(self, stub: Stub = FIRST) -> list[Command]:
+        """Let a stub die and return the commands once it is known to be dead."""
+        self.see(**{f"pid{stub.process.pid}": ENDED})
+        return self.see(later_s=2 * DEAD_AFTER_S)
+
+    def repair(self, refusal: str = "", took_s: float = 0.5) -> list[Command]:
+        """Have the index read and the model loaded again; returns the commands of the end."""
+        (order,) = self.step(IndexRead(READY))
+        assert isinstance(order, Reload)
+        return self.step(Reloaded(refusal), took_s)
+
+    def replace_all(self, *stubs: Stub) -> None:
+        """Let Triton end all stubs and start others."""
+        self.found, self.states = stubs, {stub.process: LIVES for stub in stubs}
+        self.see()
+
+
+@pytest.fixture
+def driver():
+    """A supervisor that has seen two living stubs of `eyes`."""
+    return Driver()
+
+
+def test_living_stubs_need_nothing(driver):
+    """An observation without a dead stub only clears the report."""
+    assert driver.see(find=False) == [ReportBroken({})]
+
+
+def test_dead_stub_is_confirmed_reported_and_repaired_once(driver):
+    """A zombie that stays is looked up again, then the index is read and the model loaded again."""
+    assert driver.see(find=False, pid10=ENDED) == [ReportBroken({})]
+    assert driver.see(find=False, later_s=2 * DEAD_AFTER_S) == [FindStubs()]
+    assert driver.see() == [DEAD, ReadIndex()]
+    assert driver.see() == [DEAD]
+    assert driver.step(IndexRead(READY)) == [BY_PID]
+    assert driver.see() == [ReportBroken({"eyes": "is being loaded again"})]
+    driver.found, driver.states = (*BOTH, NEW), driver.states | {NEW.process: LIVES}
+    driver.see(later_s=0.5)
+    done = driver.step(Reloaded())
+
+    assert done == [Log("model 'eyes' version 1 had a dead stub (found by pid): loaded again in 0.5 s")]
+    assert driver.see() == [ReportBroken({})]
+
+
+@pytest.mark.parametrize("ready", [{}, {"eyes": {2}}], ids=["unloaded", "another version"])
+def test_stub_of_what_is_not_served_is_not_repaired(driver, ready):
+    """The index decides, also when it was read only for the repair; the next observation tries again."""
+    assert driver.die() == [DEAD, ReadIndex()]
+    assert driver.step(IndexRead(ready)) == []
+    assert driver.see() == [DEAD, ReadIndex()]
+    driver.step(RepairInterrupted())
+    driver.step(RoundStarted(ready, ()))
+    assert driver.see() == [ReportBroken({})]
+
+
+def test_interrupted_reading_of_the_index_is_tried_again(driver):
+    """A server without a response leaves the stub dead; nothing is done twice meanwhile."""
+    driver.die()
+    assert driver.step(RepairInterrupted()) == []
+    assert driver.see() == [DEAD, ReadIndex()]
+
+
+def test_refused_reload_is_tried_again_after_growing_waits():
+    """Each refusal doubles the wait up to 30 s, and the reason and the wait are logged."""
+    driver = Driver(stubs=(FIRST,))
+    assert driver.die() == [DEAD, ReadIndex()]
+    for delay_s in REPAIR_DELAYS_S:
+        (line,) = driver.repair(refusal="bad file", took_s=0.0)
+        refused = "model 'eyes' version 1 has a dead stub and cannot be loaded: bad file; next try in"
+        assert line == Log(f"{refused} {delay_s:g} s")
+        assert driver.see(later_s=delay_s - 0.01) == [DEAD]
+        assert driver.see(later_s=0.02) == [DEAD, ReadIndex()]
+
+
+def test_calm_time_resets_the_waits(driver):
+    """After a repair that lasted, the next failure waits for the first delay again."""
+    for stub in (FIRST, NEW):
+        driver.die(stub)
+        driver.repair()
+        driver.replace_all(SECOND, NEW)
+        driver.see(later_s=2.0 if stub is FIRST else 60.0)
+    driver.replace_all(LAST)
+    driver.die(LAST)
+
+    (line,) = driver.repair(refusal="bad file")
+
+    assert isinstance(line, Log)
+    assert line.text.endswith("next try in 1 s")
+
+
+def test_other_models_do_not_wait_for_a_refused_one():
+    """The wait is of one model; the next dead model is repaired immediately."""
+    driver = Driver(stubs=(*BOTH, OTHER))
+    driver.see(pid10=ENDED, pid12=ENDED)
+    driver.see(later_s=2 * DEAD_AFTER_S)
+    (first,) = driver.step(IndexRead(READY))
+
+    commands = driver.step(Reloaded("bad file"))
+
+    assert isinstance(first, Reload)
+    assert commands[1:] == [ReadIndex()]
+    assert driver.step(IndexRead(READY)) == [
+        Reload(({"eyes", "other"} - {first.model}).pop(), first.versions, "pid")
+    ]
+
+
+def test_polled_repository_gets_time_until_the_next_look():
+    """In the poll mode Triton loads by itself, so the next try waits for at least two of its checks."""
+    driver = Driver("poll", stubs=(FIRST,))
+    assert driver.die() == [DEAD, ReadIndex()]
+    driver.repair(took_s=0.0)
+
+    assert driver.see(later_s=POLLED_S - 1) == [DEAD]
+    assert driver.see(later_s=1.1) == [DEAD, ReadIndex()]
+
+
+def test_server_that_loads_nothing_is_restarted():
+    """In the mode `none` a dead stub needs a restart; the old stubs do not delay the stop."""
+    driver = Driver("none")
+    driver.die()
+
+    reason = "a stub of 'eyes' is dead, and models cannot be loaded in this mode"
+    assert driver.step(IndexRead(READY)) == [End(reason)]
+    assert driver.see() == [DEAD]
+    assert driver.supervisor.is_emptied(BOTH)
+
+
+def test_ended_server_ends_the_supervision_once(driver):
+    """The first reason counts, and an end without one is the server's own."""
+    assert driver.step(ServerEnded()) == [End("")]
+    assert driver.step(ServerEnded()) == []
+
+
+def test_each_image_model_has_one_probe_at_a_time(driver):
+    """A probe that is still under way is not joined by another, and a finished one is."""
+    assert driver.round("eyes", "other") == [Probe("eyes", 1), Probe("other", 2)]
+    assert driver.round("eyes", "other") == []
+    driver.step(ProbeEnded(Probe("eyes", 1), None, driver.now_s))
+    assert driver.round("eyes", "other") == [Probe("eyes", 3)]
+
+
+@pytest.mark.parametrize(
+    "failure", [None, "503 unavailable", "timed out"], ids=["success", "refused", "late"]
+)
+def test_failure_that_names_no_instance_is_not_a_verdict(driver, failure):
+    """Overload is counted as a success, and other failures only make the model not ready."""
+    (probe,) = driver.round("eyes")
+
+    assert driver.step(ProbeEnded(probe, failure, driver.now_s)) == []
+    assert driver.see() == [ReportBroken({})]
+
+
+def test_second_verdict_on_an_instance_kills_and_repairs_it(driver):
+    """The first verdict repeats the probe; after the second the hanging process goes first."""
+    (probe,) = driver.round("eyes")
+    (again,) = driver.step(ProbeEnded(probe, UNHEALTHY, driver.now_s))
+
+    assert again == Probe("eyes", 1, attempt=2)
+    assert driver.step(ProbeEnded(again, UNHEALTHY, driver.now_s)) == [ReadIndex()]
+    assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
+    (line,) = driver.step(Reloaded(), 2.0)
+    assert line == Log("model 'eyes' version 1 had a dead stub (found by probe): loaded again in 2.0 s")
+    assert driver.see(later_s=60) == [
+        *map(Kill, sorted((s.process for s in BOTH), key=lambda p: p.pid)),
+        ReportBroken({}),
+    ]
+
+
+def test_verdicts_of_different_instances_end_with_the_attempts(driver):
+    """A probe is repeated a few times at most, and then the next round begins anew."""
+    (probe,) = driver.round("eyes")
+    for number in range(MAX_ATTEMPTS - 1):
+        failure = UNHEALTHY.replace("eyes_0_0", f"eyes_0_{number}")
+        (probe,) = driver.step(ProbeEnded(probe, failure, driver.now_s))
+
+    assert driver.step(ProbeEnded(probe, UNHEALTHY.replace("eyes_0_0", "eyes_0_9"), driver.now_s)) == []
+    assert driver.round("eyes") == [Probe("eyes", 2)]
+
+
+def test_process_that_several_versions_share_by_name_is_not_killed():
+    """If two versions have an instance of the name, the one that hangs is unknown: both are loaded again."""
+    twin = replace(FIRST, process=Process(13, 103), version=2)
+    driver = Driver(stubs=(*BOTH, twin))
+    ready = {"eyes": {1, 2}}
+    driver.step(RoundStarted(ready, ["eyes"]))
+    for attempt in (1, 2):
+        driver.step(ProbeEnded(Probe("eyes", 1, attempt), UNHEALTHY, driver.now_s))
+
+    assert driver.step(IndexRead(ready)) == [Reload("eyes", frozenset({1, 2}), "probe")]
+
+
+def test_verdict_on_a_model_that_was_unloaded_repairs_nothing(driver):
+    """The hanging process is killed, and no version is left to load."""
+    (probe,) = driver.round("eyes")
+    for attempt in (1, 2):
+        driver.step(ProbeEnded(replace(probe, attempt=attempt), UNHEALTHY, driver.now_s))
+
+    assert driver.step(IndexRead({})) == [Kill(FIRST.process)]
+    assert driver.see() == [ReportBroken({})]
+
+
+def test_stopped_stub_is_probed_by_several_and_judged_by_one_verdict(driver):
+    """A stopped process brings the next round forward, with a probe for each instance."""
+    driver.round("eyes")
+    assert driver.see(pid10=STOPPED) == [ReportBroken({}), ProbeSoon()]
+    assert driver.round("eyes") == [Probe("eyes", 2)]
+
+    assert driver.step(ProbeEnded(Probe("eyes", 2), UNHEALTHY, driver.now_s)) == [ReadIndex()]
+    assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
+
+
+def test_number_of_probes_is_limited():
+    """A model of many instances is not flooded."""
+    many = tuple(Stub(Process(10 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(MAX_PROBES + 3))
+    driver = Driver(stubs=many)
+    driver.round("eyes")
+    driver.see(pid10=STOPPED)
+
+    assert len(driver.round("eyes")) == MAX_PROBES - 1
+
+
+def test_stopped_stub_of_a_model_without_images_is_left_alone(driver):
+    """Nothing can be sent to such a model, so the next round is not brought forward."""
+    driver.round("other")
+
+    assert driver.see(pid10=STOPPED) == [ReportBroken({})]
+
+
+@pytest.mark.parametrize("when", ["known", "in repair", "older"])
+def test_probe_of_a_known_failure_is_not_a_verdict(driver, when):
+    """A failure found by pid, being repaired, or older than the repair is not news."""
+    (probe,) = driver.round("eyes")
+    began_s = driver.now_s
+    driver.die()
+    if when != "known":
+        driver.step(IndexRead(READY))
+    if when == "older":
+        driver.found, driver.states = (SECOND, NEW), {SECOND.process: LIVES, NEW.process: LIVES}
+        driver.see()
+        driver.step(Reloaded(), 1.0)
+
+    commands = [driver.step(ProbeEnded(probe, UNHEALTHY, began_s)) for _ in range(2)]
+
+    assert [c for each in commands for c in each if not isinstance(c, ReadIndex)] == []
+    assert not any(isinstance(c, Kill) for c in driver.step(IndexRead(READY)))
+
+
+def test_probes_of_old_instances_do_not_delay_the_next_round(driver):
+    """After a repair a probe that may take its whole time is no longer counted."""
+    driver.round("eyes")
+    driver.die()
+    driver.repair()
+
+    assert driver.round("eyes") == [Probe("eyes", 2)]
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["repaired", "interrupted"])
+def test_old_stubs_are_killed_after_a_while(driver, interrupted):
+    """Triton may never end them; a zombie cannot be killed any more."""
+    driver.die()
+    driver.step(IndexRead(READY))
+    driver.step(RepairInterrupted() if interrupted else Reloaded())
+    driver.found, driver.states = (SECOND, NEW), driver.states | {NEW.process: LIVES}
+
+    assert not any(isinstance(each, Kill) for each in driver.see(later_s=OLD_STUBS_S - 1))
+    assert Kill(SECOND.process) in (late := driver.see(later_s=1.1))
+    assert Kill(FIRST.process) not in late
+    assert driver.supervisor.is_emptied([SECOND])
+    assert not driver.supervisor.is_emptied([NEW])
+
+
+@pytest.mark.parametrize(("count", "ends"), [(MAX_LEFT_OVER - 1, False), (MAX_LEFT_OVER, True)])
+def test_too_many_dead_instances_restart_the_server(count, ends):
+    """Each holds threads in the server; old instances that still run do not count."""
+    old = tuple(Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(count))
+    running = Stub(Process(99, 99), "eyes", 1, "eyes_1_0")
+    driver = Driver(stubs=(*old, running))
+    driver.die(old[0])
+    driver.step(IndexRead(READY))
+    driver.step(Reloaded())
+
+    commands = driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
+
+    expected = [End(f"{count} dead instances hold its threads and memory")]
+    assert [each for each in commands if isinstance(each, End)] == expected * ends
