@@ -1,6 +1,6 @@
-"""From requests to the inputs of one run of a network, and from its outputs back to the requests.
+"""Joining requests to the inputs of one run of a network, and splitting its outputs.
 
-Arrays are NumPy's, or CuPy's on the device of the instance; only `concatenate` needs to know which.
+Arrays are NumPy's, or CuPy's on the device of the instance; only `concatenate` distinguishes them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ DTYPES = {"TYPE_INT32": np.int32, "TYPE_FP32": np.float32}
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input made from the batch: `kind` is Triton's without `BATCH_`, `source` the request's input."""
+    """An input computed from the batch: `kind` is Triton's without `BATCH_`, `source` the request's input."""
 
     name: str
     kind: str
@@ -30,13 +30,13 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How the requests of a model are joined.
+    """Rules by which the requests of a model are joined.
 
     Args:
-        max_batch_size: with one, the first dimension of every tensor is the batch's; 0 for none.
-        ragged: inputs that may have another shape in every request; the network gets them flattened.
-        batch_inputs: what is made from the batch itself.
-        scattered: outputs that are cut by the element counts of an input, not by rows.
+        max_batch_size: if positive, the first dimension of every tensor is the batch; 0 for no batches.
+        ragged: inputs whose shape may differ between requests; the network gets them flattened.
+        batch_inputs: inputs computed from the batch itself.
+        scattered: outputs that are split by the element counts of an input, not by rows.
     """
 
     max_batch_size: int
@@ -49,7 +49,7 @@ class Batching:
         """Read `batch_input`, `batch_output` and the ragged inputs.
 
         Raises:
-            InvalidConfig: a kind or datatype that this backend does not know.
+            InvalidConfig: this backend does not support a kind or datatype.
         """
         scattered = {}
         for each in config.document.get("batch_output", ()):
@@ -68,28 +68,28 @@ class Batching:
 
     @property
     def is_by_rows(self) -> bool:
-        """Whether a batch can be cut between any two rows: each stands for itself."""
+        """Whether a batch can be split between any two rows, because each row is independent."""
         return not (self.ragged or self.batch_inputs or self.scattered)
 
     def rows(self, request: Arrays) -> int:
-        """Return the batch size of one request; without batches every request is one."""
+        """Return the batch size of one request; 1 for a model without batches."""
         return len(next(iter(request.values()))) if self.max_batch_size else 1
 
     def gather(self, requests: Sequence[Arrays]) -> Arrays:
-        """Return the network's inputs for `requests`; a single one is taken as it is, without a copy."""
+        """Return the network's inputs for `requests`; a single request is used without a copy."""
         if len(requests) == 1 and self.is_by_rows:
             return requests[0]
         inputs = {
             name: concatenate([self._flat(name, request[name]) for request in requests])
             for name in requests[0]
         }
-        for made in self.batch_inputs:
-            shapes = [np.shape(request[made.source]) for request in requests]
-            inputs[made.name] = MAKERS[made.kind](shapes).astype(made.dtype)
+        for each in self.batch_inputs:
+            shapes = [np.shape(request[each.source]) for request in requests]
+            inputs[each.name] = BATCH_VALUES[each.kind](shapes).astype(each.dtype)
         return inputs
 
     def scatter(self, outputs: Arrays, requests: Sequence[Arrays]) -> list[dict[str, Any]]:
-        """Return each request's part of `outputs`.
+        """Return the part of `outputs` that belongs to each request.
 
         Raises:
             InferenceFailed: an output does not have as many rows as the batch.
@@ -113,7 +113,7 @@ class Batching:
 
 
 def concatenate(arrays: Sequence[Any]) -> Any:
-    """Join arrays along their first dimension, on the device they lie on; a single one is not copied."""
+    """Join arrays along their first dimension, on their device; a single array is not copied."""
     if len(arrays) == 1:
         return arrays[0]
     if all(isinstance(array, np.ndarray) for array in arrays):
@@ -125,7 +125,7 @@ def concatenate(arrays: Sequence[Any]) -> Any:
 
 def _cut(name: str, array: Any, lengths: Sequence[int]) -> list[Any]:
     if array.ndim == 0 or len(array) != sum(lengths):
-        raise InferenceFailed(f"output '{name}' has shape {list(array.shape)} for a batch of {sum(lengths)}")
+        raise InferenceFailed(f"output '{name}': expected {sum(lengths)} rows, got shape {list(array.shape)}")
     ends = np.cumsum(lengths)
     return [array[end - length : end] for length, end in zip(lengths, ends, strict=True)]
 
@@ -135,8 +135,8 @@ def _batch_input(config: ModelConfig, entry: Mapping[str, Any], name: str) -> Ba
         entry.get("kind", "BATCH_ELEMENT_COUNT").removeprefix("BATCH_"),
         entry.get("data_type", ""),
     )
-    if kind not in MAKERS or datatype not in DTYPES:
-        kinds = ", ".join(f"BATCH_{each}" for each in MAKERS)
+    if kind not in BATCH_VALUES or datatype not in DTYPES:
+        kinds = ", ".join(f"BATCH_{each}" for each in BATCH_VALUES)
         raise InvalidConfig(
             f"model '{config.name}', batch input '{name}': expected a kind of {kinds} and a datatype of "
             f"{', '.join(DTYPES)}, got BATCH_{kind} and {datatype}"
@@ -160,9 +160,9 @@ def _item_shapes(shapes: Shapes) -> np.ndarray:
     return np.array([shape[1:] for shape in shapes for _ in range(shape[0])])
 
 
-# From the shapes of one input in every request, batch dimension included.
+# Values of a batch input, from the shapes of its source in every request, batch dimension included.
 # Source: Triton's model_config.proto, BatchInput.Kind.
-MAKERS: dict[str, Callable[[Shapes], np.ndarray]] = {
+BATCH_VALUES: dict[str, Callable[[Shapes], np.ndarray]] = {
     "ELEMENT_COUNT": _element_counts,
     "ACCUMULATED_ELEMENT_COUNT": _accumulated,
     "ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: np.concatenate([[0], _accumulated(shapes)]),

@@ -1,6 +1,6 @@
-"""Runs whose inputs and outputs stay on the GPU: ONNX Runtime's IoBinding over CuPy arrays.
+"""Runs with inputs and outputs on the GPU: ONNX Runtime's IoBinding over CuPy arrays.
 
-CuPy is imported where it is used, because an instance on a CPU has none.
+CuPy is imported where it is used, because an instance on a CPU has no CuPy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+
+# ONNX's element types are NumPy's names, but for these.
+FLOATS = {"float": "float32", "double": "float64"}
 
 
 def run(
@@ -17,17 +20,17 @@ def run(
     options: onnxruntime.RunOptions,
     device_id: int,
 ) -> list[Any]:
-    """Run the network where the data lie.
+    """Run the network on the device of its data.
 
     Args:
-        inputs: CuPy arrays on `device_id`, bound where they are, or NumPy arrays, which ONNX Runtime copies.
+        inputs: CuPy arrays on `device_id`, bound without a copy, or NumPy arrays, which ONNX Runtime copies.
 
     Returns:
         One CuPy array on `device_id` per name of `outputs`.
     """
     import cupy
 
-    # What joined the inputs may still be under way on CuPy's stream, which ONNX Runtime does not know.
+    # The copies that joined the inputs may still run on CuPy's stream, which ONNX Runtime ignores.
     cupy.cuda.get_current_stream().synchronize()
     binding = session.io_binding()
     for name, array in inputs.items():
@@ -44,7 +47,7 @@ def run(
 
 
 def use(device_id: int) -> None:
-    """Make CuPy allocate on this device from now on, in the calling thread."""
+    """Make CuPy allocate on this device, in the calling thread."""
     import cupy
 
     cupy.cuda.Device(device_id).use()
@@ -62,23 +65,8 @@ def _array(value: onnxruntime.OrtValue, device_id: int) -> Any:
     """View ONNX Runtime's output as a CuPy array, which keeps it alive."""
     import cupy
 
-    dtype = np.dtype(ELEMENTS[value.data_type()])
+    element = value.data_type().removeprefix("tensor(").removesuffix(")")
+    dtype = np.dtype(FLOATS.get(element, element))
     size = value.tensor_size_in_bytes()
     memory = cupy.cuda.UnownedMemory(value.data_ptr(), size, owner=value, device_id=device_id)
     return cupy.ndarray(value.shape(), dtype, cupy.cuda.MemoryPointer(memory, 0))
-
-
-ELEMENTS = {
-    "tensor(bool)": np.bool_,
-    "tensor(uint8)": np.uint8,
-    "tensor(uint16)": np.uint16,
-    "tensor(uint32)": np.uint32,
-    "tensor(uint64)": np.uint64,
-    "tensor(int8)": np.int8,
-    "tensor(int16)": np.int16,
-    "tensor(int32)": np.int32,
-    "tensor(int64)": np.int64,
-    "tensor(float16)": np.float16,
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-}

@@ -1,4 +1,4 @@
-"""An ONNX Runtime session built from a model's config.pbtxt, as NVIDIA's backend builds it."""
+"""ONNX Runtime sessions, built from a model's config.pbtxt as NVIDIA's backend builds them."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ from nereid.inference.session_options import (
     RUN_BATCH_SIZE,
     BackendSettings,
     SessionSettings,
-    on_what_is_there,
+    on_available_provider,
     session_settings,
 )
 from nereid.inference.signature import Signature, complete, needs_completion, validate
@@ -39,21 +39,21 @@ Outcome = dict[str, Any] | ServingError
 class Session:
     """One network, ready to run; inputs and outputs carry the names of the ONNX file.
 
-    The `run_batch_size` of its settings bounds how many rows go through the network at once: on a CPU the
-    activations of a large batch fall out of the cache, and its images cost more than those of a small one.
+    The `run_batch_size` of its settings limits the rows of one run: on a CPU the activations of a large batch
+    exceed the cache, and its images cost more than those of a small batch.
 
     Args:
         config: of the model; it must fit the network, which `from_config` checks.
-        settings: what the session is opened and run with.
+        settings: options of the session and its runs.
         on_run: called after every run with its seconds and its rows.
 
-    `is_on_gpu` tells where it takes its inputs from without a copy, and leaves its outputs.
+    With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there.
     """
 
     def __init__(
         self, config: ModelConfig, settings: SessionSettings, on_run: Callable[[float, int], None]
     ) -> None:
-        self._session = _open_as_asked(model_path(config), settings)
+        self._session = _open_configured(model_path(config), settings)
         self._name = config.name
         self._batching = Batching.from_config(config)
         self._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
@@ -67,7 +67,7 @@ class Session:
         self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
         self._scalars = frozenset(n for n, tensor in tensors.items() if not tensor.shape)
         self._has_conversions = bool(self._texts or self._scalars)
-        # Strings live on the host, and IoBinding does not take them.
+        # Strings are on the host, and IoBinding does not support them.
         datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
         self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
         self._run_feed = partial(gpu.run, device_id=config.device_id) if self.is_on_gpu else _run_on_host
@@ -85,10 +85,10 @@ class Session:
         """Open the model file of `config`'s version; the arguments are those of `session_settings`.
 
         Raises:
-            InvalidConfig: no such file, not loadable, or its inputs and outputs are not those of the config.
+            InvalidConfig: the file is missing, not loadable, or does not fit the config.
         """
         backend = backend or BackendSettings()
-        config = on_what_is_there(config, onnxruntime.get_available_providers(), backend.profile)
+        config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
         settings = session_settings(config, backend, instances)
         session = cls(config, settings, on_run)
         validate(config, session.signature)
@@ -104,7 +104,7 @@ class Session:
         """Run the network on one batch; returns one array per name in `outputs`.
 
         Raises:
-            InferenceFailed: ONNX Runtime refused or failed.
+            InferenceFailed: ONNX Runtime rejected the inputs or failed.
         """
         return self._run_rows(inputs, outputs, self._batching.rows(inputs))
 
@@ -116,9 +116,7 @@ class Session:
             part = {n: array[start : start + self._run_batch_size] for n, array in inputs.items()}
             parts.append(self._run(part, outputs, self._batching.rows(part)))
             if any(len(result) != self._batching.rows(part) for result in parts[-1]):
-                raise InferenceFailed(
-                    f"{RUN_BATCH_SIZE} is for networks with one row of output per row of input"
-                )
+                raise InferenceFailed(f"{RUN_BATCH_SIZE}: expected one row of output per row of input")
         return [concatenate(results) for results in zip(*parts, strict=True)]
 
     def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
@@ -163,7 +161,7 @@ class Session:
         names = sorted(set().union(*wanted))
         try:
             parts = self._run_group(group, names)
-        except Exception:  # whatever one request does to the others, none of them is to suffer from it
+        except Exception:  # a bad request must not fail the others
             return [self._run_alone(request, each) for request, each in zip(group, wanted, strict=True)]
         return [{name: part[name] for name in each} for part, each in zip(parts, wanted, strict=True)]
 
@@ -174,14 +172,16 @@ class Session:
             return from_exception(error)
 
     def _run_group(self, group: list[Arrays], names: list[str]) -> list[dict[str, Any]]:
-        if not names:  # ONNX Runtime takes that for all
+        if not names:  # ONNX Runtime would return all outputs
             return [{} for _ in group]
         inputs, rows = self._batching.gather(group), sum(map(self._batching.rows, group))
         outputs = dict(zip(names, self._run_rows(inputs, names, rows), strict=True))
         return self._batching.scatter(outputs, group)
 
     def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
-        feed = {n: self._fed(n, array) for n, array in inputs.items()} if self._has_conversions else inputs
+        feed = (
+            {n: self._converted(n, array) for n, array in inputs.items()} if self._has_conversions else inputs
+        )
         start = time.perf_counter()
         try:
             results = self._run_feed(self._session, feed, outputs, self._run_options)
@@ -194,45 +194,48 @@ class Session:
             for name, result in zip(outputs, results, strict=True)
         ]
 
-    def _fed(self, name: str, array: Any) -> Any:
+    def _converted(self, name: str, array: Any) -> Any:
         if name in self._scalars:
             array = array.reshape(())
-        return _decoded(name, array) if name in self._texts else array
+        return _decode_texts(name, array) if name in self._texts else array
 
 
 def complete_config(
     document: MutableMapping[str, Any],
     version_folder: Path,
     backend: BackendSettings,
-    note: Callable[[str], None],
+    log: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Fill in what `document`, a config with protobuf field names, leaves to be read from the ONNX file.
+    """Fill in the missing fields of `document`, a config with protobuf field names, from the ONNX file.
+
+    Args:
+        log, warn: receive lines for Triton's log.
 
     Raises:
-        InvalidConfig: the file is missing or cannot be opened, or does not fit what the config says.
+        InvalidConfig: the file is missing, cannot be opened, or does not fit the config.
     """
     if not needs_completion(document):
         name = document["name"]
-        note(f"skipping model configuration auto-complete for '{name}': inputs and outputs already specified")
+        log(f"skipping model configuration auto-complete for '{name}': inputs and outputs already specified")
         return
     is_gpu = any(group.get("kind") == "KIND_GPU" for group in document.get("instance_group", ()))
     config = ModelConfig.from_document(
         document, version_folder.parent, int(version_folder.name), "GPU" if is_gpu else "CPU"
     )
-    config = on_what_is_there(config, onnxruntime.get_available_providers(), backend.profile)
+    config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
     settings = session_settings(config, backend)
-    # The session is thrown away, so nothing is spent on making it fast.
+    # The session is used once, so optimization would not pay.
     settings.options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     signature = Signature.of(_open(model_path(config), settings))
     complete(document, signature, backend.default_max_batch_size, warn)
 
 
 def model_path(config: ModelConfig) -> Path:
-    """Return the ONNX file of `config`'s version: in the directory form it is `model.onnx` in a folder.
+    """Return the ONNX file of `config`'s version; if that is a folder, `model.onnx` in it.
 
     Raises:
-        InvalidConfig: there is no such file.
+        InvalidConfig: the file does not exist.
     """
     name = config.document.get("default_model_filename") or "model.onnx"
     if config.kind == "GPU" and (by_capability := config.document.get("cc_model_filenames")):
@@ -245,7 +248,7 @@ def model_path(config: ModelConfig) -> Path:
     return path
 
 
-def _open_as_asked(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
+def _open_configured(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
     if settings.has_shared_weights:
         return shared_weights.open_shared(path, settings, _open)
     return _open(path, settings)
@@ -261,7 +264,7 @@ def _run_on_host(
 
 
 def _open(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
-    """Open `path` with exactly the asked providers: ONNX Runtime alone would fall back to fewer."""
+    """Open `path` with exactly the configured providers: ONNX Runtime itself falls back to fewer."""
     try:
         session = onnxruntime.InferenceSession(
             path, settings.options, providers=list(settings.providers), enable_fallback=0
@@ -271,16 +274,16 @@ def _open(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession
     missing = [name for name, _ in settings.providers if name not in session.get_providers()]
     if missing:
         raise InvalidConfig(
-            f"onnx runtime cannot use {missing[0]}, only {', '.join(session.get_providers())}; its warnings "
-            "above name the library that is missing"
+            f"onnx runtime: expected {missing[0]}, got only {', '.join(session.get_providers())}; "
+            "its warnings above name the missing library"
         )
     return session
 
 
-def _decoded(name: str, array: np.ndarray) -> np.ndarray:
-    """Turn bytes[...] into the str[...] that ONNX Runtime's Python API takes; NULs are kept."""
+def _decode_texts(name: str, array: np.ndarray) -> np.ndarray:
+    """Decode bytes[...] to the str[...] of ONNX Runtime's Python API; NULs are kept."""
     try:
         texts = [text.decode() for text in array.ravel()]
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"input '{name}' must hold UTF-8: {error}") from None
+        raise InvalidRequest(f"input '{name}': expected UTF-8: {error}") from None
     return np.array(texts, dtype=object).reshape(array.shape)

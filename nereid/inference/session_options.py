@@ -1,4 +1,4 @@
-"""From a config.pbtxt to ONNX Runtime's options: the parameters and accelerators of NVIDIA's backend.
+"""ONNX Runtime's options from a config.pbtxt: the parameters and accelerators of NVIDIA's backend.
 
 Source of every name, default and message: onnxruntime_backend r24.10, src/onnxruntime.cc. Unknown parameters
 are ignored, as there. docs/onnxruntime_backend.md is the table for users.
@@ -32,7 +32,7 @@ CUDA, TENSORRT, OPENVINO, CPU = (
 CUDNN_CONV_ALGO_SEARCH = {0: "EXHAUSTIVE", 1: "HEURISTIC", 2: "DEFAULT"}
 ARENA_EXTEND_STRATEGY = {0: "kNextPowerOfTwo", 1: "kSameAsRequested"}
 CUDA_BOOLEANS = frozenset({"do_copy_in_default_stream", "use_ep_level_unified_stream"})
-# What Triton calls differently from ONNX Runtime's TensorRT provider; all other keys are the provider's own.
+# Triton's names and those of ONNX Runtime's TensorRT provider, where they differ.
 TENSORRT_NAMES = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
@@ -98,10 +98,10 @@ Provider = tuple[str, dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
-    """What the server's command line says: `--backend-config=onnxruntime,…` and the profile.
+    """Settings of the server's command line: `--backend-config=onnxruntime,…` and the profile.
 
-    `thread_counts` are those of a global pool, which take the place of the model's own: an instance is a
-    process here, so its pool serves one session either way.
+    `thread_counts` are those of a global pool, which replace the model's own: an instance is a process here,
+    so its pool serves one session either way.
     """
 
     default_max_batch_size: int = 4
@@ -114,7 +114,7 @@ class BackendSettings:
         """Read the words of `server_command_line`.
 
         Raises:
-            InvalidConfig: a value is not of its type.
+            InvalidConfig: a value has another type.
         """
         flags = backend_settings(words, "onnxruntime")
         has_global_pool = parse_bool(flags.get("enable-global-threadpool", "0"))
@@ -129,10 +129,10 @@ class BackendSettings:
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Everything a session is opened and run with.
+    """Options of a session and of its runs.
 
-    `run_batch_size` bounds the rows of one run, 0 for no bound; `extras` are what shapes the optimized
-    network beside the fields of `options`: the session entries given, and the operator libraries.
+    `run_batch_size` limits the rows of one run, 0 for no limit. `extras` are the session entries and operator
+    libraries, which shape the optimized network in addition to the fields of `options`.
     """
 
     options: onnxruntime.SessionOptions
@@ -150,10 +150,10 @@ def session_settings(
     """Translate the parameters, optimization settings and custom operators of `config`.
 
     Args:
-        instances: how many sessions of the model share the cores; by default the config's own count.
+        instances: number of sessions of the model that share the cores; default: the config's own count.
 
     Raises:
-        InvalidConfig: a value is not one that ONNX Runtime knows, or the machine does not have what is asked.
+        InvalidConfig: ONNX Runtime does not support a value, or the machine lacks a device.
     """
     backend = backend or BackendSettings()
     instances = config.cpu_instances if instances is None else instances
@@ -173,7 +173,7 @@ def session_settings(
     threads = thread_counts(parameters, instances, config.kind)
     options.intra_op_num_threads, options.inter_op_num_threads = threads.intra_op, threads.inter_op
     if instances > 1:
-        # A thread that spins while it waits takes its core from the other instances.
+        # A thread that spins while it waits occupies a core that the other instances need.
         options.add_session_config_entry(ALLOW_SPINNING, "0")
     entries = {key: value for key, value in parameters.items() if key.startswith(SESSION_PREFIX)}
     libraries = _op_libraries(config, backend)
@@ -190,7 +190,7 @@ def session_settings(
         providers=providers(config, onnxruntime.get_available_providers()),
         threads=threads,
         extras=(*(f"{key}={value}" for key, value in sorted(entries.items())), *libraries),
-        # Without a batch dimension there is nothing to split.
+        # Without a batch dimension there are no rows to split.
         run_batch_size=max(0, parse_int(parameters.get(RUN_BATCH_SIZE, "0"))) if config.max_batch_size else 0,
         has_shared_weights=parse_bool(parameters.get(SHARED_WEIGHTS, "false")),
     )
@@ -200,10 +200,10 @@ def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, 
     """Return the execution providers of one instance in order of preference; the CPU's is always the last.
 
     Args:
-        available: what this installation of ONNX Runtime has.
+        available: the providers of this installation of ONNX Runtime.
 
     Raises:
-        InvalidConfig: an accelerator or one of its values is unknown, or its provider is not there.
+        InvalidConfig: an accelerator or one of its values is unknown, or its provider is not available.
     """
     accelerators = config.document.get("optimization", {}).get("execution_accelerators", {})
     found: list[Provider] = []
@@ -216,14 +216,14 @@ def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, 
     for name, _ in found:
         if name not in available:
             raise InvalidConfig(
-                f"model '{config.name}' asks for {name} on GPU {config.device_id}, but this onnxruntime has "
-                f"only {', '.join(available)}; install onnxruntime-gpu, or serve it with KIND_CPU"
+                f"model '{config.name}' needs {name} on GPU {config.device_id}: this onnxruntime has only "
+                f"{', '.join(available)}; fix: install onnxruntime-gpu, or use KIND_CPU"
             )
     return (*found, (CPU, {}))
 
 
-def on_what_is_there(config: ModelConfig, available: Sequence[str], profile: str) -> ModelConfig:
-    """Return `config` for the CPU if Triton chose a GPU (KIND_AUTO) that ONNX Runtime cannot use."""
+def on_available_provider(config: ModelConfig, available: Sequence[str], profile: str) -> ModelConfig:
+    """Return `config` for the CPU if Triton chose a GPU (KIND_AUTO) that ONNX Runtime does not support."""
     if config.kind != "GPU" or CUDA in available or config.names_gpu(profile):
         return config
     groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
@@ -239,15 +239,15 @@ def _execution_mode(parameters: Mapping[str, str]) -> onnxruntime.ExecutionMode:
 
 
 def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
-    """Return the resolved paths of the operator libraries: what is checked is what is loaded."""
+    """Return the resolved paths of the operator libraries: the checked path is the loaded one."""
     found = []
     for name in config.document.get("model_operations", {}).get("op_library_filename", ()):
         library = Path(name).resolve()
         if library not in backend.allowed_op_libraries:
             allowed = ", ".join(map(str, sorted(backend.allowed_op_libraries))) or "none"
             raise InvalidConfig(
-                f"model '{config.name}' asks for custom operators from '{name}', allowed are: {allowed}; "
-                "the server's --backend-config=onnxruntime,allowed-op-libraries=PATH[:PATH] allows more"
+                f"model '{config.name}', custom operators: expected a library of {allowed}, got '{name}'; "
+                "fix: start the server with --backend-config=onnxruntime,allowed-op-libraries=PATH[:PATH]"
             )
         found.append(str(library))
     return found
@@ -264,7 +264,7 @@ def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]
         elif each["name"] == "cuda":
             for key in CUDA_BOOLEANS & given.keys():
                 parse_bool(given[key])
-            # NVIDIA's backend writes the deprecated values over these; here what is more specific wins.
+            # NVIDIA's backend overwrites these with the deprecated values; here the more specific value wins.
             cuda |= given
         else:
             raise InvalidConfig(f"unknown Execution Accelerator '{each['name']}' is requested")

@@ -1,7 +1,8 @@
 """One copy of a network's weights for all instances: files that every process maps, and the kernel shares.
 
-An instance is a process, and ONNX Runtime keeps weights on the heap, in the layout of the file and once more
-in that of its kernels. Both are written beside the model once, `.shared-weights-KEY/`, and only mapped after.
+An instance is a process, and ONNX Runtime keeps weights on the heap twice: in the layout of the file and in
+that of its kernels. The first instance writes both to `.shared-weights-KEY/` in the version folder, and all
+instances map them.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from nereid.serving_errors import InvalidConfig
 PREFIX = ".shared-weights-"
 ERROR = 3  # of ONNX Runtime's log levels
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
-# Smaller tensors stay in the model file: a page is 4 kB, and there is nothing to gain from sharing less.
+# Smaller tensors stay in the model file: a page has 4 kB, and only whole pages are shared.
 MIN_BYTES = 4096
 SAVE_ENTRIES = {
     "session.optimized_model_external_initializers_file_name": WEIGHTS,
@@ -32,31 +33,33 @@ Open = Callable[[Path, SessionSettings], onnxruntime.InferenceSession]
 
 
 def open_shared(path: Path, settings: SessionSettings, opener: Open) -> onnxruntime.InferenceSession:
-    """Open the optimized, mapped form of `path`, which is written by whoever comes first.
+    """Open the optimized, mapped form of `path`; the first caller writes it.
 
     Raises:
-        InvalidConfig: the folder of the model cannot be written, or the instance is not on a CPU.
+        InvalidConfig: the folder of the model is not writable, or the instance is not on a CPU.
     """
     if [name for name, _ in settings.providers] != [CPU]:
-        raise InvalidConfig(f"{SHARED_WEIGHTS} is for {CPU} only, got {settings.providers[0][0]}")
+        raise InvalidConfig(f"{SHARED_WEIGHTS}: expected {CPU} only, got {settings.providers[0][0]}")
     options = settings.options
     folder = path.parent / f"{PREFIX}{_key(path, settings)}"
     try:
-        with _alone(path.parent):
+        with _locked(path.parent):
             if not folder.exists():
                 _write(path, folder, settings, opener)
     except OSError as error:
-        raise InvalidConfig(f"{SHARED_WEIGHTS} must write beside '{path}': {error}") from None
-    # It was optimized when it was written; once more would copy what is mapped.
+        raise InvalidConfig(
+            f"{SHARED_WEIGHTS}: expected a writable folder '{path.parent}': {error}"
+        ) from None
+    # The written form is optimized already; a second optimization would copy the mapped weights.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = opener(folder / MODEL, settings)
-    # Every weight was packed once more to find its copy in the file; without this the heap keeps the room.
+    # ONNX Runtime packed every weight again to find its copy in the file; this frees that part of the heap.
     ctypes.CDLL(None).malloc_trim(0)
     return session
 
 
 def _key(path: Path, settings: SessionSettings) -> str:
-    """Name all that the written form depends on: files, ONNX Runtime, processor, and how it is optimized."""
+    """Return a digest of all that the written form depends on: files, ONNX Runtime, CPU and options."""
     digest = hashlib.blake2b(digest_size=16)
     level = settings.options.graph_optimization_level.name
     digest.update(
@@ -78,8 +81,8 @@ def _processor() -> str:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time in; the kernel lets go of the lock however the process ends."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder for one process; the kernel releases the lock however the process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -89,16 +92,19 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) -> None:
-    """Write `folder`, which appears at once or not at all."""
-    for left_over in path.parent.glob(f"{PREFIX}*.partial"):
-        shutil.rmtree(left_over)
+    """Write `folder` atomically."""
+    for leftover in path.parent.glob(f"{PREFIX}*.partial"):
+        shutil.rmtree(leftover)
     partial = folder.with_name(f"{folder.name}.partial")
     partial.mkdir()
     options = settings.options
     for key, value in SAVE_ENTRIES.items():
         options.add_session_config_entry(key, value)
     options.optimized_model_filepath = str(partial / MODEL)
-    verbosity, options.log_severity_level = options.log_severity_level, ERROR  # it warns of what is meant
+    verbosity, options.log_severity_level = (
+        options.log_severity_level,
+        ERROR,
+    )  # it warns about the intended settings
     opener(path, settings)
     options.optimized_model_filepath, options.log_severity_level = "", verbosity
     for each in partial.iterdir():

@@ -1,4 +1,4 @@
-"""What an ONNX file takes and gives, and how that must agree with its config.pbtxt.
+"""Inputs and outputs of an ONNX file, and the rules by which a config.pbtxt must agree with them.
 
 Source of every rule and message: onnxruntime_backend r24.10, src/onnxruntime.cc and onnxruntime_utils.cc.
 """
@@ -12,40 +12,32 @@ import onnxruntime
 from nereid.config.model_config import ModelConfig, TensorSpec
 from nereid.serving_errors import InvalidConfig
 
+EQUALLY_NAMED = "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "string"
 DATATYPES = {
-    "bool": "TYPE_BOOL",
-    "uint8": "TYPE_UINT8",
-    "uint16": "TYPE_UINT16",
-    "uint32": "TYPE_UINT32",
-    "uint64": "TYPE_UINT64",
-    "int8": "TYPE_INT8",
-    "int16": "TYPE_INT16",
-    "int32": "TYPE_INT32",
-    "int64": "TYPE_INT64",
+    **{name: f"TYPE_{name.upper()}" for name in EQUALLY_NAMED},
     "float16": "TYPE_FP16",
     "float": "TYPE_FP32",
     "double": "TYPE_FP64",
-    "string": "TYPE_STRING",
 }
-# ONNX Runtime's Python names of what is no tensor, and NVIDIA's.
+# ONNX Runtime's Python names of types other than tensors, and NVIDIA's.
 OTHER_TYPES = {"seq": "SEQUENCE", "map": "MAP", "optional": "OPTIONAL", "sparse_tensor": "SPARSETENSOR"}
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkTensor:
-    """One input or output of the file: ONNX's element type, and shape with -1 for what is not fixed."""
+    """One input or output of the file: ONNX's element type, and shape with -1 for variable dims."""
 
     element: str
     shape: tuple[int, ...]
 
     @property
     def datatype(self) -> str:
-        """Triton's datatype, as a config has it."""
+        """Triton's datatype, as a config spells it."""
         return DATATYPES.get(self.element, "TYPE_INVALID")
 
     @property
     def provided(self) -> str:
-        """The datatype as NVIDIA's messages have it, where strings are bytes."""
+        """The datatype as NVIDIA's messages spell it, where strings are bytes."""
         return {"TYPE_STRING": "TYPE_BYTES", "TYPE_INVALID": "TYPE_<invalid>"}.get(
             self.datatype, self.datatype
         )
@@ -66,10 +58,10 @@ class Signature:
 
     @classmethod
     def of(cls, session: onnxruntime.InferenceSession) -> "Signature":
-        """Read it from an open session.
+        """Read the signature of an open session.
 
         Raises:
-            InvalidConfig: something is not a tensor.
+            InvalidConfig: an input or output is not a tensor.
         """
         return cls(
             _tensors(session.get_inputs()),
@@ -79,7 +71,7 @@ class Signature:
 
 
 def needs_completion(document: Mapping[str, Any]) -> bool:
-    """Tell whether inputs or outputs are missing; if not, nothing at all is completed."""
+    """Return whether inputs or outputs are missing; only then the config is completed."""
     has_inputs = bool(document.get("input") or document.get("batch_input"))
     return not (has_inputs and document.get("output"))
 
@@ -90,10 +82,10 @@ def complete(
     default_max_batch_size: int,
     warn: Callable[[str], None],
 ) -> None:
-    """Fill in `max_batch_size`, `dynamic_batching` and the missing one of inputs and outputs.
+    """Fill in `max_batch_size`, `dynamic_batching` and the missing inputs or outputs.
 
     Raises:
-        InvalidConfig: the config asks for batches, which the network cannot do.
+        InvalidConfig: the config has batches, which the network does not support.
     """
     name = document["name"]
     if all(tensor.can_batch for tensor in (*signature.inputs.values(), *signature.outputs.values())):
@@ -119,10 +111,10 @@ def complete(
 
 
 def validate(config: ModelConfig, signature: Signature) -> None:
-    """Refuse a config that the network does not fit.
+    """Check that a config fits the network.
 
     Raises:
-        InvalidConfig: with NVIDIA's text.
+        InvalidConfig: it does not; the message is NVIDIA's.
     """
     sequence = config.document.get("sequence_batching", {})
     if sequence.get("state"):
@@ -155,7 +147,7 @@ def validate(config: ModelConfig, signature: Signature) -> None:
 
 
 def batch_targets(config: ModelConfig) -> list[str]:
-    """Return the inputs of the network that are made from the batch itself."""
+    """Return the inputs of the network that are computed from the batch itself."""
     return [name for each in config.document.get("batch_input", ()) for name in each["target_name"]]
 
 
@@ -255,7 +247,7 @@ def _check_datatype(config: ModelConfig, what: str, tensor: TensorSpec, found: N
 
 
 def _check_shape(config: ModelConfig, tensor: TensorSpec, shape: Sequence[int], is_exact: bool) -> None:
-    """Compare dims; inputs may be fixed where the network's are not, outputs (`is_exact`) may not."""
+    """Compare dims; an input may fix a variable dim of the network, an output (`is_exact`) may not."""
     dims = tensor.network_dims
     if not shape and not config.max_batch_size:
         if any(dim != 1 for dim in dims):

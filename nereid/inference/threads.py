@@ -1,4 +1,4 @@
-"""How many threads a network runs on: the instances share the cores, unless the config says otherwise."""
+"""Numbers of threads of a network: by default the instances share the cores."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ PARAMETERS = ("intra_op_thread_count", "inter_op_thread_count")
 
 @dataclass(frozen=True, slots=True)
 class ThreadCounts:
-    """Threads within and between operators, as ONNX Runtime takes them: 0 is its own choice."""
+    """Threads within and between operators; 0 leaves the choice to ONNX Runtime."""
 
     intra_op: int
     inter_op: int
@@ -21,11 +21,11 @@ def thread_counts(parameters: Mapping[str, str], instances: int, kind: str = "CP
     """Return the threads of one instance.
 
     Args:
-        instances: how many of them share the cores.
-        kind: of the instance; on a GPU the processor has little to do, so the choice stays with ONNX Runtime.
+        instances: number of instances that share the cores.
+        kind: of the instance; on a GPU the CPU does little work, so the choice stays with ONNX Runtime.
 
     Raises:
-        InvalidConfig: a count is no number.
+        InvalidConfig: a count is not a number.
     """
     intra_op, inter_op = (max(0, parse_int(parameters.get(name, "0"))) for name in PARAMETERS)
     if not intra_op and kind != "GPU":

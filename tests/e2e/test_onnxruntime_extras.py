@@ -174,7 +174,7 @@ def test_runs_and_refusals_are_counted(server):
     with pytest.raises(tritonclient.grpc.InferenceServerException) as refusal:
         ask(server, "text", inputs)
 
-    assert "input 'x' must hold UTF-8" in refusal.value.message()
+    assert "input 'x': expected UTF-8" in refusal.value.message()
     assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
     await_metric(server, f'nereid_onnxruntime_rejected_total{labels}reason="invalid_arg"', 1)
     await_metric(server, f"nereid_onnxruntime_run_seconds_count{labels}", 1)

@@ -301,7 +301,7 @@ def test_wrong_number_of_rows_fails_the_run(shape, printed):
     with pytest.raises(InferenceFailed) as raised:
         PLAIN.scatter({"y": np.zeros(shape)}, requests)
 
-    assert str(raised.value) == f"inference failed: output 'y' has shape {printed} for a batch of 3"
+    assert str(raised.value) == f"inference failed: output 'y': expected 3 rows, got shape {printed}"
 
 
 def test_wrong_number_of_elements_fails_the_run():
@@ -311,7 +311,7 @@ def test_wrong_number_of_elements_fails_the_run():
     with pytest.raises(InferenceFailed) as raised:
         batching.scatter({"y": np.zeros(3)}, UNLIKE[:1])
 
-    assert str(raised.value) == "inference failed: output 'y' has shape [3] for a batch of 2"
+    assert str(raised.value) == "inference failed: output 'y': expected 2 rows, got shape [3]"
 
 
 def test_host_arrays_are_joined_on_the_host():

@@ -307,7 +307,7 @@ def test_bytes_that_are_no_text_fail_alone(open_model):
 
     assert failure(bad) == (
         InvalidRequest,
-        "invalid request: input 'x' must hold UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
+        "invalid request: input 'x': expected UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
         "invalid start byte",
     )
     assert bad.code == "INVALID_ARG"
@@ -519,7 +519,7 @@ def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profi
     (config.folder / "configs").mkdir()
     (config.folder / "configs" / "gpu.pbtxt").write_text("instance_group { kind: KIND_GPU }")
 
-    with pytest.raises(InvalidConfig, match="model 'm' asks for CUDAExecutionProvider on GPU 0"):
+    with pytest.raises(InvalidConfig, match="model 'm' needs CUDAExecutionProvider on GPU 0"):
         Session.from_config(config, BackendSettings(profile=profile))
 
 
@@ -713,8 +713,8 @@ def test_completion_uses_the_gpu_that_the_config_names(tmp_path, without_cuda):
 
     available = ", ".join(onnxruntime.get_available_providers())
     assert str(raised.value) == (
-        "model 'm' asks for CUDAExecutionProvider on GPU 0, but this onnxruntime has only "
-        f"{available}; install onnxruntime-gpu, or serve it with KIND_CPU"
+        "model 'm' needs CUDAExecutionProvider on GPU 0: this onnxruntime has only "
+        f"{available}; fix: install onnxruntime-gpu, or use KIND_CPU"
     )
 
 

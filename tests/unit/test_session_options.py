@@ -9,7 +9,7 @@ from nereid.config.model_config import ModelConfig
 from nereid.inference.session_options import (
     BackendSettings,
     SessionSettings,
-    on_what_is_there,
+    on_available_provider,
     providers,
     session_settings,
 )
@@ -393,8 +393,8 @@ def test_op_library_that_is_not_allowed_is_never_loaded(allowed, printed):
         session_settings(model, backend)
 
     assert str(raised.value) == (
-        f"model 'm' asks for custom operators from '/tmp/evil.so', allowed are: {printed}; the server's "
-        "--backend-config=onnxruntime,allowed-op-libraries=PATH[:PATH] allows more"
+        f"model 'm', custom operators: expected a library of {printed}, got '/tmp/evil.so'; "
+        "fix: start the server with --backend-config=onnxruntime,allowed-op-libraries=PATH[:PATH]"
     )
 
 
@@ -625,8 +625,8 @@ def test_missing_gpu_provider_is_an_error(model, available, missing):
         providers(model, available)
 
     assert str(raised.value) == (
-        f"model 'm' asks for {missing} on GPU 3, but this onnxruntime has only {', '.join(available)}; "
-        "install onnxruntime-gpu, or serve it with KIND_CPU"
+        f"model 'm' needs {missing} on GPU 3: this onnxruntime has only {', '.join(available)}; "
+        "fix: install onnxruntime-gpu, or use KIND_CPU"
     )
 
 
@@ -680,18 +680,18 @@ def test_gpu_that_triton_chose_may_be_a_cpu(on_gpu, kinds, profile, kind):
     """Without CUDA, KIND_AUTO is served on the CPU; a GPU named in the config file in use is not replaced."""
     model = on_gpu(**kinds)
 
-    assert on_what_is_there(model, [CPU], profile).kind == kind
+    assert on_available_provider(model, [CPU], profile).kind == kind
 
 
 def test_gpu_that_is_there_is_used(on_gpu):
     """With CUDA the config stays as it is, whatever its file says."""
     model = on_gpu(config="KIND_AUTO")
 
-    assert on_what_is_there(model, [CUDA, CPU], "") is model
+    assert on_available_provider(model, [CUDA, CPU], "") is model
 
 
 def test_cpu_stays_a_cpu():
     """An instance on the CPU needs no look at any file."""
     model = config()
 
-    assert on_what_is_there(model, [CPU], "") is model
+    assert on_available_provider(model, [CPU], "") is model

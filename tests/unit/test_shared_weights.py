@@ -158,12 +158,12 @@ def test_folder_that_cannot_be_written_fails_the_load(path, opened):
     path.parent.joinpath(f"{shared_weights.PREFIX}x.partial").write_text("a file where a folder should be")
 
     with pytest.raises(
-        InvalidConfig, match=r"nereid.shared_weights must write beside '.*model.onnx': .*Errno"
+        InvalidConfig, match=r"nereid.shared_weights: expected a writable folder '.*': .*Errno"
     ):
         opened()
 
 
 def test_weights_on_a_gpu_are_refused(opened):
     """Processes cannot map what lies on a GPU."""
-    with pytest.raises(InvalidConfig, match=f"nereid.shared_weights is for {CPU} only, got {CUDA}"):
+    with pytest.raises(InvalidConfig, match=f"nereid.shared_weights: expected {CPU} only, got {CUDA}"):
         opened(providers=((CUDA, {}), (CPU, {})))
