@@ -7,7 +7,7 @@ from typing import Protocol
 
 from nereid import metrics_page
 from nereid.errors import OperationFailed
-from nereid.server.control import ASK_S, Control, NotReached
+from nereid.server.control import RESPONSE_S, Control, NotReached
 from nereid.server.run_dir import ServerRecord
 
 SERVED, NO_SERVER = "served", "no server runs"
@@ -42,7 +42,7 @@ class RunningServer:
     All methods raise `OperationFailed` when it does not answer within `timeout_s`.
     """
 
-    def __init__(self, record: ServerRecord, timeout_s: float = ASK_S) -> None:
+    def __init__(self, record: ServerRecord, timeout_s: float = RESPONSE_S) -> None:
         self._record = record
         self._timeout_s = timeout_s
         self._control = Control(record, timeout_s)

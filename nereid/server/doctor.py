@@ -1,4 +1,4 @@
-"""`nereid doctor`: is everything here that the embedded server needs, and if not, which command mends it."""
+"""`nereid doctor`: checks of this machine for the embedded server, each failure with its fix."""
 
 import importlib.metadata
 import shutil
@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from nereid.assets import REPOSITORY
 from nereid.client import shared_memory, transport
 from nereid.client.errors import ClassifierError
 from nereid.client.retry import Attempts, Budget
@@ -15,23 +16,24 @@ from nereid.errors import ServerError
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import preflight, run_dir
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, environment
-from nereid.server.control import ASK_S, token_headers
+from nereid.server.control import RESPONSE_S, token_headers
 from nereid.server.ports import why_unusable
+from nereid.server.run_dir import ServerRecord
 from nereid.server.wheel import INSTALL, find_wheel
 from nereid.serving_errors import InvalidConfig
 
-# nvidia-pytriton does not say which Triton it carries; an end-to-end test asks the server itself.
+# nvidia-pytriton does not state its Triton release. An end-to-end test compares with the server's version.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
 DRIVER = Path("/proc/driver/nvidia/version")
-# Every stub process maps a region of 1 MB that grows with the tensors in flight; Docker gives 64 MB.
-SCARCE_SHM_BYTES = 256 * 2**20
+# Every stub maps a region of 1 MB that grows with the tensors in flight; Docker gives 64 MB.
+MIN_SHM_BYTES = 256 * 2**20
 # Debian's packages of the libraries that a stub links and a minimal system may lack.
 PACKAGES = {"libz.so.1": "zlib1g", "libexpat.so.1": "libexpat1", "libstdc++.so.6": "libstdc++6"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: `ok`, `note` (works without) or `fail`, what was found, and what mends it."""
+    """Result of one check: `ok`, `note` (works without) or `fail`, the state found, and the fix."""
 
     what: str
     verdict: Literal["ok", "note", "fail"]
@@ -39,8 +41,13 @@ class Finding:
     fix: str = ""
 
 
-def examine(inherited: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at everything in turn."""
+def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iterator[Finding]:
+    """Run all checks in turn.
+
+    Args:
+        inherited: the environment; says where running servers are recorded.
+        repository: the model repository that will be served, or is.
+    """
     yield _python()
     yield _triton()
     yield _stub_libraries(inherited)
@@ -48,16 +55,20 @@ def examine(inherited: Mapping[str, str]) -> Iterator[Finding]:
     yield _shared_memory()
     yield _regions(inherited)
     yield _gpu()
-    options = ServerOptions(profile=DEFAULT_PROFILE)
+    running = run_dir.find(run_dir.root(inherited), repository)
+    if running:
+        address = running.url("http")
+        yield Finding("server", "ok", f"process {running.pid} serves this repository on {address}")
+    options = ServerOptions(repository, profile=running.profile if running else DEFAULT_PROFILE)
     yield _threads(options)
     for name, port in asdict(options.ports).items():
-        yield _port(name, options.host, port)
+        yield _port(name, options.host, port, running)
 
 
 def _python() -> Finding:
     here = preflight.PYTHON, preflight.library_folders()
     if missing := preflight.missing(*here):
-        return _refusal("Python", f"missing: {missing[0]}")
+        return _failure("Python", f"missing: {missing[0]}")
     return Finding("Python", "ok", f"{here[0]}, shared library in {preflight.find_libpython(*here)}")
 
 
@@ -65,7 +76,7 @@ def _triton() -> Finding:
     try:
         find_wheel()
     except ServerError as error:
-        return _refusal("Triton", str(error))
+        return _failure("Triton", str(error))
     version = _installed("nvidia-pytriton")
     triton = TRITON_OF_PYTRITON.get(version, "unknown")
     return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}, with a stub for this Python")
@@ -79,9 +90,9 @@ def _stub_libraries(inherited: Mapping[str, str]) -> Finding:
             ["ldd", wheel.stub], env=environment(wheel, inherited), capture_output=True, text=True, check=True
         ).stdout
     except ServerError as error:
-        return _refusal(what, str(error))
+        return _failure(what, str(error))
     except (OSError, subprocess.CalledProcessError) as error:
-        return Finding(what, "note", f"ldd cannot tell: {error}")
+        return Finding(what, "note", f"not checked, ldd failed: {error}")
     missing = [line.split()[0] for line in linked.splitlines() if "not found" in line]
     if missing:
         packages = " ".join(PACKAGES.get(library, library) for library in missing)
@@ -96,8 +107,8 @@ def _onnxruntime() -> Finding:
         return Finding("ONNX Runtime", "fail", "not installed", INSTALL)
     both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed(name)]
     if len(both) > 1:
-        mend = f"pip uninstall -y {' '.join(both)} && {INSTALL}"
-        return Finding("ONNX Runtime", "fail", f"{' and '.join(both)} overwrite each other's files", mend)
+        fix = f"pip uninstall -y {' '.join(both)} && {INSTALL}"
+        return Finding("ONNX Runtime", "fail", f"{' and '.join(both)} overwrite each other's files", fix)
     providers = ", ".join(onnxruntime.get_available_providers())
     return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} with {providers}")
 
@@ -106,33 +117,41 @@ def _shared_memory() -> Finding:
     if not Path("/dev/shm").is_dir():
         return Finding("/dev/shm", "fail", "missing", "mount -t tmpfs tmpfs /dev/shm")
     free = shutil.disk_usage("/dev/shm").free
-    if free < SCARCE_SHM_BYTES:
-        mend = "mount -o remount,size=1g /dev/shm, in a container --shm-size=1g"
-        return Finding("/dev/shm", "note", f"{free / 2**20:.0f} MB free: large batches may not fit", mend)
-    return Finding("/dev/shm", "ok", f"{free / 2**20:.0f} MB free")
+    if free < MIN_SHM_BYTES:
+        fix = "mount -o remount,size=1g /dev/shm, in a container --shm-size=1g"
+        return Finding("/dev/shm", "note", f"{_size(free)} free: large batches may not fit", fix)
+    return Finding("/dev/shm", "ok", f"{_size(free)} free")
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes in the largest unit of which there is at least one."""
+    for power, unit in ((3, "GB"), (2, "MB"), (1, "KB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.1f} {unit}"
+    return f"{count} bytes"
 
 
 def _regions(inherited: Mapping[str, str]) -> Finding:
-    """Remove what killed callers left in shared memory, also from the servers that mapped it."""
+    """Remove the shared memory of killed clients, also from the servers that mapped it."""
     what = "shared memory regions"
     removed: set[str] = set()
-    unasked = []
+    unreached = []
     kinds: tuple[shared_memory.Kind, ...] = ("system", "cuda") if DRIVER.exists() else ("system",)
     for record in run_dir.find_all(run_dir.root(inherited)):
         connection = transport.connect(record.url("grpc"), "grpc")
         try:
-            remaining_s = Attempts(Budget(), ASK_S).remaining_s
+            remaining_s = Attempts(Budget(), RESPONSE_S).remaining_s
             steps = shared_memory.sweep("grpc", remaining_s, token_headers(record), kinds)
             removed.update(transport.run(connection, steps))
         except ClassifierError as error:
-            unasked.append(f"{record.url('grpc')} cannot be asked: {error}")
+            unreached.append(f"no list of regions from {record.url('grpc')}: {error}")
         finally:
             connection.close()
     removed.update(shared_memory.remove_stale())
-    found = [f"removed {', '.join(sorted(removed))}: left by callers that were killed"] if removed else []
-    if found or unasked:
-        return Finding(what, "note", "; ".join(found + unasked))
-    return Finding(what, "ok", "none is left over")
+    found = [f"removed {', '.join(sorted(removed))}: left by clients that were killed"] if removed else []
+    if found or unreached:
+        return Finding(what, "note", "; ".join(found + unreached))
+    return Finding(what, "ok", "none left over")
 
 
 def _gpu() -> Finding:
@@ -145,21 +164,23 @@ def _threads(options: ServerOptions) -> Finding:
     try:
         text, fits = describe_threads(thread_budget(options.repository, options.profile))
     except InvalidConfig as error:
-        return Finding("threads", "fail", str(error), "correct the config")
-    mend = "" if fits else "fewer instances, or a smaller intra_op_thread_count, in config.pbtxt"
-    return Finding("threads", "ok" if fits else "note", text, mend)
+        return Finding("threads", "fail", str(error), "nereid check")
+    fix = "" if fits else "fewer instances, or a smaller intra_op_thread_count, in config.pbtxt"
+    return Finding("threads", "ok" if fits else "note", text, fix)
 
 
-def _port(name: str, host: str, port: int) -> Finding:
+def _port(name: str, host: str, port: int, running: ServerRecord | None) -> Finding:
+    what = f"{name} port"
+    if running and getattr(running.ports, name) == port:
+        return Finding(what, "ok", f"{port} is in use by this repository's server")
     if reason := why_unusable(host, port):
-        found = f"{port} cannot be used: {reason}"
-        return Finding(f"{name} port", "note", found, f"nereid serve --{name}-port 0")
-    return Finding(f"{name} port", "ok", f"{port} is free")
+        return Finding(what, "note", f"{port} cannot be used: {reason}", f"nereid serve --{name}-port 0")
+    return Finding(what, "ok", f"{port} is free")
 
 
-def _refusal(what: str, message: str) -> Finding:
-    found, _, mend = message.partition("; fix: ")
-    return Finding(what, "fail", found, mend)
+def _failure(what: str, message: str) -> Finding:
+    found, _, fix = message.partition("; fix: ")
+    return Finding(what, "fail", found, fix)
 
 
 def _installed(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What `nereid serve` knows about its server, told over HTTP: live, ready, and metrics of the supervision."""
+"""Health of a supervised server over HTTP: live, ready, and metrics of the supervision."""
 
 import contextlib
 import http.server
@@ -10,15 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from nereid.errors import ServerError
-from nereid.server.ports import why_unusable
+from nereid.server.ports import unusable_port, why_unusable
 
-# An answer older than this says nothing any more: a probe each second, and the time one may take.
+# Age at which a probe's outcome expires: one probe each second, plus the time that a probe may take.
 FRESH_S = 8.0
-# The supervision looks several times a second; without a look for so long it is dead.
+# The processes are observed several times a second. Without an observation for this time, no thread does it.
 ALIVE_S = 30.0
 CLIENT_TIMEOUT_S = 10.0
-UNASKED = "not asked yet"
+NOT_PROBED = "not probed yet"
 RUNNING, STARTING, RESTARTING, STOPPING = "running", "starting", "restarting", "stopping"
 PREFIX = "nereid_supervisor_"
 JSON, TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
@@ -39,7 +38,7 @@ class Health:
     """The state of one supervised server; all methods may be called from any thread.
 
     Args:
-        clock: seconds that never jump.
+        clock: monotonic, in seconds.
         unix_time: seconds since 1970.
     """
 
@@ -50,39 +49,39 @@ class Health:
         self._lock = threading.Lock()
         self._state, self._reason = STARTING, ""
         self._up_since_s = 0.0
-        self._looked_s = clock()
-        self._server_failure: str | None = UNASKED
-        self._server_asked_s = clock()
+        self._observed_s = clock()
+        self._server_failure: str | None = NOT_PROBED
+        self._server_probed_s = clock()
         self._models: dict[str, tuple[str | None, float]] = {}
-        self._dead: dict[str, str] = {}
+        self._broken: dict[str, str] = {}
         self._counts: Counter[tuple[str, Labels]] = Counter({("restarts_total", ()): 0})
 
     def enter(self, state: str, reason: str = "") -> None:
-        """Take note of what the server does now; nothing follows `stopping`."""
+        """Change the state of the server; `stopping` is the last one."""
         with self._lock:
             if self._state == STOPPING:
                 return
             self._state, self._reason = state, reason
-            self._looked_s = self._clock()
+            self._observed_s = self._clock()
             self._up_since_s = self._unix_time() if state == RUNNING else 0.0
             if state != RUNNING:
-                self._models, self._dead, self._server_failure = {}, {}, UNASKED
+                self._models, self._broken, self._server_failure = {}, {}, NOT_PROBED
 
-    def looked(self, dead: Mapping[str, str]) -> None:
-        """Take note of a look at the processes: the models of which one is dead, and what of it."""
+    def observed(self, broken: Mapping[str, str]) -> None:
+        """Store an observation of the processes: the broken models, each with the reason."""
         with self._lock:
-            self._looked_s, self._dead = self._clock(), dict(dead)
+            self._observed_s, self._broken = self._clock(), dict(broken)
 
-    def asked(self, server_failure: str | None, models: Collection[str]) -> None:
-        """Take note of a probe of the server, and of which models are to be probed; others are forgotten."""
+    def round_started(self, server_failure: str | None, models: Collection[str]) -> None:
+        """Store the server's own readiness and the models to probe; other models are forgotten."""
         with self._lock:
-            self._server_failure, self._server_asked_s = server_failure, self._clock()
-            self._models = {name: self._models.get(name, (UNASKED, self._clock())) for name in models}
+            self._server_failure, self._server_probed_s = server_failure, self._clock()
+            self._models = {name: self._models.get(name, (NOT_PROBED, self._clock())) for name in models}
 
     def probed(self, model: str, failure: str | None, began_s: float) -> None:
-        """Count a probe of a model that began at a time of the clock; None is a success.
+        """Count a probe of a model; `failure` is None for a success.
 
-        Its outcome is what is told, unless that of a probe which began later is known.
+        The probe that began last decides whether the model is ready.
         """
         with self._lock:
             if model in self._models and began_s >= self._models[model][1]:
@@ -95,7 +94,7 @@ class Health:
         self._count("repairs_total", model=model, cause=cause)
 
     def repair_failed(self, model: str) -> None:
-        """Count a repair that did not work."""
+        """Count a repair that Triton refused."""
         self._count("repair_failures_total", model=model)
 
     def restarted(self) -> None:
@@ -103,24 +102,24 @@ class Health:
         self._count("restarts_total")
 
     def is_live(self) -> bool:
-        """Tell whether somebody looks after the server."""
+        """Return whether the supervision works."""
         with self._lock:
-            return self._state != RUNNING or self._clock() - self._looked_s < ALIVE_S
+            return self._state != RUNNING or self._clock() - self._observed_s < ALIVE_S
 
     def why_not_ready(self) -> dict[str, Any]:
-        """Return what keeps the server from being ready: of itself, and by model; empty if it is."""
+        """Return the reasons why the server is not ready: its own, and by model; empty if it is ready."""
         with self._lock:
             if self._state != RUNNING:
                 return {"server": ": ".join(filter(None, (self._state, self._reason)))}
             found: dict[str, Any] = {}
-            if failure := self._stale(self._server_failure, self._server_asked_s):
+            if failure := self._failure(self._server_failure, self._server_probed_s):
                 found["server"] = failure
             failures = {
                 name: reason
-                for name, (failure, asked_s) in self._models.items()
-                if (reason := self._stale(failure, asked_s))
+                for name, (failure, probed_s) in self._models.items()
+                if (reason := self._failure(failure, probed_s))
             }
-            if failures := {**failures, **self._dead}:
+            if failures := {**failures, **self._broken}:
                 found["models"] = dict(sorted(failures.items()))
             return found
 
@@ -137,13 +136,13 @@ class Health:
         with self._lock:
             self._counts[name, tuple(labels.items())] += 1
 
-    def _stale(self, failure: str | None, asked_s: float) -> str | None:
-        age_s = self._clock() - asked_s
+    def _failure(self, failure: str | None, probed_s: float) -> str | None:
+        age_s = self._clock() - probed_s
         return failure or (f"no answer for {age_s:.0f} s" if age_s > FRESH_S else None)
 
 
 def render(samples: Mapping[tuple[str, Labels], float]) -> str:
-    """Return samples in Prometheus' text format; each of `METRICS` is there, with or without samples."""
+    """Return samples in Prometheus' text format; each metric has its header, with or without samples."""
     lines = []
     for name, (kind, text) in METRICS.items():
         lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
@@ -154,7 +153,11 @@ def render(samples: Mapping[tuple[str, Labels], float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def answer(health: Health, path: str) -> tuple[HTTPStatus, str, str]:
+def _escape(word: str) -> str:
+    return word.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def page(health: Health, path: str) -> tuple[HTTPStatus, str, str]:
     """Return status, content type and body of a page."""
     if path == "/metrics":
         return HTTPStatus.OK, TEXT, health.metrics()
@@ -165,26 +168,24 @@ def answer(health: Health, path: str) -> tuple[HTTPStatus, str, str]:
         reasons = health.why_not_ready()
         is_good, body = not reasons, {"ready": not reasons, **reasons}
     else:
-        return HTTPStatus.NOT_FOUND, JSON, json.dumps({"error": "there are /livez, /readyz and /metrics"})
+        unknown = {"error": "unknown page: expected /livez, /readyz or /metrics"}
+        return HTTPStatus.NOT_FOUND, JSON, json.dumps(unknown)
     return (HTTPStatus.OK if is_good else HTTPStatus.SERVICE_UNAVAILABLE), JSON, json.dumps(body)
 
 
 @contextlib.contextmanager
 def serve(health: Health, host: str, port: int) -> Iterator[int]:
-    """Answer on `port`, 0 for any free one, for as long as the context lasts; gives the port.
+    """Serve the pages on `port`, 0 for any free one, while the context is open; gives the port.
 
     Raises:
         ServerError: the port cannot be used.
     """
+    if port and (reason := why_unusable(host, port)):
+        raise unusable_port("health", host, port, reason)
     try:
-        if port and (reason := why_unusable(host, port)):
-            raise OSError(0, reason)
         server = _Server((host, port), _handler(health))
     except OSError as error:
-        raise ServerError(
-            f"health port {port} on {host} cannot be used: {error.strerror}; "
-            "fix: choose another with --health-port, 0 for any free one, or another --host"
-        ) from None
+        raise unusable_port("health", host, port, error.strerror or str(error)) from None
     thread = threading.Thread(target=server.serve_forever, name="health", daemon=True)
     thread.start()
     try:
@@ -198,12 +199,12 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        # The base class asks the DNS for a name that nobody needs.
+        # The base class looks up a DNS name that is not used.
         http.server.socketserver.TCPServer.server_bind(self)  # type: ignore[attr-defined]
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that went away."""
+        """Ignore clients that closed their connection."""
 
 
 def _handler(health: Health) -> type[http.server.BaseHTTPRequestHandler]:
@@ -212,15 +213,16 @@ def _handler(health: Health) -> type[http.server.BaseHTTPRequestHandler]:
         server_version, sys_version = "nereid", ""
 
         def do_GET(self) -> None:
-            self._send(*answer(health, self.path.partition("?")[0]))
+            self._send(*page(health, self.path.partition("?")[0]))
 
         def refuse(self) -> None:
-            self._send(HTTPStatus.METHOD_NOT_ALLOWED, JSON, json.dumps({"error": "only GET"}))
+            refused = {"error": f"method not allowed: expected GET, got {self.command}"}
+            self._send(HTTPStatus.METHOD_NOT_ALLOWED, JSON, json.dumps(refused))
 
         do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = refuse
 
         def log_message(self, *words: Any) -> None:
-            """Polling is no news."""
+            """Write no log: health checks are frequent."""
 
         def _send(self, status: HTTPStatus, content_type: str, body: str) -> None:
             content = body.encode()
@@ -235,7 +237,3 @@ def _handler(health: Health) -> type[http.server.BaseHTTPRequestHandler]:
                 self.wfile.write(content)
 
     return Handler
-
-
-def _escape(word: str) -> str:
-    return word.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

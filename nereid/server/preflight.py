@@ -1,9 +1,9 @@
-"""What must be on the machine before anything of ours is installed; needs the standard library only.
+"""Requirements of the machine before installation; needs the standard library only.
 
 `make` runs this file by path with the system's Python.
 """
 
-from __future__ import annotations  # so that an older Python gets as far as being told
+from __future__ import annotations  # so that an older Python reaches the message
 
 import importlib.util
 import sys
@@ -15,18 +15,18 @@ SUPPORTED = ("3.11", "3.12")
 
 
 def library_folders() -> tuple[Path, ...]:
-    """Return where this interpreter's shared library may lie."""
+    """Return the folders that may hold this interpreter's shared library."""
     library, multiarch = (sysconfig.get_config_var(key) or "" for key in ("LIBDIR", "MULTIARCH"))
     return Path(library), Path(library) / multiarch, Path("/usr/lib") / multiarch
 
 
 def find_libpython(python: str, folders: tuple[Path, ...]) -> Path | None:
-    """Return the directory of a Python's shared library, which Triton's stub embeds, or None."""
+    """Return the folder of a Python's shared library, which Triton's stub embeds, or None."""
     return next((folder for folder in folders if (folder / f"libpython{python}.so.1.0").exists()), None)
 
 
 def missing(python: str, folders: tuple[Path, ...]) -> list[str]:
-    """Name what a Python is missing, each with what mends it; empty when setup can start."""
+    """Return the missing requirements of a Python, each with the fix; empty when setup can start."""
     if python not in SUPPORTED:
         return [f"Python {' or '.join(SUPPORTED)}, found {python}; fix: install one, make PYTHON=/path/to/it"]
     found = []

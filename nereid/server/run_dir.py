@@ -1,7 +1,7 @@
-"""Where a running server leaves its `server.json`, so that other commands find it by repository.
+"""Run directories of servers: their `server.json` lets other commands find a server by its repository.
 
-A run directory is locked for as long as its server runs. The kernel lets go of the lock however the server
-ends, so a directory without it is known to be left over.
+A run directory is locked while its server runs. The kernel releases the lock however the server ends, so a
+directory without a lock is left over.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ SERVER_FILE = "server.json"
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """A running server: where it listens, what it serves, and the token of its administrative APIs.
+    """A running server: its addresses, its repository and profile, and the token of its administrative APIs.
 
-    `health_port` is that of its supervisor, 0 if it has none; `model_control_mode` says who loads models.
+    `health_port` is the port of its supervisor's pages, 0 for none.
     """
 
     pid: int
@@ -52,12 +52,12 @@ def root(environment: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def occupy(base: Path, repository: Path) -> Iterator[Path]:
-    """Make the run directory of a server of `repository`, locked inside and removed after.
+    """Make the run directory of a server of `repository`: locked in the context, then removed.
 
     Left-over directories of the same repository are removed.
 
     Raises:
-        ServerError: `base` belongs to somebody else, who could then read tokens or plant backends.
+        ServerError: `base` is open to another user, who could read tokens or plant backends.
     """
     _make_private(base)
     folder = _folder(base, repository)
@@ -76,7 +76,7 @@ def occupy(base: Path, repository: Path) -> Iterator[Path]:
 
 
 def write(run_dir: Path, record: ServerRecord) -> None:
-    """Store `record` in `run_dir`, at once and readable by this user only."""
+    """Store `record` in `run_dir`, atomically and readable by this user only."""
     new = run_dir / f".{SERVER_FILE}"
     new.touch(mode=0o600)
     new.write_text(json.dumps(asdict(record)))
@@ -84,7 +84,7 @@ def write(run_dir: Path, record: ServerRecord) -> None:
 
 
 def find(base: Path, repository: Path) -> ServerRecord | None:
-    """Return the newest running server of `repository`, if there is one; nothing that others could write."""
+    """Return the newest running server of `repository`, or None; ignores files that others could write."""
     found = _running(base, _folder(base, repository).name)
     return found[-1] if found else None
 
@@ -99,7 +99,7 @@ def _running(base: Path, folder: str) -> list[ServerRecord]:
         return []
     found: list[tuple[float, ServerRecord]] = []
     for path in base.glob(f"{folder}/*/{SERVER_FILE}"):
-        with contextlib.suppress(FileNotFoundError):  # its server may end meanwhile
+        with contextlib.suppress(FileNotFoundError):  # its server may have just ended
             if _is_locked(path.parent):
                 record = json.loads(path.read_text())
                 ports = Ports(**record.pop("ports"))

@@ -157,8 +157,8 @@ class _Service:
             self.health.enter(health_page.RUNNING)
             run_dir.write(self.folder, record)
             if is_first:
-                announce = _announcement if sys.stdout.isatty() else _ready_line
-                print(announce(self.options, record), flush=True)
+                is_terminal = sys.stdout.isatty()
+                print(announcement(self.options, record) if is_terminal else ready_line(record), flush=True)
             while not watchdog.wait(SIGNAL_POLL_S):
                 if self.signals.count:
                     raise _Stopped
@@ -213,16 +213,19 @@ def _wait_for_ports(options: ServerOptions) -> None:
         time.sleep(0.1)
 
 
-def _ready_line(options: ServerOptions, record: ServerRecord) -> str:
+def ready_line(record: ServerRecord) -> str:
     """Return the ports as JSON, for programs."""
-    return json.dumps(asdict(record.ports) | ({"health": record.health_port} if record.health_port else {}))
+    return json.dumps(_all_ports(record))
 
 
-def _announcement(options: ServerOptions, record: ServerRecord) -> str:
+def _all_ports(record: ServerRecord) -> dict[str, int]:
+    return asdict(record.ports) | ({"health": record.health_port} if record.health_port else {})
+
+
+def announcement(options: ServerOptions, record: ServerRecord) -> str:
     """Return the addresses and a request to try, for a person."""
     host = "127.0.0.1" if record.host == "0.0.0.0" else record.host
-    ports = asdict(record.ports) | ({"health": record.health_port} if record.health_port else {})
-    addresses = ", ".join(f"{name} {host}:{port}" for name, port in ports.items())
+    addresses = ", ".join(f"{name} {host}:{port}" for name, port in _all_ports(record).items())
     models = image_models(options)
     path = f"models/{'classify' if 'classify' in models else models[0]}" if models else "health/ready"
     attempt = f"curl -i http://{host}:{record.ports.http}/v2/{path}"

@@ -64,8 +64,7 @@ class ServerLog:
 
         If neither is known, a note of the error has the end of the log.
         """
-        failures = [f"model '{model}': {reason}" for model, reason in self._failures.items()]
-        if reasons := failures or self._errors:
+        if reasons := self._failures.values() or self._errors:
             return ServerError("; ".join(reasons))
         error = ServerError("tritonserver ended without an error message")
         error.add_note(self.tail())
@@ -98,8 +97,9 @@ class ServerLog:
             self._errors.append(_first_line(found["reason"]))
 
     def _fail(self, model: str, reason: str, detail: str = "") -> None:
-        self._reasons.add(_first_line(reason))
-        self._failures.setdefault(model, _first_line(reason) + detail)
+        first, named = _first_line(reason), f"model '{model}': "
+        self._reasons.add(first)
+        self._failures.setdefault(model, named + first.removeprefix(named) + detail)
 
 
 def _first_line(reason: str) -> str:

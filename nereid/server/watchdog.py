@@ -146,7 +146,7 @@ class Watchdog:
         models = [name for name in self._image_models if name in ready]
         server_failure = None if models else self._server.probe_server(PROBE_TIMEOUT_S)
         if not self._is_closed.is_set():
-            self._health.asked(server_failure, models)
+            self._health.round_started(server_failure, models)
         self._handle(RoundStarted(ready, models))
         self._probe_soon.wait(max(0.0, PROBE_S - (time.monotonic() - began_s)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
@@ -209,7 +209,7 @@ class Watchdog:
                 if stubs.states([command.process]):
                     os.kill(command.process.pid, signal.SIGKILL)
             case ReportBroken():
-                self._health.looked(command.models)
+                self._health.observed(command.models)
             case Log():
                 self._say(command.text)
             case End():

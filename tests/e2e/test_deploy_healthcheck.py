@@ -28,30 +28,30 @@ def test_right_answer_is_healthy(server, model):
 
 
 def test_wrong_answer_is_not(server):
-    """A server that answers, but not with what the image shows, is not healthy."""
+    """A server that responds with the wrong class is not healthy."""
     code, said = check_health("--url", f"http://{url(server, 'http')}", "--image", str(CHELSEA))
 
-    assert (code, said.startswith("expected 'espresso', 'classify' found '")) == (1, True)
+    assert (code, said.startswith("'classify': expected the class 'espresso', got '")) == (1, True)
 
 
-def test_refusal_is_told(server):
-    """What the server says is on stderr."""
+def test_refusal_is_on_stderr(server):
+    """The message has the server's reason."""
     code, said = check_health("--url", f"http://{url(server, 'http')}", "--model", "nothing")
 
     assert (code, "unknown model: 'nothing'" in said) == (1, True)
 
 
-def test_nobody_there_is_told():
-    """A server that is gone is not healthy."""
+def test_absent_server_is_not_healthy():
+    """A refused connection fails the check."""
     code, said = check_health("--url", f"http://127.0.0.1:{free_ports(1)[0]}")
 
     assert (code, "refused" in said) == (1, True)
 
 
-def test_rubbish_is_told():
-    """An answer without a class is not a right one, whatever its status."""
+def test_response_without_a_class_is_not_healthy():
+    """The status alone does not count."""
     with listening() as (address, _):
-        assert check_health("--url", address) == (1, "no class in the answer: {}\n")
+        assert check_health("--url", address) == (1, "no class in the response: {}\n")
 
 
 @pytest.fixture(scope="module")
@@ -79,23 +79,23 @@ def gateway(both_profiles, tmp_path_factory):
         process.communicate(timeout=WATCHDOG_S)
 
 
-def test_page_is_asked_for_its_status(gateway):
-    """Compose's check of the gateway, run on the gateway that Compose tells to listen everywhere."""
+def test_page_is_checked_by_its_status(gateway):
+    """Compose's check of the gateway, run on a gateway that listens on all addresses as in Compose."""
     port, _ = gateway
     _, _, script, *words = SERVICES["gateway"]["healthcheck"]["test"]
     assert script.endswith("/deploy/healthcheck.py")
 
     assert check_health(*[word.replace(":8080", f":{port}") for word in words]) == (0, "")
     code, said = check_health("--page", f"http://127.0.0.1:{port}/nothing")
-    assert (code, " says 404: " in said) == (1, True)
+    assert (code, " returned 404: " in said) == (1, True)
 
 
-def test_load_page_is_asked_until_it_is_told_to_end(tmp_path):
-    """Compose's Locust is reached from outside of its container, and ends without a word that it is idle."""
+def test_load_page_is_checked_until_its_end(tmp_path):
+    """Compose's Locust is reached from outside of its container, and ends without a traceback."""
     (web_port,) = free_ports(1)
     words = [word.replace("/workspace", str(ROOT)) for word in command_line("locust")]
     _, _, _, *check = SERVICES["locust"]["healthcheck"]["test"]
-    # Another address of this machine, as the container's own is to who comes from outside.
+    # Another address of this machine, as the container's own address is for other machines.
     check = [word.replace("127.0.0.1:8089", f"127.0.0.2:{web_port}") for word in check]
     log = tmp_path / "log"
     with log.open("w") as output:
@@ -118,7 +118,7 @@ def test_load_page_is_asked_until_it_is_told_to_end(tmp_path):
 
 @pytest.mark.parametrize(("key", "status"), [("keys/prometheus.key", 200), (None, 401)], ids=["key", "none"])
 def test_gateway_shows_prometheus_its_metrics(gateway, key, status):
-    """Under the name that it has inside, and to who shows the key only."""
+    """Under its name inside Compose's network, and only with the key."""
     port, folder = gateway
     headers = {"Host": "gateway:8080"}
     if key:

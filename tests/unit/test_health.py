@@ -36,7 +36,7 @@ def health(clock):
     """A running server with two models that have classified an image just now."""
     health = Health(clock, lambda: 1.5e9)
     health.enter(pages.RUNNING)
-    health.asked(None, ["eyes", "route"])
+    health.round_started(None, ["eyes", "route"])
     for model in ("eyes", "route"):
         health.probed(model, None, clock.now_s)
     return health
@@ -44,7 +44,7 @@ def health(clock):
 
 def body(health: Health, path: str) -> tuple[int, dict]:
     """Return a page's status and its JSON."""
-    status, content_type, text = pages.answer(health, path)
+    status, content_type, text = pages.page(health, path)
     assert content_type == "application/json"
     return int(status), json.loads(text)
 
@@ -85,9 +85,9 @@ def test_outcome_of_an_older_probe_says_nothing(health, clock):
 
 def test_dead_process_counts_before_any_probe_meets_it(health):
     """A stub that is known to be dead makes its model not ready, although another instance may answer."""
-    health.looked({"eyes": "the process of 'eyes_0_0' is dead"})
+    health.observed({"eyes": "the process of 'eyes_0_0' is dead"})
     dead = body(health, "/readyz")
-    health.looked({})
+    health.observed({})
 
     assert dead == (503, {"ready": False, "models": {"eyes": "the process of 'eyes_0_0' is dead"}})
     assert body(health, "/readyz") == (200, {"ready": True})
@@ -106,16 +106,16 @@ def test_old_answers_do_not_count(health, clock):
 def test_unloaded_model_is_not_missed(health):
     """What is no longer served on purpose does not keep the rest from being ready."""
     health.probed("eyes", DEAD, 1000.0)
-    health.asked(None, ["route"])
+    health.round_started(None, ["route"])
 
     assert body(health, "/readyz") == (200, {"ready": True})
 
 
 def test_repository_without_image_models_is_ready_by_the_server_alone(health):
     """Triton's own readiness stands in where nothing takes an image."""
-    health.asked("400", [])
+    health.round_started("400", [])
     refused = body(health, "/readyz")
-    health.asked(None, [])
+    health.round_started(None, [])
 
     assert refused == (503, {"ready": False, "server": "400"})
     assert body(health, "/readyz") == (200, {"ready": True})

@@ -49,7 +49,7 @@ def test_newest_of_two_servers_is_found(base, tmp_path):
 
 
 def test_looking_for_a_server_creates_nothing(base, tmp_path):
-    """Where no server ever ran, there is no folder afterwards either."""
+    """Where no server ever ran, no folder appears."""
     assert run_dir.find(base, tmp_path) is None
     assert not base.exists()
 

@@ -1,4 +1,4 @@
-"""Commands that a measurement starts: what is told of one that does not start, and that each one ends."""
+"""Commands that a measurement starts: the message if one does not start, and the end of each."""
 
 import os
 import subprocess
@@ -9,8 +9,8 @@ from loadtest import servers
 from nereid.assets import REPOSITORY
 
 
-def test_server_that_does_not_start_is_told_with_its_log(tmp_path):
-    """The reason is in what it wrote, which nobody else shows."""
+def test_server_that_does_not_start_is_reported_with_its_log(tmp_path):
+    """The reason is in the log, which is shown nowhere else."""
     with (
         pytest.raises(SystemExit, match=r"(?s)nereid serve did not start:.*nobody"),
         servers.supervised(REPOSITORY, tmp_path, os.environ, ["--profile", "nobody"]),
@@ -18,14 +18,14 @@ def test_server_that_does_not_start_is_told_with_its_log(tmp_path):
         pass
 
 
-def test_gateway_that_does_not_start_is_told():
-    """It has said itself why not."""
+def test_gateway_that_does_not_start_is_reported():
+    """Its reason is already on stderr."""
     with pytest.raises(SystemExit, match=r"nereid gateway did not start$"), servers.gateway(-1):
         pass
 
 
 def test_command_that_does_not_stop_is_killed(monkeypatch):
-    """A measurement waits for it only so long."""
+    """A measurement waits for the end only for a limited time."""
     monkeypatch.setattr(servers, "END_S", 0.2)
     stubborn = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"], stdout=subprocess.PIPE

@@ -1,19 +1,16 @@
-"""The parts of starting a server that need no server."""
+"""The command line and the environment of `tritonserver`, and the options that are rejected before."""
 
-import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nereid.assets import REPOSITORY
-from nereid.errors import ServerError
-from nereid.server import command_line, ports, preflight
+from nereid.server import command_line, preflight
 from nereid.server.command_line import LOOPBACK, ServerOptions
-from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.ports import Ports, free_ports
+from nereid.server.ports import Ports
 from nereid.server.serve import check_options
-from nereid.server.wheel import Wheel, assemble_backends, find_wheel
+from nereid.server.wheel import Wheel
 
 WHEEL = Wheel(Path("/w/tritonserver"), Path("/w/python"), Path("/w/stub"), Path("/w/libs"))
 OPTIONS = ServerOptions(Path("/r"), ports=Ports(1, 2, 3))
@@ -108,72 +105,10 @@ def test_own_environment_wins_over_the_defaults():
     """An operator's malloc setting is kept; the stub's Python comes first in PATH."""
     libpython = preflight.find_libpython(preflight.PYTHON, preflight.library_folders())
 
-    environment = command_line.environment(WHEEL, {"MALLOC_TRIM_THRESHOLD_": "1", "PATH": "/bin", "OTHER": "x"})
+    environment = command_line.environment(
+        WHEEL, {"MALLOC_TRIM_THRESHOLD_": "1", "PATH": "/bin", "OTHER": "x"}
+    )
 
     assert (environment["MALLOC_TRIM_THRESHOLD_"], environment["OTHER"]) == ("1", "x")
     assert environment["PATH"].endswith(":/bin")
     assert environment["LD_LIBRARY_PATH"] == f"/w/libs:{libpython}"
-
-
-def test_backends_are_the_wheels_and_ours(tmp_path):
-    """Every adapter of the library is there, beside the wheel's own backend with the stub of this Python."""
-    backends = assemble_backends(find_wheel(), tmp_path / "backends")
-
-    found = {str(path.relative_to(backends)) for path in backends.rglob("*") if path.is_file()}
-    assert found == {
-        "python/libtriton_python.so",
-        "python/triton_python_backend_stub",
-        "python/triton_python_backend_utils.py",
-        "onnxruntime/model.py",
-        "preprocess/model.py",
-        "fused/model.py",
-        "ab_router/model.py",
-    }
-
-
-def test_taken_port_is_named_before_the_server_starts(tmp_path):
-    """The message has the port, its use, and what to do."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        server = EmbeddedServer(replace(OPTIONS, ports=Ports(port, 0, 0)), tmp_path, {})
-
-        with pytest.raises(ServerError, match=f"http port {port} on 127.0.0.1 cannot be used: .*--http-port"):
-            server.start()
-
-
-def test_free_ports_are_not_those_of_outgoing_connections(tmp_path, monkeypatch):
-    """Anybody's connection could take one of those before the server does; without others they must do."""
-    range_file = tmp_path / "ip_local_port_range"
-    monkeypatch.setattr(ports, "OUTGOING_PORTS", range_file)
-    range_file.write_text("12000\t60999\n")
-    below = free_ports(3)
-    range_file.write_text("1024\t65535\n")
-    any_at_all = free_ports(3)
-
-    assert all(10_000 <= port < 12_000 for port in below)
-    assert len(set(any_at_all)) == 3
-
-
-def test_free_ports_differ():
-    """Three ports asked for together are three."""
-    assert len(set(free_ports(3))) == 3
-
-
-def test_this_machine_passes_preflight():
-    """The interpreter that runs the tests is one the server can embed."""
-    assert preflight.missing(preflight.PYTHON, preflight.library_folders()) == []
-
-
-@pytest.mark.parametrize(
-    ("python", "message"),
-    [
-        ("3.13", "Python 3.11 or 3.12, found 3.13; fix: install one"),
-        ("3.12", "libpython3.12.so.1.0; fix: apt-get install libpython3.12"),
-        ("3.11", "libpython3.11.so.1.0; fix: apt-get install libpython3.11"),
-    ],
-)
-def test_preflight_says_what_to_install(tmp_path, python, message):
-    """A Python without a stub, or without its shared library, is told so with the command."""
-    assert any(each.startswith(message) for each in preflight.missing(python, (tmp_path,)))

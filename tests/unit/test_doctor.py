@@ -1,0 +1,31 @@
+"""Findings of `nereid doctor` that depend on running servers."""
+
+import pytest
+
+from nereid.assets import REPOSITORY
+from nereid.server import run_dir
+from nereid.server.doctor import Finding, examine
+from nereid.server.ports import Ports, free_ports
+from nereid.server.run_dir import ServerRecord
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["this repository", "another"])
+def test_port_of_the_repositorys_own_server_is_not_a_problem(tmp_path, is_ours):
+    """The server of this repository is named, and its ports are not reported as taken by a stranger."""
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    grpc = free_ports(1)[0]  # nothing listens there
+    record = ServerRecord(7, "127.0.0.1", Ports(8000, grpc, 8002), str(REPOSITORY), "cpu", "")
+
+    with run_dir.occupy(run_dir.root(environment), REPOSITORY) as folder:
+        run_dir.write(folder, record)
+        found = {each.what: each for each in examine(environment, REPOSITORY if is_ours else tmp_path)}
+
+    if is_ours:
+        assert found["server"] == Finding(
+            "server", "ok", "process 7 serves this repository on 127.0.0.1:8000"
+        )
+        assert found["http port"] == Finding("http port", "ok", "8000 is in use by this repository's server")
+        assert "in use" not in found["grpc port"].found
+    else:
+        assert "server" not in found
+        assert "this repository" not in found["http port"].found

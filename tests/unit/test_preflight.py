@@ -1,0 +1,23 @@
+"""Requirements of the machine before installation."""
+
+import pytest
+
+from nereid.server import preflight
+
+
+def test_this_machine_passes_preflight():
+    """The interpreter that runs the tests is one the server can embed."""
+    assert preflight.missing(preflight.PYTHON, preflight.library_folders()) == []
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("3.13", "Python 3.11 or 3.12, found 3.13; fix: install one"),
+        ("3.12", "libpython3.12.so.1.0; fix: apt-get install libpython3.12"),
+        ("3.11", "libpython3.11.so.1.0; fix: apt-get install libpython3.11"),
+    ],
+)
+def test_preflight_says_what_to_install(tmp_path, python, message):
+    """A Python without a stub, or without its shared library, is told so with the command."""
+    assert any(each.startswith(message) for each in preflight.missing(python, (tmp_path,)))

@@ -1,0 +1,42 @@
+"""The line that `nereid serve` prints on stdout when it is ready."""
+
+import json
+
+import pytest
+
+from nereid.assets import REPOSITORY
+from nereid.server.command_line import ServerOptions
+from nereid.server.ports import Ports
+from nereid.server.run_dir import ServerRecord
+from nereid.server.serve import announcement, ready_line
+
+
+def record(host: str = "127.0.0.1", health_port: int = 0) -> ServerRecord:
+    """Describe a running server."""
+    return ServerRecord(1, host, Ports(1, 2, 3), "/r", "cpu", "secret", health_port)
+
+
+def test_programs_get_the_ports_as_json():
+    """The health port is there only if it is served; the token never is."""
+    ports = {"http": 1, "grpc": 2, "metrics": 3}
+
+    assert json.loads(ready_line(record())) == ports
+    assert json.loads(ready_line(record(health_port=4))) == {**ports, "health": 4}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_persons_get_addresses_and_a_request_to_try(host):
+    """A server that listens everywhere is shown with an address that can be called."""
+    line = announcement(ServerOptions(REPOSITORY, "cpu"), record(host, health_port=4))
+
+    assert line == (
+        "ready: http 127.0.0.1:1, grpc 127.0.0.1:2, metrics 127.0.0.1:3, health 127.0.0.1:4; "
+        "try: curl -i http://127.0.0.1:1/v2/models/classify; stop: Ctrl-C"
+    )
+
+
+def test_repository_without_image_models_has_a_request_to_try(tmp_path):
+    """The readiness of the server is always there."""
+    line = announcement(ServerOptions(tmp_path), record())
+
+    assert "curl -i http://127.0.0.1:1/v2/health/ready;" in line
