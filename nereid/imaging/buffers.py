@@ -1,10 +1,10 @@
-"""Memory that is kept from image to image, so that steady work allocates none."""
+"""Buffers that are reused from image to image, so that steady work allocates no memory."""
 
 import numpy as np
 
 
 class Buffers:
-    """Arrays by name; for one thread at a time."""
+    """Arrays by name, for one thread at a time."""
 
     KEPT_BYTES = 16 * 2**20
 
@@ -12,10 +12,10 @@ class Buffers:
         self._kept: dict[str, np.ndarray] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
-        """Return an array with whatever was left in it, which the next `take` of that name gives out again.
+        """Return an uninitialized array, valid until the next `take` of the same name.
 
-        One of more than `KEPT_BYTES` is allocated anew each time, so that a single huge image costs no memory
-        for ever.
+        An array of more than `KEPT_BYTES` is not kept, so that one huge image does not occupy memory
+        permanently.
         """
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         memory = self._kept.get(name)

@@ -1,4 +1,4 @@
-"""From an encoded image to RGB pixels: no larger than asked for, and never trusting the file."""
+"""Decoding of untrusted image files to RGB pixels, at a reduced size where the format allows it."""
 
 import io
 import re
@@ -14,34 +14,34 @@ from PIL.TiffImagePlugin import TiffImageFile
 from nereid.imaging.buffers import Buffers
 from nereid.serving_errors import InvalidImage
 
-# Our own limit is checked on every header; Pillow's would only warn and raise in between.
+# Our own limit is checked on every header; Pillow's would warn or raise at other sizes.
 Image.MAX_IMAGE_PIXELS = None
 
 JPEG_MAGIC = b"\xff\xd8\xff"
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
-# By how much the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
+# Factors by which the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
 # decodes faster at 8/8 than at 5/8. Source: loadtest/results/pieces.json.
 SHRINKS = (1, 2, 4, 8)
-# Encoders write about ten scans, each of which costs a walk over the whole image; and a handful of segments.
+# Encoders write about ten scans, each of which costs a pass over the whole image, and few segments.
 MAX_SCANS = 32
 MAX_SEGMENTS = 4_096
 MAX_PNG_CHUNKS = 65_536
-# What libjpeg says of files that any viewer shows without a word; nothing that matters follows that marker.
+# libjpeg's warning about files that every viewer accepts; no image data follows that marker.
 HARMLESS = "extraneous bytes before marker 0xd9"
-# Pillow's modes; others have more than 16 bits per channel or no way to RGB.
+# Pillow's modes; others have more than 16 bits per channel or no conversion to RGB.
 EIGHT_BIT = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 )
 SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 # Rounds 0..65535 to 0..255. Source: libpng, png_do_scale_16_to_8.
 TO_EIGHT_BIT = ((np.arange(2**16, dtype=np.uint32) * 255 + 32895) >> 16).astype(np.uint8)
-# Pixels converted at a time, so that a large image is in memory twice at most.
+# Pixels per conversion, so that a large image is in memory twice at most.
 BAND_PIXELS = 2**20
-# A JPEG's markers but for those without a length, which stand between and inside scans.
+# A JPEG's markers, except those without a length, which occur between and inside scans.
 MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 START_OF_SCAN, APP1 = 0xDA, 0xE1
-NOTHING_FOLLOWS = frozenset({0xD8, 0xD9})
+WITHOUT_SUCCESSOR = frozenset({0xD8, 0xD9})
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEQUENTIAL = frozenset({0xC0, 0xC1})
 EXIF = b"Exif\0\0"
@@ -52,7 +52,7 @@ BLACK = 1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an image may cost before any pixel of it is decoded."""
+    """Limits on an image, checked before any pixel is decoded."""
 
     max_image_bytes: int = 32 * 2**20
     max_image_pixels: int = 64_000_000
@@ -61,15 +61,15 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_image_bytes", "max_image_pixels", "max_image_side_px"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """A file whose header was found good, and its pixels on demand.
+    """A file with a valid header, which decodes its pixels on demand.
 
-    `size_wh` and `orientation` (the EXIF tag, 1..8) are those of the pixels as they are stored. `colorspace`
-    is a JPEG's, RGB (or grey, or YCbCr) or CMYK; it is empty for all other files.
+    `size_wh` and `orientation` (the EXIF tag, 1..8) describe the stored pixels. `colorspace` is a JPEG's, RGB
+    (also for grey and YCbCr) or CMYK; it is empty for all other files.
     """
 
     encoded: bytes
@@ -80,17 +80,17 @@ class EncodedImage:
 
     @property
     def max_shrink(self) -> int:
-        """How much smaller per side the decoder can make it."""
+        """Largest factor by which the decoder can shrink each side."""
         return max(SHRINKS) if self.colorspace else 1
 
     def pixels(self, shrink: int, background: tuple[int, ...], buffers: Buffers) -> np.ndarray:
         """Decode to RGB, uint8[ceil(H / shrink), ceil(W / shrink), 3].
 
-        It is valid until the next call with the same `buffers`.
+        The result is valid until the next call with the same `buffers`.
 
         Args:
-            shrink: one of SHRINKS, up to `max_shrink`: each pixel is the average of that many per side.
-            background: R, G, B that transparent pixels are laid over.
+            shrink: one of SHRINKS, up to `max_shrink`: each pixel is the average of this many per side.
+            background: R, G, B behind transparent pixels.
 
         Raises:
             InvalidImage: the file is damaged.
@@ -99,7 +99,7 @@ class EncodedImage:
             return _decode_jpeg(self, shrink, buffers)
         try:
             return _to_rgb(self._opened, background)
-        except Exception as error:  # on damaged files Pillow raises whatever its parsers run into
+        except Exception as error:  # on damaged files Pillow's parsers raise many types
             raise InvalidImage(f"file of {len(self.encoded)} bytes is damaged: {error}") from None
 
 
@@ -107,8 +107,8 @@ def open_image(encoded: bytes, limits: Limits) -> EncodedImage:
     """Read the header of an image file.
 
     Raises:
-        InvalidImage: not an image of a known format, damaged, or beyond `limits`, which are checked before
-            any pixel is decoded.
+        InvalidImage: the file has an unknown format, is damaged, or exceeds `limits`, which are checked
+            before any pixel is decoded.
     """
     if not encoded:
         raise InvalidImage(f"expected the bytes of an image file ({', '.join(FORMATS)}), got 0 bytes")
@@ -125,7 +125,7 @@ def _open_jpeg(encoded: bytes, limits: Limits) -> EncodedImage:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded, strict=False)
     except Exception:  # on damaged headers simplejpeg raises ValueError, KeyError and more
-        # Pillow knows sampling factors that simplejpeg has no name for.
+        # Pillow supports sampling factors that simplejpeg does not.
         return _open_other(encoded, limits, f"JPEG of {len(encoded)} bytes has no readable header")
     _check_size(width, height, limits)
     orientation = _known_orientation(partial(_read_exif, exif)) if exif else 1
@@ -138,12 +138,12 @@ def _walk_jpeg(encoded: bytes) -> bytes:
     """Return the payload of a JPEG's EXIF segment.
 
     Raises:
-        InvalidImage: it makes the decoder walk over the whole image, or over segments, too many times.
+        InvalidImage: it has too many scans or segments, each of which costs a pass of the decoder.
     """
     exif = components = b""
     place = len(JPEG_MAGIC) - 1
     scans = segments = 0
-    while (found := MARKER.search(encoded, place)) and (marker := found[0][1]) not in NOTHING_FOLLOWS:
+    while (found := MARKER.search(encoded, place)) and (marker := found[0][1]) not in WITHOUT_SUCCESSOR:
         place = found.end() + max(2, int.from_bytes(encoded[found.end() : found.end() + 2]))
         payload = encoded[found.end() + 2 : place]
         segments += 1
@@ -153,7 +153,7 @@ def _walk_jpeg(encoded: bytes) -> bytes:
             exif = exif or payload
         elif marker == START_OF_SCAN:
             scans += 1
-            if payload[:1] == components:  # all of them are in this scan, so the decoder reads no other
+            if payload[:1] == components:  # this scan has all components, so the decoder reads no other
                 break
         if scans > MAX_SCANS:
             raise InvalidImage(f"expected at most {MAX_SCANS} scans in a JPEG, got {scans} or more")
@@ -171,7 +171,7 @@ def _read_exif(payload: bytes) -> Image.Exif:
 def _known_orientation(read_exif: Callable[[], Image.Exif]) -> int:
     try:
         value: object = read_exif().get(ExifTags.Base.Orientation)
-    except Exception:  # damaged metadata are no reason to refuse good pixels
+    except Exception:  # the pixels of an image with damaged metadata are used
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -190,14 +190,14 @@ def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarr
             pixels = simplejpeg.decode_jpeg(image.encoded, **options, strict=False)
     except Exception as error:  # on damaged files simplejpeg raises ValueError, KeyError and more
         raise InvalidImage(f"JPEG of {len(image.encoded)} bytes is damaged: {error}") from None
-    if image.colorspace == "CMYK":  # of which JPEGs hold the complement
+    if image.colorspace == "CMYK":  # JPEGs store the complement
         np.subtract(255, pixels, out=pixels)
         return _to_rgb(Image.frombuffer("CMYK", (width, height), pixels, "raw", "CMYK", 0, 1), (0, 0, 0))
     return pixels
 
 
 def _open_other(encoded: bytes, limits: Limits, unknown: str) -> EncodedImage:
-    """Read a header with Pillow; `unknown` is what is said of bytes that it knows no format of."""
+    """Read a header with Pillow; `unknown` is the message for an unknown format."""
     _check_chunks(encoded)
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
@@ -206,13 +206,13 @@ def _open_other(encoded: bytes, limits: Limits, unknown: str) -> EncodedImage:
         orientation = _known_orientation(image.getexif)
         if isinstance(image, TiffImageFile):
             _check_size(image.tag_v2.get(TILE_WIDTH, 1), image.tag_v2.get(TILE_LENGTH, 1), limits)
-            image.load()  # which turns it upright
+            image.load()  # applies the orientation
             orientation = 1
     except InvalidImage:
         raise
     except UnidentifiedImageError:
         raise InvalidImage(unknown) from None
-    except Exception as error:  # on damaged files Pillow raises whatever its parsers run into
+    except Exception as error:  # on damaged files Pillow's parsers raise many types
         raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
     return EncodedImage(encoded, image.size, orientation, _opened=image)
 
@@ -220,16 +220,16 @@ def _open_other(encoded: bytes, limits: Limits, unknown: str) -> EncodedImage:
 def _check_mode(image: Image.Image) -> None:
     got = f"{image.format} of mode {image.mode}"
     if image.mode not in EIGHT_BIT | SIXTEEN_BIT:
-        raise InvalidImage(f"expected 8 or 16 bits per channel of a colour that has RGB, got {got}")
+        raise InvalidImage(f"expected 8 or 16 bits per channel in a mode that converts to RGB, got {got}")
     if isinstance(image, TiffImageFile) and image.mode in SIXTEEN_BIT:
         bits, zero = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0], image.tag_v2.get(ZERO_MEANS, BLACK)
         if bits != 16 or zero != BLACK:
-            got += f" with {bits} bits, {'black' if zero == BLACK else 'white'} being 0"
-            raise InvalidImage(f"expected 8 bits per channel, or 16 with black being 0, got {got}")
+            got += f" with {bits} bits and 0 as {'black' if zero == BLACK else 'white'}"
+            raise InvalidImage(f"expected 8 bits per channel, or 16 with 0 as black, got {got}")
 
 
 def _check_chunks(encoded: bytes) -> None:
-    """Refuse a PNG whose chunks take longer to walk over than an image takes to decode."""
+    """Refuse a PNG with so many chunks that reading them takes longer than decoding an image."""
     place, chunks = len(PNG_MAGIC), 0
     while encoded.startswith(PNG_MAGIC) and place < len(encoded):
         place += 12 + int.from_bytes(encoded[place : place + 4])
@@ -239,7 +239,7 @@ def _check_chunks(encoded: bytes) -> None:
 
 
 def _to_rgb(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
-    """Convert band by band, which for a large image takes half the memory."""
+    """Convert band by band, which halves the memory of a large image."""
     rgb = np.empty((image.height, image.width, 3), np.uint8)
     step = max(1, BAND_PIXELS // image.width)
     for top in range(0, image.height, step):

@@ -1,6 +1,6 @@
-"""Batches of encoded images to rows of one tensor on a GPU: nvImageCodec decodes, one kernel does the rest.
+"""Preprocessing of batches on a GPU: nvImageCodec decodes, one kernel computes the rest.
 
-Needs CuPy and nvImageCodec to be imported, so only instances on a GPU do.
+This module needs CuPy and nvImageCodec; only instances on a GPU import it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from nereid.serving_errors import InvalidConfig, ServingError, from_exception
 
 # Pinned memory through which pixels decoded on the host pass: about a photo of 5 megapixels.
 STAGING_BYTES = 16 * 2**20
-# The hardware engine first, where there is one. Not CPU_ONLY: what these refuse our own decoder takes.
+# The hardware engine first, if there is one. Not CPU_ONLY: our own decoder takes the files that these refuse.
 BACKENDS = ("HW_GPU_ONLY", "GPU_ONLY", "HYBRID_CPU_GPU")
 # Interpolates chroma as libjpeg does; off by default.
 DECODER_OPTIONS = ":fancy_upsampling=1"
@@ -34,7 +34,7 @@ PROBE_PX = 64
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Where an image's pixels lie on the device, as long as this keeps `owner` alive."""
+    """Location of an image's pixels on the device, valid as long as `owner` is alive."""
 
     source: Source
     owner: Any
@@ -45,8 +45,8 @@ class GpuPreprocessor:
 
     Attributes:
         tensor: CuPy array [max_batch_size, *transform.shape] of transform.datatype, allocated once.
-        stream: all that it does on the device is in this stream's order.
-        fallbacks: how many images were decoded on the host so far.
+        stream: orders all work on the device.
+        fallbacks: number of images that were decoded on the host.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class GpuPreprocessor:
         """Allocate the tensor and compile the kernel.
 
         Args:
-            memory_limit_bytes: of the tensor and of pixels from the host, 0: no limit. nvImageCodec's memory
-                is its own.
+            memory_limit_bytes: of the tensor and of pixels from the host, 0: no limit; nvImageCodec's memory
+                is not included.
 
         Raises:
-            InvalidConfig: the limit is less than the tensor, or the decoder has no way to use the GPU.
+            InvalidConfig: the limit is less than the tensor, or the decoder cannot use the GPU.
         """
         self.fallbacks = 0
         self._transform = transform
         self._limits = limits
         self._buffers = Buffers()
         self._device = cupy.cuda.Device(device_id)
-        # cudaMalloc's memory, as CuPy's default is: what cudaMallocAsync gives cannot be shared with Triton.
+        # cudaMalloc's memory, as CuPy's default is: memory of cudaMallocAsync cannot be shared with Triton.
         self._pool = cupy.cuda.MemoryPool()
         with self._device:
             self._pool.set_limit(size=memory_limit_bytes)
@@ -90,32 +90,32 @@ class GpuPreprocessor:
         self._check_decoder()
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
-        """Write image `i` into row `i`; say for each that has no row why: that row is all padding."""
+        """Write image `i` into row `i`; returns its error instead if it has one: its row is padding."""
         if not images:
             return []
         with self.on_device():
             outcomes = self.decode(images)
             sources = [each.source if isinstance(each, Decoded) else None for each in outcomes]
             self.resize(sources)
-            # Whoever takes the tensor by DLPack waits for CuPy's current stream: another one by then.
-            # And the decoded pixels may go only when the kernel has read them.
+            # A consumer of the tensor by DLPack waits for CuPy's current stream, which is another one.
+            # And the decoded pixels must stay until the kernel has read them.
             self.stream.synchronize()
         return [each if isinstance(each, ServingError) else None for each in outcomes]
 
     def move(self, source: slice, target: slice) -> None:
-        """Copy rows of the tensor to the place of others before them."""
+        """Copy rows of the tensor over earlier ones."""
         with self.on_device():
             self.tensor[target] = self.tensor[source].copy()
             self.stream.synchronize()
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Make CuPy use this object's device, stream and memory, in the calling thread; `prepare` does."""
+        """Make CuPy use this object's device, stream and memory in the calling thread, as `prepare` does."""
         with self._device, self.stream, cupy.cuda.using_allocator(self._pool.malloc):
             yield
 
     def decode(self, images: Sequence[bytes]) -> list[Decoded | ServingError]:
-        """Decode a batch, each image at its full size, as stored; to be called `on_device`."""
+        """Decode a batch, each image at its full size, as stored; call this `on_device`."""
         opened = [self._open(encoded) for encoded in images]
         suited = {i: image for i, image in enumerate(opened) if _suits_gpu(image)}
         files = [image.encoded for image in suited.values() if isinstance(image, EncodedImage)]
@@ -126,7 +126,7 @@ class GpuPreprocessor:
         ]
 
     def resize(self, sources: Sequence[Source | None]) -> None:
-        """Write image `i` into row `i`, in one launch; to be called `on_device`."""
+        """Write image `i` into row `i`, in one launch; call this `on_device`."""
         build_table(sources, self._transform, self._staged_table.view(IMAGE)[: len(sources)])
         self._table.set(self._staged_table, stream=self.stream)
         height, width = np.int32(self._transform.height_px), np.int32(self._transform.width_px)
@@ -139,17 +139,17 @@ class GpuPreprocessor:
             return cupy.empty(shape, DATATYPES[self._transform.datatype])
         except cupy.cuda.memory.OutOfMemoryError as error:
             limit = f"gpu_memory_limit_bytes = {memory_limit_bytes}"
-            raise InvalidConfig(f"{limit}: no room for the tensor {list(shape)}: {error}") from None
+            raise InvalidConfig(f"{limit}: expected room for the tensor {list(shape)}: {error}") from None
 
     def _check_decoder(self) -> None:
-        """Refuse to run where every image would go to the host: nvImageCodec starts without nvJPEG, too."""
+        """Fail if every image would be decoded on the host: nvImageCodec starts without nvJPEG, too."""
         probe = simplejpeg.encode_jpeg(np.zeros((PROBE_PX, PROBE_PX, 3), np.uint8))
         with self.on_device():
             (surface,) = self._decode_files([probe])
             self.stream.synchronize()
         if surface is None:
-            hint = "is the wheel nvidia-nvjpeg-cu12 or nvidia-nvjpeg of CUDA 13 installed?"
-            raise InvalidConfig(f"nvImageCodec cannot decode a JPEG on this GPU; {hint}")
+            fix = "install the wheel nvidia-nvjpeg-cu12, or nvidia-nvjpeg for CUDA 13"
+            raise InvalidConfig(f"nvImageCodec cannot decode a JPEG on this GPU; fix: {fix}")
 
     def _decode_files(self, files: list[bytes]) -> list[Any]:
         if not files:
@@ -160,11 +160,11 @@ class GpuPreprocessor:
     def _open(self, encoded: bytes) -> EncodedImage | ServingError:
         try:
             return open_image(encoded, self._limits)
-        except Exception as error:  # whatever one image does, the others are answered
+        except Exception as error:  # a bad image must not fail the others
             return from_exception(error)
 
     def _place(self, image: EncodedImage, surface: Any) -> Decoded | ServingError:
-        """Return where the decoder put the image, or decode it here if it did not."""
+        """Return the location of the decoded image; decodes on the host if the GPU did not."""
         width, height = image.size_wh
         if surface is not None and tuple(surface.shape) == (height, width, 3):
             pointer = surface.__cuda_array_interface__["data"][0]
@@ -182,16 +182,16 @@ class GpuPreprocessor:
         array = cupy.empty(flat.shape, np.uint8)
         for start in range(0, flat.size, STAGING_BYTES):
             part = flat[start : start + STAGING_BYTES]
-            self.stream.synchronize()  # the copy from here before may still be under way
+            self.stream.synchronize()  # the previous copy from this memory may still run
             self._staging[: part.size] = part
             array[start : start + part.size].set(self._staging[: part.size], stream=self.stream)
         return array
 
 
 def _suits_gpu(image: EncodedImage | ServingError) -> bool:
-    """Tell whether the GPU's decoder may have it: a grey or RGB JPEG that is all there.
+    """Return whether the GPU's decoder may have the image: a complete grey or RGB JPEG.
 
-    nvJPEG makes an image of one that was cut off; here that is an error, which the host's decoder finds.
+    nvJPEG decodes a truncated JPEG without an error, which the host's decoder reports.
     """
     if isinstance(image, ServingError) or image.colorspace != "RGB":
         return False

@@ -1,4 +1,4 @@
-"""What the kernel `preprocess.cu` is compiled with and told: all of its launch that needs no GPU."""
+"""Compiler options and arguments of the kernel `preprocess.cu`; this part of a launch needs no GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ CHANNELS = np.dtype([("rgb", CHANNEL, 3)])
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A decoded image: uint8[H, W, 3], RGB, as it is stored, on the device.
+    """A decoded image: uint8[H, W, 3], RGB, as stored, on the device.
 
-    `pointer` is the address of its first byte, `pitch_bytes` the distance of a row from the next.
+    `pointer` is the address of the first byte, `pitch_bytes` the distance between rows.
     """
 
     pointer: int
@@ -44,19 +44,19 @@ class Source:
 
 
 def options(transform: Transform) -> tuple[str, ...]:
-    """Return the compiler options that make the kernel of this transform."""
+    """Return the compiler options of the kernel of this transform."""
     names = {"FILTER": transform.interpolation, "DATATYPE": transform.datatype, "LAYOUT": transform.layout}
     return tuple(f"-D{name}={value}" for name, value in names.items())
 
 
 def grid(transform: Transform, images: int) -> tuple[int, int, int]:
-    """Return the blocks of `BLOCK_XY` threads that cover that many rows of the tensor."""
+    """Return the grid of `BLOCK_XY` blocks that covers `images` rows of the tensor."""
     across, down = BLOCK_XY
     return -(-transform.width_px // across), -(-transform.height_px // down), images
 
 
 def build_channels(transform: Transform) -> np.ndarray:
-    """Return CHANNELS[1]: how R, G and B are normalised, and where they go."""
+    """Return CHANNELS[1]: normalisation and position of R, G and B."""
     channels = np.zeros(1, CHANNELS)
     for place, color in enumerate(transform.color_order):
         mean, std = transform.mean[place], transform.std[place]
@@ -69,7 +69,7 @@ def build_table(sources: Sequence[Source | None], transform: Transform, out: np.
     """Describe a batch to the kernel.
 
     Args:
-        sources: row by row of the tensor; where there is None, the kernel writes padding only.
+        sources: one per row of the tensor; for None, the kernel writes padding only.
         out: IMAGE[len(sources)].
     """
     out[:] = np.zeros(1, IMAGE)
@@ -79,7 +79,7 @@ def build_table(sources: Sequence[Source | None], transform: Transform, out: np.
 
 
 def _describe(source: Source, transform: Transform, entry: np.void) -> None:
-    """Turn an image by where its pixels are read from: the first one, and the steps to the next."""
+    """Turn an image by the address of its first pixel and the strides to the next."""
     turn = transform.turn(source.orientation)
     sizes, strides = [source.height, source.width], [source.pitch_bytes, 3]
     if turn.is_transposed:

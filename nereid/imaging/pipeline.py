@@ -1,4 +1,4 @@
-"""Requests of encoded images in, one contiguous batch of network inputs out; a bad request fails alone."""
+"""Preprocessing pipeline: requests of encoded images to one batch of network inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage, 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tensor` [N, ...] of all good requests; per request its rows, or why it has none."""
+    """`tensor` [N, ...] of all good requests; `outcomes` has each request's rows or its error."""
 
     tensor: Any
     outcomes: list[slice | ServingError]
 
 
 class Pipeline:
-    """Prepares batches in a tensor that is reused: a result is valid until the next `run`."""
+    """Prepares batches in a reused tensor, valid until the next `run`; a bad request fails alone."""
 
     def __init__(self, preprocessor: Preprocessor) -> None:
         self._preprocessor = preprocessor
@@ -29,28 +29,31 @@ class Pipeline:
     def from_config(
         cls, config: ModelConfig, max_batch_size: int | None = None, instances: int | None = None
     ) -> "Pipeline":
-        """Build the pipeline that a `preprocess` model describes, on the device of its instance.
+        """Build the pipeline of a `preprocess` model, on the device of its instance.
 
         Args:
-            max_batch_size, instances: of the model that runs it, if that is another one.
+            max_batch_size, instances: those of another model that runs the pipeline; default: the config's.
 
         Raises:
-            InvalidConfig: a parameter is wrong, or contradicts another one or the tensors.
+            InvalidConfig: a parameter is invalid, or contradicts another parameter or the tensors.
         """
         settings = PreprocessSettings.from_config(config)
         if [(tensor.name, tensor.datatype, tensor.dims) for tensor in config.inputs] != [IMAGE]:
-            raise InvalidConfig(f"model '{config.name}' must have one input, 'image' TYPE_STRING [ 1 ]")
+            got = ", ".join(f"'{tensor.name}' {tensor.kind}" for tensor in config.inputs)
+            raise InvalidConfig(
+                f"model '{config.name}': expected one input, 'image' TYPE_STRING [1], got {got or 'none'}"
+            )
         size = config.max_batch_size if max_batch_size is None else max_batch_size
         if size < 1:
-            raise InvalidConfig(f"model '{config.name}' must have a max_batch_size of 1 or more, got {size}")
+            raise InvalidConfig(f"model '{config.name}', max_batch_size: expected 1 or more, got {size}")
         if config.kind == "GPU":
             return cls(_on_gpu(config, settings, size))
         return cls(_on_cpu(config, settings, size, instances or config.cpu_instances or 1))
 
     def run(self, requests: Sequence[Sequence[bytes] | ServingError]) -> Batch:
-        """Prepare the images of several requests, one after the other; what is refused already stays so.
+        """Prepare the images of several requests; a request that is an error already keeps it.
 
-        A request with a bad image fails whole, with an error that names every bad index in it.
+        A request with a bad image fails as a whole, with an error that lists the index of every bad image.
         """
         accepted = [images for images in requests if not isinstance(images, ServingError)]
         errors = self._prepare([image for images in accepted for image in images])
@@ -66,7 +69,7 @@ class Pipeline:
                 outcomes.append(_merge(bad, count))
             else:
                 rows = slice(filled, filled + count)
-                if start != filled:  # rows of bad requests before these are closed up
+                if start != filled:  # these rows move over those of bad requests
                     self._preprocessor.move(slice(start, start + count), rows)
                 outcomes.append(rows)
                 filled += count
@@ -77,9 +80,9 @@ class Pipeline:
         rows = len(self._preprocessor.tensor)
         try:
             if len(images) > rows:
-                raise InferenceFailed(f"expected at most {rows} images at a time, got {len(images)}")
+                raise InferenceFailed(f"expected at most {rows} images per batch, got {len(images)}")
             return self._preprocessor.prepare(images)
-        except Exception as error:  # a device that fails: every request is told so
+        except Exception as error:  # if the device fails, every request fails
             return [from_exception(error)] * len(images)
 
 
@@ -96,11 +99,11 @@ def _on_cpu(config: ModelConfig, settings: PreprocessSettings, size: int, instan
 def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int) -> Preprocessor:
     if settings.resources.decode_threads:
         raise InvalidConfig(f"model '{config.name}': decode_threads contradicts an instance on a GPU")
-    try:  # here, because CuPy and nvImageCodec are installed only where there is a GPU
+    try:  # here, because CuPy and nvImageCodec are installed only on machines with a GPU
         from nereid.imaging.gpu_preprocessor import GpuPreprocessor
     except ImportError as error:
-        needs = "an instance on a GPU needs the packages of the extra 'gpu' or 'gpu13'"
-        raise InvalidConfig(f"model '{config.name}': {needs}: {error}") from None
+        fix = "an instance on a GPU needs the packages of the extra 'gpu' or 'gpu13'"
+        raise InvalidConfig(f"model '{config.name}': {error}; fix: {fix}") from None
     limit = settings.resources.gpu_memory_limit_bytes
     return GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit)
 

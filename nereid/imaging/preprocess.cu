@@ -3,7 +3,7 @@
 // Compiled per model with -DFILTER=, -DDATATYPE= and -DLAYOUT=, whose values are the names of structs below. A
 // thread makes one pixel of the tensor from all source pixels that weigh in it, in Pillow's order: along the
 // rows, rounded to 8 bits, then down the columns. No headers: CuPy's wheels bring none.
-// preprocess_kernel.py fills the first structs. Source of the taps: Pillow, src/libImaging/Resample.c.
+// kernel.py fills the first structs. Source of the taps: Pillow, src/libImaging/Resample.c.
 struct Axis {          // one axis of an upright image
     double scale;      // source pixels per output
     double widening;   // of the filter, so that it covers all that one output shrinks
@@ -20,7 +20,7 @@ struct Image {
 };
 
 struct Channel {
-    float padding;  // what the network sees where there is no image
+    float padding;  // the value outside the image
     float mean, factor;
     int at;  // place in the tensor
 };
@@ -89,10 +89,10 @@ struct NHWC {
 
 struct Window {  // the source pixels that weigh in one output
     int first, end;
-    float start, step;  // where the filter has the first of them, and how far apart they are there
+    float start, step;  // position of the first of them in the filter, and their distance there
 
     __device__ Window(const Axis &axis, int output) {
-        // In double: a float cannot tell which pixels of a large image a window ends between.
+        // In double: a float cannot resolve the ends of a window in a large image.
         double centre = (axis.offset + output - axis.at + 0.5) * axis.scale;
         double reach = FILTER::support * axis.widening;
         first = max((int)(centre - reach + 0.5), 0);

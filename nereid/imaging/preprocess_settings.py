@@ -1,4 +1,4 @@
-"""What a `preprocess` model's config.pbtxt says, and the presets that stand for several parameters."""
+"""Settings of a `preprocess` model from its config.pbtxt, and the presets for several parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,13 +30,13 @@ PRESETS: dict[str, dict[str, str]] = {
     "letterbox": {"resize": "letterbox", "scale": "0.00392156862745098"},
 }
 NORMALISATION = {"mean", "std", "scale"}
-# What else of a preset a parameter replaces: that which would contradict it.
+# The parameters of a preset that a given parameter replaces, because they would contradict it.
 REPLACES = {"mean": {"scale"}, "std": {"scale"}, "scale": {"mean", "std"}, "resize": {"resize_shorter_px"}}
 
 
 @dataclass(frozen=True, slots=True)
 class Shorthand:
-    """`preset` stands for the parameters in PRESETS that are not given, `scale` for mean 0, std 1 / scale."""
+    """`preset` sets the parameters in PRESETS that are not given, `scale` sets mean 0 and std 1 / scale."""
 
     preset: str = ""
     scale: float = 0.0
@@ -52,12 +52,12 @@ class Resources:
     def __post_init__(self) -> None:
         for name in ("decode_threads", "gpu_memory_limit_bytes"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
 class PreprocessSettings:
-    """The parameters of a `preprocess` model: the fields of all these, but for what its output says."""
+    """The parameters of a `preprocess` model: the fields of these classes, except those of its output."""
 
     transform: Transform
     limits: Limits
@@ -69,7 +69,7 @@ class PreprocessSettings:
         """Read the parameters and the output of `config`.
 
         Raises:
-            InvalidConfig: a parameter is unknown, wrong, or contradicts another one or the output.
+            InvalidConfig: a parameter is unknown or invalid, or contradicts another one or the output.
         """
         try:
             output = _output(config)
@@ -83,34 +83,36 @@ class PreprocessSettings:
 
 
 def _output(config: ModelConfig) -> dict[str, Any]:
-    """Return those fields of a Transform that the model's output tells."""
+    """Return the fields of a Transform that the model's output determines."""
     if len(config.outputs) != 1:
         raise ValueError(f"expected one output, got {len(config.outputs)}")
     output = config.outputs[0]
     datatype = output.datatype.removeprefix("TYPE_")
     if datatype not in DATATYPES:
         known = ", ".join(f"TYPE_{name}" for name in DATATYPES)
-        raise ValueError(f"output '{output.name}' must be one of {known}, got {output.datatype}")
+        raise ValueError(f"output '{output.name}': expected one of {known}, got {output.datatype}")
     is_last = config.parameters.get("layout") == "NHWC"
     expected = "[H, W, 3] for layout NHWC" if is_last else "[3, H, W] for layout NCHW"
     sizes = output.dims[:-1] if is_last else output.dims[1:]
     if len(sizes) != 2 or output.dims != ((*sizes, 3) if is_last else (3, *sizes)) or min(sizes) < 1:
-        raise ValueError(f"output '{output.name}' must have dims {expected}, got {list(output.dims)}")
+        raise ValueError(f"output '{output.name}': expected dims {expected}, got {list(output.dims)}")
     return {"datatype": datatype, "height_px": sizes[0], "width_px": sizes[1]}
 
 
 def _expand(given: Mapping[str, str], datatype: str) -> dict[str, str]:
-    """Put in what the shorthands stand for."""
+    """Replace the shorthands by their parameters."""
     normalised = sorted(NORMALISATION & set(given))
     if datatype == "UINT8" and normalised:
         raise ValueError(
-            f"{normalised[0]} contradicts an output of TYPE_UINT8, which holds pixels as they are"
+            f"{normalised[0]} contradicts an output of TYPE_UINT8, whose pixels are not normalised"
         )
     if "scale" in given and len(normalised) > 1:
         raise ValueError(f"scale contradicts {' and '.join(name for name in normalised if name != 'scale')}")
     parameters = _preset(given) | dict(given)
     if "pad_color" in given and parameters.get("resize") != "letterbox":
-        raise ValueError("pad_color contradicts any resize but letterbox")
+        raise ValueError(
+            f"pad_color contradicts resize = {parameters.get('resize', 'shorter_side')}: expected letterbox"
+        )
     if datatype == "UINT8":
         return {name: text for name, text in parameters.items() if name not in NORMALISATION}
     if "scale" in parameters:
@@ -119,15 +121,15 @@ def _expand(given: Mapping[str, str], datatype: str) -> dict[str, str]:
 
 
 def _preset(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the preset's parameters that none of those given replaces."""
+    """Return the preset's parameters that the given ones do not replace."""
     name = given.get("preset")
     if name is None:
         return {}
     if name not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got '{name}'")
+        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got '{name}'")
     replaced = {other for key in given for other in REPLACES.get(key, ())}
     preset = {key: text for key, text in PRESETS[name].items() if key not in replaced}
-    if given.get("color_order") == "BGR":  # the presets' numbers are those of R, G, B
+    if given.get("color_order") == "BGR":  # the presets' numbers are in the order R, G, B
         preset |= {
             key: ",".join(reversed(preset[key].split(","))) for key in ("mean", "std") if key in preset
         }
@@ -140,5 +142,5 @@ def _positive(scale: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < inf or 1 / value == inf:
-        raise ValueError(f"scale must be a positive number, got '{scale}'")
+        raise ValueError(f"scale: expected a positive number, got '{scale}'")
     return value

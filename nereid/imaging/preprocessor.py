@@ -1,4 +1,4 @@
-"""Batches of encoded images to rows of one tensor, on the processor; `gpu_preprocessor` is the other one."""
+"""Preprocessing of batches on the CPU, and the interface that it shares with `gpu_preprocessor`."""
 
 import threading
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from nereid.serving_errors import ServingError, from_exception
 
 
 class Preprocessor(Protocol):
-    """Fills `tensor` [max_batch_size, ...], which is allocated once: NumPy's or CuPy's."""
+    """Fills `tensor` [max_batch_size, ...], NumPy's or CuPy's, which is allocated once."""
 
     tensor: Any
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
-        """Write image `i` into row `i`; say for each that has no row why."""
+        """Write image `i` into row `i`; returns its error instead if it has one."""
 
     def move(self, source: slice, target: slice) -> None:
-        """Copy rows of the tensor to the place of others before them."""
+        """Copy rows of the tensor over earlier ones."""
 
 
 class CpuPreprocessor:
-    """Decodes and transforms the images of a batch side by side, each on one of `threads` threads."""
+    """Decodes and transforms the images of a batch in parallel, each on one of `threads` threads."""
 
     def __init__(self, transform: Transform, limits: Limits, max_batch_size: int, threads: int = 1) -> None:
         self.tensor = np.empty((max_batch_size, *transform.shape), DATATYPES[transform.datatype])
@@ -36,19 +36,19 @@ class CpuPreprocessor:
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
-        """Write image `i` into row `i`; say for each that has no row why."""
+        """Write image `i` into row `i`; returns its error instead if it has one."""
         if self._pool is None or len(images) < 2:
             return list(map(self._prepare_one, images, self.tensor))
         return list(self._pool.map(self._prepare_one, images, self.tensor))
 
     def move(self, source: slice, target: slice) -> None:
-        """Copy rows of the tensor to the place of others before them."""
+        """Copy rows of the tensor over earlier ones."""
         self.tensor[target] = self.tensor[source].copy()
 
     def _prepare_one(self, encoded: bytes, row: np.ndarray) -> ServingError | None:
         try:
             self._transform(open_image(encoded, self._limits), row, self._buffers())
-        except Exception as error:  # whatever one image does, the others are answered
+        except Exception as error:  # a bad image must not fail the others
             return from_exception(error)
         return None
 

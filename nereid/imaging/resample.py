@@ -1,8 +1,8 @@
 """Antialiased resampling as banded matrix products: Pillow's filters and arithmetic, at a BLAS's speed.
 
-An `Axis` holds which source pixels make which outputs along one axis of an image, with what weights. Where
-a JPEG was decoded at a fraction of its size, the source is averages of blocks of pixels: then the weights are
-for estimates, from the averages, of what the pixels would have given.
+An `Axis` holds the weights of the source pixels for the outputs along one axis of an image. If a JPEG was
+decoded at a fraction of its size, the source values are averages of blocks of pixels. The weights then
+estimate, from the averages, the outputs that the pixels would have given.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +14,14 @@ from threadpoolctl import threadpool_limits
 
 from nereid.imaging.buffers import Buffers
 
-# One image is one core's work: instances and decode threads, not the BLAS, spread the load.
+# One image is processed on one core: instances and decode threads, not the BLAS, spread the load.
 threadpool_limits(1, "blas")
 
-# Outputs per matrix product: a larger block multiplies more zeros, a smaller one makes more calls.
+# Outputs per matrix product: a larger block multiplies more zeros, a smaller block needs more calls.
 BLOCK = 16
-# The averages on either side of its own from which a pixel is estimated.
+# A pixel is estimated from its own average and this many on either side.
 REACH = 3
-# Source values converted to float at a time: what is worked on fits a core's cache.
+# Source values per conversion to float, so that they fit a core's cache.
 CHUNK = 2**17
 
 
@@ -46,7 +46,7 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A resampling filter: its weight at a distance, and the distance from which on that is 0, in pixels."""
+    """A resampling filter: its weight at a distance, and the distance beyond which it is 0, in pixels."""
 
     weight: Callable[[np.ndarray], np.ndarray]
     support_px: float
@@ -63,7 +63,7 @@ FILTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The wanted outputs of an axis of `source` pixels: `count` from `offset` on, of `resized` in all."""
+    """The outputs of an axis of `source` pixels: `count` from `offset` on, of `resized` in all."""
 
     source: int
     resized: int
@@ -76,7 +76,7 @@ class Span:
         return self.source / self.resized
 
     def mirrored(self) -> "Span":
-        """Return the span that shows the same of a mirrored image."""
+        """Return the span with the same content of a mirrored image."""
         return replace(self, offset=self.resized - self.offset - self.count)
 
 
@@ -91,10 +91,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Blocks that make all outputs along one axis, some perhaps twice, of source values from `first` on.
+    """Blocks for all outputs along one axis, some perhaps twice, of source values from `first` on.
 
-    A source value is the average of `shrink` pixels. `overshoots` tells that an output may be brighter or
-    darker than all of them.
+    A source value is the average of `shrink` pixels. If `overshoots`, an output may be brighter or darker
+    than all source values.
     """
 
     blocks: tuple[Block, ...]
@@ -104,16 +104,16 @@ class Axis:
 
     @property
     def last(self) -> int:
-        """One past the last source value that any output uses."""
+        """Index after the last source value that an output uses."""
         return self.first + max(int(block.sources.stop) for block in self.blocks)
 
     @property
     def count(self) -> int:
-        """How many outputs there are."""
+        """Number of outputs along the axis."""
         return max(int(block.outputs.stop) for block in self.blocks)
 
     def flipped(self) -> "Axis":
-        """Return the axis whose outputs come in the opposite order."""
+        """Return the axis with its outputs in the opposite order."""
         count = self.count
         blocks = (
             Block(
@@ -133,9 +133,9 @@ def build_axis(
 
     Args:
         filter_name: a key of FILTERS.
-        antialias: widen the filter to all that an output shrinks to one; else it spans neighbours only.
-        shrink: how many pixels the decoder averaged into one source value.
-        is_flipped: the source is mirrored; the outputs are those of the image as `span` means it.
+        antialias: widen the filter to all pixels that one output replaces; else it spans neighbours only.
+        shrink: number of pixels that the decoder averaged into one source value.
+        is_flipped: the source is mirrored; `span` describes the upright image.
     """
     if is_flipped:
         return build_axis(span.mirrored(), filter_name, antialias, shrink).flipped()
@@ -161,7 +161,7 @@ def build_axis(
 
 
 def _taps(span: Span, chosen: Filter, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first source pixel of each output, and the weights of it and of those after it.
+    """Return the first source pixel of each output, and the weights from that pixel on.
 
     Source: Pillow, precompute_coeffs in src/libImaging/Resample.c.
     """
@@ -179,7 +179,7 @@ def _taps(span: Span, chosen: Filter, antialias: bool) -> tuple[np.ndarray, np.n
 
 
 def _inside(band: np.ndarray, lows: np.ndarray, extent: int) -> tuple[np.ndarray, np.ndarray]:
-    """Move windows that reach over the edge of the source inside; what fell outside weighs on the edge."""
+    """Move windows that exceed the source inside; weights outside count for the edge."""
     window = min(band.shape[2], extent)
     moved = np.clip(lows, 0, extent - window)
     inside = band[:, :, :window].copy()
@@ -191,7 +191,7 @@ def _inside(band: np.ndarray, lows: np.ndarray, extent: int) -> tuple[np.ndarray
 
 
 def _of_averages(band: np.ndarray, shrink: int) -> np.ndarray:
-    """Turn weights of pixels into those of their blocks' averages, and of REACH more on either side."""
+    """Convert weights of pixels to weights of their blocks' averages and REACH more on either side."""
     blocks, size, pixels = band.shape
     cells, reached = pixels // shrink, 2 * REACH + 1
     parts = (band.reshape(-1, shrink) @ estimate(shrink)).reshape(blocks, size, cells, reached)
@@ -205,8 +205,8 @@ def _of_averages(band: np.ndarray, shrink: int) -> np.ndarray:
 def estimate(shrink: int) -> np.ndarray:
     """Return float64[shrink, 2 * REACH + 1]: a block's pixels from the averages of it and its neighbours.
 
-    It is the best linear unbiased estimate where what two pixels differ by grows with their distance. Without
-    it the averaging blurs what a filter then blurs again.
+    This is the best linear unbiased estimate if the difference of two pixels grows with their distance.
+    Without the estimate, the averages' blur adds to the filter's.
 
     Source: ordinary kriging with a linear variogram; Cressie, Statistics for Spatial Data, 1993.
     """
@@ -227,7 +227,7 @@ def resample(pixels: np.ndarray, rows: Axis, columns: Axis, buffers: Buffers) ->
     """Resample uint8[H, W, C]; yield float32[rows.count, columns.count] per channel: 0..255, whole.
 
     First along the rows, then along the columns, each rounded to 8 bits as in Pillow; an estimate is rounded
-    at the end only. A plane lies in `buffers` and is valid until the next one is asked for.
+    at the end only. A plane is in `buffers` and valid until the next one is requested.
     """
     pixels = pixels[rows.first : rows.last, columns.first : columns.last]
     height, _, channels = pixels.shape
@@ -261,6 +261,6 @@ def _round(values: np.ndarray, overshoots: bool) -> None:
     np.add(values, np.float32(0.5), values)
     np.floor(values, values)
     if overshoots:
-        # Limits that are rows, because NumPy 1.26 has SIMD code for arrays only.
+        # The limits are rows, because NumPy 1.26 has SIMD code for arrays only.
         np.maximum(values, np.zeros(values.shape[1], np.float32), values)
         np.minimum(values, np.full(values.shape[1], 255, np.float32), values)

@@ -1,4 +1,4 @@
-"""From encoded images to a network's input: turn upright, resize, crop or pad, normalise, lay out."""
+"""Transformation of images to a network's input: turn upright, resize, crop or pad, normalise, lay out."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +23,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How stored pixels become an upright image: rows and columns change places, then each may be flipped."""
+    """Orientation of stored pixels: rows and columns are swapped, then each may be flipped."""
 
     is_transposed: bool
     flips_rows: bool
@@ -45,28 +45,28 @@ TURNS = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the upright image goes along one axis: the outputs of `span`, from output pixel `at` on."""
+    """Position of the upright image along one axis: the outputs of `span`, from output pixel `at` on."""
 
     span: Span
     at: int = 0
 
     @property
     def inside(self) -> slice:
-        """The output pixels that show the image; letterboxing pads the others."""
+        """The output pixels with the image; letterboxing pads the others."""
         return slice(self.at, self.at + self.span.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """What makes a network's input of `height_px` × `width_px` from an image.
+    """Transformation of an image to a network's input of `height_px` × `width_px`.
 
     `resize` is `shorter_side` (to `resize_shorter_px`, then crop the centre), `exact` (both sides) or
     `letterbox` (to fit, then pad with `pad_color`). Then (pixel - mean) / std in pixel units, 0..255. `mean`,
-    `std` and `pad_color` have one number per channel in `color_order`; `background_color`, which transparent
-    pixels are laid over, is R, G, B.
+    `std` and `pad_color` have one number per channel in `color_order`; `background_color`, behind transparent
+    pixels, is R, G, B.
 
     A JPEG is decoded at a fraction of its size, if that is at least `decode_margin` times the resized image:
-    the closer to 1, the faster and the less exact. Source of the default: loadtest/results/parity.json.
+    a value closer to 1 is faster and less exact. Source of the default: loadtest/results/parity.json.
     """
 
     height_px: int
@@ -88,25 +88,25 @@ class Transform:
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got '{getattr(self, name)}'")
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got '{getattr(self, name)}'")
         side_px, output = self.resize_shorter_px, f"{self.height_px} x {self.width_px}"
         if self.resize == "shorter_side" and side_px < max(self.height_px, self.width_px):
-            raise ValueError(f"resize_shorter_px must not be less than the output's {output}, got {side_px}")
+            raise ValueError(f"resize_shorter_px: expected at least the output's {output}, got {side_px}")
         if self.resize != "shorter_side" and side_px:
             raise ValueError(f"resize_shorter_px = {side_px} contradicts resize = {self.resize}")
         for name in ("mean", "std", "pad_color", "background_color"):
             if len(values := getattr(self, name)) != 3 or not all(map(isfinite, values)):
-                raise ValueError(f"{name} must be 3 numbers, got {values}")
+                raise ValueError(f"{name}: expected 3 numbers, got {values}")
         if not all(0 < std < inf for std in self.std):
-            raise ValueError(f"std must be positive, got {self.std}")
+            raise ValueError(f"std: expected positive numbers, got {self.std}")
         numbers = zip(self.mean, self.std, strict=True)
         if max(max(abs(mean), abs(255 - mean)) / std for mean, std in numbers) > LARGEST[self.datatype]:
-            raise ValueError(f"mean {self.mean} and std {self.std} take pixels beyond {self.datatype}")
+            raise ValueError(f"mean {self.mean} and std {self.std}: expected pixels within {self.datatype}")
         if not self.decode_margin >= 1:
-            raise ValueError(f"decode_margin must be 1 or more, got {self.decode_margin}")
+            raise ValueError(f"decode_margin: expected 1 or more, got {self.decode_margin}")
         for name in ("pad_color", "background_color"):
             if not all(0 <= level <= 255 for level in getattr(self, name)):
-                raise ValueError(f"{name} must be 0..255, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected 0..255, got {getattr(self, name)}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -116,11 +116,11 @@ class Transform:
         return 3, self.height_px, self.width_px
 
     def turn(self, orientation: int) -> Turn:
-        """Return how an image of that EXIF orientation is turned."""
+        """Return the turn of an image with this EXIF orientation."""
         return TURNS[orientation if self.exif_orientation else 1]
 
     def place(self, size_wh: tuple[int, int]) -> tuple[Placement, Placement]:
-        """Return where the rows and the columns of an upright image of that size go.
+        """Return the placement of the rows and the columns of an upright image of this size.
 
         Source of sizes and offsets: torchvision's `Resize` and `CenterCrop`, ultralytics' `LetterBox`.
         """
@@ -156,7 +156,7 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that depends on an image's size and orientation; `rows` and `columns` are those of its file."""
+    """Values that depend on an image's size and orientation; `rows` and `columns` are the file's."""
 
     shrink: int
     rows: Axis
@@ -166,14 +166,16 @@ class Plan:
     has_margin: bool
 
 
-# Few, because that of a huge image is large, and its size may be a lie.
+# Few, because the plan of a huge image is large, and a file may claim any size.
 @lru_cache(maxsize=32)
 def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, max_shrink: int) -> Plan:
-    """Return what to do with images of that size; those of `max_shrink` 1 are decoded whole."""
+    """Return the plan for images of this size; those with `max_shrink` 1 are decoded at full size."""
     turn = transform.turn(orientation)
     placed = transform.place(size_wh[::-1] if turn.is_transposed else size_wh)
-    least = min(placement.span.scale for placement in placed) if transform.antialias else 1
-    scalable = [shrink for shrink in SHRINKS if shrink <= min(max_shrink, least / transform.decode_margin)]
+    min_scale = min(placement.span.scale for placement in placed) if transform.antialias else 1
+    scalable = [
+        shrink for shrink in SHRINKS if shrink <= min(max_shrink, min_scale / transform.decode_margin)
+    ]
     shrink = max(scalable, default=1)
     rows, columns = (
         build_axis(placement.span, transform.interpolation, transform.antialias, shrink, is_flipped)

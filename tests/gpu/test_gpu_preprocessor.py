@@ -191,7 +191,7 @@ def test_image_larger_than_the_staging_memory_arrives_whole(build):
 
 def test_limit_without_room_for_the_tensor_fails_the_load(build):
     """The message names the parameter."""
-    with pytest.raises(InvalidConfig, match="gpu_memory_limit_bytes = 1000: no room for the tensor"):
+    with pytest.raises(InvalidConfig, match="gpu_memory_limit_bytes = 1000: expected room for the tensor"):
         build(memory_limit_bytes=1000)
 
 

@@ -461,7 +461,7 @@ def test_image_at_the_limits_is_decoded(encode, gradient):
 @pytest.mark.parametrize("value", [0, -1])
 def test_limit_must_be_positive(name, value):
     """A limit that refuses everything is a mistake."""
-    with pytest.raises(ValueError, match=f"^{name} must be positive, got {value}$"):
+    with pytest.raises(ValueError, match=f"^{name}: expected a positive number, got {value}$"):
         Limits(**{name: value})
 
 
@@ -638,7 +638,7 @@ def tiff(entries, data=b""):
 
 @pytest.mark.parametrize(
     ("bits", "zero", "said"),
-    [(12, 1, "with 12 bits, black being 0"), (16, 0, "with 16 bits, white being 0")],
+    [(12, 1, "with 12 bits and 0 as black"), (16, 0, "with 16 bits and 0 as white")],
     ids=["12 bits", "white is zero"],
 )
 def test_grey_of_another_depth_or_polarity_is_refused(bits, zero, said):
@@ -647,7 +647,7 @@ def test_grey_of_another_depth_or_polarity_is_refused(bits, zero, said):
     entries = {256: (3, 1, 2), 257: (3, 1, 2), 258: (3, 1, bits), 259: (3, 1, 1), 262: (3, 1, zero)}
     entries |= {273: (4, 1, 0), 277: (3, 1, 1), 278: (3, 1, 2), 279: (4, 1, len(rows))}
 
-    with pytest.raises(InvalidImage, match=f"or 16 with black being 0, got TIFF of mode I;16 {said}"):
+    with pytest.raises(InvalidImage, match=f"or 16 with 0 as black, got TIFF of mode I;16 {said}"):
         decode(tiff(entries, rows))
 
 

@@ -373,7 +373,10 @@ def test_first_instance_is_that_of_the_first_group(args, name, expected):
     ("text", "message"),
     [
         ('step { model_name: "net" model_version: 2 output_map { key: "y" value: "scores" } }', None),
-        ('step { model_name: "net" output_map { key: "y" value: "scores" } }', "ensemble 'e', step 'net': expected a pinned version, got -1"),
+        (
+            'step { model_name: "net" output_map { key: "y" value: "scores" } }',
+            "step 'net': expected a pinned version, got -1",
+        ),
         ('step { model_name: "net" model_version: 2 }', "'e', an ensemble without output 'scores'"),
     ],
     ids=["pinned", "not pinned", "no scores"],

@@ -219,22 +219,26 @@ def test_sizes_of_the_model_that_runs_it_count(root):
     assert batch.tensor.shape == (2, 3, 224, 224)
 
 
+ONE_INPUT = "expected one input, 'image' TYPE_STRING [1], got "
+SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         (
             "[ 3, 224, 224 ]",
             "[ 3, 299, 299 ]",
-            "resize_shorter_px must not be less than the output's 299 x 299, got 256",
+            "resize_shorter_px: expected at least the output's 299 x 299, got 256",
         ),
-        ("max_batch_size: 8", "max_batch_size: 0", "must have a max_batch_size of 1 or more, got 0"),
-        ("TYPE_STRING", "TYPE_UINT8", "must have one input, 'image' TYPE_STRING [ 1 ]"),
-        ('name: "image"', 'name: "picture"', "must have one input, 'image' TYPE_STRING [ 1 ]"),
-        ("dims: [ 1 ]", "dims: [ 2 ]", "must have one input, 'image' TYPE_STRING [ 1 ]"),
+        ("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
+        ("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
+        ('name: "image"', 'name: "picture"', ONE_INPUT + "'picture' TYPE_STRING [1]"),
+        ("dims: [ 1 ]", "dims: [ 2 ]", ONE_INPUT + "'image' TYPE_STRING [2]"),
         (
             "output {",
-            'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] } output {',
-            "must have one input, 'image' TYPE_STRING [ 1 ]",
+            SECOND_INPUT + " output {",
+            ONE_INPUT + "'image' TYPE_STRING [1], 'size' TYPE_INT32 [2]",
         ),
     ],
     ids=["dims", "no batches", "input's type", "input's name", "input's dims", "two inputs"],
@@ -266,7 +270,7 @@ def test_more_images_than_rows_are_refused(pipeline):
 
     assert [str(outcome) for outcome in outcomes] == [
         f"inference failed: {count} of {count} images cannot be used: "
-        + "; ".join(f"image {i}: expected at most 4 images at a time, got 5" for i in range(count))
+        + "; ".join(f"image {i}: expected at most 4 images per batch, got 5" for i in range(count))
         for count in (3, 2)
     ]
 
@@ -277,7 +281,7 @@ def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
     monkeypatch.delitem(sys.modules, "nereid.imaging.gpu_preprocessor", raising=False)
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
 
-    with pytest.raises(InvalidConfig, match=r"needs the packages of the extra 'gpu' or 'gpu13': .*cupy"):
+    with pytest.raises(InvalidConfig, match=r"cupy.*; fix: .* the packages of the extra 'gpu' or 'gpu13'"):
         Pipeline.from_config(replace(config, kind="GPU"))
 
 

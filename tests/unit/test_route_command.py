@@ -227,8 +227,16 @@ def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
         ),
         (["revert", "4"], "", "the history has no generation 4, known are: 0"),
         (["revert"], "", "'{repository}/classify.route.json' has been nothing else"),
-        (["explain", "--variant", "v9"], "", "invalid request: unknown x-variant 'v9': expected one of v1, v2"),
-        (["explain", "--version", "9"], "", "invalid request: unknown x-model-version '9': expected one of 1, 3"),
+        (
+            ["explain", "--variant", "v9"],
+            "",
+            "invalid request: unknown x-variant 'v9': expected one of v1, v2",
+        ),
+        (
+            ["explain", "--version", "9"],
+            "",
+            "invalid request: unknown x-model-version '9': expected one of 1, 3",
+        ),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )

@@ -1,6 +1,7 @@
 """From an image file to a network's input, against Pillow and float64 arithmetic written another way."""
 
 import io
+import re
 import tracemalloc
 from dataclasses import replace
 
@@ -326,36 +327,34 @@ def test_plan_of_a_size_is_made_once():
     [
         (
             {"resize_shorter_px": 223},
-            "resize_shorter_px must not be less than the output's 224 x 224, got 223",
+            "resize_shorter_px: expected at least the output's 224 x 224, got 223",
         ),
-        ({"resize_shorter_px": 0}, "resize_shorter_px must not be less than the output's 224 x 224, got 0"),
+        ({"resize_shorter_px": 0}, "resize_shorter_px: expected at least the output's 224 x 224, got 0"),
         ({"resize": "exact"}, "resize_shorter_px = 256 contradicts resize = exact"),
         ({"resize": "letterbox"}, "resize_shorter_px = 256 contradicts resize = letterbox"),
-        ({"resize": "fit"}, "resize must be one of shorter_side, exact, letterbox, got 'fit'"),
-        ({"datatype": "FP64"}, "datatype must be one of FP32, FP16, UINT8, got 'FP64'"),
-        ({"layout": "CHW"}, "layout must be one of NCHW, NHWC, got 'CHW'"),
+        ({"resize": "fit"}, "resize: expected one of shorter_side, exact, letterbox, got 'fit'"),
+        ({"datatype": "FP64"}, "datatype: expected one of FP32, FP16, UINT8, got 'FP64'"),
+        ({"layout": "CHW"}, "layout: expected one of NCHW, NHWC, got 'CHW'"),
         (
             {"interpolation": "cubic"},
-            "interpolation must be one of box, bilinear, bicubic, lanczos, got 'cubic'",
+            "interpolation: expected one of box, bilinear, bicubic, lanczos, got 'cubic'",
         ),
-        ({"color_order": "GBR"}, "color_order must be one of RGB, BGR, got 'GBR'"),
-        ({"mean": (0.0, 0.0)}, "mean must be 3 numbers, got (0.0, 0.0)"),
-        ({"mean": (0.0, float("nan"), 0.0)}, "mean must be 3 numbers, got (0.0, nan, 0.0)"),
-        ({"std": (1.0,)}, "std must be 3 numbers, got (1.0,)"),
-        ({"std": (1.0, float("inf"), 1.0)}, "std must be 3 numbers, got (1.0, inf, 1.0)"),
-        ({"std": (1.0, 0.0, 1.0)}, "std must be positive, got (1.0, 0.0, 1.0)"),
-        ({"std": (1.0, -1.0, 1.0)}, "std must be positive, got (1.0, -1.0, 1.0)"),
-        ({"decode_margin": 0.99}, "decode_margin must be 1 or more, got 0.99"),
-        ({"decode_margin": float("nan")}, "decode_margin must be 1 or more, got nan"),
-        ({"pad_color": (0, 0, 0, 0)}, "pad_color must be 3 numbers, got (0, 0, 0, 0)"),
-        ({"pad_color": (0, 256, 0)}, "pad_color must be 0..255, got (0, 256, 0)"),
-        ({"background_color": (0, -1, 0)}, "background_color must be 0..255, got (0, -1, 0)"),
+        ({"color_order": "GBR"}, "color_order: expected one of RGB, BGR, got 'GBR'"),
+        ({"mean": (0.0, 0.0)}, "mean: expected 3 numbers, got (0.0, 0.0)"),
+        ({"mean": (0.0, float("nan"), 0.0)}, "mean: expected 3 numbers, got (0.0, nan, 0.0)"),
+        ({"std": (1.0,)}, "std: expected 3 numbers, got (1.0,)"),
+        ({"std": (1.0, float("inf"), 1.0)}, "std: expected 3 numbers, got (1.0, inf, 1.0)"),
+        ({"std": (1.0, 0.0, 1.0)}, "std: expected positive numbers, got (1.0, 0.0, 1.0)"),
+        ({"std": (1.0, -1.0, 1.0)}, "std: expected positive numbers, got (1.0, -1.0, 1.0)"),
+        ({"decode_margin": 0.99}, "decode_margin: expected 1 or more, got 0.99"),
+        ({"decode_margin": float("nan")}, "decode_margin: expected 1 or more, got nan"),
+        ({"pad_color": (0, 0, 0, 0)}, "pad_color: expected 3 numbers, got (0, 0, 0, 0)"),
+        ({"pad_color": (0, 256, 0)}, "pad_color: expected 0..255, got (0, 256, 0)"),
+        ({"background_color": (0, -1, 0)}, "background_color: expected 0..255, got (0, -1, 0)"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_contradictory_parameters_are_refused(arguments, message):
     """A transform that could never work is not built."""
-    with pytest.raises(ValueError, match=r"must|contradicts") as raised:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         replace(SHORTER, **arguments)
-
-    assert str(raised.value) == message
