@@ -190,12 +190,7 @@ def publish_config(path: Path, content: Mapping[str, Any]) -> None:
 def document(*variants: Mapping[str, Any], default: str = "", **more: Any) -> dict[str, Any]:
     """Return a route file's content; the default is the first variant if none is named."""
     salts = {"variants": "tests", "shadows": "tests' shadows"}
-    return {
-        "variants": list(variants),
-        "default": default or variants[0]["name"],
-        "salts": salts,
-        **more,
-    }
+    return {"variants": list(variants), "default": default or variants[0]["name"], "salts": salts, **more}
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -367,11 +362,7 @@ class Load:
     """
 
     def __init__(
-        self,
-        served: RouteServer,
-        model: str,
-        callers: int,
-        options: Callable[[], dict[str, Any]] = dict,
+        self, served: RouteServer, model: str, callers: int, options: Callable[[], dict[str, Any]] = dict
     ) -> None:
         self._served, self._model, self._options = served, model, options
         self._is_over = threading.Event()
@@ -398,10 +389,7 @@ class Load:
 
     def wait_for(self, is_wanted: Callable[[Outcome], bool], count: int = 1, since: float = 0) -> None:
         """Wait until some requests sent after `since` have had a certain outcome."""
-        wait_until(
-            lambda: sum(map(is_wanted, self.begun_after(since))) >= count,
-            f"{count} wanted outcomes",
-        )
+        wait_until(lambda: sum(map(is_wanted, self.begun_after(since))) >= count, f"{count} wanted outcomes")
 
     def _ask(self, protocol: str) -> None:
         """Ask one request after the other until the load is over."""

@@ -22,10 +22,7 @@ GRAPH_LEVELS = {
     1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-EXECUTION_MODES = {
-    0: onnxruntime.ExecutionMode.ORT_SEQUENTIAL,
-    1: onnxruntime.ExecutionMode.ORT_PARALLEL,
-}
+EXECUTION_MODES = {0: onnxruntime.ExecutionMode.ORT_SEQUENTIAL, 1: onnxruntime.ExecutionMode.ORT_PARALLEL}
 CUDA, TENSORRT, OPENVINO, CPU = (
     f"{name}ExecutionProvider" for name in ("CUDA", "Tensorrt", "OpenVINO", "CPU")
 )
@@ -38,11 +35,7 @@ TENSORRT_NAMES = {
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
-TENSORRT_PRECISIONS = {
-    "FP32": {},
-    "FP16": {"trt_fp16_enable": "1"},
-    "INT8": {"trt_int8_enable": "1"},
-}
+TENSORRT_PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
 TENSORRT_INTEGERS = frozenset(
     {
         "trt_max_partition_iterations",

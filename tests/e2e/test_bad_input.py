@@ -16,6 +16,7 @@ from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.errors import RequestRefused
 from tests.e2e.conftest import ESPRESSO, url
+from tests.tables import cases
 
 GOOD = COFFEE.read_bytes()
 
@@ -56,20 +57,25 @@ def server_goes_on(server):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
+@cases(
     ("image", "message"),
-    [
-        (
+    {
+        "text": (
             b"this is not an image",
             "invalid image: expected an image file .* got 20 bytes starting with b'this is ",
         ),
-        (GOOD[:20_000], "invalid image: JPEG of 20000 bytes is damaged: Premature end of JPEG file"),
-        (GOOD[:3], "invalid image: JPEG of 3 bytes has no readable header"),
-        (b"%PDF-1.7\n", "invalid image: expected an image file .* got 9 bytes starting with b'%PDF-1.7"),
-        (b"", "invalid image: expected the bytes of an image file .* got 0 bytes"),
-        (BOMB, "invalid image: expected at most 64000000 pixels, got 20000 x 20000"),
-    ],
-    ids=["text", "truncated", "header only", "pdf", "empty body", "decompression bomb"],
+        "truncated": (
+            GOOD[:20_000],
+            "invalid image: JPEG of 20000 bytes is damaged: Premature end of JPEG file",
+        ),
+        "header only": (GOOD[:3], "invalid image: JPEG of 3 bytes has no readable header"),
+        "pdf": (
+            b"%PDF-1.7\n",
+            "invalid image: expected an image file .* got 9 bytes starting with b'%PDF-1.7",
+        ),
+        "empty body": (b"", "invalid image: expected the bytes of an image file .* got 0 bytes"),
+        "decompression bomb": (BOMB, "invalid image: expected at most 64000000 pixels, got 20000 x 20000"),
+    },
 )
 def test_bad_image_is_a_400_that_says_why(server, model, image, message):
     """Through a route, an ensemble or alone: the same status and the same text."""
@@ -79,22 +85,30 @@ def test_bad_image_is_a_400_that_says_why(server, model, image, message):
     assert re.search(message, json.loads(text)["error"])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entry", "message"),
-    [
-        (
+    {
+        "datatype": (
             {"datatype": "FP32", "shape": [1, 1], "data": [1]},
             "data-type is 'FP32', but model .* expects 'BYTES'",
         ),
-        ({"datatype": "BYTES", "shape": [1, 2], "data": ["a", "b"]}, r"Expected \[-1,1\], got \[1,2\]"),
-        ({"datatype": "BYTES", "shape": [1], "data": ["a"]}, r"Expected \[-1,1\], got \[1\]"),
-        ({"datatype": "BYTES", "shape": [9, 1], "data": ["a"] * 9}, "batch-size must be <= 8"),
-        (
+        "shape": (
+            {"datatype": "BYTES", "shape": [1, 2], "data": ["a", "b"]},
+            r"Expected \[-1,1\], got \[1,2\]",
+        ),
+        "no batch dimension": (
+            {"datatype": "BYTES", "shape": [1], "data": ["a"]},
+            r"Expected \[-1,1\], got \[1\]",
+        ),
+        "batch too large": (
+            {"datatype": "BYTES", "shape": [9, 1], "data": ["a"] * 9},
+            "batch-size must be <= 8",
+        ),
+        "input name": (
             {"name": "picture", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]},
             "unexpected inference input",
         ),
-    ],
-    ids=["datatype", "shape", "no batch dimension", "batch too large", "input name"],
+    },
 )
 def test_wrong_tensor_is_a_400_that_says_what_was_expected(server, entry, message):
     """Triton checks the tensor before it reaches a model."""

@@ -204,12 +204,7 @@ AUTOFILL_FAILED = (
 NO_MODE = "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 ."
 
 REFUSED = [
-    Case(
-        "too few inputs",
-        TWO_INPUTS,
-        LEFT,
-        UNABLE + "configuration expects 1 inputs, model provides 2",
-    ),
+    Case("too few inputs", TWO_INPUTS, LEFT, UNABLE + "configuration expects 1 inputs, model provides 2"),
     Case(
         "too many inputs",
         ROWS,
@@ -570,12 +565,7 @@ COMPLETED = [
         "",
         ((0, None), {"x": ("TYPE_BOOL", [1], None)}, {"y": ("TYPE_BOOL", [1], None)}),
     ),
-    Case(
-        "overridable input",
-        scaled(["batch", 4], overridable=True),
-        "",
-        ((4, [4]), X, Y),
-    ),
+    Case("overridable input", scaled(["batch", 4], overridable=True), "", ((4, [4]), X, Y)),
     Case(
         "inputs given",
         identity("FP32", ["batch", None]),

@@ -30,6 +30,7 @@ from tests.networks import (
     tensor,
     value,
 )
+from tests.tables import cases
 
 PROTOCOLS = ["http", "grpc"]
 # A model that does not load fails its own tests only.
@@ -201,11 +202,7 @@ def shaped() -> onnx.ModelProto:
             helper.make_node("Identity", ["shape"], ["its_shape"]),
             helper.make_node("Reshape", ["flat", "pairs"], ["its_flat"]),
         ],
-        [
-            value("x", "FP32", [None]),
-            value("shape", "INT32", [None, 2]),
-            value("flat", "FP32", [None]),
-        ],
+        [value("x", "FP32", [None]), value("shape", "INT32", [None, 2]), value("flat", "FP32", [None])],
         [
             value("negative", "FP32", [None]),
             value("its_shape", "INT32", [None, 2]),
@@ -395,15 +392,14 @@ def test_optional_input_overrides_the_initializer(server, scale):
     assert_same(ask(server, "optional", inputs), run(onnx_file(server, "optional"), inputs))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model", "filename"),
-    [
-        ("external", "model.onnx"),
-        ("folder", "model.onnx/model.onnx"),
-        ("named", "net.onnx"),
-        ("plain", "model.onnx"),
-    ],
-    ids=["weights in a file of their own", "model.onnx is a folder", "default_model_filename", "no config"],
+    {
+        "weights in a file of their own": ("external", "model.onnx"),
+        "model.onnx is a folder": ("folder", "model.onnx/model.onnx"),
+        "default_model_filename": ("named", "net.onnx"),
+        "no config": ("plain", "model.onnx"),
+    },
 )
 def test_network_is_found_however_it_is_stored(server, model, filename, rng):
     """The file may have another name, lie in a folder, keep its weights outside, or have no config."""
@@ -485,11 +481,7 @@ def test_batch_inputs_give_the_shape_of_each_item(server):
     outcomes = ask_together(server, "shaped", requests)
 
     for outcome, inputs, shapes in zip(outcomes, requests, [[[3, 1], [3, 1]], [[2, 2]]], strict=True):
-        expected = {
-            "negative": -inputs["x"],
-            "its_shape": np.int32(shapes),
-            "its_flat": np.float32(shapes),
-        }
+        expected = {"negative": -inputs["x"], "its_shape": np.int32(shapes), "its_flat": np.float32(shapes)}
         assert_same(outcome, expected)
     assert executions(server, "shaped") - before == 1
 

@@ -115,26 +115,17 @@ NCHW = "TYPE_FP32 dims: [ 3, 224, 224 ]"
     ("output", "parameters", "message"),
     [
         (NCHW, {"presets": "clip"}, "unknown parameter 'presets': expected one of antialias,"),
-        (NCHW, {"preset": "yolo"}, "preset: expected one of imagenet, efficientnet_lite, clip, letterbox, got"),
-        (NCHW, {}, "resize_shorter_px: expected at least the output's 224 x 224, got 0"),
-        (NCHW, {"preset": "clip", "scale": "0.5", "mean": "1, 2, 3"}, "scale contradicts mean"),
         (NCHW, {"preset": "clip", "interpolation": "cubic"}, "interpolation: expected one of box, bilinear,"),
-        (NCHW, {"preset": "clip", "antialias": "maybe"}, "parameter 'antialias': expected bool, got 'maybe'"),
         (
             "TYPE_FP32 dims: [ 224, 224, 3 ]",
             {"preset": "clip"},
             r"output 'pixels': expected dims \[3, H, W\] for layout NCHW, got \[224, 224, 3\]",
         ),
-        (
-            "TYPE_INT8 dims: [ 3, 224, 224 ]",
-            {"preset": "clip"},
-            ": expected one of TYPE_FP32, TYPE_FP16, TYPE_UINT8",
-        ),
     ],
-    ids=["unknown", "preset", "no size", "contradiction", "choice", "bool", "layout", "datatype"],
+    ids=["unknown", "choice", "layout"],
 )
 def test_wrong_config_fails_the_load_and_names_what_is_wrong(server, output, parameters, message):
-    """The client that loads the model reads the reason, and what was expected."""
+    """The client that loads the model gets the reason; all reasons are unit-tested."""
     folder = server.options.repository / "wrong"
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text(config(output, parameters))
@@ -152,6 +143,6 @@ def test_model_that_does_not_batch_is_refused(server):
 
     with (
         connect(server) as client,
-        pytest.raises(InferenceServerException, match="max_batch_size of 1 or more"),
+        pytest.raises(InferenceServerException, match="max_batch_size: expected 1 or more"),
     ):
         client.load_model("single")

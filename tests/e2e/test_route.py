@@ -31,6 +31,7 @@ from tests.routes import (
     waiting,
     wanted,
 )
+from tests.tables import cases
 
 PROTOCOLS = ["http", "grpc"]
 # What the issue promises.
@@ -159,15 +160,14 @@ def test_names_of_route_parameters_have_no_case(base, protocol):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("asked", "reason"),
-    [
-        ({"x-route-group": "staff", "x-route-region": "eu"}, "header"),
-        ({"x-route-group": "beta"}, "weight"),
-        ({"x-route-group": "gamma", "x-route-region": "eu"}, "weight"),
-        ({"x-route-other": "beta"}, "weight"),
-    ],
-    ids=["another-value", "one-missing", "wrong-value", "unknown-header"],
+    {
+        "another-value": ({"x-route-group": "staff", "x-route-region": "eu"}, "header"),
+        "one-missing": ({"x-route-group": "beta"}, "weight"),
+        "wrong-value": ({"x-route-group": "gamma", "x-route-region": "eu"}, "weight"),
+        "unknown-header": ({"x-route-other": "beta"}, "weight"),
+    },
 )
 def test_header_rule_needs_all_its_headers(base, asked, reason):
     """A variant's rule holds when each of its headers has one of its values, and else changes nothing."""
@@ -389,15 +389,18 @@ def test_swapped_link_is_taken(served):
     wait_until(lambda: served.ask("linked").told == ("other", "1", "weight"), timeout_s=10 * VISIBLE_S)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "content", "reason"),
-    [
-        ("", None, "cannot read"),
-        ("", b"weights", "JSON"),
-        ("", changed(model="nobody"), "nobody"),
-        ("{name}/1/route.json", json.dumps(BASE).encode(), "the route must lie outside model folders"),
-    ],
-    ids=["missing", "no-json", "unknown-model", "in-its-folder"],
+    {
+        "missing": ("", None, "cannot read"),
+        "no-json": ("", b"weights", "JSON"),
+        "unknown-model": ("", changed(model="nobody"), "nobody"),
+        "in-its-folder": (
+            "{name}/1/route.json",
+            json.dumps(BASE).encode(),
+            "the route must lie outside model folders",
+        ),
+    },
 )
 def test_load_without_a_valid_route_fails_with_the_reason(served, unique, path, content, reason):
     """A route that cannot be served at load fails that load, and the message says why."""

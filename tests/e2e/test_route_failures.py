@@ -28,6 +28,7 @@ from tests.routes import (
     wait_until,
     waiting,
 )
+from tests.tables import cases
 
 PROTOCOLS = ["http", "grpc"]
 UNAVAILABLE = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}
@@ -97,17 +98,16 @@ def served_by_breaker(served, name: str) -> bool:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
+@cases(
     ("text", "statuses"),
-    [
-        ("invalid image: no picture", INVALID),
-        ("invalid request: no sense", INVALID),
-        ("in ensemble 'e', invalid image: no picture", INVALID),
-        ("overloaded: 9 in flight", UNAVAILABLE),
-        ("deadline exceeded: 9 ms", UNAVAILABLE),
-        ("boom", INTERNAL),
-    ],
-    ids=["image", "request", "behind-an-ensemble", "overloaded", "deadline", "other"],
+    {
+        "image": ("invalid image: no picture", INVALID),
+        "request": ("invalid request: no sense", INVALID),
+        "behind-an-ensemble": ("in ensemble 'e', invalid image: no picture", INVALID),
+        "overloaded": ("overloaded: 9 in flight", UNAVAILABLE),
+        "deadline": ("deadline exceeded: 9 ms", UNAVAILABLE),
+        "other": ("boom", INTERNAL),
+    },
 )
 def test_error_of_a_variant_keeps_its_class(served, puppet, request, protocol, text, statuses):
     """What a variant says is what the caller gets, under the code that its prefix stands for."""

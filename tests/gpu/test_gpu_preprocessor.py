@@ -13,6 +13,7 @@ from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.resample import FILTERS
 from nereid.imaging.transform import DATATYPES, TURNS, Transform
 from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
+from tests.tables import cases
 
 pytestmark = pytest.mark.gpu
 
@@ -126,20 +127,19 @@ def test_pixels_are_those_of_pillow(build, image_format, orientation):
     assert mean_difference(transform, preprocessor.tensor[0].get(), expected) <= 0.6
 
 
-@pytest.mark.parametrize(
+@cases(
     ("encoded", "fallbacks"),
-    [
-        (COFFEE_JPEG, 0),
-        (encode(mode="L"), 0),
-        (encode(progressive=True), 0),
-        (encode(subsampling=0), 0),
-        (encode("PNG"), 1),
-        (encode("WEBP"), 1),
-        (encode(mode="CMYK"), 1),
-        (COFFEE_JPEG[:-5000], 1),
-        (b"no image", 0),
-    ],
-    ids=["jpeg", "grey", "progressive", "4:4:4", "png", "webp", "cmyk", "cut off", "no image"],
+    {
+        "jpeg": (COFFEE_JPEG, 0),
+        "grey": (encode(mode="L"), 0),
+        "progressive": (encode(progressive=True), 0),
+        "4:4:4": (encode(subsampling=0), 0),
+        "png": (encode("PNG"), 1),
+        "webp": (encode("WEBP"), 1),
+        "cmyk": (encode(mode="CMYK"), 1),
+        "cut off": (COFFEE_JPEG[:-5000], 1),
+        "no image": (b"no image", 0),
+    },
 )
 def test_what_the_host_decodes_is_counted(build, encoded, fallbacks):
     """`fallbacks` counts files that are not for the GPU's decoder, and no others."""

@@ -8,6 +8,7 @@ import pytest
 from nereid.config.model_config import ModelConfig
 from nereid.inference.batching import Batching, BatchInput, concatenate
 from nereid.serving_errors import InferenceFailed, InvalidConfig
+from tests.tables import cases
 
 PLAIN = Batching(8, frozenset(), (), {})
 NO_BATCHES = Batching(0, frozenset(), (), {})
@@ -84,10 +85,7 @@ def test_first_kind_may_be_left_out():
 
 @pytest.mark.parametrize(
     ("kind", "datatype"),
-    [
-        ("BATCH_OF_COOKIES", "TYPE_FP32"),
-        ("BATCH_ELEMENT_COUNT", "TYPE_INT64"),
-    ],
+    [("BATCH_OF_COOKIES", "TYPE_FP32"), ("BATCH_ELEMENT_COUNT", "TYPE_INT64")],
     ids=["kind", "datatype"],
 )
 def test_unknown_batch_input_is_refused(kind, datatype):
@@ -103,31 +101,32 @@ def test_unknown_batch_input_is_refused(kind, datatype):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("batching", "expected"),
-    [
-        (PLAIN, True),
-        (Batching(8, frozenset({"x"}), (), {}), False),
-        (Batching(8, frozenset(), (BatchInput("n", "ELEMENT_COUNT", "x", np.int32),), {}), False),
-        (Batching(8, frozenset(), (), {"y": "x"}), False),
-    ],
-    ids=["plain", "ragged", "made from the batch", "scattered"],
+    {
+        "plain": (PLAIN, True),
+        "ragged": (Batching(8, frozenset({"x"}), (), {}), False),
+        "made from the batch": (
+            Batching(8, frozenset(), (BatchInput("n", "ELEMENT_COUNT", "x", np.int32),), {}),
+            False,
+        ),
+        "scattered": (Batching(8, frozenset(), (), {"y": "x"}), False),
+    },
 )
 def test_only_a_plain_batch_is_cut_between_rows(batching, expected):
     """Where an input or output belongs to the batch as a whole, no row stands for itself."""
     assert batching.is_by_rows is expected
 
 
-@pytest.mark.parametrize(
+@cases(
     ("batching", "shape", "rows"),
-    [
-        (PLAIN, (0, 3), 0),
-        (PLAIN, (1, 3), 1),
-        (PLAIN, (5, 3), 5),
-        (NO_BATCHES, (5, 3), 1),
-        (NO_BATCHES, (), 1),
-    ],
-    ids=["no rows", "one row", "five rows", "without batches", "scalar without batches"],
+    {
+        "no rows": (PLAIN, (0, 3), 0),
+        "one row": (PLAIN, (1, 3), 1),
+        "five rows": (PLAIN, (5, 3), 5),
+        "without batches": (NO_BATCHES, (5, 3), 1),
+        "scalar without batches": (NO_BATCHES, (), 1),
+    },
 )
 def test_rows_are_the_first_dimension(batching, shape, rows):
     """With batches the first dimension counts; without them every request is one."""
@@ -150,10 +149,7 @@ def test_requests_are_joined_in_order():
 
     assert_equal(
         joined,
-        {
-            "x": np.array([[1, 2], [3, 4], [5, 6]], np.int8),
-            "t": np.array([[b"a"], [b""], [b"\0"]], object),
-        },
+        {"x": np.array([[1, 2], [3, 4], [5, 6]], np.int8), "t": np.array([[b"a"], [b""], [b"\0"]], object)},
     )
 
 
@@ -233,10 +229,7 @@ def test_largest_count_is_a_shape():
 @pytest.mark.parametrize("dtype", [np.int32, np.float32], ids=["int32", "fp32"])
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [
-        ("ITEM_SHAPE", [[3, 1], [3, 1], [2, 2]]),
-        ("ITEM_SHAPE_FLATTEN", [3, 1, 3, 1, 2, 2]),
-    ],
+    [("ITEM_SHAPE", [[3, 1], [3, 1], [2, 2]]), ("ITEM_SHAPE_FLATTEN", [3, 1, 3, 1, 2, 2])],
     ids=["rows", "flat"],
 )
 def test_item_shapes_are_the_example_of_the_proto(kind, expected, dtype):

@@ -4,6 +4,7 @@ import pytest
 
 from nereid.routing.assignment import BreakerSettings
 from nereid.routing.breaker import Breaker, RetryBudget, State
+from tests.tables import cases
 
 SETTINGS = BreakerSettings(window_s=1.0, min_requests=5, error_ratio=0.5, open_s=5.0)
 GOOD, BAD, NEITHER = False, True, None
@@ -24,30 +25,19 @@ def opened() -> Breaker:
     return breaker
 
 
-@pytest.mark.parametrize(
+@cases(
     ("outcomes", "state"),
-    [
-        ([GOOD] * 100, State.CLOSED),
-        ([BAD] * 4, State.CLOSED),
-        ([BAD] * 5, State.OPEN),
-        ([BAD, BAD, BAD, GOOD, GOOD], State.OPEN),
-        ([BAD, BAD, GOOD, GOOD, GOOD], State.CLOSED),
-        ([GOOD] * 50 + [BAD] * 49, State.CLOSED),
-        ([GOOD] * 50 + [BAD] * 50, State.OPEN),
-        ([NEITHER] * 50, State.CLOSED),
-        ([BAD, NEITHER] * 4, State.CLOSED),
-    ],
-    ids=[
-        "all good",
-        "too few",
-        "enough",
-        "more than half",
-        "less than half",
-        "just not half of the window",
-        "half of the window",
-        "nothing said",
-        "too few that say something",
-    ],
+    {
+        "all good": ([GOOD] * 100, State.CLOSED),
+        "too few": ([BAD] * 4, State.CLOSED),
+        "enough": ([BAD] * 5, State.OPEN),
+        "more than half": ([BAD, BAD, BAD, GOOD, GOOD], State.OPEN),
+        "less than half": ([BAD, BAD, GOOD, GOOD, GOOD], State.CLOSED),
+        "just not half of the window": ([GOOD] * 50 + [BAD] * 49, State.CLOSED),
+        "half of the window": ([GOOD] * 50 + [BAD] * 50, State.OPEN),
+        "nothing said": ([NEITHER] * 50, State.CLOSED),
+        "too few that say something": ([BAD, NEITHER] * 4, State.CLOSED),
+    },
 )
 def test_opens_on_ratio_with_a_minimum(outcomes, state):
     """Half of at least five requests of the last second must fail."""

@@ -16,6 +16,7 @@ from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import MAX_SCANS, Limits, open_image
 from nereid.serving_errors import InvalidImage
 from tests.conftest import UPRIGHT
+from tests.tables import cases
 
 # A smooth picture survives JPEG's rounding to within this many levels.
 LOSSY_LEVELS = 6
@@ -315,17 +316,16 @@ def test_orientation_in_xmp_leaves_size_and_pixels_alike(encode, gradient, image
 XMP = segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>")
 
 
-@pytest.mark.parametrize(
+@cases(
     "header",
-    [
-        segment(0xE1, b"Exif\0\0" + exif_block(6)),
-        segment(0xE1, b"Exif\0\0" + exif_block(6, ">")),
-        XMP + segment(0xE1, b"Exif\0\0" + exif_block(6)),
-        segment(0xE1, b"Exif\0\0" + exif_block(6)) + XMP,
-        b"\xff\xff" + segment(0xE1, b"Exif\0\0" + exif_block(6)),
-        segment(0xFE, b"a comment") + segment(0xE1, b"Exif\0\0" + exif_block(6)),
-    ],
-    ids=["alone", "big-endian", "after XMP", "before XMP", "after fill bytes", "after a comment"],
+    {
+        "alone": segment(0xE1, b"Exif\0\0" + exif_block(6)),
+        "big-endian": segment(0xE1, b"Exif\0\0" + exif_block(6, ">")),
+        "after XMP": XMP + segment(0xE1, b"Exif\0\0" + exif_block(6)),
+        "before XMP": segment(0xE1, b"Exif\0\0" + exif_block(6)) + XMP,
+        "after fill bytes": b"\xff\xff" + segment(0xE1, b"Exif\0\0" + exif_block(6)),
+        "after a comment": segment(0xFE, b"a comment") + segment(0xE1, b"Exif\0\0" + exif_block(6)),
+    },
 )
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_orientation_of_a_jpeg_is_found(encode, gradient, mode, header):
@@ -404,16 +404,18 @@ def test_scaled_decode_of_a_photo_gives_box_averages(shrink):
     assert np.abs(scaled - averages).mean() < 2
 
 
-@pytest.mark.parametrize(
+@cases(
     ("encoded", "message"),
-    [
-        (b"", r"expected the bytes of an image file \(PNG, .*\), got 0 bytes"),
-        (b"hello world", r"expected an image file .* got 11 bytes starting with b'hello wo'"),
-        (b"\xff\xd8\xff", "JPEG of 3 bytes has no readable header"),
-        (COFFEE.read_bytes()[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG file"),
-        (b"%PDF-1.7 nothing to see", "expected an image file .* got 23 bytes"),
-    ],
-    ids=["empty", "text", "jpeg without header", "truncated jpeg", "pdf"],
+    {
+        "empty": (b"", r"expected the bytes of an image file \(PNG, .*\), got 0 bytes"),
+        "text": (b"hello world", r"expected an image file .* got 11 bytes starting with b'hello wo'"),
+        "jpeg without header": (b"\xff\xd8\xff", "JPEG of 3 bytes has no readable header"),
+        "truncated jpeg": (
+            COFFEE.read_bytes()[:20_000],
+            "JPEG of 20000 bytes is damaged: Premature end of JPEG file",
+        ),
+        "pdf": (b"%PDF-1.7 nothing to see", "expected an image file .* got 23 bytes"),
+    },
 )
 def test_bad_file_is_refused(encoded, message):
     """A file that is no complete image says what was expected and what came."""
@@ -546,7 +548,7 @@ def test_jpeg_of_too_many_scans_is_refused(encode, gradient, kind):
         open_image(repeated(one, MAX_SCANS + 1), Limits())
 
 
-@pytest.mark.parametrize("marker", [0x00, 0x01, 0xD0, 0xD7], ids=["stuffing", "TEM", "RST0", "RST7"])
+@cases("marker", {"stuffing": 0x00, "TEM": 0x01, "RST0": 0xD0, "RST7": 0xD7})
 def test_scans_cannot_be_hidden_behind_a_marker_without_length(encode, gradient, marker):
     """No length follows these; whoever reads one there takes a sham frame for the real one."""
     many = repeated(encode(gradient(16, 16), "JPEG", progressive=True), MAX_SCANS + 1)

@@ -15,6 +15,7 @@ from nereid.config.model_config import (
     read_pbtxt,
 )
 from nereid.serving_errors import InvalidConfig
+from tests.tables import cases
 
 INSTANCE = {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "m_0_0"}
 
@@ -94,18 +95,23 @@ def test_config_without_anything_is_named_by_its_folder(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("extra", "expected"),
-    [
-        ({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
-        ({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
-        ({"reshape": {"shape": []}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
-        ({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
-        ({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
-        ({"allow_ragged_batch": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True)),
-        ({"optional": False, "allow_ragged_batch": False}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4))),
-    ],
-    ids=["plain", "reshape", "reshape to nothing", "empty reshape", "optional", "ragged", "neither"],
+    {
+        "plain": ({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
+        "reshape": ({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
+        "reshape to nothing": ({"reshape": {"shape": []}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
+        "empty reshape": ({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
+        "optional": ({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
+        "ragged": (
+            {"allow_ragged_batch": True},
+            TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True),
+        ),
+        "neither": (
+            {"optional": False, "allow_ragged_batch": False},
+            TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4)),
+        ),
+    },
 )
 def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
     """A reshape changes only what the network sees; int64 arrive as strings and are numbers for us."""
@@ -114,66 +120,48 @@ def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
     assert ModelConfig.from_document(document, tmp_path, 1).inputs == (expected,)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("document", "expected"),
-    [
-        ({}, 1),
-        ({"backend": "onnxruntime"}, 2),
-        ({"backend": "onnxruntime", "instance_group": []}, 2),
-        ({"backend": "onnxruntime", "instance_group": [{"kind": "KIND_CPU"}]}, 2),
-        ({"backend": "fused", "instance_group": [{"kind": "KIND_CPU"}]}, 1),
-        ({"backend": "onnxruntime", "instance_group": [{"kind": "KIND_CPU", "count": 3}]}, 3),
-        ({"instance_group": [{"count": 3}, {"kind": "KIND_CPU", "count": "2"}]}, 5),
-        ({"instance_group": [{"kind": "KIND_GPU", "count": 3}]}, 0),
-        ({"instance_group": [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}]}, 1),
-        ({"backend": "onnxruntime", "instance_group": [{"kind": "KIND_MODEL"}]}, 2),
-    ],
-    ids=[
-        "nothing",
-        "onnxruntime",
-        "onnxruntime, empty list",
-        "onnxruntime, no count",
-        "another backend, no count",
-        "count",
-        "two groups",
-        "gpu",
-        "gpu and cpu",
-        "kind model",
-    ],
+    {
+        "nothing": ({}, 1),
+        "onnxruntime": ({"backend": "onnxruntime"}, 2),
+        "onnxruntime, empty list": ({"backend": "onnxruntime", "instance_group": []}, 2),
+        "onnxruntime, no count": ({"backend": "onnxruntime", "instance_group": [{"kind": "KIND_CPU"}]}, 2),
+        "another backend, no count": ({"backend": "fused", "instance_group": [{"kind": "KIND_CPU"}]}, 1),
+        "count": ({"backend": "onnxruntime", "instance_group": [{"kind": "KIND_CPU", "count": 3}]}, 3),
+        "two groups": ({"instance_group": [{"count": 3}, {"kind": "KIND_CPU", "count": "2"}]}, 5),
+        "gpu": ({"instance_group": [{"kind": "KIND_GPU", "count": 3}]}, 0),
+        "gpu and cpu": (
+            {"instance_group": [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}]},
+            1,
+        ),
+        "kind model": ({"backend": "onnxruntime", "instance_group": [{"kind": "KIND_MODEL"}]}, 2),
+    },
 )
 def test_instances_that_share_the_cores(tmp_path, document, expected):
     """Groups add up, those on a GPU do not count, and without a count Triton's default holds."""
     assert ModelConfig.from_document(document, tmp_path, 1).cpu_instances == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     ("files", "profile", "expected"),
-    [
-        ({}, "", False),
-        ({}, "cpu", False),
-        ({"config.pbtxt": ""}, "", False),
-        ({"config.pbtxt": "KIND_AUTO"}, "", False),
-        ({"config.pbtxt": "KIND_CPU"}, "", False),
-        ({"config.pbtxt": "KIND_GPU"}, "", True),
-        ({"config.pbtxt": "KIND_GPU"}, "cpu", True),
-        ({"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"}, "cpu", False),
-        ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
-        ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
-        ({"configs/.pbtxt": "KIND_GPU"}, "", False),
-    ],
-    ids=[
-        "no file",
-        "no file, profile",
-        "no group",
-        "auto",
-        "cpu",
-        "gpu",
-        "gpu, profile without a file",
-        "gpu, profile on the cpu",
-        "profile on a gpu",
-        "profile of another name",
-        "file without a name",
-    ],
+    {
+        "no file": ({}, "", False),
+        "no file, profile": ({}, "cpu", False),
+        "no group": ({"config.pbtxt": ""}, "", False),
+        "auto": ({"config.pbtxt": "KIND_AUTO"}, "", False),
+        "cpu": ({"config.pbtxt": "KIND_CPU"}, "", False),
+        "gpu": ({"config.pbtxt": "KIND_GPU"}, "", True),
+        "gpu, profile without a file": ({"config.pbtxt": "KIND_GPU"}, "cpu", True),
+        "gpu, profile on the cpu": (
+            {"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"},
+            "cpu",
+            False,
+        ),
+        "profile on a gpu": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
+        "profile of another name": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
+        "file without a name": ({"configs/.pbtxt": "KIND_GPU"}, "", False),
+    },
 )
 def test_gpu_is_asked_for_by_the_file_in_use(tmp_path, files, profile, expected):
     """Triton resolves KIND_AUTO before a backend sees it, so the file tells who named a GPU."""
@@ -206,22 +194,24 @@ def test_tritons_own_parameters_pass(tmp_path):
     assert parsed == Settings(1)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameters", "message"),
-    [
-        ({}, "model 'm' has no parameter 'size_px', which is required"),
-        (
+    {
+        "missing": ({}, "model 'm' has no parameter 'size_px', which is required"),
+        "unknown": (
             {"size_px": "1", "sise": "2"},
             "model 'm' has unknown parameter 'sise': expected one of is_on, mean, name, size_px",
         ),
-        ({"size_px": "big"}, "model 'm', parameter 'size_px': expected int, got 'big'"),
-        (
+        "not a number": ({"size_px": "big"}, "model 'm', parameter 'size_px': expected int, got 'big'"),
+        "not a list of numbers": (
             {"size_px": "1", "mean": "1,x"},
             "model 'm', parameter 'mean': expected floats separated by commas, got '1,x'",
         ),
-        ({"size_px": "1", "is_on": "perhaps"}, "model 'm', parameter 'is_on': expected bool, got 'perhaps'"),
-    ],
-    ids=["missing", "unknown", "not a number", "not a list of numbers", "not a boolean"],
+        "not a boolean": (
+            {"size_px": "1", "is_on": "perhaps"},
+            "model 'm', parameter 'is_on': expected bool, got 'perhaps'",
+        ),
+    },
 )
 def test_wrong_parameter_is_named(tmp_path, parameters, message):
     """A wrong parameter fails the load with its name, what was expected and what came."""
@@ -259,48 +249,50 @@ class Outer:
     name: str = "x"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameters", "fixed", "expected"),
-    [
-        ({"height_px": "3"}, {}, Outer(Middle(Inner(3)))),
-        (
+    {
+        "defaults": ({"height_px": "3"}, {}, Outer(Middle(Inner(3)))),
+        "all given": (
             {"height_px": "3", "is_fast": "on", "mean": "1, 2", "name": "y"},
             {},
             Outer(Middle(Inner(3, True), (1.0, 2.0)), "y"),
         ),
-        ({}, {"height_px": 4}, Outer(Middle(Inner(4)))),
-        ({"is_fast": "1"}, {"height_px": 4, "name": "z"}, Outer(Middle(Inner(4, True)), "z")),
-    ],
-    ids=["defaults", "all given", "fixed", "fixed and given"],
+        "fixed": ({}, {"height_px": 4}, Outer(Middle(Inner(4)))),
+        "fixed and given": (
+            {"is_fast": "1"},
+            {"height_px": 4, "name": "z"},
+            Outer(Middle(Inner(4, True)), "z"),
+        ),
+    },
 )
 def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, expected):
     """A config knows no groups: fields of nested dataclasses are parameters, but for those that are fixed."""
     assert config(tmp_path, **parameters).settings(Outer, **fixed) == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameters", "fixed", "message"),
-    [
-        ({}, {}, "model 'm' has no parameter 'height_px', which is required"),
-        (
+    {
+        "missing": ({}, {}, "model 'm' has no parameter 'height_px', which is required"),
+        "name of a group": (
             {"height_px": "3", "inner": "1"},
             {},
             "model 'm' has unknown parameter 'inner': expected one of height_px, is_fast, mean, name",
         ),
-        (
+        "fixed one given": (
             {"height_px": "3"},
             {"height_px": 4},
             "model 'm' has unknown parameter 'height_px': expected one of is_fast, mean, name",
         ),
-        (
+        "not its type": (
             {"height_px": "3", "mean": "a"},
             {},
             "model 'm', parameter 'mean': expected floats separated by commas, got 'a'",
         ),
-        ({"height_px": "-1"}, {}, "model 'm': height_px must not be negative, got -1"),
-        ({}, {"height_px": -2}, "model 'm': height_px must not be negative, got -2"),
-    ],
-    ids=["missing", "name of a group", "fixed one given", "not its type", "refused", "fixed one refused"],
+        "refused": ({"height_px": "-1"}, {}, "model 'm': height_px must not be negative, got -1"),
+        "fixed one refused": ({}, {"height_px": -2}, "model 'm': height_px must not be negative, got -2"),
+    },
 )
 def test_wrong_parameter_of_a_group_is_named(tmp_path, parameters, fixed, message):
     """What is fixed is no parameter, and what a group refuses fails the load."""
@@ -313,7 +305,7 @@ def test_wrong_parameter_of_a_group_is_named(tmp_path, parameters, fixed, messag
 @pytest.mark.parametrize("name", ["..", ".", "", "../other", "/etc", "m/../../x"])
 def test_sibling_stays_in_the_repository(tmp_path, name):
     """A config cannot make the server read models from elsewhere."""
-    with pytest.raises(InvalidConfig, match="not a folder beside it"):
+    with pytest.raises(InvalidConfig, match="which is not a folder of the repository"):
         config(tmp_path).sibling(name, 1)
 
 

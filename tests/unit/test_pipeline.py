@@ -14,6 +14,7 @@ from nereid.imaging.pipeline import Pipeline
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
 from nereid.serving_errors import DeadlineExceeded, InferenceFailed, InvalidConfig, InvalidImage
+from tests.tables import cases
 
 TRANSFORM = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
 A, B, BAD = COFFEE.read_bytes(), CHELSEA.read_bytes(), b"not an image"
@@ -93,32 +94,20 @@ def test_bad_request_fails_alone(pipeline, alone, place):
     np.testing.assert_array_equal(batch.tensor, np.stack([alone[A], alone[B]]))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("requests", "bad", "rows", "expected"),
-    [
-        (["01", "2345", "6"], "0", [None, (0, 4), (4, 5)], "23456"),
-        (["01", "2345", "6"], "1", [None, (0, 4), (4, 5)], "23456"),
-        (["01", "2345", "6"], "3", [(0, 2), None, (2, 3)], "016"),
-        (["01", "2345", "6"], "6", [(0, 2), (2, 6), None], "012345"),
-        (["01", "2345", "6"], "05", [None, None, (0, 1)], "6"),
-        (["01", "2345", "6"], "016", [None, (0, 4), None], "2345"),
-        (["01", "2345", "6"], "046", [None, None, None], ""),
-        (["0", "", "12", "3"], "0", [None, (0, 0), (0, 2), (2, 3)], "123"),
-        (["0", "1", "2", "3", "4"], "13", [(0, 1), None, (1, 2), None, (2, 3)], "024"),
-        (["01", "23456"], "0", [None, (0, 5)], "23456"),
-    ],
-    ids=[
-        "first",
-        "second of the first",
-        "middle",
-        "last",
-        "first two",
-        "around one",
-        "all",
-        "empty request",
-        "every other one",
-        "long move over itself",
-    ],
+    {
+        "first": (["01", "2345", "6"], "0", [None, (0, 4), (4, 5)], "23456"),
+        "second of the first": (["01", "2345", "6"], "1", [None, (0, 4), (4, 5)], "23456"),
+        "middle": (["01", "2345", "6"], "3", [(0, 2), None, (2, 3)], "016"),
+        "last": (["01", "2345", "6"], "6", [(0, 2), (2, 6), None], "012345"),
+        "first two": (["01", "2345", "6"], "05", [None, None, (0, 1)], "6"),
+        "around one": (["01", "2345", "6"], "016", [None, (0, 4), None], "2345"),
+        "all": (["01", "2345", "6"], "046", [None, None, None], ""),
+        "empty request": (["0", "", "12", "3"], "0", [None, (0, 0), (0, 2), (2, 3)], "123"),
+        "every other one": (["0", "1", "2", "3", "4"], "13", [(0, 1), None, (1, 2), None, (2, 3)], "024"),
+        "long move over itself": (["01", "23456"], "0", [None, (0, 5)], "23456"),
+    },
 )
 def test_rows_are_closed_up(requests, bad, rows, expected):
     """Good requests' rows move up over those of bad ones, whole and in order."""
@@ -223,25 +212,24 @@ ONE_INPUT = "expected one input, 'image' TYPE_STRING [1], got "
 SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
 
 
-@pytest.mark.parametrize(
+@cases(
     ("old", "new", "message"),
-    [
-        (
+    {
+        "dims": (
             "[ 3, 224, 224 ]",
             "[ 3, 299, 299 ]",
             "resize_shorter_px: expected at least the output's 299 x 299, got 256",
         ),
-        ("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
-        ("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
-        ('name: "image"', 'name: "picture"', ONE_INPUT + "'picture' TYPE_STRING [1]"),
-        ("dims: [ 1 ]", "dims: [ 2 ]", ONE_INPUT + "'image' TYPE_STRING [2]"),
-        (
+        "no batches": ("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
+        "input's type": ("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
+        "input's name": ('name: "image"', 'name: "picture"', ONE_INPUT + "'picture' TYPE_STRING [1]"),
+        "input's dims": ("dims: [ 1 ]", "dims: [ 2 ]", ONE_INPUT + "'image' TYPE_STRING [2]"),
+        "two inputs": (
             "output {",
             SECOND_INPUT + " output {",
             ONE_INPUT + "'image' TYPE_STRING [1], 'size' TYPE_INT32 [2]",
         ),
-    ],
-    ids=["dims", "no batches", "input's type", "input's name", "input's dims", "two inputs"],
+    },
 )
 def test_config_that_fits_nothing_fails_the_load(root, tmp_path, old, new, message):
     """The message names the model and what is wrong with it."""

@@ -95,7 +95,7 @@ TRANSFORMS = {
 def compile_for_host(tmp_path_factory):
     """Compile the kernel of a transform with the host's C++ compiler; returns the loaded library."""
     if shutil.which("g++") is None:
-        pytest.skip("needs g++")
+        pytest.skip("needs g++; fix: apt-get install g++")
     folder = tmp_path_factory.mktemp("kernel")
     shim = folder / "shim.cpp"
     shim.write_text(SHIM)
@@ -288,9 +288,7 @@ def test_orientation_may_be_ignored(run):
 
 
 @pytest.mark.parametrize(
-    "size_wh",
-    [(1, 1), (1, 40), (40, 1), (2, 3), (211, 157), (4096, 2)],
-    ids=lambda wh: f"{wh[0]}x{wh[1]}",
+    "size_wh", [(1, 1), (1, 40), (40, 1), (2, 3), (211, 157), (4096, 2)], ids=lambda wh: f"{wh[0]}x{wh[1]}"
 )
 @pytest.mark.parametrize(
     "transform", [IMAGENET, LETTERBOX, PLAIN], ids=["shorter side", "letterbox", "exact"]

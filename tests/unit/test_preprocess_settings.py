@@ -9,6 +9,7 @@ from nereid.imaging.decode import Limits
 from nereid.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
 from nereid.imaging.transform import Transform
 from nereid.serving_errors import InvalidConfig
+from tests.tables import cases
 
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 DIMS = (3, 224, 224)
@@ -84,39 +85,42 @@ def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
     assert transform.std == pytest.approx([255 * value for value in std], rel=1e-9)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameters", "expected"),
-    [
-        (
+    {
+        "another size": (
             {"preset": "imagenet", "resize_shorter_px": "300"},
             Transform(224, 224, resize_shorter_px=300, **IMAGENET),
         ),
-        ({"preset": "imagenet", "resize": "exact"}, Transform(224, 224, resize="exact", **IMAGENET)),
-        (
+        "another resize": (
+            {"preset": "imagenet", "resize": "exact"},
+            Transform(224, 224, resize="exact", **IMAGENET),
+        ),
+        "mean alone": (
             {"preset": "imagenet", "mean": "1, 2, 3"},
             Transform(224, 224, resize_shorter_px=256, mean=(1.0, 2.0, 3.0), std=IMAGENET["std"]),
         ),
-        (
+        "std alone": (
             {"preset": "imagenet", "std": "1, 2, 4"},
             Transform(224, 224, resize_shorter_px=256, mean=IMAGENET["mean"], std=(1.0, 2.0, 4.0)),
         ),
-        (
+        "scale": (
             {"preset": "imagenet", "scale": "0.5"},
             Transform(224, 224, resize_shorter_px=256, std=(2.0, 2.0, 2.0)),
         ),
-        (
+        "mean and std for scale": (
             {"preset": "letterbox", "mean": "1, 2, 3", "std": "4, 5, 6"},
             Transform(224, 224, resize="letterbox", mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0)),
         ),
-        (
+        "pad colour": (
             {"preset": "letterbox", "pad_color": "0, 1, 2"},
             Transform(224, 224, resize="letterbox", std=(255.0,) * 3, pad_color=(0, 1, 2)),
         ),
-        (
+        "interpolation": (
             {"preset": "clip", "interpolation": "lanczos", "scale": "1"},
             Transform(224, 224, resize_shorter_px=224, interpolation="lanczos"),
         ),
-        (
+        "the other colour order": (
             {"preset": "imagenet", "color_order": "BGR"},
             Transform(
                 224,
@@ -127,18 +131,7 @@ def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
                 std=IMAGENET["std"][::-1],
             ),
         ),
-    ],
-    ids=[
-        "another size",
-        "another resize",
-        "mean alone",
-        "std alone",
-        "scale",
-        "mean and std for scale",
-        "pad colour",
-        "interpolation",
-        "the other colour order",
-    ],
+    },
 )
 def test_given_parameter_replaces_the_presets(tmp_path, parameters, expected):
     """A parameter that is given replaces that of the preset, and those of it that would contradict."""

@@ -12,6 +12,7 @@ from nereid.config.model_config import ModelConfig
 from nereid.routing import route_file
 from nereid.routing.route_file import RouteWatch, check_ready, path_of, read_table
 from nereid.serving_errors import InvalidConfig
+from tests.tables import cases
 
 ROUTE = {
     "variants": [
@@ -65,16 +66,15 @@ def test_table_knows_the_networks_behind_the_variants(config):
     assert len(table.sha256) == 64
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
-    [
-        ({"model": "nope"}, "names version 1 of 'nope', which is not there"),
-        ({"version": 7}, "names version 7 of 'net', which is not there"),
-        ({"model": "../net"}, "names '../net', which is not a folder of the repository"),
-        ({"model": "x" * 300}, "cannot read the models of the route: .*too long"),
-        ({"model": "r"}, "names 'r', which is a route itself"),
-    ],
-    ids=["model", "version", "outside", "name", "circle"],
+    {
+        "model": ({"model": "nope"}, "names version 1 of 'nope', which is not there"),
+        "version": ({"version": 7}, "names version 7 of 'net', which is not there"),
+        "outside": ({"model": "../net"}, "names '../net', which is not a folder of the repository"),
+        "name": ({"model": "x" * 300}, "cannot read the models of the route: .*too long"),
+        "circle": ({"model": "r"}, "names 'r', which is a route itself"),
+    },
 )
 def test_what_a_route_names_must_be_there(config, change, message):
     """A model or version that is not in the repository is refused by name."""
@@ -88,18 +88,20 @@ X = 'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }'
 NET = X + ' output { name: "scores" data_type: TYPE_FP32 dims: [ %s ] }'
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
-    [
-        (NET % 3, None),
-        (NET % -1, None),
-        ("", None),
-        (NET % 5, "names 'net' for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[5\\]"),
-        (NET % "3, 1", "for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[3, 1\\]"),
-        (NET.replace("FP32", "FP16") % 3, "for 'x': expected TYPE_FP32 \\[4\\], got TYPE_FP16 \\[4\\]"),
-        (NET.replace('"scores"', '"y"') % 3, "for 'scores': expected TYPE_FP32 \\[3\\], got none"),
-    ],
-    ids=["equal", "any size", "completed by Triton", "size", "rank", "datatype", "name"],
+    {
+        "equal": (NET % 3, None),
+        "any size": (NET % -1, None),
+        "completed by Triton": ("", None),
+        "size": (NET % 5, "names 'net' for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[5\\]"),
+        "rank": (NET % "3, 1", "for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[3, 1\\]"),
+        "datatype": (
+            NET.replace("FP32", "FP16") % 3,
+            "for 'x': expected TYPE_FP32 \\[4\\], got TYPE_FP16 \\[4\\]",
+        ),
+        "name": (NET.replace('"scores"', '"y"') % 3, "for 'scores': expected TYPE_FP32 \\[3\\], got none"),
+    },
 )
 def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
     """A model that would not take the request, or not answer it, is refused by tensor."""
@@ -155,19 +157,18 @@ def test_changed_file_is_taken_once(watch):
     assert watch.poll() is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
-    [
-        (b"", "Input data was truncated"),
-        (write(ROUTE)[:50], "Input data was truncated"),
-        (write(ROUTE | {"default": "v9"}), "default must be one of v1, v2, got 'v9'"),
-        (
+    {
+        "empty": (b"", "Input data was truncated"),
+        "half": (write(ROUTE)[:50], "Input data was truncated"),
+        "wrong": (write(ROUTE | {"default": "v9"}), "default must be one of v1, v2, got 'v9'"),
+        "unknown version": (
             write(ROUTE | {"variants": [ROUTE["variants"][0] | {"version": 2, "model": "pinned"}]}),
             "not there",
         ),
-        (None, "cannot read '.*r.route.json': No such file or directory"),
-    ],
-    ids=["empty", "half", "wrong", "unknown version", "gone"],
+        "gone": (None, "cannot read '.*r.route.json': No such file or directory"),
+    },
 )
 def test_wrong_file_changes_nothing_and_is_told_once(watch, text, message):
     """The old table stays, the reason is raised at the first look, and mending the file mends all."""
@@ -255,15 +256,14 @@ def test_readiness_asks_for_variants_and_shadows(config):
     assert asked == [("net", 1), ("pinned", 1), ("net", 2)]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("fields", "default", "is_refused"),
-    [
-        ({"weight": 0}, "v1", False),
-        ({"weight": 1}, "v1", True),
-        ({"weight": 0, "headers": {"x-route-a": ["b"]}}, "v1", True),
-        ({"weight": 0}, "v2", True),
-    ],
-    ids=["only-by-name", "weight", "headers", "default"],
+    {
+        "only-by-name": ({"weight": 0}, "v1", False),
+        "weight": ({"weight": 1}, "v1", True),
+        "headers": ({"weight": 0, "headers": {"x-route-a": ["b"]}}, "v1", True),
+        "default": ({"weight": 0}, "v2", True),
+    },
 )
 def test_variant_that_nobody_is_sent_to_may_be_away(config, fields, default, is_refused):
     """So traffic can be taken from a variant that has failed."""

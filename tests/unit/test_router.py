@@ -25,6 +25,7 @@ from nereid.serving_errors import (
 )
 from nereid.triton.metrics import ROUTE_METRICS
 from tests.proof import REQUESTS
+from tests.tables import cases
 
 CAT, DOG = np.array([[0.9, 0.1]], np.float32), np.array([[0.2, 0.8]], np.float32)
 V1 = Variant("v1", "m1", 1, 1)
@@ -398,16 +399,15 @@ def test_unreachable_variant_is_retried_on_the_default(world):
     assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameters", "error"),
-    [
-        (TO_V2, Unavailable("x")),
-        (KEY_V2, InferenceFailed("x")),
-        (KEY_V2, Overloaded("x")),
-        (KEY_V2, DeadlineExceeded("x")),
-        (KEY_V2, InvalidImage("x")),
-    ],
-    ids=["forced", "failed", "overloaded", "late", "bad image"],
+    {
+        "forced": (TO_V2, Unavailable("x")),
+        "failed": (KEY_V2, InferenceFailed("x")),
+        "overloaded": (KEY_V2, Overloaded("x")),
+        "late": (KEY_V2, DeadlineExceeded("x")),
+        "bad image": (KEY_V2, InvalidImage("x")),
+    },
 )
 def test_nothing_else_is_retried(world, parameters, error):
     """What the variant may have run, what is shed or late, and what was asked for by name is sent once."""
@@ -522,17 +522,16 @@ def test_shadow_is_asked_after_the_answer():
     assert world.called == ["m1", "m3"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("theirs", "outcome"),
-    [
-        (CAT, "agreed"),
-        (CAT * 0.9, "agreed"),
-        (DOG, "disagreed"),
-        (np.array([[0.5, np.nan]], np.float32), "failed"),
-        (CAT[:, :1], "failed"),
-        (np.concatenate([CAT, CAT]), "failed"),
-    ],
-    ids=["equal", "close", "other class", "not a number", "other classes", "other batch"],
+    {
+        "equal": (CAT, "agreed"),
+        "close": (CAT * 0.9, "agreed"),
+        "other class": (DOG, "disagreed"),
+        "not a number": (np.array([[0.5, np.nan]], np.float32), "failed"),
+        "other classes": (CAT[:, :1], "failed"),
+        "other batch": (np.concatenate([CAT, CAT]), "failed"),
+    },
 )
 def test_shadow_is_compared(theirs, outcome):
     """Top-1 agreement is counted, with distance and both durations; what cannot be compared has failed."""

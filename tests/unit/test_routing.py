@@ -30,6 +30,7 @@ from nereid.routing.assignment import (
     unit_of,
 )
 from nereid.serving_errors import InvalidConfig, InvalidRequest
+from tests.tables import cases
 
 V1 = Variant("v1", "classify_v1", 1, 90)
 V2 = Variant("v2", "classify_v2", 1, 10)
@@ -60,28 +61,21 @@ def raised(variant: Variant, weight: float) -> Variant:
     return msgspec.structs.replace(variant, weight=weight)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameters", "expected"),
-    [
-        ({"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"}, Choice(V2, "variant")),
-        ({"X-Variant": "v2"}, Choice(V2, "variant")),
-        ({"x-model-version": "2", "x-route-key": "k"}, Choice(V2, "version")),
-        ({"x-model-version": 2}, Choice(V2, "version")),
-        ({"x-route-key": "k"}, Choice(assign(route(V1, V2), "k"), "route-key")),
-        ({"x-variant": "", "x-model-version": "", "x-route-key": ""}, Choice(V1, "weight")),
-        ({"other": "x"}, Choice(V1, "weight")),
-        ({}, Choice(V1, "weight")),
-    ],
-    ids=[
-        "variant first",
-        "any case",
-        "then version",
-        "version as number",
-        "then key",
-        "empty key",
-        "other",
-        "none",
-    ],
+    {
+        "variant first": (
+            {"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"},
+            Choice(V2, "variant"),
+        ),
+        "any case": ({"X-Variant": "v2"}, Choice(V2, "variant")),
+        "then version": ({"x-model-version": "2", "x-route-key": "k"}, Choice(V2, "version")),
+        "version as number": ({"x-model-version": 2}, Choice(V2, "version")),
+        "then key": ({"x-route-key": "k"}, Choice(assign(route(V1, V2), "k"), "route-key")),
+        "empty key": ({"x-variant": "", "x-model-version": "", "x-route-key": ""}, Choice(V1, "weight")),
+        "other": ({"other": "x"}, Choice(V1, "weight")),
+        "none": ({}, Choice(V1, "weight")),
+    },
 )
 def test_precedence(parameters, expected):
     """Forced variant, forced version, sticky key, chance: the first that is given decides."""

@@ -4,9 +4,8 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from nereid.config.server_flags import backend_settings, flag_values
+from tests.tables import cases
 
 # The words after it are those of a server; its child is a stub.
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
@@ -30,76 +29,67 @@ def test_stub_reads_the_words_its_parent_was_started_with():
     assert json.loads(done.stdout) == [sys.executable, "-c", PARENT, child, *words]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "values"),
-    [
-        ([], []),
-        (["tritonserver", "--other=1", "--other", "2"], []),
-        (["tritonserver", "--flag=1"], ["1"]),
-        (["tritonserver", "--flag", "1"], ["1"]),
-        (["tritonserver", "--flag"], []),
-        (["tritonserver", "--flag="], [""]),
-        (["tritonserver", "--flag=a=b"], ["a=b"]),
-        (["tritonserver", "--flagged=1", "--no-flag=2"], []),
-        (["tritonserver", "--flag=1", "--other", "--flag=2"], ["1", "2"]),
-        (["tritonserver", "--flag", "1", "--flag", "2"], ["1", "2"]),
-        (["tritonserver", "--flag=1", "--flag", "2", "x"], ["1", "2"]),
-        (["tritonserver", "--flag", "1", "--flag=2"], ["1", "2"]),
-    ],
-    ids=[
-        "no words",
-        "other flags",
-        "joined",
-        "apart",
-        "without a value",
-        "empty value",
-        "equals sign in the value",
-        "longer names",
-        "joined twice",
-        "apart twice",
-        "joined then apart",
-        "apart then joined",
-    ],
+    {
+        "no words": ([], []),
+        "other flags": (["tritonserver", "--other=1", "--other", "2"], []),
+        "joined": (["tritonserver", "--flag=1"], ["1"]),
+        "apart": (["tritonserver", "--flag", "1"], ["1"]),
+        "without a value": (["tritonserver", "--flag"], []),
+        "empty value": (["tritonserver", "--flag="], [""]),
+        "equals sign in the value": (["tritonserver", "--flag=a=b"], ["a=b"]),
+        "longer names": (["tritonserver", "--flagged=1", "--no-flag=2"], []),
+        "joined twice": (["tritonserver", "--flag=1", "--other", "--flag=2"], ["1", "2"]),
+        "apart twice": (["tritonserver", "--flag", "1", "--flag", "2"], ["1", "2"]),
+        "joined then apart": (["tritonserver", "--flag=1", "--flag", "2", "x"], ["1", "2"]),
+        "apart then joined": (["tritonserver", "--flag", "1", "--flag=2"], ["1", "2"]),
+    },
 )
 def test_values_of_a_flag_keep_their_order(words, values):
     """`--flag=VALUE` and `--flag VALUE` are the same, and come back in the order of the command line."""
     assert flag_values(words, "--flag") == values
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "settings"),
-    [
-        ([], {}),
-        (["--backend-config=onnxruntime,a=1"], {"a": "1"}),
-        (["--backend-config", "onnxruntime,a=1"], {"a": "1"}),
-        (["--backend-config=onnxruntime,a=1", "--backend-config=onnxruntime,b=2"], {"a": "1", "b": "2"}),
-        (["--backend-config=onnxruntime,a=1", "--backend-config=onnxruntime,a=2"], {"a": "2"}),
-        (["--backend-config", "onnxruntime,a=1", "--backend-config", "onnxruntime,a=2"], {"a": "2"}),
-        (["--backend-config=onnxruntime,a=1", "--backend-config", "onnxruntime,a=2"], {"a": "2"}),
-        (["--backend-config", "onnxruntime,a=1", "--backend-config=onnxruntime,a=2"], {"a": "2"}),
-        (["--backend-config=python,a=1", "--backend-config=onnxruntime2,a=2"], {}),
-        (["--backend-config=onnxruntime,a=/x=y:/z,w"], {"a": "/x=y:/z,w"}),
-        (["--backend-config=onnxruntime,a="], {"a": ""}),
-        (["--backend-config=a=1", "--backend-config", "b=2"], {"a": "1", "b": "2"}),
-        (["--backend-config=onnxruntime,a=1", "--backend-config=a=2"], {"a": "1"}),
-        (["--backend-config=a=/x,onnxruntime,a=2"], {"a": "/x,onnxruntime,a=2"}),
-    ],
-    ids=[
-        "none",
-        "joined",
-        "apart",
-        "two settings",
-        "last joined wins",
-        "last apart wins",
-        "apart after joined wins",
-        "joined after apart wins",
-        "other backends",
-        "value with every separator",
-        "empty value",
-        "all backends",
-        "own setting over all backends",
-        "comma in the value for all backends",
-    ],
+    {
+        "none": ([], {}),
+        "joined": (["--backend-config=onnxruntime,a=1"], {"a": "1"}),
+        "apart": (["--backend-config", "onnxruntime,a=1"], {"a": "1"}),
+        "two settings": (
+            ["--backend-config=onnxruntime,a=1", "--backend-config=onnxruntime,b=2"],
+            {"a": "1", "b": "2"},
+        ),
+        "last joined wins": (
+            ["--backend-config=onnxruntime,a=1", "--backend-config=onnxruntime,a=2"],
+            {"a": "2"},
+        ),
+        "last apart wins": (
+            ["--backend-config", "onnxruntime,a=1", "--backend-config", "onnxruntime,a=2"],
+            {"a": "2"},
+        ),
+        "apart after joined wins": (
+            ["--backend-config=onnxruntime,a=1", "--backend-config", "onnxruntime,a=2"],
+            {"a": "2"},
+        ),
+        "joined after apart wins": (
+            ["--backend-config", "onnxruntime,a=1", "--backend-config=onnxruntime,a=2"],
+            {"a": "2"},
+        ),
+        "other backends": (["--backend-config=python,a=1", "--backend-config=onnxruntime2,a=2"], {}),
+        "value with every separator": (["--backend-config=onnxruntime,a=/x=y:/z,w"], {"a": "/x=y:/z,w"}),
+        "empty value": (["--backend-config=onnxruntime,a="], {"a": ""}),
+        "all backends": (["--backend-config=a=1", "--backend-config", "b=2"], {"a": "1", "b": "2"}),
+        "own setting over all backends": (
+            ["--backend-config=onnxruntime,a=1", "--backend-config=a=2"],
+            {"a": "1"},
+        ),
+        "comma in the value for all backends": (
+            ["--backend-config=a=/x,onnxruntime,a=2"],
+            {"a": "/x,onnxruntime,a=2"},
+        ),
+    },
 )
 def test_settings_are_those_of_one_backend(words, settings):
     """What is meant for this backend wins over what is meant for all, and a later word over an earlier."""

@@ -18,6 +18,7 @@ from nereid.inference.session import Session, complete_config, model_path
 from nereid.inference.session_options import BackendSettings
 from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed
 from tests.networks import assert_same, constant, identity, network, store, tensor, value
+from tests.tables import cases
 
 node = helper.make_node
 # What decides whether and where ONNX Runtime keeps what it tells.
@@ -130,17 +131,16 @@ def test_every_request_gets_its_own_rows(open_model, run_batch_size, sizes):
         np.testing.assert_allclose(answer["sums"], x.astype(np.float64).sum(1, keepdims=True), atol=3e-7)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("run_batch_size", "sizes", "runs"),
-    [
-        (0, [1, 2, 3], [6]),
-        (2, [1, 1, 1], [2, 1]),
-        (2, [5], [2, 2, 1]),
-        (3, [2, 2, 1], [2, 3]),
-        (2, [3, 1], [2, 1, 1]),
-        (8, [8], [8]),
-    ],
-    ids=["no bound", "joined up to it", "split", "no request is divided to fill a run", "long one", "equal"],
+    {
+        "no bound": (0, [1, 2, 3], [6]),
+        "joined up to it": (2, [1, 1, 1], [2, 1]),
+        "split": (2, [5], [2, 2, 1]),
+        "no request is divided to fill a run": (3, [2, 2, 1], [2, 3]),
+        "long one": (2, [3, 1], [2, 1, 1]),
+        "equal": (8, [8], [8]),
+    },
 )
 def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
     """Requests are joined while they fit, longer ones are split; each run reports its rows and seconds."""
@@ -438,30 +438,29 @@ def test_session_describes_itself(open_model, count, printed):
     assert str(session) == f"ONNX Runtime {version}, CPUExecutionProvider, {printed}"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
-    [
-        (
+    {
+        "input": (
             BATCHES + tensor("input", "z", "FP32", [3]) + Y,
             "unexpected inference input 'z', allowed inputs are: x",
         ),
-        (
+        "output": (
             BATCHES + X + tensor("output", "z", "FP32", [3]),
             "unexpected inference output 'z', allowed outputs are: sums, y",
         ),
-        (
+        "parameter": (
             BATCHES + X + Y + parameter("execution_mode", "x"),
             "failed to convert 'x' to integral number",
         ),
-        (
+        "batch input": (
             BATCHES + X + Y + made_from_x("BATCH_ITEM_SHAPE", "INT64"),
             "model 'm', batch input 'n': expected a kind of BATCH_ELEMENT_COUNT, "
             "BATCH_ACCUMULATED_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, "
             "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, BATCH_ITEM_SHAPE, BATCH_ITEM_SHAPE_FLATTEN and a datatype of "
             "TYPE_INT32, TYPE_FP32, got BATCH_ITEM_SHAPE and TYPE_INT64",
         ),
-    ],
-    ids=["input", "output", "parameter", "batch input"],
+    },
 )
 def test_config_that_does_not_fit_fails_the_load(open_model, text, message):
     """Tensors, parameters and batch inputs are checked before the first request."""
@@ -528,17 +527,16 @@ def model_text(filename: str) -> str:
     return f'default_model_filename: "{filename}"' if filename else ""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("filename", "stored_as", "version", "expected"),
-    [
-        ("", "model.onnx", 1, "1/model.onnx"),
-        ("", "model.onnx", 12, "12/model.onnx"),
-        ("", "model.onnx/model.onnx", 1, "1/model.onnx/model.onnx"),
-        ("net.onnx", "net.onnx", 1, "1/net.onnx"),
-        ("sub/net.onnx", "sub/net.onnx", 1, "1/sub/net.onnx"),
-        ("net", "net/model.onnx", 1, "1/net/model.onnx"),
-    ],
-    ids=["default", "version", "directory", "filename", "filename in a folder", "named directory"],
+    {
+        "default": ("", "model.onnx", 1, "1/model.onnx"),
+        "version": ("", "model.onnx", 12, "12/model.onnx"),
+        "directory": ("", "model.onnx/model.onnx", 1, "1/model.onnx/model.onnx"),
+        "filename": ("net.onnx", "net.onnx", 1, "1/net.onnx"),
+        "filename in a folder": ("sub/net.onnx", "sub/net.onnx", 1, "1/sub/net.onnx"),
+        "named directory": ("net", "net/model.onnx", 1, "1/net/model.onnx"),
+    },
 )
 def test_model_file_is_found(tmp_path, filename, stored_as, version, expected):
     """The file is `default_model_filename` or `model.onnx` of the version; a directory holds `model.onnx`."""
@@ -566,11 +564,7 @@ def test_directory_form_opens_with_its_weights(tmp_path):
 
 @pytest.mark.parametrize(
     ("filename", "kind", "expected"),
-    [
-        ("", "CPU", "1/model.onnx"),
-        ("net.onnx", "CPU", "1/net.onnx"),
-        ("model.onnx", "GPU", "1/model.onnx"),
-    ],
+    [("", "CPU", "1/model.onnx"), ("net.onnx", "CPU", "1/net.onnx"), ("model.onnx", "GPU", "1/model.onnx")],
     ids=["default", "filename", "gpu without files by capability"],
 )
 def test_missing_file_fails_the_load(tmp_path, filename, kind, expected):
@@ -627,10 +621,7 @@ def test_complete_config_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("backend", "max_batch_size", "added"),
-    [
-        (BackendSettings(), 4, {"dynamic_batching": {}}),
-        (BackendSettings(default_max_batch_size=1), 1, {}),
-    ],
+    [(BackendSettings(), 4, {"dynamic_batching": {}}), (BackendSettings(default_max_batch_size=1), 1, {})],
     ids=["default", "server's own default"],
 )
 def test_empty_config_is_filled_in_from_the_file(tmp_path, backend, max_batch_size, added):

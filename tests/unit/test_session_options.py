@@ -15,6 +15,7 @@ from nereid.inference.session_options import (
 )
 from nereid.inference.threads import ThreadCounts
 from nereid.serving_errors import InvalidConfig
+from tests.tables import cases
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 TENSORRT, OPENVINO = "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
@@ -47,12 +48,7 @@ def accelerated(gpu=(), cpu=(), **more) -> ModelConfig:
         if each
     }
     return config(
-        **{
-            "kind": "GPU",
-            "device_id": 3,
-            "optimization": {"execution_accelerators": accelerators},
-            **more,
-        }
+        **{"kind": "GPU", "device_id": 3, "optimization": {"execution_accelerators": accelerators}, **more}
     )
 
 
@@ -154,48 +150,50 @@ EXECUTION_MODE = (
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameters", "kind", "message"),
-    [
-        (
-            {"execution_mode": "2"},
+    {
+        "execution mode": ({"execution_mode": "2"}, "CPU", EXECUTION_MODE.format(2)),
+        "negative execution mode": ({"execution_mode": "-1"}, "CPU", EXECUTION_MODE.format(-1)),
+        "execution mode in words": (
+            {"execution_mode": "fast"},
             "CPU",
-            EXECUTION_MODE.format(2),
+            "failed to convert 'fast' to integral number",
         ),
-        (
-            {"execution_mode": "-1"},
+        "intra op threads": (
+            {"intra_op_thread_count": "abc"},
             "CPU",
-            EXECUTION_MODE.format(-1),
+            "failed to convert 'abc' to integral number",
         ),
-        ({"execution_mode": "fast"}, "CPU", "failed to convert 'fast' to integral number"),
-        ({"intra_op_thread_count": "abc"}, "CPU", "failed to convert 'abc' to integral number"),
-        ({"inter_op_thread_count": ""}, "CPU", "failed to convert '' to integral number"),
-        ({"enable_mem_arena": "yes"}, "CPU", "failed to convert 'yes' to boolean"),
-        ({"enable_mem_pattern": ""}, "CPU", "failed to convert '' to boolean"),
-        ({"nereid.run_batch_size": "two"}, "CPU", "failed to convert 'two' to integral number"),
-        ({"nereid.shared_weights": "yes"}, "CPU", "failed to convert 'yes' to boolean"),
-        (
+        "no inter op threads": (
+            {"inter_op_thread_count": ""},
+            "CPU",
+            "failed to convert '' to integral number",
+        ),
+        "arena": ({"enable_mem_arena": "yes"}, "CPU", "failed to convert 'yes' to boolean"),
+        "no pattern": ({"enable_mem_pattern": ""}, "CPU", "failed to convert '' to boolean"),
+        "run batch size": (
+            {"nereid.run_batch_size": "two"},
+            "CPU",
+            "failed to convert 'two' to integral number",
+        ),
+        "shared weights": ({"nereid.shared_weights": "yes"}, "CPU", "failed to convert 'yes' to boolean"),
+        "cudnn search": (
             {"cudnn_conv_algo_search": "3"},
             "GPU",
             "unsupported cudnn_conv_algo_search value '3' is requested",
         ),
-        ({"cudnn_conv_algo_search": "x"}, "GPU", "failed to convert 'x' to integral number"),
-        ({"arena_extend_strategy": "2"}, "GPU", "unsupported arena_extend_strategy value '2' is requested"),
-    ],
-    ids=[
-        "execution mode",
-        "negative execution mode",
-        "execution mode in words",
-        "intra op threads",
-        "no inter op threads",
-        "arena",
-        "no pattern",
-        "run batch size",
-        "shared weights",
-        "cudnn search",
-        "cudnn search in words",
-        "arena strategy",
-    ],
+        "cudnn search in words": (
+            {"cudnn_conv_algo_search": "x"},
+            "GPU",
+            "failed to convert 'x' to integral number",
+        ),
+        "arena strategy": (
+            {"arena_extend_strategy": "2"},
+            "GPU",
+            "unsupported arena_extend_strategy value '2' is requested",
+        ),
+    },
 )
 def test_wrong_value_has_the_official_message(parameters, kind, message):
     """Log greps written for NVIDIA's backend keep working, double blanks included."""
@@ -214,10 +212,9 @@ def test_unknown_parameters_are_ignored():
     assert settings.providers == ((CPU, {}),)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "max_batch_size", "expected"),
-    [("2", 8, 2), ("0", 8, 0), ("-1", 8, 0), ("2", 0, 0)],
-    ids=["two", "none", "negative", "without batches"],
+    {"two": ("2", 8, 2), "none": ("0", 8, 0), "negative": ("-1", 8, 0), "without batches": ("2", 0, 0)},
 )
 def test_run_batch_size(text, max_batch_size, expected):
     """Rows of one run are bounded only where there are rows."""
@@ -234,16 +231,15 @@ def test_shared_weights_are_asked_for_by_name(text):
     assert settings.has_shared_weights is (text == "true")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("groups", "instances", "expected"),
-    [
-        (ONE_INSTANCE, None, None),
-        (TWO_INSTANCES, None, "0"),
-        ([], None, "0"),
-        (TWO_INSTANCES, 1, None),
-        (ONE_INSTANCE, 2, "0"),
-    ],
-    ids=["one", "two", "two by default", "one says the caller", "two says the caller"],
+    {
+        "one": (ONE_INSTANCE, None, None),
+        "two": (TWO_INSTANCES, None, "0"),
+        "two by default": ([], None, "0"),
+        "one says the caller": (TWO_INSTANCES, 1, None),
+        "two says the caller": (ONE_INSTANCE, 2, "0"),
+    },
 )
 def test_instances_that_share_cores_do_not_spin(groups, instances, expected):
     """A waiting thread of one instance leaves the core to the others."""
@@ -268,35 +264,32 @@ def test_session_options_are_passed_through():
     assert entry(settings, "sessions.none") is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "expected"),
-    [
-        ([], BackendSettings(4, frozenset(), {}, "")),
-        (
+    {
+        "nothing": ([], BackendSettings(4, frozenset(), {}, "")),
+        "default batch size": (
             ["--backend-config=onnxruntime,default-max-batch-size=16"],
             BackendSettings(default_max_batch_size=16),
         ),
-        (
+        "no default batch size": (
             ["--backend-config", "onnxruntime,default-max-batch-size=0"],
             BackendSettings(default_max_batch_size=0),
         ),
-        (
+        "negative default batch size": (
             ["--backend-config=onnxruntime,default-max-batch-size=-3"],
             BackendSettings(default_max_batch_size=0),
         ),
-        (
-            ["--backend-config=tensorflow,default-max-batch-size=16"],
-            BackendSettings(),
-        ),
-        (
+        "another backend's": (["--backend-config=tensorflow,default-max-batch-size=16"], BackendSettings()),
+        "default batch size of all backends": (
             ["--backend-config=default-max-batch-size=16"],
             BackendSettings(default_max_batch_size=16),
         ),
-        (
+        "op libraries": (
             ["--backend-config=onnxruntime,allowed-op-libraries=/a/lib.so::/b/../c.so"],
             BackendSettings(allowed_op_libraries=frozenset({Path("/a/lib.so"), Path("/c.so")})),
         ),
-        (
+        "global thread pool": (
             [
                 "--backend-config=onnxruntime,enable-global-threadpool=1",
                 "--backend-config=onnxruntime,intra_op_thread_count=3",
@@ -304,38 +297,28 @@ def test_session_options_are_passed_through():
             ],
             BackendSettings(thread_counts={"intra_op_thread_count": "3", "inter_op_thread_count": "2"}),
         ),
-        (
+        "global thread pool of ONNX Runtime's size": (
             ["--backend-config=onnxruntime,enable-global-threadpool=1"],
             BackendSettings(thread_counts={"intra_op_thread_count": "0", "inter_op_thread_count": "0"}),
         ),
-        (
+        "global thread pool off": (
             [
                 "--backend-config=onnxruntime,enable-global-threadpool=0",
                 "--backend-config=onnxruntime,intra_op_thread_count=3",
             ],
             BackendSettings(),
         ),
-        (["--backend-config=onnxruntime,intra_op_thread_count=3"], BackendSettings()),
-        (["--model-config-name=cpu"], BackendSettings(profile="cpu")),
-        (["--model-config-name", "cpu"], BackendSettings(profile="cpu")),
-        (["--model-config-name=cpu", "--model-config-name", "gpu"], BackendSettings(profile="gpu")),
-    ],
-    ids=[
-        "nothing",
-        "default batch size",
-        "no default batch size",
-        "negative default batch size",
-        "another backend's",
-        "default batch size of all backends",
-        "op libraries",
-        "global thread pool",
-        "global thread pool of ONNX Runtime's size",
-        "global thread pool off",
-        "threads without a global pool",
-        "profile",
-        "profile apart",
-        "profile twice",
-    ],
+        "threads without a global pool": (
+            ["--backend-config=onnxruntime,intra_op_thread_count=3"],
+            BackendSettings(),
+        ),
+        "profile": (["--model-config-name=cpu"], BackendSettings(profile="cpu")),
+        "profile apart": (["--model-config-name", "cpu"], BackendSettings(profile="cpu")),
+        "profile twice": (
+            ["--model-config-name=cpu", "--model-config-name", "gpu"],
+            BackendSettings(profile="gpu"),
+        ),
+    },
 )
 def test_server_flags_become_settings(words, expected):
     """The flags NVIDIA's backend has, and the profile, come from the server's command line."""
@@ -380,9 +363,7 @@ def test_global_pool_replaces_the_models_own_threads(pool, expected):
 
 
 @pytest.mark.parametrize(
-    ("allowed", "printed"),
-    [([], "none"), (["/b.so", "/a.so"], "/a.so, /b.so")],
-    ids=["none", "others"],
+    ("allowed", "printed"), [([], "none"), (["/b.so", "/a.so"], "/a.so, /b.so")], ids=["none", "others"]
 )
 def test_op_library_that_is_not_allowed_is_never_loaded(allowed, printed):
     """A config alone cannot make the server run native code; the message says which flag may."""
@@ -411,15 +392,15 @@ def test_allowed_op_library_that_cannot_be_loaded_is_refused(tmp_path):
 DEVICE = {"device_id": "3"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model", "expected"),
-    [
-        (config(), ()),
-        (config(kind="GPU", device_id=3), ((CUDA, DEVICE),)),
-        (config({"gpu_mem_limit": "1024"}), ()),
-        (config(kind="MODEL"), ()),
-        (accelerated(gpu=[("cuda", {"use_tf32": "0"}), ("who", {})], kind="CPU"), ()),
-        (
+    {
+        "cpu": (config(), ()),
+        "gpu": (config(kind="GPU", device_id=3), ((CUDA, DEVICE),)),
+        "cuda parameter on the cpu": (config({"gpu_mem_limit": "1024"}), ()),
+        "kind model": (config(kind="MODEL"), ()),
+        "gpu block on the cpu": (accelerated(gpu=[("cuda", {"use_tf32": "0"}), ("who", {})], kind="CPU"), ()),
+        "deprecated parameters": (
             config(
                 {
                     "cudnn_conv_algo_search": "1",
@@ -443,7 +424,7 @@ DEVICE = {"device_id": "3"}
                 ),
             ),
         ),
-        (
+        "deprecated parameters by default": (
             config({"cudnn_conv_algo_search": "0", "arena_extend_strategy": "0"}, "GPU", 3),
             (
                 (
@@ -456,24 +437,24 @@ DEVICE = {"device_id": "3"}
                 ),
             ),
         ),
-        (
+        "third cudnn search": (
             config({"cudnn_conv_algo_search": "2"}, "GPU", 3),
             ((CUDA, {"cudnn_conv_algo_search": "DEFAULT", **DEVICE}),),
         ),
-        (
+        "cuda block": (
             accelerated(gpu=[("cuda", {"use_tf32": "0", "do_copy_in_default_stream": "on"})]),
             ((CUDA, {"use_tf32": "0", "do_copy_in_default_stream": "on", **DEVICE}),),
         ),
-        (
+        "cuda block over deprecated parameters": (
             accelerated(
                 gpu=[("cuda", {"cudnn_conv_algo_search": "DEFAULT"})],
                 parameters={"cudnn_conv_algo_search": "1", "gpu_mem_limit": "1024"},
             ),
             ((CUDA, {"cudnn_conv_algo_search": "DEFAULT", "gpu_mem_limit": "1024", **DEVICE}),),
         ),
-        (accelerated(gpu=[("cuda", {"device_id": "0"})]), ((CUDA, DEVICE),)),
-        (accelerated(gpu=[("tensorrt", {})]), ((TENSORRT, DEVICE), (CUDA, DEVICE))),
-        (
+        "cuda device": (accelerated(gpu=[("cuda", {"device_id": "0"})]), ((CUDA, DEVICE),)),
+        "tensorrt": (accelerated(gpu=[("tensorrt", {})]), ((TENSORRT, DEVICE), (CUDA, DEVICE))),
+        "all, in their order": (
             accelerated(
                 gpu=[("cuda", {"use_tf32": "0"}), ("tensorrt", {"precision_mode": "FP16"})],
                 cpu=[("openvino", {})],
@@ -484,24 +465,8 @@ DEVICE = {"device_id": "3"}
                 (OPENVINO, {"device_type": "CPU"}),
             ),
         ),
-        (accelerated(cpu=[("openvino", {})], kind="CPU"), ((OPENVINO, {"device_type": "CPU"}),)),
-    ],
-    ids=[
-        "cpu",
-        "gpu",
-        "cuda parameter on the cpu",
-        "kind model",
-        "gpu block on the cpu",
-        "deprecated parameters",
-        "deprecated parameters by default",
-        "third cudnn search",
-        "cuda block",
-        "cuda block over deprecated parameters",
-        "cuda device",
-        "tensorrt",
-        "all, in their order",
-        "openvino",
-    ],
+        "openvino": (accelerated(cpu=[("openvino", {})], kind="CPU"), ((OPENVINO, {"device_type": "CPU"}),)),
+    },
 )
 def test_providers_of_an_instance(model, expected):
     """TensorRT comes before CUDA, and the CPU last; the device is always the instance's own."""
@@ -544,64 +509,66 @@ def test_tensorrt_keys_get_their_own_names(given, expected):
 UNKNOWN_TENSORRT = "unknown parameter '{}' is provided for TensorRT Execution Accelerator"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model", "message"),
-    [
-        (
+    {
+        "precision of a later release": (
             accelerated(gpu=[("tensorrt", {"precision_mode": "BF16"})]),
             "unsupported precision mode 'BF16' is requested",
         ),
-        (
+        "precision in small letters": (
             accelerated(gpu=[("tensorrt", {"precision_mode": "fp16"})]),
             "unsupported precision mode 'fp16' is requested",
         ),
-        (accelerated(gpu=[("tensorrt", {"trt_what": "1"})]), UNKNOWN_TENSORRT.format("trt_what")),
-        (accelerated(gpu=[("tensorrt", {"device_id": "0"})]), UNKNOWN_TENSORRT.format("device_id")),
-        (
+        "unknown tensorrt key": (
+            accelerated(gpu=[("tensorrt", {"trt_what": "1"})]),
+            UNKNOWN_TENSORRT.format("trt_what"),
+        ),
+        "tensorrt device": (
+            accelerated(gpu=[("tensorrt", {"device_id": "0"})]),
+            UNKNOWN_TENSORRT.format("device_id"),
+        ),
+        "tensorrt key by its other name": (
             accelerated(gpu=[("tensorrt", {"trt_max_workspace_size": "1"})]),
             UNKNOWN_TENSORRT.format("trt_max_workspace_size"),
         ),
-        (
+        "tensorrt boolean": (
             accelerated(gpu=[("tensorrt", {"trt_dla_enable": "yes"})]),
             "failed to convert 'yes' to boolean",
         ),
-        (
+        "tensorrt number": (
             accelerated(gpu=[("tensorrt", {"trt_dla_core": "one"})]),
             "failed to convert 'one' to integral number",
         ),
-        (
+        "tensorrt size": (
             accelerated(gpu=[("tensorrt", {"max_workspace_size_bytes": "big"})]),
             "failed to convert 'big' to unsigned long long integral number",
         ),
-        (
+        "cuda boolean": (
             accelerated(gpu=[("cuda", {"do_copy_in_default_stream": "yes"})]),
             "failed to convert 'yes' to boolean",
         ),
-        (
+        "another cuda boolean": (
             accelerated(gpu=[("cuda", {"use_ep_level_unified_stream": "2"})]),
             "failed to convert '2' to boolean",
         ),
-        (accelerated(gpu=[("openvino", {})]), "unknown Execution Accelerator 'openvino' is requested"),
-        (accelerated(gpu=[("CUDA", {})]), "unknown Execution Accelerator 'CUDA' is requested"),
-        (accelerated(cpu=[("tensorrt", {})]), "unknown Execution Accelerator 'tensorrt' is requested"),
-        (accelerated(cpu=[("mine", {})], kind="CPU"), "unknown Execution Accelerator 'mine' is requested"),
-    ],
-    ids=[
-        "precision of a later release",
-        "precision in small letters",
-        "unknown tensorrt key",
-        "tensorrt device",
-        "tensorrt key by its other name",
-        "tensorrt boolean",
-        "tensorrt number",
-        "tensorrt size",
-        "cuda boolean",
-        "another cuda boolean",
-        "cpu accelerator for the gpu",
-        "gpu accelerator in capitals",
-        "gpu accelerator for the cpu",
-        "unknown cpu accelerator",
-    ],
+        "cpu accelerator for the gpu": (
+            accelerated(gpu=[("openvino", {})]),
+            "unknown Execution Accelerator 'openvino' is requested",
+        ),
+        "gpu accelerator in capitals": (
+            accelerated(gpu=[("CUDA", {})]),
+            "unknown Execution Accelerator 'CUDA' is requested",
+        ),
+        "gpu accelerator for the cpu": (
+            accelerated(cpu=[("tensorrt", {})]),
+            "unknown Execution Accelerator 'tensorrt' is requested",
+        ),
+        "unknown cpu accelerator": (
+            accelerated(cpu=[("mine", {})], kind="CPU"),
+            "unknown Execution Accelerator 'mine' is requested",
+        ),
+    },
 )
 def test_wrong_accelerator_is_refused(model, message):
     """Names and values have NVIDIA's messages."""
@@ -653,28 +620,18 @@ def on_gpu(tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kinds", "profile", "kind"),
-    [
-        ({}, "", "CPU"),
-        ({"config": ""}, "", "CPU"),
-        ({"config": "KIND_AUTO"}, "", "CPU"),
-        ({"config": "KIND_GPU"}, "", "GPU"),
-        ({"config": "KIND_GPU", "cpu": "KIND_AUTO"}, "cpu", "CPU"),
-        ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
-        ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "", "CPU"),
-        ({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
-    ],
-    ids=[
-        "no config file",
-        "no instance group",
-        "kind auto",
-        "kind gpu",
-        "profile without a gpu",
-        "profile with a gpu",
-        "no profile asked for",
-        "profile of another name",
-    ],
+    {
+        "no config file": ({}, "", "CPU"),
+        "no instance group": ({"config": ""}, "", "CPU"),
+        "kind auto": ({"config": "KIND_AUTO"}, "", "CPU"),
+        "kind gpu": ({"config": "KIND_GPU"}, "", "GPU"),
+        "profile without a gpu": ({"config": "KIND_GPU", "cpu": "KIND_AUTO"}, "cpu", "CPU"),
+        "profile with a gpu": ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
+        "no profile asked for": ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "", "CPU"),
+        "profile of another name": ({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
+    },
 )
 def test_gpu_that_triton_chose_may_be_a_cpu(on_gpu, kinds, profile, kind):
     """Without CUDA, KIND_AUTO is served on the CPU; a GPU named in the config file in use is not replaced."""

@@ -20,6 +20,7 @@ from nereid.inference.signature import (
 )
 from nereid.serving_errors import InvalidConfig
 from tests.networks import OPSET, constant, identity, network, value
+from tests.tables import cases
 
 FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, ["N", 3])
 
@@ -125,10 +126,10 @@ def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
     assert (found.datatype, found.provided) == ("TYPE_INVALID", "TYPE_<invalid>")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model", "kind", "name"),
-    [
-        (
+    {
+        "sequence output": (
             raw(
                 [helper.make_node("SequenceConstruct", ["x"], ["y"])],
                 [value("x", "FP32", ["N", 3])],
@@ -137,7 +138,7 @@ def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
             "SEQUENCE",
             "y",
         ),
-        (
+        "sequence input": (
             raw(
                 [helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)],
                 [helper.make_value_info("s", helper.make_sequence_type_proto(FLOATS))],
@@ -146,7 +147,7 @@ def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
             "SEQUENCE",
             "s",
         ),
-        (
+        "map input": (
             raw(
                 [helper.make_node("CastMap", ["m"], ["y"], domain="ai.onnx.ml", cast_to="TO_FLOAT")],
                 [helper.make_value_info("m", helper.make_map_type_proto(TensorProto.INT64, FLOATS))],
@@ -156,7 +157,7 @@ def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
             "MAP",
             "m",
         ),
-        (
+        "optional output": (
             raw(
                 [helper.make_node("Optional", ["x"], ["o"])],
                 [value("x", "FP32", ["N", 3])],
@@ -165,8 +166,7 @@ def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
             "OPTIONAL",
             "o",
         ),
-    ],
-    ids=["sequence output", "sequence input", "map input", "optional output"],
+    },
 )
 def test_what_is_no_tensor_is_refused(model, kind, name):
     """A request can carry tensors only, so a network that wants or gives another thing cannot be served."""
@@ -178,28 +178,21 @@ def test_what_is_no_tensor_is_refused(model, kind, name):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("document", "expected"),
-    [
-        ({}, True),
-        ({"input": [], "output": []}, True),
-        ({"input": [tensor("x")]}, True),
-        ({"output": [tensor("y")]}, True),
-        ({"batch_input": [{}]}, True),
-        ({"input": [tensor("x")], "output": [tensor("y")]}, False),
-        ({"batch_input": [{}], "output": [tensor("y")]}, False),
-        ({"input": [tensor("x")], "output": [tensor("y")], "max_batch_size": 0}, False),
-    ],
-    ids=[
-        "nothing",
-        "empty lists",
-        "inputs only",
-        "outputs only",
-        "batch inputs only",
-        "both",
-        "batch inputs and outputs",
-        "both without a batch size",
-    ],
+    {
+        "nothing": ({}, True),
+        "empty lists": ({"input": [], "output": []}, True),
+        "inputs only": ({"input": [tensor("x")]}, True),
+        "outputs only": ({"output": [tensor("y")]}, True),
+        "batch inputs only": ({"batch_input": [{}]}, True),
+        "both": ({"input": [tensor("x")], "output": [tensor("y")]}, False),
+        "batch inputs and outputs": ({"batch_input": [{}], "output": [tensor("y")]}, False),
+        "both without a batch size": (
+            {"input": [tensor("x")], "output": [tensor("y")], "max_batch_size": 0},
+            False,
+        ),
+    },
 )
 def test_completion_is_needed_for_missing_tensors_only(document, expected):
     """One input, or batch input, and one output are enough to leave a config alone, batch size included."""
@@ -223,10 +216,10 @@ def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
     return {"name": name, "data_type": f"TYPE_{datatype}", "dims": dims, **more}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "network_signature", "default", "added", "warnings"),
-    [
-        (
+    {
+        "nothing given": (
             {},
             BATCHED,
             4,
@@ -238,25 +231,21 @@ def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
             },
             [WARNING],
         ),
-        (
+        "default of 1": (
             {},
             BATCHED,
             1,
-            {
-                "max_batch_size": 1,
-                "input": [entry("x", "FP32", [16])],
-                "output": [entry("y", "FP32", [16])],
-            },
+            {"max_batch_size": 1, "input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
             [WARNING.replace("to 4", "to 1")],
         ),
-        (
+        "default of 0": (
             {},
             BATCHED,
             0,
             {"input": [entry("x", "FP32", [-1, 16])], "output": [entry("y", "FP32", [-1, 16])]},
             [WARNING.replace("to 4", "to 0")],
         ),
-        (
+        "batch size given": (
             {"max_batch_size": 2},
             BATCHED,
             4,
@@ -267,56 +256,56 @@ def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
             },
             [],
         ),
-        (
+        "batch size of 1 given": (
             {"max_batch_size": 1},
             BATCHED,
             4,
             {"input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
             [],
         ),
-        (
+        "dynamic batching given": (
             {"max_batch_size": 2, "dynamic_batching": {"preferred_batch_size": [2]}},
             BATCHED,
             4,
             {"input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
             [],
         ),
-        (
+        "sequence batching given": (
             {"max_batch_size": 2, "sequence_batching": {"direct": {}}},
             BATCHED,
             4,
             {"input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
             [],
         ),
-        (
+        "inputs given": (
             {"max_batch_size": 2, "dynamic_batching": {}, "input": [tensor("mine", dims=(1,))]},
             BATCHED,
             4,
             {"output": [entry("y", "FP32", [16])]},
             [],
         ),
-        (
+        "outputs given": (
             {"max_batch_size": 2, "dynamic_batching": {}, "output": [tensor("mine", dims=(1,))]},
             BATCHED,
             4,
             {"input": [entry("x", "FP32", [16])]},
             [],
         ),
-        (
+        "no batches": (
             {},
             FIXED,
             4,
             {"input": [entry("x", "FP32", [2, 16])], "output": [entry("y", "INT64", [2, -1])]},
             [],
         ),
-        (
+        "scalars": (
             {},
             SCALAR,
             4,
             {"input": [entry("x", "FP32", [1])], "output": [entry("y", "STRING", [1])]},
             [],
         ),
-        (
+        "rows of scalars": (
             {"max_batch_size": 2, "dynamic_batching": {}},
             ROWS,
             4,
@@ -326,7 +315,7 @@ def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
             },
             [],
         ),
-        (
+        "many, sorted": (
             {"max_batch_size": 2, "dynamic_batching": {}},
             MANY,
             4,
@@ -336,22 +325,7 @@ def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
             },
             [],
         ),
-    ],
-    ids=[
-        "nothing given",
-        "default of 1",
-        "default of 0",
-        "batch size given",
-        "batch size of 1 given",
-        "dynamic batching given",
-        "sequence batching given",
-        "inputs given",
-        "outputs given",
-        "no batches",
-        "scalars",
-        "rows of scalars",
-        "many, sorted",
-    ],
+    },
 )
 def test_what_is_missing_is_filled_in(given, network_signature, default, added, warnings):
     """The config gets exactly these fields, and a warning only where a batch size was chosen for it."""
@@ -364,16 +338,15 @@ def test_what_is_missing_is_filled_in(given, network_signature, default, added, 
     assert heard == warnings
 
 
-@pytest.mark.parametrize(
+@cases(
     "network_signature",
-    [
-        FIXED,
-        SCALAR,
-        signature(inputs={"x": ("float", (2, 16))}),
-        signature(outputs={"y": ("float", (16,))}),
-        signature(outputs={"y": ("float", ())}),
-    ],
-    ids=["both fixed", "scalars", "input fixed", "output fixed", "output scalar"],
+    {
+        "both fixed": FIXED,
+        "scalars": SCALAR,
+        "input fixed": signature(inputs={"x": ("float", (2, 16))}),
+        "output fixed": signature(outputs={"y": ("float", (16,))}),
+        "output scalar": signature(outputs={"y": ("float", ())}),
+    },
 )
 def test_batches_that_the_network_cannot_do_are_refused(network_signature):
     """Batching needs a first dimension that varies in every input and every output."""
@@ -388,84 +361,67 @@ def test_batches_that_the_network_cannot_do_are_refused(network_signature):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model", "network_signature"),
-    [
-        (config(), signature()),
-        (config(max_batch_size=0), signature({"x": ("float", (16,))}, {"y": ("float", (16,))})),
-        (config([tensor("x", dims=(5,))]), signature({"x": ("float", (-1, -1))})),
-        (
+    {
+        "the same": (config(), signature()),
+        "without batches": (
+            config(max_batch_size=0),
+            signature({"x": ("float", (16,))}, {"y": ("float", (16,))}),
+        ),
+        "input fixed in the config only": (
+            config([tensor("x", dims=(5,))]),
+            signature({"x": ("float", (-1, -1))}),
+        ),
+        "dims that vary in both": (
             config([tensor("x", dims=(-1,))], [tensor("y", dims=(-1,))], 0),
             signature({"x": ("float", (-1,))}, {"y": ("float", (-1,))}),
         ),
-        (config(outputs=[]), signature()),
-        (
-            config([tensor("x", dims=(4, 4), reshape={"shape": ["16"]})]),
-            signature(),
-        ),
-        (
+        "output not in the config": (config(outputs=[]), signature()),
+        "reshape": (config([tensor("x", dims=(4, 4), reshape={"shape": ["16"]})]), signature()),
+        "reshape to rows of scalars": (
             config([tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape={})]),
             signature({"x": ("float", (-1,))}, {"y": ("float", (-1,))}),
         ),
-        (
+        "scalars as ones": (
             config([tensor("x", dims=(1,))], [tensor("y", dims=(1, 1))], 0),
             signature({"x": ("float", ())}, {"y": ("float", ())}),
         ),
-        (
+        "optional weight": (
             config([tensor("x"), tensor("scale", dims=(1,), optional=True)], max_batch_size=0),
             signature(
                 {"x": ("float", (16,))}, {"y": ("float", (16,))}, initializers={"scale": ("float", (1,))}
             ),
         ),
-        (
+        "ragged": (
             config([tensor("x", dims=(-1,), allow_ragged_batch=True)]),
             signature({"x": ("float", (-1,))}),
         ),
-        (
+        "batch input": (
             config(
                 [tensor("x", dims=(-1,), allow_ragged_batch=True)],
                 batch_input=[{"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["x"]}],
             ),
             signature({"x": ("float", (-1,)), "n": ("int32", (-1,))}),
         ),
-        (
+        "scattered output": (
             config(
                 outputs=[tensor("y", dims=(3, 3))],
                 batch_output=[
-                    {
-                        "kind": "BATCH_SCATTER_WITH_INPUT_SHAPE",
-                        "target_name": ["y"],
-                        "source_input": ["x"],
-                    }
+                    {"kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "target_name": ["y"], "source_input": ["x"]}
                 ],
             ),
             signature(outputs={"y": ("float", (-1,))}),
         ),
-        (
+        "sequence control": (
             config(sequence_batching=control(int32_false_true=1)),
             signature({"x": ("float", (-1, 16)), "START": ("int32", (-1, 1))}),
         ),
-        (
+        "sequence control without batches": (
             config(max_batch_size=0, sequence_batching=control(data_type="TYPE_UINT64")),
             signature({"x": ("float", (16,)), "START": ("uint64", (1,))}, {"y": ("float", (16,))}),
         ),
-    ],
-    ids=[
-        "the same",
-        "without batches",
-        "input fixed in the config only",
-        "dims that vary in both",
-        "output not in the config",
-        "reshape",
-        "reshape to rows of scalars",
-        "scalars as ones",
-        "optional weight",
-        "ragged",
-        "batch input",
-        "scattered output",
-        "sequence control",
-        "sequence control without batches",
-    ],
+    },
 )
 def test_fitting_config_passes(model, network_signature):
     """What NVIDIA's backend loads is loaded."""
@@ -477,218 +433,186 @@ COUNT = {"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["
 NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model", "network_signature", "message"),
-    [
-        (
+    {
+        "input too many": (
             config([tensor("x"), tensor("z")]),
             signature(),
             "unable to load model 'm', configuration expects 2 inputs, model provides 1",
         ),
-        (
+        "input missing": (
             config(),
             signature({"x": ("float", (-1, 16)), "z": ("float", (-1, 16))}),
             "unable to load model 'm', configuration expects 1 inputs, model provides 2",
         ),
-        (
+        "batch input too many": (
             config([RAGGED], batch_input=[COUNT]),
             signature({"x": ("float", (-1,))}),
             "unable to load model 'm', configuration expects 2 inputs, model provides 1",
         ),
-        (
+        "optional input that is none": (
             config([tensor("x", optional=True)], max_batch_size=0),
             NO_BATCHES,
             "unable to load model 'm', configuration expects 0 inputs, model provides 1",
         ),
-        (
+        "unknown input": (
             config([tensor("q")]),
             signature(initializers={"w": ("float", (1,))}),
             "unexpected inference input 'q', allowed inputs are: w, x",
         ),
-        (
+        "unknown batch input": (
             config([RAGGED], batch_input=[{**COUNT, "target_name": ["q"]}]),
             signature({"x": ("float", (-1,)), "n": ("int32", (-1,))}),
             "unexpected inference input 'q', allowed inputs are: n, x",
         ),
-        (
+        "unknown output": (
             config(outputs=[tensor("q")]),
             signature(outputs={"z": ("float", (-1, 16)), "a": ("float", (-1, 16))}),
             "unexpected inference output 'q', allowed outputs are: a, z",
         ),
-        (
+        "datatype of an input": (
             config([tensor("x", "INT32")]),
             signature(),
             "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'x', model "
             "provides TYPE_FP32",
         ),
-        (
+        "datatype of an output": (
             config(outputs=[tensor("y", "FP64")]),
             signature(outputs={"y": ("string", (-1, 16))}),
             "unable to load model 'm', configuration expects datatype TYPE_FP64 for output 'y', model "
             "provides TYPE_BYTES",
         ),
-        (
+        "datatype that Triton lacks, in the file": (
             config(),
             signature({"x": ("bfloat16", (-1, 16))}),
             "unable to load model 'm', configuration expects datatype TYPE_FP32 for input 'x', model "
             "provides TYPE_<invalid>",
         ),
-        (
+        "datatype that Triton lacks, in the config": (
             config([tensor("x", "BF16")]),
             signature({"x": ("bfloat16", (-1, 16))}),
             "unsupported datatype TYPE_BF16 for input 'x' for model 'm'",
         ),
-        (
+        "optional input and batches": (
             config([tensor("x"), tensor("w", optional=True)]),
             signature(initializers={"w": ("float", (16,))}),
             "unable to load model 'm', optional input 'w' is not supported for models that support batching",
         ),
-        (
+        "input without a batch dimension": (
             config(),
             signature({"x": ("float", (1, 16))}),
             "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 "
             "dimension and the first dimension must be -1; but shape expected by the model is [1,16]",
         ),
-        (
+        "output without a batch dimension": (
             config(),
             signature(outputs={"y": ("float", (16,))}),
             "model 'm', tensor 'y': for the model to support batching the shape should have at least 1 "
             "dimension and the first dimension must be -1; but shape expected by the model is [16]",
         ),
-        (
+        "rank of an input": (
             config([tensor("x", dims=(4, 4))]),
             signature(),
             "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
             "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
             "followed by the explicit tensor shape, making complete shape [-1,4,4])",
         ),
-        (
+        "rank beyond equal dims": (
             config(),
             signature({"x": ("float", (-1, 16, 4))}),
             "model 'm', tensor 'x': the model expects 3 dimensions (shape [-1,16,4]) but the model "
             "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
             "followed by the explicit tensor shape, making complete shape [-1,16])",
         ),
-        (
+        "dim of an input": (
             config([tensor("x", dims=(15,))]),
             signature(),
             "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
             "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
             "followed by the explicit tensor shape, making complete shape [-1,15])",
         ),
-        (
+        "reshape of an input": (
             config([tensor("x", dims=(16,), reshape={"shape": ["2", "8"]})]),
             signature(),
             "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
             "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
             "followed by the explicit tensor shape, making complete shape [-1,2,8])",
         ),
-        (
+        "input that varies in the config only": (
             config([tensor("x", dims=(-1,))]),
             signature(),
             "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
             "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
             "followed by the explicit tensor shape, making complete shape [-1,-1])",
         ),
-        (
+        "output that varies in the file only": (
             config(outputs=[tensor("y", dims=(16,))]),
             signature(outputs={"y": ("float", (-1, -1))}),
             "model 'm', tensor 'y': the model expects 2 dimensions (shape [-1,-1]) but the model "
             "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
             "followed by the explicit tensor shape, making complete shape [-1,16])",
         ),
-        (
+        "rank without batches": (
             config([tensor("x", dims=(4, 4))], max_batch_size=0),
             NO_BATCHES,
             "model 'm', tensor 'x': the model expects 1 dimensions (shape [16]) but the model configuration "
             "specifies 2 dimensions (shape [4,4])",
         ),
-        (
+        "output that varies in the config only": (
             config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
             NO_BATCHES,
             "model 'm', tensor 'y': the model expects 1 dimensions (shape [16]) but the model configuration "
             "specifies 1 dimensions (shape [-1])",
         ),
-        (
+        "scalar input": (
             config([tensor("x", dims=(1, 2))], max_batch_size=0),
             signature({"x": ("float", ())}, {"y": ("float", (16,))}),
             "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration "
             "when the model doesn't support batching. Model configuration provided: [1,2].",
         ),
-        (
+        "scalar output": (
             config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
             signature({"x": ("float", (16,))}, {"y": ("float", ())}),
             "unable to load model 'm', scalar tensor 'y', should only provide 1 in the model configuration "
             "when the model doesn't support batching. Model configuration provided: [-1].",
         ),
-        (
+        "ragged input": (
             config([RAGGED]),
             signature({"x": ("float", (-1, 16))}),
             "unable to load model 'm', configuration expects model provides input with shape [-1]  for "
             "ragged input 'x', model provides [-1,16]",
         ),
-        (
+        "control that is no input": (
             config(sequence_batching=control(int32_false_true=1)),
             signature(),
             "configuration specified sequence control 'START', but model does not provide that input",
         ),
-        (
+        "dims of a control": (
             config(sequence_batching=control(fp32_false_true=1)),
             signature({"x": ("float", (-1, 16)), "START": ("float", (-1, 2))}),
             "unable to load model 'm', sequence control 'START' in model has dims [2] but dims [1] is "
             "expected",
         ),
-        (
+        "dims of a control without batches": (
             config(max_batch_size=0, sequence_batching=control(fp32_false_true=1)),
             signature({"x": ("float", (16,)), "START": ("float", (-1, 1))}, {"y": ("float", (16,))}),
             "unable to load model 'm', sequence control 'START' in model has dims [-1,1] but dims [1] is "
             "expected",
         ),
-        (
+        "datatype of a control": (
             config(sequence_batching=control(bool_false_true=1)),
             signature({"x": ("float", (-1, 16)), "START": ("int64", (-1, 1))}),
             "unable to load model 'm', sequence control 'START', the model expects data-type INT64 but the "
             "model configuration specifies data-type TYPE_BOOL",
         ),
-        (
+        "implicit state": (
             config(sequence_batching={"state": [{"input_name": "x", "output_name": "y"}]}),
             signature(),
             "unable to load model 'm', implicit state (sequence_batching.state) is not supported by a "
             "Python-based backend",
         ),
-    ],
-    ids=[
-        "input too many",
-        "input missing",
-        "batch input too many",
-        "optional input that is none",
-        "unknown input",
-        "unknown batch input",
-        "unknown output",
-        "datatype of an input",
-        "datatype of an output",
-        "datatype that Triton lacks, in the file",
-        "datatype that Triton lacks, in the config",
-        "optional input and batches",
-        "input without a batch dimension",
-        "output without a batch dimension",
-        "rank of an input",
-        "rank beyond equal dims",
-        "dim of an input",
-        "reshape of an input",
-        "input that varies in the config only",
-        "output that varies in the file only",
-        "rank without batches",
-        "output that varies in the config only",
-        "scalar input",
-        "scalar output",
-        "ragged input",
-        "control that is no input",
-        "dims of a control",
-        "dims of a control without batches",
-        "datatype of a control",
-        "implicit state",
-    ],
+    },
 )
 def test_unfitting_config_is_refused(model, network_signature, message):
     """Log greps written for NVIDIA's backend find its own words, blank by blank."""

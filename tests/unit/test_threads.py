@@ -7,6 +7,7 @@ import pytest
 from nereid.inference.threads import ThreadCounts, thread_counts
 from nereid.processes import available_cores
 from nereid.serving_errors import InvalidConfig
+from tests.tables import cases
 
 INTRA, INTER = "intra_op_thread_count", "inter_op_thread_count"
 
@@ -30,32 +31,20 @@ def test_cores_are_never_more_than_the_affinity():
     assert 1 <= available_cores() <= len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parameters", "instances", "kind", "expected"),
-    [
-        ({INTRA: "3"}, 1000, "CPU", ThreadCounts(3, 0)),
-        ({INTRA: "3", INTER: "2"}, 1, "CPU", ThreadCounts(3, 2)),
-        ({INTRA: " 4abc"}, 1, "CPU", ThreadCounts(4, 0)),
-        ({}, 1000, "CPU", ThreadCounts(1, 0)),
-        ({INTER: "2"}, 1000, "CPU", ThreadCounts(1, 2)),
-        ({INTRA: "0"}, 1000, "CPU", ThreadCounts(1, 0)),
-        ({INTRA: "-5", INTER: "-5"}, 1000, "CPU", ThreadCounts(1, 0)),
-        ({}, 1000, "MODEL", ThreadCounts(1, 0)),
-        ({}, 1, "GPU", ThreadCounts(0, 0)),
-        ({INTRA: "3", INTER: "2"}, 1, "GPU", ThreadCounts(3, 2)),
-    ],
-    ids=[
-        "explicit",
-        "both explicit",
-        "digits and letters",
-        "more instances than cores",
-        "only between operators",
-        "explicit zero",
-        "negative",
-        "kind model",
-        "gpu",
-        "explicit on gpu",
-    ],
+    {
+        "explicit": ({INTRA: "3"}, 1000, "CPU", ThreadCounts(3, 0)),
+        "both explicit": ({INTRA: "3", INTER: "2"}, 1, "CPU", ThreadCounts(3, 2)),
+        "digits and letters": ({INTRA: " 4abc"}, 1, "CPU", ThreadCounts(4, 0)),
+        "more instances than cores": ({}, 1000, "CPU", ThreadCounts(1, 0)),
+        "only between operators": ({INTER: "2"}, 1000, "CPU", ThreadCounts(1, 2)),
+        "explicit zero": ({INTRA: "0"}, 1000, "CPU", ThreadCounts(1, 0)),
+        "negative": ({INTRA: "-5", INTER: "-5"}, 1000, "CPU", ThreadCounts(1, 0)),
+        "kind model": ({}, 1000, "MODEL", ThreadCounts(1, 0)),
+        "gpu": ({}, 1, "GPU", ThreadCounts(0, 0)),
+        "explicit on gpu": ({INTRA: "3", INTER: "2"}, 1, "GPU", ThreadCounts(3, 2)),
+    },
 )
 def test_thread_counts(parameters, instances, kind, expected):
     """What is said wins; else instances get a core at least, and a GPU's are left to ONNX Runtime."""
@@ -81,16 +70,15 @@ def test_count_that_is_no_number_is_refused(name, text):
     assert str(raised.value) == f"failed to convert '{text}' to integral number"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "expected"),
-    [
-        ("100000 100000\n", 1),
-        ("50000 100000\n", 1),
-        ("150000 100000\n", 2),
-        ("9900000 100000\n", None),
-        ("max 100000\n", None),
-    ],
-    ids=["one core", "half a core", "a core and a half", "more than there are", "no quota"],
+    {
+        "one core": ("100000 100000\n", 1),
+        "half a core": ("50000 100000\n", 1),
+        "a core and a half": ("150000 100000\n", 2),
+        "more than there are": ("9900000 100000\n", None),
+        "no quota": ("max 100000\n", None),
+    },
 )
 def test_control_group_takes_cores_away(tmp_path, content, expected):
     """A container's quota counts like cores, rounded up."""

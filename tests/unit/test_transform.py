@@ -120,9 +120,7 @@ def test_letterbox_fits_and_centres(size_wh, rows, columns):
 @pytest.mark.parametrize("interpolation", ["box", "bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("transform", [SHORTER, EXACT, LETTERBOX], ids=lambda transform: transform.resize)
 @pytest.mark.parametrize(
-    ("height", "width"),
-    [(1, 1), (301, 451), (427, 640), (700, 263), (33, 47), (50, 2_003)],
-    ids=str,
+    ("height", "width"), [(1, 1), (301, 451), (427, 640), (700, 263), (33, 47), (50, 2_003)], ids=str
 )
 def test_resize_agrees_with_pillow(transform, height, width, interpolation):
     """Every resize rule with every filter gives the pixels that Pillow makes of the whole image."""
@@ -325,10 +323,7 @@ def test_plan_of_a_size_is_made_once():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"resize_shorter_px": 223},
-            "resize_shorter_px: expected at least the output's 224 x 224, got 223",
-        ),
+        ({"resize_shorter_px": 223}, "resize_shorter_px: expected at least the output's 224 x 224, got 223"),
         ({"resize_shorter_px": 0}, "resize_shorter_px: expected at least the output's 224 x 224, got 0"),
         ({"resize": "exact"}, "resize_shorter_px = 256 contradicts resize = exact"),
         ({"resize": "letterbox"}, "resize_shorter_px = 256 contradicts resize = letterbox"),
