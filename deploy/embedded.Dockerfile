@@ -4,8 +4,8 @@
 #   docker run --init --read-only --tmpfs /tmp:exec,mode=1777 --shm-size 1g --cap-drop ALL \
 #       --security-opt no-new-privileges:true -p 127.0.0.1:8000-8003:8000-8003 nereid-embedded:0.1.0
 #
-# With EXTRAS=gateway it is the gateway, with EXTRAS=load the load test, as in docker-compose.yml. On a CPU only.
-# Debian 12, on which this project is tested; pytriton's wheel needs glibc 2.35 and is py3-none-manylinux_2_35.
+# EXTRAS=gateway builds the gateway and EXTRAS=load the load test, as in docker-compose.yml. On a CPU only. This project
+# is tested on Debian 12. The wheel of pytriton needs glibc 2.35 and is py3-none-manylinux_2_35.
 ARG PYTHON_TAG=3.12-slim-bookworm
 FROM python:${PYTHON_TAG} AS build
 
@@ -27,8 +27,8 @@ COPY --from=build /opt/nereid /opt/nereid
 COPY --from=build /workspace /workspace
 COPY model_repository /workspace/model_repository
 
-# The server's run directory is in /tmp and has programs in it: a tmpfs there must allow `exec`, as Docker's does not
-# by default.
+# The server's run directory is in /tmp and contains programs. A tmpfs there must allow `exec`; by
+# default Docker's does not.
 ENV PATH=/opt/nereid/bin:${PATH} \
     HOME=/tmp \
     ORT_DISABLE_TELEMETRY=1 \
@@ -40,5 +40,5 @@ EXPOSE 8000 8001 8002 8003 8080
 HEALTHCHECK --interval=10s --timeout=6s --start-period=60s --retries=3 \
     CMD ["python3", "/workspace/deploy/healthcheck.py"]
 ENTRYPOINT ["nereid"]
-# After SIGTERM it serves on for 5 s and then gives requests 40 s: `docker stop --time 60`.
+# After SIGTERM it serves for 5 s more, then gives requests 40 s to finish: `docker stop --time 60`.
 CMD ["serve", "--host=0.0.0.0", "--health-port=8003", "--drain-s=5"]

@@ -3,10 +3,10 @@
 #
 #   deploy/install.sh venv FOLDER EXTRAS     a virtual environment in FOLDER
 #   deploy/install.sh system FOLDER EXTRAS   the interpreter itself, which Triton's stubs embed, and our backends
-#                                            beside Triton's own in FOLDER
+#                                            next to Triton's own in FOLDER
 #
-# EXTRAS are those of pyproject.toml, such as embedded,cpu. PYTHON names the interpreter (python3).
-# The checkout must stay where it is: packages are used from it.
+# EXTRAS are extras of pyproject.toml, such as embedded,cpu. PYTHON names the interpreter (python3).
+# The checkout must keep its path: the installation is editable.
 set -eu
 
 fail() {
@@ -33,13 +33,13 @@ system)
 esac
 
 "$python" -m pip install --quiet --no-cache-dir --disable-pip-version-check --no-input --editable ".[$extras]"
-# Whoever runs this later may not write here.
+# The user of the server may not have permission to write here.
 "$python" -m compileall -q nereid python_backend clients loadtest
 
 if [ "$place" = system ]; then
 	for adapter in python_backend/*/model.py; do
 		name=$(basename "$(dirname "$adapter")")
-		# Ours of that name would hide NVIDIA's.
+		# Our backend of this name would hide NVIDIA's.
 		[ "$name" != onnxruntime ] || continue
 		mkdir -p "$folder/$name"
 		cp "$adapter" "$folder/$name/"

@@ -2,11 +2,11 @@
 #
 #   docker build --file deploy/triton.Dockerfile --build-arg EXTRAS=gpu13 --tag nereid-triton:0.1.0-gpu .
 #
-# amd64 and arm64, as NVIDIA's image is.
+# For amd64 and arm64, as NVIDIA's image.
 ARG TRITON_TAG=26.08-py3
 FROM nvcr.io/nvidia/tritonserver:${TRITON_TAG}
 
-# cpu, or gpu13: 26.08 is CUDA 13. Never `embedded`, which is another Triton.
+# cpu, or gpu13: 26.08 has CUDA 13. Never `embedded`: it would install a second Triton.
 ARG EXTRAS=gpu13
 
 WORKDIR /workspace
@@ -16,7 +16,8 @@ COPY python_backend python_backend
 COPY clients clients
 COPY loadtest loadtest
 COPY deploy/install.sh deploy/healthcheck.py deploy/
-# The stubs embed the system's Python, and so that is where the packages go; the image is ours to break.
+# The stubs embed the system's Python, so the packages go there. The image serves
+# only this purpose, so changed system packages do no harm.
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore \
     deploy/install.sh system /opt/tritonserver/backends "${EXTRAS}"
 
@@ -27,7 +28,7 @@ ENV ORT_DISABLE_TELEMETRY=1 \
 
 # `triton-server` of NVIDIA's image.
 USER 1000:1000
-# Not where our packages are: the stubs start in the server's folder.
+# Not the folder of our packages: the stubs start in the server's folder.
 WORKDIR /opt/tritonserver
 EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=10s --timeout=6s --start-period=180s --retries=3 \
