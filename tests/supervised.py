@@ -24,8 +24,8 @@ IMAGE_TO_SCORES = (
     + tensor("input", "image", "STRING", [1])
     + tensor("output", "scores", "FP32", [1], 'label_filename: "labels.txt"')
 )
-# A model that takes an image; what it answers is the number in `NAME.number`, beside its folder, at its load.
-# It holds an image that is the word `hold` for as long as there is a file `held`.
+# A model that takes an image and returns the number that `NAME.number`, in the repository, had at its load.
+# It holds an image that is the word `hold` while the file `held` exists.
 EYES = """
 import time
 from pathlib import Path
@@ -54,7 +54,7 @@ class TritonPythonModel:
 def store_eyes(
     repository: Path, name: str, number: float, versions: tuple[int, ...] = (1,), sleep_s: float = 0
 ) -> None:
-    """Store a model of two instances that answers any image, in time, with `number` plus its version."""
+    """Store a model of two instances that returns `number` plus its version for any image."""
     for version in versions:
         folder = repository / name / str(version)
         folder.mkdir(parents=True)
@@ -77,12 +77,12 @@ class Served:
 
     @property
     def record(self) -> run_dir.ServerRecord:
-        """What its `server.json` has now."""
+        """The content of its `server.json`."""
         return wait_until(lambda: run_dir.find(self._base, self.repository), "server.json")
 
     @property
     def log(self) -> str:
-        """What it has logged."""
+        """The log so far."""
         return (self._folder / "log").read_text()
 
     def stubs(self, model: str) -> list[stubs.Stub]:
@@ -93,18 +93,18 @@ class Served:
         """Return status and body of a page of the health port."""
         address = f"http://127.0.0.1:{self.ports['health']}{path}"
         try:
-            with urllib.request.urlopen(address, timeout=WATCHDOG_S) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(address, timeout=WATCHDOG_S) as response:
+                return response.status, response.read().decode()
         except urllib.error.HTTPError as refused:
             with refused:
                 return refused.code, refused.read().decode()
 
     def is_ready(self) -> bool:
-        """Tell whether `/readyz` says yes."""
+        """Return whether `/readyz` is 200."""
         return self.page("/readyz")[0] == 200
 
     def why_not_ready(self) -> str:
-        """Wait until `/readyz` says no, and return its words."""
+        """Wait until `/readyz` is not 200, and return its body."""
         return wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready")
 
     def metric(self, name: str, **labels: str) -> float:
@@ -117,14 +117,14 @@ class Served:
         )
 
     def numbers(self, model: str, count: int = 4, protocol: str = "http") -> list[float]:
-        """Return what a model answers to an image, several times."""
+        """Return the scores of several requests to a model."""
         with Classifier(f"127.0.0.1:{self.ports[protocol]}", protocol, model) as classifier:
             return [classifier.classify(COFFEE, top_k=1).labels[0].score for _ in range(count)]
 
 
 @contextmanager
 def serving(repository: Path, folder: Path, *words: str):
-    """Run `nereid serve` with a health port, until ready; ended at once afterwards if it still runs."""
+    """Run `nereid serve` with a health port, until ready; killed afterwards if it still runs."""
     folder.mkdir()
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
     with (folder / "log").open("w") as log, (folder / "ready").open("w") as ready:

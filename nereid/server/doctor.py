@@ -45,7 +45,7 @@ def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iter
     """Run all checks in turn.
 
     Args:
-        inherited: the environment; says where running servers are recorded.
+        inherited: the environment, which locates the records of running servers.
         repository: the model repository that will be served, or is.
     """
     yield _python()

@@ -121,7 +121,7 @@ class EmbeddedServer:
             while (refusal := self._request(path, body, expected)) is not None:
                 self._raise_if_ended()
                 if time.monotonic() > deadline:
-                    late = ServerError(f"not ready after {timeout_s:.0f} s, {path} says: {refusal}")
+                    late = ServerError(f"not ready after {timeout_s:.0f} s, {path} returned: {refusal}")
                     late.add_note(self.log.tail())
                     raise late
                 time.sleep(0.05)

@@ -23,6 +23,8 @@ NOT_HEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")
 DEAD_AFTER_S = 0.09
 # The time within which both verdicts lie: long enough for a probe to meet one of many instances twice.
 VERDICTS_WITHIN_S = 30.0
+# Time that Triton has to end the old stubs of a repaired model.
+OLD_STUBS_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,26 @@ class Verdicts:
         self._since.pop(instance, None)
         if instance in self.dead:
             self.dead.remove(instance)
+
+
+class LeftOver:
+    """Processes of old instances, and the times when they are killed.
+
+    Requests that a dead stub has failed keep the old instances of its model forever (Triton 24.10).
+    """
+
+    def __init__(self) -> None:
+        self.due_s: dict[Process, float] = {}
+
+    def add(self, processes: Collection[Process], now_s: float) -> None:
+        """Add processes that a repair has replaced."""
+        self.due_s |= dict.fromkeys(processes, now_s + OLD_STUBS_S)
+
+    def update(self, states: Mapping[Process, str], now_s: float) -> tuple[list[Process], int]:
+        """Forget the processes without a state; returns those to kill, and the number of zombies."""
+        self.due_s = {each: due_s for each, due_s in self.due_s.items() if each in states}
+        running = {each: due_s for each, due_s in self.due_s.items() if states[each] != ZOMBIE}
+        return [each for each, due_s in running.items() if due_s < now_s], len(self.due_s) - len(running)
 
 
 def unhealthy_instance(failure: str) -> str:

@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 
 from nereid.processes import BackOff
 from nereid.server import stubs
-from nereid.server.stubs import Process, Roster, Stub, Verdicts
+from nereid.server.stubs import LeftOver, Process, Roster, Stub, Verdicts
 
 # The second verdict on an instance settles its case, but a probe meets one of several instances at random.
 MAX_ATTEMPTS, MAX_PROBES = 4, 4
 REPAIR_DELAYS_S, CALM_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
-# Requests that a dead stub has failed keep the old instances of its model forever (Triton 24.10). Their
-# processes are killed after this time. The server is restarted before their threads, about 150 for each
-# instance, fill it.
-OLD_STUBS_S, MAX_LEFT_OVER = 30.0, 16
+# The server is restarted before the threads of dead instances, about 150 for each, fill it.
+MAX_LEFT_OVER = 16
 # In the poll mode, Triton checks every 15 s what has changed.
 POLLED_S = 40.0
 PID, PROBE = "pid", "probe"
@@ -156,23 +154,6 @@ class _Repair:
     began_s: float
     old: list[Process]
     pause_s: float
-
-
-class LeftOver:
-    """Processes of old instances, which Triton may never end, and the times when they are killed."""
-
-    def __init__(self) -> None:
-        self.due_s: dict[Process, float] = {}
-
-    def add(self, processes: Collection[Process], now_s: float) -> None:
-        """Add processes that a repair has replaced."""
-        self.due_s |= dict.fromkeys(processes, now_s + OLD_STUBS_S)
-
-    def update(self, states: Mapping[Process, str], now_s: float) -> tuple[list[Process], int]:
-        """Forget the processes without a state; returns those to kill, and the number of zombies."""
-        self.due_s = {each: due_s for each, due_s in self.due_s.items() if each in states}
-        running = {each: due_s for each, due_s in self.due_s.items() if states[each] != stubs.ZOMBIE}
-        return [each for each, due_s in running.items() if due_s < now_s], len(self.due_s) - len(running)
 
 
 class Supervisor:

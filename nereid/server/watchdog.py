@@ -11,33 +11,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from nereid.server import stubs
+from nereid.server import stubs, supervisor
 from nereid.server.control import Control, NotReached, Refused
 from nereid.server.embedded_server import EmbeddedServer, image_models
 from nereid.server.health import Health
 from nereid.server.run_dir import ServerRecord
 from nereid.server.stubs import Stub
-from nereid.server.supervisor import (
-    Command,
-    End,
-    Event,
-    FindStubs,
-    IndexRead,
-    Kill,
-    Log,
-    Probe,
-    ProbeEnded,
-    ProbeSoon,
-    ProcessesSeen,
-    ReadIndex,
-    Reload,
-    Reloaded,
-    RepairInterrupted,
-    ReportBroken,
-    RoundStarted,
-    ServerEnded,
-    Supervisor,
-)
+from nereid.server.supervisor import Command, Event, Supervisor
 
 OBSERVE_S, FIND_S = 0.1, 0.8
 PROBE_S, PROBE_SOON_S, PROBE_TIMEOUT_S = 1.0, 0.11, 5.0
@@ -65,7 +45,7 @@ class Watchdog:
         self._found_s = float("-inf")
         self._ready: dict[str, set[int]] | None = None
         self._image_models: list[str] = []
-        self._orders: queue.SimpleQueue[ReadIndex | Reload | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[supervisor.ReadIndex | supervisor.Reload | None] = queue.SimpleQueue()
         self._probers = ThreadPoolExecutor(MAX_PROBERS, "probe")
         self._is_closed, self._has_ended, self._probe_soon = (threading.Event() for _ in range(3))
         self._last_trouble = ""
@@ -119,7 +99,7 @@ class Watchdog:
 
     def _observe_processes(self) -> float:
         if self._server.poll() is not None:
-            self._handle(ServerEnded())
+            self._handle(supervisor.ServerEnded())
         else:
             self._observe(find=time.monotonic() - self._found_s >= FIND_S)
         return OBSERVE_S
@@ -132,7 +112,7 @@ class Watchdog:
             with self._lock:
                 known = self._supervisor.processes
             states = stubs.states({*known, *(stub.process for stub in living)})
-            self._handle(ProcessesSeen(states, living if find else None))
+            self._handle(supervisor.ProcessesSeen(states, living if find else None))
 
     def _living(self) -> list[Stub]:
         return stubs.find(self._server.pid, self._options.repository)
@@ -147,11 +127,11 @@ class Watchdog:
         server_failure = None if models else self._server.probe_server(PROBE_TIMEOUT_S)
         if not self._is_closed.is_set():
             self._health.round_started(server_failure, models)
-        self._handle(RoundStarted(ready, models))
+        self._handle(supervisor.RoundStarted(ready, models))
         self._probe_soon.wait(max(0.0, PROBE_S - (time.monotonic() - began_s)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
 
-    def _probe(self, probe: Probe) -> None:
+    def _probe(self, probe: supervisor.Probe) -> None:
         began_s = time.monotonic()
         failure: str | None = "the probe was not sent"
         try:
@@ -159,21 +139,21 @@ class Watchdog:
         finally:
             if not self._is_closed.is_set():
                 self._health.probed(probe.model, failure, began_s)
-            self._handle(ProbeEnded(probe, failure, began_s))
+            self._handle(supervisor.ProbeEnded(probe, failure, began_s))
 
     def _repair(self) -> float:
         order = self._orders.get()
-        event: Event = RepairInterrupted()
+        event: Event = supervisor.RepairInterrupted()
         try:
-            if isinstance(order, ReadIndex):
-                event = IndexRead(self._control.ready_versions())
+            if isinstance(order, supervisor.ReadIndex):
+                event = supervisor.IndexRead(self._control.ready_versions())
             elif order:
                 event = self._reload(order)
         finally:
             self._handle(event)
         return 0.0
 
-    def _reload(self, order: Reload) -> Reloaded:
+    def _reload(self, order: supervisor.Reload) -> supervisor.Reloaded:
         folder = self._options.repository / order.model
         try:
             touched = [stubs.touch(folder / str(version)) for version in order.versions]
@@ -183,10 +163,10 @@ class Watchdog:
                 self._control.load(order.model)
         except Refused as error:
             self._health.repair_failed(order.model)
-            return Reloaded(str(error))
+            return supervisor.Reloaded(str(error))
         self._observe(find=True)
         self._health.repaired(order.model, order.cause)
-        return Reloaded()
+        return supervisor.Reloaded()
 
     def _handle(self, event: Event) -> None:
         with self._lock:
@@ -197,22 +177,22 @@ class Watchdog:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case FindStubs():
+            case supervisor.FindStubs():
                 self._observe(find=True)
-            case ProbeSoon():
+            case supervisor.ProbeSoon():
                 self._probe_soon.set()
-            case Probe():
+            case supervisor.Probe():
                 self._probers.submit(self._probe, command)
-            case ReadIndex() | Reload():
+            case supervisor.ReadIndex() | supervisor.Reload():
                 self._orders.put(command)
-            case Kill():
+            case supervisor.Kill():
                 if stubs.states([command.process]):
                     os.kill(command.process.pid, signal.SIGKILL)
-            case ReportBroken():
+            case supervisor.ReportBroken():
                 self._health.observed(command.models)
-            case Log():
+            case supervisor.Log():
                 self._say(command.text)
-            case End():
+            case supervisor.End():
                 self.restart_reason = command.reason
                 self._has_ended.set()
 

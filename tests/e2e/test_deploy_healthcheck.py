@@ -29,23 +29,23 @@ def test_right_answer_is_healthy(server, model):
 
 def test_wrong_answer_is_not(server):
     """A server that responds with the wrong class is not healthy."""
-    code, said = check_health("--url", f"http://{url(server, 'http')}", "--image", str(CHELSEA))
+    code, message = check_health("--url", f"http://{url(server, 'http')}", "--image", str(CHELSEA))
 
-    assert (code, said.startswith("'classify': expected the class 'espresso', got '")) == (1, True)
+    assert (code, message.startswith("'classify': expected the class 'espresso', got '")) == (1, True)
 
 
 def test_refusal_is_on_stderr(server):
     """The message has the server's reason."""
-    code, said = check_health("--url", f"http://{url(server, 'http')}", "--model", "nothing")
+    code, message = check_health("--url", f"http://{url(server, 'http')}", "--model", "nothing")
 
-    assert (code, "unknown model: 'nothing'" in said) == (1, True)
+    assert (code, "unknown model: 'nothing'" in message) == (1, True)
 
 
 def test_absent_server_is_not_healthy():
     """A refused connection fails the check."""
-    code, said = check_health("--url", f"http://127.0.0.1:{free_ports(1)[0]}")
+    code, message = check_health("--url", f"http://127.0.0.1:{free_ports(1)[0]}")
 
-    assert (code, "refused" in said) == (1, True)
+    assert (code, "refused" in message) == (1, True)
 
 
 def test_response_without_a_class_is_not_healthy():
@@ -86,8 +86,8 @@ def test_page_is_checked_by_its_status(gateway):
     assert script.endswith("/deploy/healthcheck.py")
 
     assert check_health(*[word.replace(":8080", f":{port}") for word in words]) == (0, "")
-    code, said = check_health("--page", f"http://127.0.0.1:{port}/nothing")
-    assert (code, " returned 404: " in said) == (1, True)
+    code, message = check_health("--page", f"http://127.0.0.1:{port}/nothing")
+    assert (code, " returned 404: " in message) == (1, True)
 
 
 def test_load_page_is_checked_until_its_end(tmp_path):

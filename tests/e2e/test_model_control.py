@@ -1,4 +1,4 @@
-"""Models come and go on the real server while requests are answered."""
+"""Models are loaded and unloaded on the real server while it serves requests."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ from tests.networks import (
 
 # A watchdog, far longer than a load takes.
 LOAD_S = 60
-# After a failed reload this core waits for one more model than there is, whatever the backend.
+# After a failed reload this core waits for one model too many, with any backend.
 STOP_SOON = "--exit-timeout-secs=3"
 CONFIG = (
     ONE_INSTANCE
@@ -43,7 +43,7 @@ X = np.float32([[1, 2], [3, 4]])
 
 
 def adding(number: int) -> onnx.ModelProto:
-    """Build y = x + number, so that an answer tells which file gave it."""
+    """Build y = x + number, so that a response shows its file."""
     return network(
         [helper.make_node("Add", ["x", "number"], ["y"])],
         [value("x", "FP32", ["batch", 2])],
@@ -54,7 +54,7 @@ def adding(number: int) -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A running server that has no model yet."""
+    """A running server without a model."""
     with serve(tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("run"), STOP_SOON) as running:
         yield running
 
@@ -75,13 +75,13 @@ def publish(server, name: str, *numbers: int, config: str = CONFIG) -> Path:
 
 
 def touch(path: Path) -> None:
-    """Make a file look newer, which is how Triton notices a change."""
+    """Make a file newer, so that Triton notices a change."""
     later = time.time_ns() + 5 * 10**9
     os.utime(path, ns=(later, later))
 
 
 def added(server, name: str, version: str = "") -> int:
-    """Ask a model, check that its answer is right as a whole, and return the number that it adds."""
+    """Send a request, check the whole response, and return the number that the model adds."""
     answer = ask(server, name, {"x": X}, model_version=version)
     number = answer["y"][0, 0] - X[0, 0]
     assert_same(answer, {"y": X + number})
@@ -97,7 +97,7 @@ def wait_until(is_true) -> None:
 
 
 def test_loaded_model_answers_until_it_is_unloaded(server, client):
-    """A model is ready after its load; after its unload requests are refused; it can be loaded again."""
+    """A model is ready after its load, refuses requests after its unload, and can be loaded again."""
     publish(server, "guest", 1)
     assert not client.is_model_ready("guest")
 
@@ -115,20 +115,20 @@ def test_loaded_model_answers_until_it_is_unloaded(server, client):
 
 
 def test_old_network_answers_while_the_new_one_loads(server, client):
-    """Throughout a reload every request is answered, by the old file and then by the new one."""
+    """During a reload no request fails; responses come from the old file, then from the new one."""
     path = publish(server, "busy", 1)
     client.load_model("busy")
     seen, failures, done = [], [], threading.Event()
 
-    def keep_asking() -> None:
+    def keep_sending() -> None:
         try:
             while not done.is_set():
                 seen.append(added(server, "busy"))
         except Exception as error:
             failures.append(error)
 
-    asking = threading.Thread(target=keep_asking)
-    asking.start()
+    sending = threading.Thread(target=keep_sending)
+    sending.start()
     try:
         wait_until(lambda: seen or failures)
         onnx.save(adding(2), path)
@@ -138,14 +138,14 @@ def test_old_network_answers_while_the_new_one_loads(server, client):
         wait_until(lambda: len(seen) > answered + 1 or failures)
     finally:
         done.set()
-        asking.join(LOAD_S)
+        sending.join(LOAD_S)
 
     assert failures == []
     assert [number for number, _ in itertools.groupby(seen)] == [1, 2]
 
 
 def test_model_that_is_loaded_later_holds_no_connection(server, client):
-    """Its process is started with the callers' connections: one that the server closes must end, too."""
+    """Its process inherits the clients' connections: a connection that the server closes must end, too."""
     publish(server, "late", 1)
     with socket.create_connection(("127.0.0.1", server.options.ports.http), LOAD_S) as caller:
         caller.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -158,7 +158,7 @@ def test_model_that_is_loaded_later_holds_no_connection(server, client):
 
 
 def test_killed_server_leaves_no_shared_memory(tmp_path):
-    """Stubs that are killed cannot remove theirs: whoever ends the server does."""
+    """Stubs that are killed cannot remove their shared memory: the end of the server does."""
     (tmp_path / "models").mkdir()
     (tmp_path / "run").mkdir()
     with serve(tmp_path / "models", tmp_path / "run") as running, connect(running) as client:
@@ -174,7 +174,7 @@ def test_killed_server_leaves_no_shared_memory(tmp_path):
 
 @pytest.mark.parametrize("broken", ["model.onnx", pytest.param("config.pbtxt", marks=pytest.mark.slow)])
 def test_failed_reload_leaves_the_old_network_serving(server, client, broken):
-    """A bad file or a bad config is refused, and the model goes on as it was."""
+    """A bad file or a bad config is refused, and the model keeps serving."""
     name = f"kept_{broken.partition('.')[0]}"
     path = publish(server, name, 1)
     client.load_model(name)
@@ -223,7 +223,7 @@ def test_load_may_bring_its_own_config(server, client):
 
 
 def test_load_may_bring_its_own_config_that_is_filled_in(server, client):
-    """A config in the load request needs no more than its backend."""
+    """A config in the load request needs only its backend."""
     publish(server, "minimal", 1)
     group = [{"kind": "KIND_CPU", "count": 1}]
 
@@ -235,7 +235,7 @@ def test_load_may_bring_its_own_config_that_is_filled_in(server, client):
 
 
 def test_load_may_bring_its_own_network(server, client):
-    """A file in the load request is served, whatever lies in the repository, under its own version."""
+    """A file in the load request is served under its own version, not the file of the repository."""
     publish(server, "carried", 1)
     content = adding(5).SerializeToString()
 
@@ -272,7 +272,7 @@ def test_load_that_brings_a_bad_network_is_refused(server, client):
     ids=["default", "latest", "all", "specific"],
 )
 def test_version_policy_decides_what_is_served(server, client, request, policy, served):
-    """Each served version answers from its own file; the highest also without a version."""
+    """Each served version uses its own file; the highest serves requests without a version."""
     name = f"versions_{request.node.callspec.id}"
     publish(server, name, 10, 20, 30, config=CONFIG + policy)
 

@@ -74,7 +74,7 @@ def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess
 
 
 def test_served_repository_is_found_and_used(serving):
-    """The ready line has the ports, server.json what other commands need; `nereid classify` just works."""
+    """The ready line has the ports and server.json the rest; `nereid classify` needs no options."""
     record = run_dir.find(run_dir.root(serving.environment), REPOSITORY)
     assert serving.ports == {
         "http": record.ports.http,
@@ -97,7 +97,7 @@ def test_served_repository_is_found_and_used(serving):
 
 
 def test_profile_loads_only_what_it_serves(serving):
-    """Profile `cpu` runs the networks in its fused models, so those that only ensembles use stay out."""
+    """Profile `cpu` runs the networks in its fused models, so models of ensembles stay unloaded."""
     client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{serving.ports['grpc']}")
 
     ready = {path.parent.name: client.is_model_ready(path.parent.name) for path in REPOSITORY.glob("*/1")}
@@ -139,7 +139,7 @@ def test_killed_nereid_takes_the_server_along(serving):
 
 
 def test_one_bad_image_does_not_stop_the_others(serving, tmp_path):
-    """Each bad file is reported on stderr with its reason; the rest is answered; the exit code is 1."""
+    """Each bad file is reported on stderr with its reason, the rest is classified; the exit code is 1."""
     (tmp_path / "photos").mkdir()
     shutil.copy(COFFEE, tmp_path / "photos" / "good.jpg")
     (tmp_path / "photos" / "bad.jpg").write_bytes(b"no image")
@@ -290,7 +290,7 @@ def test_unusable_host_is_an_error(host, environment):
 
 @pytest.mark.slow
 def test_repository_without_profiles_is_served(environment, tmp_path):
-    """Somebody else's repository has no configs/cpu.pbtxt; it is served as it is."""
+    """A repository without configs/cpu.pbtxt is served with its plain configs."""
     model = shutil.copytree(REPOSITORY / "imagenet_preprocess", tmp_path / "theirs" / "imagenet_preprocess")
     options = ServerOptions(model.parent, "cpu", ports=Ports(*free_ports(3)))
     (tmp_path / "run").mkdir()
@@ -301,13 +301,13 @@ def test_repository_without_profiles_is_served(environment, tmp_path):
 
 
 def test_port_taken_by_another_server_is_never_called_ready(server, tmp_path, environment):
-    """An answer on the port counts only if it is this server's own."""
+    """A response on the port counts only if it is this server's own."""
     taken = replace(server.options.ports, grpc=free_ports(1)[0])
     late = EmbeddedServer(replace(server.options, ports=taken), tmp_path, environment)
 
     with pytest.raises(ServerError, match=r"http port .* cannot be used"):
         late.start()
-    with pytest.raises(ServerError, match=r"not ready after 1 s, /v2 says: 200 "):
+    with pytest.raises(ServerError, match=r"not ready after 1 s, /v2 returned: 200 "):
         late.wait_ready(timeout_s=1)
 
 
@@ -325,7 +325,7 @@ def test_doctor_finds_this_machine_fit(environment):
     ids=["model-repository", "shared-memory", "trace", "logging"],
 )
 def test_administrative_apis_need_the_token(both_profiles, path):
-    """Without the token HTTP answers 403; with it, 200."""
+    """The status is 403 without the token, and 200 with it."""
     address = f"http://{url(both_profiles['ensemble'], 'http')}/{path}"
     method = "POST" if "repository" in path else "GET"
 

@@ -1,4 +1,4 @@
-"""`nereid serve` looks after its server: stubs and the server itself are killed, stopped and come back."""
+"""Supervision by `nereid serve`: stubs and the server itself are killed or stopped, and come back."""
 
 import ctypes
 import json
@@ -25,7 +25,7 @@ from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, serving, store_
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of two models that take images, and a route between two versions of one that does not."""
+    """A server of two models that take images, and a route between two versions of a model that does not."""
     base = tmp_path_factory.mktemp("supervision")
     repository = base / "repository"
     store_eyes(repository, "eyes", 10)
@@ -41,7 +41,7 @@ def served(tmp_path_factory):
 
 
 def test_killed_stub_is_replaced(served):
-    """Not ready while one of two stubs is dead; then a new one answers in its place, and that is counted."""
+    """Not ready while one of two stubs is dead; then a new one replaces it, and the repair is counted."""
     killed = served.stubs("eyes")[0].process
     before = served.metric("repairs_total", model="eyes", cause="pid")
     os.kill(killed.pid, signal.SIGKILL)
@@ -58,7 +58,7 @@ def test_killed_stub_is_replaced(served):
 
 @pytest.mark.slow
 def test_full_route_is_ready(tmp_path):
-    """What a route refuses because it is full, a probe too, is no reason to send the load elsewhere."""
+    """Overload is not a failure: a full route stays ready, although it refuses probes, too."""
     repository, held = tmp_path / "repository", tmp_path / "repository" / "held"
     store_eyes(repository, "eyes", 10)
     store_router(repository, "full", config=ONE_INSTANCE + IMAGE_TO_SCORES)
@@ -85,7 +85,7 @@ def test_full_route_is_ready(tmp_path):
 
 
 def score_of_held(classifier: Classifier) -> float:
-    """Return what an image is answered that is held, once it is let in: a probe may be there just now."""
+    """Return the score of an image that the model holds; retries while a probe occupies the slot."""
     while True:
         try:
             return classifier.classify(b"hold", top_k=1).labels[0].score
@@ -94,7 +94,7 @@ def score_of_held(classifier: Classifier) -> float:
 
 
 def overloaded(classifier: Classifier) -> bool:
-    """Tell whether a model has too much to do."""
+    """Return whether a model refuses a request as overloaded."""
     try:
         classifier.classify(COFFEE, top_k=1)
     except Overloaded:
@@ -104,9 +104,9 @@ def overloaded(classifier: Classifier) -> bool:
 
 @pytest.mark.slow
 def test_sigterm_turns_readiness_off_first(tmp_path):
-    """After SIGTERM the server answers for the drain time, but is not ready; a second signal ends it now.
+    """After SIGTERM the server responds for the drain time, but is not ready; a second signal ends it now.
 
-    Whichever thread the kernel gives a signal to: only in the main thread it interrupts what that waits for.
+    The signals go to another thread than the main thread, whose wait they do not interrupt.
     """
     store_eyes(tmp_path / "repository", "eyes", 10)
     with serving(tmp_path / "repository", tmp_path / "run", "--drain-s", "600") as served:
@@ -125,7 +125,7 @@ def test_sigterm_turns_readiness_off_first(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["adding", "route"], ids=["tensors only", "route"])
 def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
-    """The pids alone tell."""
+    """Their death is found by pid alone."""
     before = served.metric("repairs_total", model=model)
     killed = served.stubs(model)[0]
     os.kill(killed.process.pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
 
 @pytest.mark.slow
 def test_stopped_stub_is_found_by_a_probe(served):
-    """A stub that is there and does nothing is found by asking, and ended."""
+    """A stub that exists and does nothing is found by a probe, and killed."""
     before = served.metric("repairs_total", model="other", cause="probe")
     stopped = served.stubs("other")[0].process
     os.kill(stopped.pid, signal.SIGSTOP)
@@ -155,11 +155,11 @@ def test_stopped_stub_is_found_by_a_probe(served):
 
 @pytest.mark.slow
 def test_unloaded_model_is_not_repaired(served):
-    """Stubs that leave with their model are not missed, and the rest stays ready; nor when it comes back."""
+    """Stubs that end with their model need no repair, neither then nor when the model comes back."""
     control, before = Control(served.record), served.metric("repairs_total", model="other")
     control.unload("other")
-    looks = served.metric("probes_total", model="eyes")
-    wait_until(lambda: served.metric("probes_total", model="eyes") > looks + 3, "further probes")
+    probed = served.metric("probes_total", model="eyes")
+    wait_until(lambda: served.metric("probes_total", model="eyes") > probed + 3, "further probes")
 
     assert (served.is_ready(), "other" in control.ready_versions()) == (True, False)
     control.load("other")
@@ -192,7 +192,7 @@ def test_killed_server_comes_back_as_it_was(served):
 
 @pytest.mark.slow
 def test_server_that_cannot_start_again_is_tried_again(tmp_path):
-    """While a model cannot be loaded the reason is told and tried again; once it can, all is well."""
+    """While a model cannot be loaded, starts are tried again and the reason is reported; then all is well."""
     repository = tmp_path / "repository"
     store_eyes(repository, "eyes", 10)
     number = repository / "eyes.number"
@@ -212,7 +212,7 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
 
 @pytest.mark.slow
 def test_restarted_server_has_what_is_on_the_disk_and_starts_without_what_is_broken(tmp_path):
-    """A model that came meanwhile is there; one that cannot be loaded does not keep the others away."""
+    """A restart loads new models; a model that cannot be loaded does not prevent the others."""
     repository = tmp_path / "repository"
     store_eyes(repository, "eyes", 10)
     with serving(repository, tmp_path / "run") as served:
@@ -235,7 +235,7 @@ def test_restarted_server_has_what_is_on_the_disk_and_starts_without_what_is_bro
 
 @pytest.mark.slow
 def test_signal_ends_a_server_that_is_being_restarted(tmp_path):
-    """SIGTERM is obeyed while there is no server: exit code 0, and nothing is left."""
+    """SIGTERM works while no server runs: exit code 0, and nothing is left."""
     repository = tmp_path / "repository"
     store_eyes(repository, "eyes", 10)
     with serving(repository, tmp_path / "run") as served:
@@ -257,10 +257,10 @@ def signal_other_thread(pid: int, number: int) -> None:
 
 @contextmanager
 def load(served: Served, model: str):
-    """Ask a model over both protocols all the time; gives the list of answers, None for a failed one."""
+    """Send requests over both protocols all the time; gives the list of scores, None for a failure."""
     outcomes, over = [], threading.Event()
 
-    def ask(protocol: str) -> None:
+    def send(protocol: str) -> None:
         while not over.is_set():
             try:
                 outcomes.extend(served.numbers(model, 1, protocol))
@@ -268,11 +268,11 @@ def load(served: Served, model: str):
                 outcomes.append(None)
                 time.sleep(0.05)
 
-    threads = [threading.Thread(target=ask, args=[protocol]) for protocol in ("http", "grpc")]
+    threads = [threading.Thread(target=send, args=[protocol]) for protocol in ("http", "grpc")]
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: len(outcomes) > len(threads), "first answers")
+        wait_until(lambda: len(outcomes) > len(threads), "first responses")
         yield outcomes
     finally:
         over.set()

@@ -4,7 +4,7 @@ from nereid.server.wheel import assemble_backends, find_wheel
 
 
 def test_backends_are_the_wheels_and_ours(tmp_path):
-    """Every adapter of the library is there, beside the wheel's own backend with the stub of this Python."""
+    """It has our adapters, and the wheel's own backend with the stub of this Python."""
     backends = assemble_backends(find_wheel(), tmp_path / "backends")
 
     found = {str(path.relative_to(backends)) for path in backends.rglob("*") if path.is_file()}

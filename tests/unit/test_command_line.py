@@ -92,7 +92,7 @@ def test_shared_memory_is_open_where_it_is_allowed():
     ids=" ".join,
 )
 def test_shared_memory_is_for_loopback_only(words):
-    """Whatever would have the server listen elsewhere is refused, also as getopt's abbreviation."""
+    """Flags that open other addresses are refused, also as getopt's abbreviations."""
     options = ServerOptions(REPOSITORY, flags=words, allow_shm=True)
     with pytest.raises(ValueError, match=f"--allow-shm is for {LOOPBACK[0]} only, .*: --[a-z]"):
         check_options(options)

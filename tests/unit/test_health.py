@@ -1,4 +1,4 @@
-"""What the health port answers, with a clock of the test's own."""
+"""Pages of the health port, with a clock of the test's own."""
 
 import http.client
 import json
@@ -56,7 +56,7 @@ def test_ready_when_every_model_has_answered(health):
 
 
 def test_page_agrees_with_its_status(clock):
-    """What is live is looked up once: the next moment may have another answer."""
+    """The state is read once per page: it may change in the next moment."""
     times = iter([0.0, 0.0, 0.0, pages.ALIVE_S - 1, pages.ALIVE_S + 1])
     health = Health(lambda: next(times), lambda: 1.5e9)
     health.enter(pages.RUNNING)
@@ -65,7 +65,7 @@ def test_page_agrees_with_its_status(clock):
 
 
 def test_failing_model_is_named_with_its_reason(health, clock):
-    """One model without an answer makes the whole not ready, and the next answer makes it ready again."""
+    """One failed probe makes the server not ready; the next success makes it ready again."""
     health.probed("eyes", DEAD, clock.now_s)
     broken = body(health, "/readyz")
     health.probed("eyes", None, clock.now_s)
@@ -84,7 +84,7 @@ def test_outcome_of_an_older_probe_says_nothing(health, clock):
 
 
 def test_dead_process_counts_before_any_probe_meets_it(health):
-    """A stub that is known to be dead makes its model not ready, although another instance may answer."""
+    """A stub that is known to be dead makes its model not ready, although another instance still serves."""
     health.observed({"eyes": "the process of 'eyes_0_0' is dead"})
     dead = body(health, "/readyz")
     health.observed({})
@@ -94,17 +94,17 @@ def test_dead_process_counts_before_any_probe_meets_it(health):
 
 
 def test_old_answers_do_not_count(health, clock):
-    """Probes that never come back make the server not ready, and no looks at all make it not live."""
+    """Probes that never end make the server not ready; without observations it is not live."""
     clock.now_s += pages.FRESH_S + 1
-    status, told = body(health, "/readyz")
-    assert (status, set(told["models"])) == (503, {"eyes", "route"})
+    status, reasons = body(health, "/readyz")
+    assert (status, set(reasons["models"])) == (503, {"eyes", "route"})
 
     clock.now_s += pages.ALIVE_S
     assert body(health, "/livez") == (503, {"live": False})
 
 
 def test_unloaded_model_is_not_missed(health):
-    """What is no longer served on purpose does not keep the rest from being ready."""
+    """A model that was unloaded on purpose does not keep the server from being ready."""
     health.probed("eyes", DEAD, 1000.0)
     health.round_started(None, ["route"])
 
@@ -122,7 +122,7 @@ def test_repository_without_image_models_is_ready_by_the_server_alone(health):
 
 
 def test_restarting_server_is_live_and_not_ready(health, clock):
-    """While tritonserver is started again nobody should send requests, nor kill `nereid serve`."""
+    """During a restart of tritonserver, requests fail, but `nereid serve` must not be killed."""
     health.enter(pages.RESTARTING, "status -9")
     clock.now_s += 1000
 
@@ -132,7 +132,7 @@ def test_restarting_server_is_live_and_not_ready(health, clock):
 
 
 def test_nothing_follows_stopping(health):
-    """A server that is told to stop never becomes ready again."""
+    """A stopping server never becomes ready again."""
     health.enter(pages.STOPPING)
     health.enter(pages.RUNNING)
 

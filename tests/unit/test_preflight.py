@@ -19,5 +19,5 @@ def test_this_machine_passes_preflight():
     ],
 )
 def test_preflight_says_what_to_install(tmp_path, python, message):
-    """A Python without a stub, or without its shared library, is told so with the command."""
+    """A Python without a stub, or without its shared library, is reported with the command to install it."""
     assert any(each.startswith(message) for each in preflight.missing(python, (tmp_path,)))

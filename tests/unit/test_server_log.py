@@ -1,4 +1,4 @@
-"""What an operator sees of Triton's log, on lines that 24.10 wrote."""
+"""Triton's log as an operator sees it, on lines that 24.10 wrote."""
 
 from nereid.server.server_log import ServerLog
 
@@ -37,7 +37,7 @@ def read(*lines: str) -> tuple[ServerLog, list[str]]:
 
 
 def test_cuda_noise_is_folded_into_one_line():
-    """A machine without a GPU is told so once; everything else is shown as it came."""
+    """A machine without a GPU gets one line about it; other lines are passed on unchanged."""
     _, shown = read(NOISE[0], LOADING, *NOISE[1:])
 
     assert shown == [
@@ -64,7 +64,7 @@ def test_reason_names_the_field_of_a_broken_config():
 
 
 def test_reason_without_a_failed_model_is_tritons_error():
-    """What is not a model's fault is told in Triton's words."""
+    """Failures that are not a model's have Triton's words."""
     log, _ = read(LOADING, 'E1121 10:00:00.1 1 main.cc:1] "failed to start HTTP service: Unavailable"', END)
 
     assert str(log.failure()) == (

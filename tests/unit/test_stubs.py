@@ -123,7 +123,7 @@ def command(path: str, instance: str) -> tuple[str, ...]:
 
 
 def test_stubs_are_the_living_children_with_a_model_of_the_repository(proc):
-    """Model, version and instance are read from the command line; what is no stub of ours is left out."""
+    """Model, version and instance are read from the command line; other processes are left out."""
     proc(2, parent=1, words=command("/r/eyes/3/model.py", "eyes_0_1"))
     proc(3, parent=9, words=command("/r/eyes/3/model.py", "eyes_0_0"))
     proc(4, parent=1, state=ENDED)

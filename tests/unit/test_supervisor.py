@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.server.stubs import DEAD_AFTER_S, Process, Stub
+from nereid.server.stubs import DEAD_AFTER_S, OLD_STUBS_S, Process, Stub
 from nereid.server.supervisor import (
     MAX_ATTEMPTS,
     MAX_LEFT_OVER,
     MAX_PROBES,
-    OLD_STUBS_S,
     POLLED_S,
     REPAIR_DELAYS_S,
     Command,

@@ -7,7 +7,7 @@ from nereid.watched_folder import Arrivals
 
 @pytest.fixture
 def watched(tmp_path):
-    """A folder, what tells of its files, and a way to let seconds pass and look again."""
+    """A folder, and a function that lets seconds pass and returns the files that are complete then."""
     now = 0.0
     (tmp_path / "old").write_bytes(b"1")
     arrivals = Arrivals(lambda: sorted(tmp_path.iterdir()), settle_s=1.0, clock=lambda: now)
