@@ -1,19 +1,19 @@
-"""Everything a request or a model load can be refused for, in one tree.
+"""Errors of requests and model loads, in one tree; the class decides Triton's code and the message prefix.
 
     ServingError
     ├── InvalidRequest      INVALID_ARG   the caller's fault
     │   └── InvalidImage    INVALID_ARG   the caller's image cannot be used
-    ├── InferenceFailed     INTERNAL      ours
-    │   └── RuntimeFailed   INTERNAL      ONNX Runtime's own words, with NVIDIA's text and no prefix
-    ├── Overloaded          UNAVAILABLE   too much at once: later, or elsewhere
-    ├── DeadlineExceeded    UNAVAILABLE   the answer took longer than it may
-    ├── Unavailable         UNAVAILABLE   a model cannot be reached: it has not seen the request
-    │   └── Died            UNAVAILABLE   its process is dead, perhaps of this very request
-    ├── Cancelled           CANCELLED     nobody waits for the answer any more
+    ├── InferenceFailed     INTERNAL      the server's fault
+    │   └── RuntimeFailed   INTERNAL      ONNX Runtime's message, with NVIDIA's text and no prefix
+    ├── Overloaded          UNAVAILABLE   too many concurrent requests: retry later, or elsewhere
+    ├── DeadlineExceeded    UNAVAILABLE   the response took longer than allowed
+    ├── Unavailable         UNAVAILABLE   a model is unreachable: it has not received the request
+    │   └── Died            UNAVAILABLE   its process is dead, perhaps because of this request
+    ├── Cancelled           CANCELLED     no client waits for the response
     └── InvalidConfig       INVALID_ARG   raised at load: the model's config.pbtxt
 
-The class decides Triton's code. An error that passes through BLS or an ensemble keeps only its text,
-so those a client may get from there have a message prefix, from which `from_message` finds the class again.
+An error that passes through BLS or an ensemble keeps only its text. From the prefix, `from_message` restores
+the class.
 """
 
 import re
@@ -28,7 +28,7 @@ class ServingError(Exception):
 
     @property
     def outcome(self) -> str:
-        """The class as a metric's label, such as `invalid_image`."""
+        """Label of the class in metrics, such as `invalid_image`."""
         return self.prefix.strip(": ").replace(" ", "_")
 
     def __str__(self) -> str:
@@ -36,71 +36,71 @@ class ServingError(Exception):
 
 
 class InvalidRequest(ServingError):
-    """The request cannot be served as it is; sending it again gives the same answer."""
+    """The request is invalid; a repeated request fails equally."""
 
     code = "INVALID_ARG"
     prefix = "invalid request: "
 
 
 class InvalidImage(InvalidRequest):
-    """The bytes sent are not an image this model can decode."""
+    """The bytes are not an image that this model can decode."""
 
     prefix = "invalid image: "
 
 
 class InferenceFailed(ServingError):
-    """The runtime failed on a request that looked right."""
+    """The runtime failed on a request that seemed valid."""
 
     prefix = "inference failed: "
 
 
 class RuntimeFailed(InferenceFailed):
-    """ONNX Runtime refused or failed; `onnx runtime error CODE: …`, as NVIDIA's backend says it."""
+    """ONNX Runtime rejected the request or failed; `onnx runtime error CODE: …`, NVIDIA's text."""
 
     prefix = ""
 
 
 class Overloaded(ServingError):
-    """More requests are in flight than are let in; sending it again at once makes it worse."""
+    """Too many requests are in flight; an immediate retry increases the overload."""
 
     code = "UNAVAILABLE"
     prefix = "overloaded: "
 
 
 class DeadlineExceeded(ServingError):
-    """The answer did not come in time; it may still be computed."""
+    """The response did not arrive in time; it may still be computed."""
 
     code = "UNAVAILABLE"
     prefix = "deadline exceeded: "
 
 
 class Unavailable(ServingError):
-    """The model that would answer is not there: it has not seen the request."""
+    """The model is unreachable: it has not received the request."""
 
     code = "UNAVAILABLE"
     prefix = "unavailable: "
 
 
 class Died(Unavailable):
-    """The process of the model that would answer is dead: since before, or because of this request."""
+    """The process of the model is dead: since an earlier request, or because of this one."""
 
 
 class Cancelled(ServingError):
-    """The client has gone; there is nothing to compute."""
+    """The client has disconnected; the request is not computed."""
 
     code = "CANCELLED"
     prefix = "cancelled: "
 
 
 class InvalidConfig(ServingError):
-    """A model's configuration cannot be served: fails the load, so it has Triton's texts and no prefix."""
+    """A model's configuration is invalid; it fails the load, with Triton's texts and no prefix."""
 
     code = "INVALID_ARG"
     prefix = ""
 
 
 def official_text(error: Exception) -> str:
-    """Say on one line what ONNX Runtime raised, as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
+    """Format an exception of ONNX Runtime on one line as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
     text = str(error)
     found = re.match(r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : (?P<message>.*)", text, re.DOTALL)
     code, message = (found["code"], found["message"]) if found else ("1", text)
@@ -108,19 +108,19 @@ def official_text(error: Exception) -> str:
 
 
 def from_exception(error: Exception) -> ServingError:
-    """Return what a request that raised `error` is answered with: an error of this tree as it is."""
+    """Return the error for a request that raised `error`: itself if it is in this tree."""
     if not isinstance(error, ServingError):
         return InferenceFailed(f"{type(error).__name__}: {error}")
-    # Kept with its frames, and those of what it was raised over, it would hold the request for the collector.
+    # Frames of the traceback and of the context would keep the request in memory until the collector runs.
     error.__traceback__ = error.__context__ = None
     return error
 
 
 def from_message(message: str) -> ServingError:
-    """Restore the error whose text a BLS call or an ensemble handed on.
+    """Restore the error whose text BLS or an ensemble passed on.
 
-    Triton may put its own words in front (`in ensemble 'classify_v1', …`), so the prefix is looked for
-    anywhere; the first one in the text wins. Some texts are Triton's own. Any other is `InferenceFailed`.
+    Triton may insert its own text before it (`in ensemble 'classify_v1', …`), so the first prefix anywhere in
+    the message counts. Some texts are Triton's own. Any other is `InferenceFailed`.
     """
     found = [(message.find(cls.prefix), cls) for cls in _RESTORABLE if cls.prefix in message]
     if not found:

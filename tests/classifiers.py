@@ -47,12 +47,12 @@ def opened(way: str, url: str, *args: Any, **options: Any) -> Iterator[Any]:
         with Classifier(url, *args, **options) as classifier:
             yield classifier
         return
-    classifier = Blocking(url, *args, **options)
+    blocking = Blocking(url, *args, **options)
     try:
-        yield classifier
+        yield blocking
     finally:
-        classifier.close()
-        classifier._runner.close()
+        blocking.close()
+        blocking._runner.close()
 
 
 class Script:
@@ -97,7 +97,7 @@ def error(text: str, status: int = 400) -> bytes:
 def answered(*rows: str, **about: str) -> bytes:
     """Return an answer with one class per image, as Triton's: JSON, in it `about`, then the tensor."""
     data = b"".join(len(row).to_bytes(4, "little") + row.encode() for row in rows)
-    scores = {"name": "scores", "datatype": "BYTES", "shape": [len(rows), 1]}
+    scores: dict[str, Any] = {"name": "scores", "datatype": "BYTES", "shape": [len(rows), 1]}
     scores["parameters"] = {"binary_data_size": len(data)}
     model = {"model_name": "classify", "model_version": "1", "outputs": [scores]}
     text = json.dumps(model | about).encode()
@@ -113,7 +113,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         """Answer until the caller or the script ends it."""
-        script: Script = self.server.script
+        script: Script = self.server.script  # type: ignore[attr-defined]
         with suppress(OSError):
             while line := self.rfile.readline():
                 headers = dict(

@@ -5,13 +5,16 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
+BEGAN_S = pytest.StashKey[float]()
 # How to turn stored pixels upright. Source: CIPA DC-008, 4.6.4: where the stored row 0 and column 0 are seen.
 UPRIGHT = {
     1: lambda stored: stored,
@@ -27,7 +30,7 @@ UPRIGHT = {
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Note when the run began, so that it removes only what it left itself."""
-    session.config.began_s = time.time()
+    session.config.stash[BEGAN_S] = time.time()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -38,7 +41,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         status = folder.stat()
         if (
             status.st_uid == os.getuid()
-            and status.st_mtime >= session.config.began_s
+            and status.st_mtime >= session.config.stash[BEGAN_S]
             and not any(folder.iterdir())
         ):
             folder.rmdir()
@@ -62,11 +65,11 @@ def root() -> Path:
 
 
 @pytest.fixture
-def encode():
+def encode() -> Callable[..., bytes]:
     """Encode uint8 pixels as an image file: `encode(pixels, "PNG", **options)`."""
 
     def encode_image(
-        pixels: np.ndarray, image_format: str = "PNG", mode: str | None = None, **options
+        pixels: np.ndarray, image_format: str = "PNG", mode: str | None = None, **options: Any
     ) -> bytes:
         target = io.BytesIO()
         image = Image.fromarray(pixels)
@@ -77,12 +80,12 @@ def encode():
 
 
 @pytest.fixture
-def gradient():
+def gradient() -> Callable[[int, int], np.ndarray]:
     """A smooth RGB picture, uint8[H, W, 3]; smooth, so that JPEG changes it little."""
 
     def make(height: int, width: int) -> np.ndarray:
         rows, columns = np.linspace(0, 255, height), np.linspace(0, 255, width)
         planes = np.broadcast_arrays(rows[:, None], columns[None, :], np.float64(96))
-        return np.stack(planes, axis=-1).astype(np.uint8)
+        return np.asarray(np.stack(planes, axis=-1), np.uint8)
 
     return make

@@ -48,7 +48,8 @@ class Upstream:
             raise
         if isinstance(self.outcome, Exception):
             raise self.outcome
-        return self.outcome
+        outcome: Prediction = self.outcome
+        return outcome
 
     async def close(self) -> None:
         """Nothing is open."""

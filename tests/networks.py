@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -121,9 +122,9 @@ def sample(datatype: str, shape: Sequence[int], rng: np.random.Generator) -> np.
         array = (rng.standard_normal(shape) * 100).astype(dtype)
         special = rng.choice([np.nan, np.inf, -np.inf, -0.0], shape).astype(dtype)
         return np.where(rng.random(shape) < 0.1, special, array)
-    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    integers = rng.integers(low, high, shape, dtype if dtype.kind != "b" else np.uint8, endpoint=True)
-    return np.asarray(integers).astype(dtype)
+    drawn: Any = np.uint8 if dtype.kind == "b" else dtype
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(drawn).min, np.iinfo(drawn).max)
+    return np.asarray(rng.integers(low, high, shape, drawn, endpoint=True)).astype(dtype)
 
 
 def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
@@ -157,7 +158,7 @@ def ask(
     inputs: Mapping[str, np.ndarray],
     protocol: str = "grpc",
     outputs: Iterable[str] = (),
-    **options,
+    **options: Any,
 ) -> Arrays:
     """Return a served model's answer, by output name.
 

@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +16,7 @@ from onnx import helper
 from nereid.publish.publisher import Gates, Published, publish
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerRecord
-from tests.networks import constant, network, value
+from tests.networks import Dims, constant, network, value
 from tests.routes import (
     ALL_VERSIONS,
     NETWORK,
@@ -36,7 +38,10 @@ OTHER_ANSWERS = Gates(is_change_accepted=True, most_slowdown=100)
 
 
 def classifier(
-    datatype="FP32", shape=("N", 3, SIDE, SIDE), outputs=("logits",), classes=CLASSES
+    datatype: str = "FP32",
+    shape: Dims = ("N", 3, SIDE, SIDE),
+    outputs: Sequence[str] = ("logits",),
+    classes: int = CLASSES,
 ) -> onnx.ModelProto:
     """Build a network that averages the pixels of each channel and draws class scores from them."""
     is_last = shape[-1] == 3
@@ -70,7 +75,7 @@ def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
     write_route(repository, variant("v1", f"{NET}_v1", 100))
 
 
-def write_route(repository: Path, *variants) -> None:
+def write_route(repository: Path, *variants: Mapping[str, Any]) -> None:
     """Write the file of route `r`."""
     replace(repository / f"{ROUTE}.route.json", json.dumps(document(*variants)).encode())
 
@@ -91,7 +96,7 @@ def candidate(folder: Path, number: float) -> Path:
 
 
 def publish_number(
-    repository: Path, folder: Path, record: ServerRecord | None, number: float, **options
+    repository: Path, folder: Path, record: ServerRecord | None, number: float, **options: Any
 ) -> Published:
     """Publish a version of `net` that adds a number; `options` are those of `publish`."""
     return publish(repository, NET, candidate(folder, number), record, OTHER_ANSWERS, **options)

@@ -30,7 +30,7 @@ WATCHDOG_S = 60
 # Metrics are handed on every half second.
 METRIC_S = 10
 CLASSES = 3
-X = np.float32([[0, 5, 1]])
+X = np.array([[0, 5, 1]], np.float32)
 TENSORS = (
     "max_batch_size: 8\n"
     + tensor("input", "x", "FP32", [CLASSES])
@@ -104,7 +104,7 @@ def adding(number: float) -> onnx.ModelProto:
         [helper.make_node("Add", ["x", "number"], ["scores"])],
         [value("x", "FP32", ["batch", CLASSES])],
         [value("scores", "FP32", ["batch", CLASSES])],
-        [constant("number", np.float32(number))],
+        [constant("number", np.array(number, np.float32))],
     )
 
 

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from nereid import metrics_page
 from nereid.assets import COFFEE
@@ -78,7 +80,10 @@ class Served:
     @property
     def record(self) -> run_dir.ServerRecord:
         """The content of its `server.json`."""
-        return wait_until(lambda: run_dir.find(self._base, self.repository), "server.json")
+        record: run_dir.ServerRecord = wait_until(
+            lambda: run_dir.find(self._base, self.repository), "server.json"
+        )
+        return record
 
     @property
     def log(self) -> str:
@@ -105,7 +110,7 @@ class Served:
 
     def why_not_ready(self) -> str:
         """Wait until `/readyz` is not 200, and return its body."""
-        return wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready")
+        return str(wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready"))
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's samples with these labels."""
@@ -116,14 +121,14 @@ class Served:
             if each.name == f"nereid_supervisor_{name}" and labels.items() <= each.labels.items()
         )
 
-    def numbers(self, model: str, count: int = 4, protocol: str = "http") -> list[float]:
+    def numbers(self, model: str, count: int = 4, protocol: Any = "http") -> list[float]:
         """Return the scores of several requests to a model."""
         with Classifier(f"127.0.0.1:{self.ports[protocol]}", protocol, model) as classifier:
             return [classifier.classify(COFFEE, top_k=1).labels[0].score for _ in range(count)]
 
 
 @contextmanager
-def serving(repository: Path, folder: Path, *words: str):
+def serving(repository: Path, folder: Path, *words: str) -> Iterator[Served]:
     """Run `nereid serve` with a health port, until ready; killed afterwards if it still runs."""
     folder.mkdir()
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
@@ -144,13 +149,14 @@ def serving(repository: Path, folder: Path, *words: str):
 
 
 @contextmanager
-def gateway(log: Path, *words: str):
+def gateway(log: Path, *words: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """Run `nereid gateway` on a free port; gives its process and address."""
     with log.open("w") as output:
         process = subprocess.Popen(
             [NEREID, "gateway", "--port", "0", *words], stdout=subprocess.PIPE, stderr=output, text=True
         )
     try:
+        assert process.stdout
         ready = process.stdout.readline()
         assert ready, log.read_text()
         yield process, f"http://127.0.0.1:{json.loads(ready)['http']}"

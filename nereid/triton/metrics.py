@@ -1,4 +1,4 @@
-"""The metrics of the backends, by what follows the prefix in their names."""
+"""Metrics of the backends, by their names without the prefix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class MetricKind:
-    """A metric family: Triton's kind, its sentence, and the upper bounds of a histogram's buckets."""
+    """A metric family: Triton's kind, a description, and the upper bounds of a histogram's buckets."""
 
     kind: Literal["COUNTER", "GAUGE", "HISTOGRAM"]
     description: str
@@ -20,8 +20,8 @@ SESSION_PREFIX = "nereid_onnxruntime_"
 SESSION_METRICS: Mapping[str, MetricKind] = {
     "run_seconds": MetricKind("HISTOGRAM", "Duration of one run of the network", DURATIONS_S),
     "batch_size": MetricKind("HISTOGRAM", "Rows of one run of the network", (1, 2, 4, 8, 16, 32, 64, 128)),
-    "rejected_total": MetricKind("COUNTER", "Requests answered with an error, by its code"),
-    "session_start_seconds_total": MetricKind("COUNTER", "Time that opening sessions took"),
+    "rejected_total": MetricKind("COUNTER", "Rejected requests, by the code of the error"),
+    "session_start_seconds_total": MetricKind("COUNTER", "Seconds that opening sessions took"),
     "sessions_total": MetricKind("COUNTER", "Sessions opened"),
     "instances": MetricKind("GAUGE", "Instances, by the execution provider in use"),
     "host_inputs_total": MetricKind("COUNTER", "Inputs on the host of an instance on a GPU: each is copied"),
@@ -29,30 +29,30 @@ SESSION_METRICS: Mapping[str, MetricKind] = {
 
 ROUTE_PREFIX = "nereid_route_"
 ROUTE_METRICS: Mapping[str, MetricKind] = {
-    "requests_total": MetricKind("COUNTER", "Calls of a variant, by outcome and the reason it was chosen"),
+    "requests_total": MetricKind("COUNTER", "Attempts on a variant, by outcome and by the reason for the variant"),
     "request_duration_seconds": MetricKind(
-        "HISTOGRAM", "From the request's arrival at the route to the variant's answer", (*DURATIONS_S, 4, 8)
+        "HISTOGRAM", "Seconds from the request's arrival at the route to the variant's response", (*DURATIONS_S, 4, 8)
     ),
-    "in_flight": MetricKind("GAUGE", "Calls of a variant that have not come back"),
-    "late_total": MetricKind("COUNTER", "Calls that came back after their deadline"),
-    "cancelled_total": MetricKind("COUNTER", "Requests whose client had left, before or after the call"),
-    "shed_total": MetricKind("COUNTER", "Requests refused because too many were in flight"),
+    "in_flight": MetricKind("GAUGE", "Attempts on a variant that have not returned"),
+    "late_total": MetricKind("COUNTER", "Attempts that returned after their deadline"),
+    "cancelled_total": MetricKind("COUNTER", "Requests whose client disconnected, before or after the attempt"),
+    "shed_total": MetricKind("COUNTER", "Requests rejected because too many were in flight"),
     "breaker_state": MetricKind("GAUGE", "0 closed, 1 half open, 2 open"),
-    "shadow_requests_total": MetricKind("COUNTER", "Requests for a shadow: agreed, disagreed, failed, shed"),
+    "shadow_requests_total": MetricKind("COUNTER", "Requests of a shadow: agreed, disagreed, failed, shed"),
     "shadow_score_distance": MetricKind(
         "HISTOGRAM",
         "Largest difference of one score between shadow and variant",
         (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
     ),
     "shadow_duration_seconds": MetricKind(
-        "HISTOGRAM", "How long a shadow's answer took", (*DURATIONS_S, 4, 8)
+        "HISTOGRAM", "Seconds until a shadow's response", (*DURATIONS_S, 4, 8)
     ),
     "shadowed_duration_seconds": MetricKind(
-        "HISTOGRAM", "How long the variant took for the same requests", (*DURATIONS_S, 4, 8)
+        "HISTOGRAM", "Seconds until the variant's response to the same requests", (*DURATIONS_S, 4, 8)
     ),
-    "generation": MetricKind("GAUGE", "Generation of the route that is served"),
+    "generation": MetricKind("GAUGE", "Generation of the route in use"),
     "served_since_seconds": MetricKind(
-        "GAUGE", "Unix time since when the route file with this SHA-256 is served"
+        "GAUGE", "Unix time at which the route file with this SHA-256 came into use"
     ),
     "reloads_total": MetricKind("COUNTER", "Changes of the route file: accepted or refused"),
 }
