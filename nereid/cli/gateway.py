@@ -6,13 +6,11 @@ import gc
 import json
 import logging
 import os
-import signal
 import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -22,12 +20,12 @@ from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app
 from nereid.gateway.route_control import RouteControl
 from nereid.gateway.settings import Settings
+from nereid.processes import on_signals
 
 # What a request in flight gets to end in; then its connection is closed.
 STOP_S = 30
 # New objects after which Python's collector looks; its own 700 are a few requests.
 GC_OBJECTS = 50_000
-_SIGNALS = signal.SIGINT, signal.SIGTERM
 MOST_HEAD_BYTES = 64 * 2**10
 # The rest of a body that nobody reads any more is thrown away for as long: closing at once could cost the
 # client its answer, and a connection that it asks on again.
@@ -101,14 +99,11 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        for number in _SIGNALS:
-            signal.signal(number, self._stop)
+        on_signals(self._stop)  # the second signal ends the process without waiting
         yield
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
+    def _stop(self, number: int) -> None:
         self.should_exit = True
-        for each in _SIGNALS:  # the second one does not wait: it ends the process itself
-            signal.signal(each, signal.SIG_DFL)
 
 
 def serve(
