@@ -1,13 +1,6 @@
-"""Files of JSON lines that are only ever added to, and that lock whatever they are about.
+"""Append-only files of JSON lines: journals and histories that survive a killed writer."""
 
-The kernel lets go of the lock however a writer ends; a line that one was killed in is skipped by readers.
-"""
-
-import contextlib
-import fcntl
 import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from pwd import getpwuid
 from typing import BinaryIO, TypeVar
@@ -16,34 +9,53 @@ import msgspec
 
 from nereid.errors import OperationFailed
 
-LOCK_S = 5.0
-
 Kind = TypeVar("Kind")
 Line = TypeVar("Line", bound=msgspec.Struct)
 
 
-class Held(OperationFailed):
-    """Another one holds the lock of a file."""
-
-
 def read(path: Path, kind: type[Line]) -> tuple[Line, ...]:
-    """Return the lines, oldest first; those that are damaged are left out."""
+    """Return the lines, oldest first, without the damaged ones; a missing file has no lines."""
     return tuple(parsed for line in _lines(path) if (parsed := _parse(line, kind)) is not None)
 
 
 def read_all(path: Path, kind: type[Line]) -> tuple[Line, ...]:
-    """Return the lines, oldest first; only those that a writer was killed in, no JSON, are left out.
+    """Return the lines, oldest first, without those that a killed writer left incomplete.
 
     Raises:
-        OperationFailed: a line is of another kind.
+        OperationFailed: a line is JSON, but not of this kind.
     """
     for number, line in enumerate(_lines(path), start=1):
         if _parse(line, kind) is None and _parse(line, dict) is not None:
             raise OperationFailed(
-                f"line {number} of '{path}' cannot be read, it is of another release; "
-                "fix: see what it was about, then move the file away"
+                f"cannot read line {number} of '{path}': another release of nereid wrote it; "
+                "fix: finish with that release, or check the repository and move the file away"
             )
     return read(path, kind)
+
+
+def append(file: BinaryIO, line: msgspec.Struct) -> None:
+    """Write one line to the disk; an incomplete last line is ended first.
+
+    Args:
+        file: open for reading and appending, under a lock.
+        line: the content.
+
+    Raises:
+        OSError: the line cannot be written.
+    """
+    size = file.seek(0, os.SEEK_END)
+    is_incomplete = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+    file.write(b"\n" * is_incomplete + msgspec.json.encode(line) + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def user_name(user_id: int) -> str:
+    """Return the name of a user, or the user's number if the system has no name, as in a container."""
+    try:
+        return getpwuid(user_id).pw_name
+    except KeyError:
+        return str(user_id)
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -53,53 +65,8 @@ def _lines(path: Path) -> list[bytes]:
         return []
 
 
-@contextlib.contextmanager
-def locked(path: Path, who: str, wait_s: float = LOCK_S) -> Iterator[BinaryIO]:
-    """Open the file for `append`; inside, nobody else has it open so.
-
-    Args:
-        who: what else may hold it, for the message.
-
-    Raises:
-        Held: another one has been writing for `wait_s`.
-        OSError: the file cannot be written.
-    """
-    with path.open("a+b") as file:
-        deadline = time.monotonic() + wait_s
-        while not _lock(file):
-            if time.monotonic() > deadline:
-                raise Held(f"another `{who}` holds '{path}'; fix: try again when it is done")
-            time.sleep(0.02)
-        yield file
-
-
-def append(file: BinaryIO, line: msgspec.Struct) -> None:
-    """Write one line, so that it outlives the machine's next moment; a line cut off before it is ended."""
-    size = file.seek(0, os.SEEK_END)
-    is_cut_off = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-    file.write(b"\n" * is_cut_off + msgspec.json.encode(line) + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def user_name(user_id: int) -> str:
-    """Return a user's name, or the number of one that has none, as in a container."""
-    try:
-        return getpwuid(user_id).pw_name
-    except KeyError:
-        return str(user_id)
-
-
 def _parse(line: bytes, kind: type[Kind]) -> Kind | None:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

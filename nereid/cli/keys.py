@@ -1,8 +1,6 @@
 """`nereid key`: who may use a gateway."""
 
 import contextlib
-import fcntl
-import os
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -13,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nereid import files
 from nereid.cli.options import reporting
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import SCOPES, InvalidKeys, Key, KeyFile, KeyRing
-from nereid.routing import route_file
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -136,14 +134,10 @@ def _read(path: Path) -> KeyFile:
 def _changing(path: Path) -> Iterator[KeyFile]:
     """Read the keys; inside, nobody else changes them."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with files.locked_folder(path.parent):
         yield _read(path)
-    finally:
-        os.close(folder)
 
 
 def _write(path: Path, known: tuple[Key, ...]) -> None:
     path.touch(mode=0o600)  # what replaces a file takes over its mode
-    route_file.replace(path, keys.format_keys(KeyFile(known)))
+    files.replace(path, keys.format_keys(KeyFile(known)))

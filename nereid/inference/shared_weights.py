@@ -5,17 +5,15 @@ that of its kernels. The first instance writes both to `.shared-weights-KEY/` in
 instances map them.
 """
 
-import contextlib
 import ctypes
-import fcntl
 import hashlib
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime
 
+from nereid import files
 from nereid.inference.session_options import CPU, SHARED_WEIGHTS, SessionSettings
 from nereid.serving_errors import InvalidConfig
 
@@ -43,7 +41,7 @@ def open_shared(path: Path, settings: SessionSettings, opener: Open) -> onnxrunt
     options = settings.options
     folder = path.parent / f"{PREFIX}{_key(path, settings)}"
     try:
-        with _locked(path.parent):
+        with files.locked_folder(path.parent):
             if not folder.exists():
                 _write(path, folder, settings, opener)
     except OSError as error:
@@ -80,17 +78,6 @@ def _processor() -> str:
     )
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for one process; the kernel releases the lock however the process ends."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) -> None:
     """Write `folder` atomically."""
     for leftover in path.parent.glob(f"{PREFIX}*.partial"):
@@ -108,13 +95,5 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
     opener(path, settings)
     options.optimized_model_filepath, options.log_severity_level = "", verbosity
     for each in partial.iterdir():
-        _sync(each)
+        files.sync(each)
     partial.rename(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,7 +19,7 @@ from typing import Annotated, BinaryIO
 
 from msgspec import Meta, Struct
 
-from nereid import json_lines
+from nereid import files, json_lines
 from nereid.errors import OperationFailed
 from nereid.repository.check import digest
 from nereid.server.control import NotReached
@@ -38,7 +38,7 @@ class NotNow(OperationFailed):
     """Nothing can be published at present, whatever it is."""
 
 
-PASSING = (NotNow, NotReached, json_lines.Held, OSError)
+PASSING = (NotNow, NotReached, files.LockTimeout, OSError)
 
 
 @dataclass(frozen=True, slots=True)

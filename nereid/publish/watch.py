@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from nereid import json_lines
+from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.processes import StopFlag
 from nereid.publish import publisher
@@ -108,7 +108,7 @@ def watch(
         OSError: its journal cannot be written.
     """
     folder = folder.resolve()
-    with json_lines.locked(folder / JOURNAL, "nereid watch", LOCK_S) as log:
+    with files.locked_file(folder / JOURNAL, "nereid watch", LOCK_S) as log:
         stop = StopFlag()
         shutil.rmtree(folder / STAGING, ignore_errors=True)
         drops = DropFolder(

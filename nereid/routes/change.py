@@ -13,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
-from nereid import json_lines
+from nereid import files, json_lines
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.routes import history as route_history
 from nereid.routes.history import Entry
@@ -225,7 +225,7 @@ def _write(target: Target, planned: Plan, history: BinaryIO) -> None:
     if planned.present.unrecorded:
         json_lines.append(history, planned.present.unrecorded)
     text = format_route(planned.route)
-    route_file.replace(target.path, text)
+    files.replace(target.path, text)
     now, user_id = datetime.now(UTC), os.getuid()
     entry = route_history.make_entry(text, planned.note, planned.route.generation, now, user_id)
     try:

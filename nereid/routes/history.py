@@ -14,7 +14,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from nereid import json_lines
+from nereid import files, json_lines
 from nereid.routing.assignment import Route, parse_route
 from nereid.serving_errors import InvalidConfig
 
@@ -52,14 +52,14 @@ def read(path: Path) -> tuple[Entry, ...]:
     return json_lines.read(path, Entry)
 
 
-def locked(path: Path, wait_s: float = json_lines.LOCK_S) -> AbstractContextManager[BinaryIO]:
+def locked(path: Path, wait_s: float = files.LOCK_TIMEOUT_S) -> AbstractContextManager[BinaryIO]:
     """Open the history for `json_lines.append`; inside, nobody else writes it or the route file.
 
     Raises:
         OperationFailed: another one has been writing for `wait_s`.
         OSError: the history cannot be written.
     """
-    return json_lines.locked(path, "nereid route", wait_s)
+    return files.locked_file(path, "nereid route", wait_s)
 
 
 def make_entry(text: bytes, note: str, generation: int, when: datetime, user_id: int) -> Entry:

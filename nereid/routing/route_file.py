@@ -1,9 +1,7 @@
-"""Route files: reading and checks, atomic replacement, and the watch of a served route."""
+"""Route files: reading, checks, and the watch of a served route."""
 
-import contextlib
 import os
 import stat
-import tempfile
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -98,38 +96,6 @@ def read_all(file: BinaryIO, name: str) -> bytes:
     if len(text) > MAX_BYTES:
         raise InvalidConfig(f"'{name}': expected at most {MAX_BYTES:,} bytes, got more")
     return text
-
-
-def replace(path: Path, text: bytes, staging: Path | None = None) -> None:
-    """Replace the file atomically: a reader sees all of the old text or all of the new one.
-
-    Args:
-        staging: a folder of the same filesystem for the temporary file; default: the file's own folder.
-    """
-    target = path.resolve()  # a link stays, its target is replaced
-    handle, name = tempfile.mkstemp(dir=staging or target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as new:
-            new.write(text)
-            new.flush()
-            _copy_owner_and_mode(target, new.fileno())
-            os.fsync(new.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _copy_owner_and_mode(target: Path, handle: int) -> None:
-    """Give the new file the owner and mode of the one that it replaces."""
-    try:
-        before = target.stat()
-    except FileNotFoundError:
-        os.fchmod(handle, 0o644)
-        return
-    with contextlib.suppress(PermissionError):  # only root may change an owner
-        os.fchown(handle, before.st_uid, before.st_gid)
-    os.fchmod(handle, before.st_mode & 0o777)
 
 
 class RouteWatch:

@@ -5,7 +5,6 @@ directory without a lock is left over.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from nereid import files
 from nereid.errors import ServerError
 from nereid.server.ports import Ports
 
@@ -63,12 +63,12 @@ def occupy(base: Path, repository: Path) -> Iterator[Path]:
     folder = _folder(base, repository)
     folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as held:
-        with _lock(folder):
+        with files.locked_folder(folder):
             for left_over in folder.iterdir():
-                if not _is_locked(left_over):
+                if not files.is_locked(left_over):
                     shutil.rmtree(left_over, ignore_errors=True)
             run_dir = Path(tempfile.mkdtemp(dir=folder))
-            held.enter_context(_lock(run_dir))
+            held.enter_context(files.locked_folder(run_dir))
         try:
             yield run_dir
         finally:
@@ -100,7 +100,7 @@ def _running(base: Path, folder: str) -> list[ServerRecord]:
     found: list[tuple[float, ServerRecord]] = []
     for path in base.glob(f"{folder}/*/{SERVER_FILE}"):
         with contextlib.suppress(FileNotFoundError):  # its server may have just ended
-            if _is_locked(path.parent):
+            if files.is_locked(path.parent):
                 record = json.loads(path.read_text())
                 ports = Ports(**record.pop("ports"))
                 found.append((path.stat().st_mtime, ServerRecord(**record, ports=ports)))
@@ -124,21 +124,3 @@ def _is_private(base: Path) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-
-
-@contextlib.contextmanager
-def _lock(folder: Path, flags: int = fcntl.LOCK_EX) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, flags)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _is_locked(folder: Path) -> bool:
-    try:
-        with _lock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB):
-            return False
-    except BlockingIOError:
-        return True

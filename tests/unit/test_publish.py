@@ -328,8 +328,8 @@ def test_commands_wait_for_each_other(repository):
     """While one changes the repository, another is told so."""
     with (
         journal.opened(repository),
-        pytest.raises(OperationFailed, match=r"another `nereid publish` holds"),
-        journal.opened(repository, wait_s=0.05),
+        pytest.raises(OperationFailed, match=r"locked by another `nereid publish`"),
+        journal.opened(repository, timeout_s=0.05),
     ):
         pass
 
@@ -406,7 +406,7 @@ def test_journal_of_another_release_is_not_passed_over(repository):
     path.write_bytes(path.read_bytes() + b'{"event": "begin", "operation": 7}\n')
 
     with pytest.raises(
-        OperationFailed, match=r"line 2 of '.*journal.jsonl' cannot be read, it is of another release"
+        OperationFailed, match=r"line 2 of '.*journal.jsonl': another release of nereid wrote it; fix: "
     ):
         publish(repository, NET, repository, None)
 

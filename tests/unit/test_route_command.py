@@ -601,7 +601,7 @@ def test_second_writer_waits_its_turn_and_not_forever(tmp_path):
     path = tmp_path / "history"
     with (
         history.locked(path),
-        pytest.raises(OperationFailed, match=r"another `nereid route` holds .*history'"),
+        pytest.raises(OperationFailed, match=r"history' is locked by another `nereid route`"),
         history.locked(path, wait_s=0.05),
     ):
         pass
@@ -652,8 +652,9 @@ KILLS = {
     "before the old route is recorded": ("posix", "fsync", 1, 90),
     "before the new file is on disk": ("posix", "fsync", 2, 90),
     "before the new file is in place": ("posix", "replace", 1, 90),
+    "before the folder is on disk": ("posix", "fsync", 3, 5),
     "before the new route is recorded": ("posix", "pread", 1, 5),
-    "before that is on disk": ("posix", "fsync", 3, 5),
+    "before that is on disk": ("posix", "fsync", 4, 5),
 }
 
 

@@ -1,15 +1,14 @@
-"""The route file: read against its repository, replaced atomically, watched while it changes."""
+"""Route files: checked against the repository, replaced atomically, watched while they change."""
 
 import contextlib
 import json
 import os
-import threading
 from contextlib import nullcontext
 
 import pytest
 
+from nereid import files
 from nereid.config.model_config import ModelConfig
-from nereid.routing import route_file
 from nereid.routing.route_file import RouteWatch, check_ready, path_of, read_table
 from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
@@ -47,7 +46,7 @@ def config(tmp_path) -> ModelConfig:
 
 @pytest.fixture
 def ready() -> set[tuple[str, int]]:
-    """What can be called; the test may change it."""
+    """The ready versions; a test may change them."""
     return {("net", 1), ("net", 2), ("pinned", 1)}
 
 
@@ -151,7 +150,7 @@ def test_unchanged_file_is_nothing_new(watch):
 
 def test_changed_file_is_taken_once(watch):
     """The new table is returned, and then it is the one in use."""
-    route_file.replace(watch.path, write(ROUTE | {"generation": 1}))
+    files.replace(watch.path, write(ROUTE | {"generation": 1}))
 
     assert watch.poll().route.generation == watch.table.route.generation == 1
     assert watch.poll() is None
@@ -170,8 +169,8 @@ def test_changed_file_is_taken_once(watch):
         "gone": (None, "cannot read '.*r.route.json': No such file or directory"),
     },
 )
-def test_wrong_file_changes_nothing_and_is_told_once(watch, text, message):
-    """The old table stays, the reason is raised at the first look, and mending the file mends all."""
+def test_wrong_file_changes_nothing_and_is_reported_once(watch, text, message):
+    """The old table stays, the reason is raised once, and a valid file is used again."""
     before = watch.table
     watch.path.write_bytes(text) if text is not None else watch.path.unlink()
 
@@ -185,8 +184,8 @@ def test_wrong_file_changes_nothing_and_is_told_once(watch, text, message):
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "huge", "circle"])
-def test_what_is_no_small_file_is_refused(watch, kind):
-    """Nothing that lies in the route's place can keep the server waiting or fill its memory."""
+def test_other_than_a_small_file_is_refused(watch, kind):
+    """Nothing in the route file's place can block the server or fill its memory."""
     watch.path.unlink()
     make = {
         "folder": watch.path.mkdir,
@@ -206,7 +205,7 @@ def test_what_is_no_small_file_is_refused(watch, kind):
         watch.poll()
 
 
-def test_each_fault_is_told_again(watch):
+def test_each_fault_is_reported_again(watch):
     """The same fault after the file was right in between is news."""
     good = watch.path.read_bytes()
     for _ in range(2):
@@ -231,14 +230,14 @@ def test_version_that_becomes_ready_is_taken(watch, ready):
 
 
 def test_route_is_read_before_its_models_are_ready(config, ready):
-    """At a server's start all models load at once, in any order."""
+    """At a server's start all models load in any order."""
     watch = RouteWatch(config, lambda model, version: pytest.fail("asked at load"))
 
     assert watch.table.network_versions == {"v1": "1", "v2": "2"}
 
 
 def test_wrong_file_fails_the_load(config):
-    """There is no table to fall back on."""
+    """The first table has no predecessor to fall back on."""
     path_of(config).write_text("{}")
 
     with pytest.raises(InvalidConfig, match="missing required field `variants`"):
@@ -246,7 +245,7 @@ def test_wrong_file_fails_the_load(config):
 
 
 def test_readiness_asks_for_variants_and_shadows(config):
-    """Everything the route names is asked for."""
+    """Every version that the route names is checked."""
     shadow = {"name": "dark", "model": "net", "version": 2, "percent": 1}
     asked = []
     table = read_table(config, write(ROUTE | {"shadows": [shadow]}))
@@ -266,7 +265,7 @@ def test_readiness_asks_for_variants_and_shadows(config):
     },
 )
 def test_variant_that_nobody_is_sent_to_may_be_away(config, fields, default, is_refused):
-    """So traffic can be taken from a variant that has failed."""
+    """So a route can turn away from a failed variant."""
     first, second = ROUTE["variants"]
     content = ROUTE | {"variants": [first | {"weight": 1}, second | fields], "default": default}
     route = read_table(config, write(content)).route
@@ -274,49 +273,3 @@ def test_variant_that_nobody_is_sent_to_may_be_away(config, fields, default, is_
 
     with refusal if is_refused else nullcontext():
         check_ready(route, lambda model, version: model != "pinned")
-
-
-def test_reader_never_sees_half_a_file(tmp_path):
-    """While two texts replace each other, a reader gets one or the other."""
-    path, texts = tmp_path / "route.json", [b"a" * 100_000, b"b" * 70_000]
-    route_file.replace(path, texts[0])
-    stop, seen = threading.Event(), set()
-
-    def read() -> None:
-        while not stop.is_set():
-            seen.add(path.read_bytes())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for number in range(200):
-        route_file.replace(path, texts[number % 2])
-    stop.set()
-    reader.join()
-
-    assert seen <= set(texts)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_link_and_mode_stay(tmp_path):
-    """What a link leads to is replaced, and who may read the file still may."""
-    (tmp_path / "real").mkdir()
-    real, link = tmp_path / "real" / "route.json", tmp_path / "route.json"
-    real.write_text("old")
-    real.chmod(0o640)
-    link.symlink_to(real)
-
-    route_file.replace(link, b"new")
-
-    assert (real.read_text(), link.is_symlink(), real.stat().st_mode & 0o777) == ("new", True, 0o640)
-
-
-def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
-    """A full disk costs the change, not the file, and leaves no temporary one."""
-    path = tmp_path / "route.json"
-    path.write_text("old")
-    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
-
-    with pytest.raises(OSError, match="disk full"):
-        route_file.replace(path, b"new")
-
-    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("route.json", "old")]

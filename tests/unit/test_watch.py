@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nereid import json_lines
+from nereid import files, json_lines
 from nereid.cli.main import app
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import watch
@@ -59,7 +59,7 @@ class Drop:
     def start(self, **options) -> None:
         """Begin to watch, as a new process would; the last one is gone."""
         self._held.close()
-        log = self._held.enter_context(json_lines.locked(self.folder / JOURNAL, "nereid watch", 0))
+        log = self._held.enter_context(files.locked_file(self.folder / JOURNAL, "nereid watch", 0))
         self.watcher = DropFolder(
             self.folder,
             log,
@@ -443,11 +443,11 @@ def caused(error: Exception) -> OperationFailed:
     "error",
     [
         NotReached("the server does not answer"),
-        json_lines.Held("another one publishes"),
+        files.LockTimeout("another one publishes"),
         NotNow("recovery failed"),
         OSError(28, "No space left on device"),
         caused(OSError(28, "No space left on device")),
-        caused(json_lines.Held("another one holds the history")),
+        caused(files.LockTimeout("another one holds the history")),
     ],
     ids=["server", "lock", "recovery", "disk", "disk-in-action", "lock-in-action"],
 )
@@ -703,7 +703,7 @@ def test_failed_recovery_is_not_the_files_fault(repository, tmp_path):
     (tmp_path / ".repository.nereid").mkdir()
     (tmp_path / ".repository.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
 
-    with pytest.raises(NotNow, match="is of another release"):
+    with pytest.raises(NotNow, match="another release of nereid wrote it"):
         publish_to(repository)("net", repository / "net" / "1" / "model.onnx")
 
 
@@ -751,7 +751,7 @@ def test_second_watcher_is_refused(repository, drop):
     done = nereid(repository, str(drop.folder))
 
     assert done.exit_code == 1
-    assert done.stderr.startswith(f"another `nereid watch` holds '{drop.folder / JOURNAL}'"), done.stderr
+    assert f"'{drop.folder / JOURNAL}' is locked by another `nereid watch`; fix: " in done.stderr
 
 
 def test_interrupt_ends_it_in_order(repository, tmp_path):

@@ -4,7 +4,6 @@ So whoever finds some of them done, however that came about, does them all, or t
 order keeps the repository such that a server which starts at any moment can load it.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from nereid import files
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed
 from nereid.publish.engine import policy, variants, warm
@@ -20,7 +20,6 @@ from nereid.repository.layout import CONFIGS, config_files, hidden_models, serve
 from nereid.routes.change import insist
 from nereid.routes.served import RunningServer
 from nereid.routes.target import find_route
-from nereid.routing import route_file
 from nereid.server.control import Control, Refused
 from nereid.server.run_dir import ServerRecord
 
@@ -67,7 +66,7 @@ class Install(Struct, frozen=True, tag=True):
         if source.exists():
             if target.exists():
                 raise OperationFailed(f"'{target}' is there already")
-            _rename(source, target)
+            files.move(source, target)
         elif not target.exists():
             raise OperationFailed(f"'{target}' is gone")
         site.report(f"{self.path}: in the repository")
@@ -82,7 +81,7 @@ class Install(Struct, frozen=True, tag=True):
             return
         if source.exists():
             shutil.rmtree(target, ignore_errors=True)
-            _rename(source, target)
+            files.move(source, target)
         if self.version:
             _let_go(site, self.model, self.version)
         elif self.model and site.control:
@@ -106,7 +105,7 @@ class Policy(Struct, frozen=True, tag=True):
             before = self._before(site, path)
             if not before.exists():
                 before.parent.mkdir(parents=True, exist_ok=True)
-                route_file.replace(before, path.read_bytes())
+                files.replace(before, path.read_bytes())
             self._write(site, path, {*self._others(path), self.version})
         site.report(f"{self.model}: version {self.version} is to be served")
 
@@ -139,7 +138,7 @@ class Policy(Struct, frozen=True, tag=True):
 
     def _replace(self, site: Site, path: Path, text: str) -> None:
         if text != path.read_text():
-            route_file.replace(path, text.encode(), site.staging)
+            files.replace(path, text.encode(), site.staging)
 
 
 class Serve(Struct, frozen=True, tag=True):
@@ -235,24 +234,6 @@ def _let_go(site: Site, model: str, version: int) -> None:
     if control and version in control.ready_versions().get(model, ()):
         control.load(model)
         _wait(lambda: not control.is_ready(model, version), f"version {version} of '{model}' is still loaded")
-
-
-def _rename(source: Path, target: Path) -> None:
-    """Move a file or folder at once, such that it is whole also after the power failed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for path in (*source.rglob("*"), source):
-        _sync(path)
-    source.rename(target)
-    for folder in (source.parent, target.parent):
-        _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _wait(is_so: Callable[[], bool], otherwise: str) -> None:

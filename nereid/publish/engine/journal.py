@@ -14,7 +14,7 @@ from typing import Annotated, BinaryIO, Literal
 
 from msgspec import Meta, Struct
 
-from nereid import json_lines
+from nereid import files, json_lines
 from nereid.errors import OperationFailed
 from nereid.publish.engine.actions import Action
 
@@ -84,7 +84,7 @@ class Journal:
 
 
 @contextlib.contextmanager
-def opened(repository: Path, wait_s: float = json_lines.LOCK_S) -> Iterator[Journal]:
+def opened(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterator[Journal]:
     """Open a repository's journal; inside, nobody else changes its set of models.
 
     Raises:
@@ -99,7 +99,7 @@ def opened(repository: Path, wait_s: float = json_lines.LOCK_S) -> Iterator[Jour
             "fix: keep the repository in a folder of that mount"
         )
     folder.mkdir(exist_ok=True)
-    with json_lines.locked(folder / "journal.jsonl", "nereid publish", wait_s) as file:
+    with files.locked_file(folder / "journal.jsonl", "nereid publish", timeout_s) as file:
         yield Journal(folder, file)
 
 
