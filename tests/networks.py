@@ -152,7 +152,7 @@ def connect(
     return CLIENTS[protocol].InferenceServerClient(f"{options.host}:{getattr(options.ports, protocol)}")
 
 
-def ask(
+def infer(
     server: EmbeddedServer,
     model: str,
     inputs: Mapping[str, np.ndarray],
@@ -160,7 +160,7 @@ def ask(
     outputs: Iterable[str] = (),
     **options: Any,
 ) -> Arrays:
-    """Return a served model's answer, by output name.
+    """Return a served model's response, by output name.
 
     Args:
         server: a running one.
@@ -187,14 +187,14 @@ def ask(
     return {name: result.as_numpy(name) for name in names}
 
 
-def ask_together(
+def infer_together(
     server: EmbeddedServer, model: str, requests: Sequence[Mapping[str, np.ndarray]]
 ) -> list[Arrays | Exception]:
-    """Send requests at the same time; returns, in their order, the answers or why there is none."""
+    """Send requests at the same time; returns their responses or errors, in order."""
 
     def outcome(inputs: Mapping[str, np.ndarray]) -> Arrays | Exception:
         try:
-            return ask(server, model, inputs)
+            return infer(server, model, inputs)
         except Exception as error:
             return error
 
@@ -203,7 +203,7 @@ def ask_together(
 
 
 def assert_same(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    """Assert that two answers have the same tensors: names, datatypes, shapes and every value."""
+    """Assert that two responses have the same tensors: names, datatypes, shapes and every value."""
     assert set(actual) == set(expected)
     for name, array in expected.items():
         assert (name, actual[name].dtype, actual[name].shape) == (name, array.dtype, array.shape)

@@ -1,4 +1,4 @@
-"""Routes for tests: tiny models behind `ab_router`, asked over both protocols, and their metrics."""
+"""Routes for tests: tiny models behind `ab_router`, clients of both protocols, and metrics."""
 
 import itertools
 import json
@@ -25,9 +25,9 @@ from nereid.triton.metrics import ROUTE_PREFIX
 from tests.e2e.conftest import group_members
 from tests.networks import CLIENTS, ONE_INSTANCE, connect, constant, network, serve, store, tensor, value
 
-# Far longer than anything waited for takes.
+# Far longer than any wait should take.
 WATCHDOG_S = 60
-# Metrics are handed on every half second.
+# Metrics are sent every half second.
 METRIC_S = 10
 CLASSES = 3
 X = np.array([[0, 5, 1]], np.float32)
@@ -37,10 +37,10 @@ TENSORS = (
     + tensor("output", "scores", "FP32", [CLASSES], 'label_filename: "labels.txt"')
 )
 LABELS = "left\nmiddle\nright\n"
-TOLD = ("variant", "version", "route_reason")
+ROUTE_OUTPUTS = ("variant", "version", "route_reason")
 NETWORK = ONE_INSTANCE + TENSORS
 ALL_VERSIONS = "version_policy { all {} }\n"
-# What a model does whose file `NAME.orders.json`, beside its folder, says so: each request is one thread's.
+# A model that does what its file `NAME.orders.json`, next to its folder, says; one thread per request.
 PUPPET = """
 import json
 import threading
@@ -76,7 +76,7 @@ class TritonPythonModel:
         else:
             x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
             scores = np.float32(orders.get("factor", 1)) * x + np.float32(orders.get("add", 0))
-            if orders.get("tell_timeout"):
+            if orders.get("return_timeout"):
                 scores = np.full_like(x, request.timeout() / 1e6)
             scores = scores[:, : orders.get("classes", x.shape[1])]
             response = pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)])
@@ -99,7 +99,7 @@ class TritonPythonModel:
 
 
 def adding(number: float) -> onnx.ModelProto:
-    """Build scores = x + number, so that an answer tells which file gave it."""
+    """Build scores = x + number, so that a response identifies its file."""
     return network(
         [helper.make_node("Add", ["x", "number"], ["scores"])],
         [value("x", "FP32", ["batch", CLASSES])],
@@ -126,12 +126,12 @@ def store_puppet(repository: Path, name: str, **orders: Any) -> None:
 
 
 def order(repository: Path, name: str, **orders: Any) -> None:
-    """Tell a puppet what to do from now on.
+    """Set the behaviour of a puppet.
 
     Args:
         repository: where it is.
         name: of the puppet.
-        orders: `factor` and `add` make scores of x; `tell_timeout` instead the request's timeout in seconds;
+        orders: `factor` and `add` make scores of x; `return_timeout` returns the timeout in seconds instead;
             `classes`, how many scores to return; `sleep_s`, how long to take; `hold`, true to answer nobody
             until it is no more; `blocks`, true to take one request after the other; `error`, a text to fail
             with.
@@ -160,12 +160,12 @@ def store_ensemble(repository: Path, name: str, model: str, version: int) -> Non
 def store_router(repository: Path, name: str, path: str = "", config: str = NETWORK) -> None:
     """Store a route's model; its route file is `NAME.route.json` in the repository, or what `path` says.
 
-    `config` is what it has of its variants: inputs, `scores`, and what is not asked of them.
+    `config` has the tensors and settings that it shares with its variants.
     """
     folder = repository / name
     (folder / "1").mkdir(parents=True)
     (folder / "labels.txt").write_text(LABELS)
-    told = "".join(tensor("output", each, "STRING", [1]) for each in TOLD)
+    told = "".join(tensor("output", each, "STRING", [1]) for each in ROUTE_OUTPUTS)
     route = f'parameters {{ key: "route" value {{ string_value: "{path or f"{name}.route.json"}" }} }}\n'
     (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{config}{told}{route}')
 
@@ -210,25 +210,25 @@ def wait_until(is_true: Callable[[], Any], what: str = "condition", timeout_s: f
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a route answered; `told` is the variant, the version and the reason."""
+class RouteResponse:
+    """Response of a route; `origin` is the variant, the version and the reason."""
 
     scores: np.ndarray
-    told: tuple[str, ...]
+    origin: tuple[str, ...]
 
     @property
     def variant(self) -> str:
         """The variant that answered."""
-        return self.told[0]
+        return self.origin[0]
 
     @property
     def reason(self) -> str:
-        """Why that one did."""
-        return self.told[2]
+        """The reason for the variant."""
+        return self.origin[2]
 
     @property
     def added(self) -> float:
-        """What the network added to X."""
+        """The number that the network added to X."""
         return float(self.scores[0, 0] - X[0, 0])
 
 
@@ -258,22 +258,22 @@ class RouteServer:
         return self._local.http
 
     def infer(self, model: str, protocol: str = "grpc", outputs: Sequence[Any] = (), **options: Any) -> Any:
-        """Ask with X, or with `x`; returns the client's own result."""
+        """Send X, or `x`; returns the client's own result."""
         # The HTTP client adds its own to the headers it is given.
         options["headers"] = dict(options.get("headers", {}))
         tensors = [given(protocol, options.pop("x", X))]
         return self.client(protocol).infer(model, tensors, outputs=outputs or None, **options)
 
-    def ask(self, model: str, protocol: str = "grpc", **options: Any) -> Answer:
-        """Ask with X, or with `x`; `options` are those of the client's `infer`."""
+    def send(self, model: str, protocol: str = "grpc", **options: Any) -> RouteResponse:
+        """Send X, or `x`; `options` are those of the client's `infer`."""
         result = self.infer(model, protocol, **options)
-        told = tuple(result.as_numpy(name).ravel()[0].decode() for name in TOLD)
-        return Answer(result.as_numpy("scores"), told)
+        told = tuple(result.as_numpy(name).ravel()[0].decode() for name in ROUTE_OUTPUTS)
+        return RouteResponse(result.as_numpy("scores"), told)
 
     def refusal(self, model: str, protocol: str = "grpc", **options: Any) -> tuple[str, str]:
-        """Ask and be refused; returns the status as the protocol spells it, and the message."""
+        """Send a request that must fail; returns the status as the protocol spells it, and the message."""
         with pytest.raises(InferenceServerException) as caught:
-            self.ask(model, protocol, **options)
+            self.send(model, protocol, **options)
         return str(caught.value.status()), caught.value.message()
 
     def use(self, model: str, content: dict[str, Any], timeout_s: float = WATCHDOG_S) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class RouteServer:
         return content
 
     def path(self, model: str) -> Path:
-        """Return where the route file of `model` lies."""
+        """Return the path of the route file of `model`."""
         return self.repository / f"{model}.route.json"
 
     def logged(self, text: str, since: int = 0) -> list[str]:
@@ -304,7 +304,7 @@ class RouteServer:
         return [(dict(each.labels), each.value) for each in samples if each.name == ROUTE_PREFIX + name]
 
     def wait_metric(self, expected: float, name: str, **labels: str) -> None:
-        """Wait until a metric has a value; it is handed on some time after the answer."""
+        """Wait until a metric has a value; it is sent some time after the response."""
         seen = []
 
         def is_there() -> bool:
@@ -329,7 +329,7 @@ class RouteServer:
             os.kill(pid, signal.SIGKILL)
 
     def repair(self, model: str) -> None:
-        """Load a model anew, as one whose process is dead must be."""
+        """Load a model again, as is necessary after its process died."""
         later = time.time_ns() + 5 * 10**9
         for version in (self.repository / model).glob("[0-9]*"):
             for path in (version, *version.iterdir()):
@@ -343,21 +343,21 @@ class Outcome:
 
     begin: float
     end: float
-    answer: Answer | Exception
+    answer: RouteResponse | Exception
 
     @property
     def is_failed(self) -> bool:
-        """Whether it got an error."""
+        """Whether the request failed."""
         return isinstance(self.answer, Exception)
 
 
 class Load:
-    """Asks a route over both protocols for as long as the context lasts, each caller one after the other.
+    """Sends requests to a route over both protocols while the context lasts, one at a time per caller.
 
     Args:
         served: where the route is.
         model: the route.
-        callers: how many ask at the same time.
+        callers: number of concurrent callers.
         options: returns the options of a request.
     """
 
@@ -367,7 +367,7 @@ class Load:
         self._served, self._model, self._options = served, model, options
         self._is_over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._ask, args=[("http", "grpc")[number % 2]])
+            threading.Thread(target=self._send_all, args=[("http", "grpc")[number % 2]])
             for number in range(callers)
         ]
         self.outcomes: list[Outcome] = []
@@ -391,20 +391,22 @@ class Load:
         """Wait until some requests sent after `since` have had a certain outcome."""
         wait_until(lambda: sum(map(is_wanted, self.begun_after(since))) >= count, f"{count} wanted outcomes")
 
-    def _ask(self, protocol: str) -> None:
-        """Ask one request after the other until the load is over."""
+    def _send_all(self, protocol: str) -> None:
+        """Send one request after the other until the load is over."""
         while not self._is_over.is_set():
             begin = time.monotonic()
             try:
-                answer: Answer | Exception = self._served.ask(self._model, protocol, **self._options())
+                answer: RouteResponse | Exception = self._served.send(
+                    self._model, protocol, **self._options()
+                )
             except Exception as error:
                 answer = error
             self.outcomes.append(Outcome(begin, time.monotonic(), answer))
 
 
 def answered_by(name: str) -> Callable[[Outcome], bool]:
-    """Tell of an outcome whether the variant `name` has answered."""
-    return lambda outcome: isinstance(outcome.answer, Answer) and outcome.answer.variant == name
+    """Return a predicate: whether the variant `name` responded."""
+    return lambda outcome: isinstance(outcome.answer, RouteResponse) and outcome.answer.variant == name
 
 
 @contextmanager
@@ -420,10 +422,10 @@ def serve_routes(repository: Path, run_dir: Path, *flags: str) -> Iterator[Route
             served.close()
 
 
-def together(count: int, ask: Callable[[int], Any]) -> "list[Future[Any]]":
-    """Start `ask(0)` to `ask(count - 1)`, each in a thread of its own."""
+def together(count: int, send: Callable[[int], Any]) -> "list[Future[Any]]":
+    """Start `send(0)` to `send(count - 1)`, each in a thread of its own."""
     pool = ThreadPoolExecutor(count)
-    futures = [pool.submit(ask, number) for number in range(count)]
+    futures = [pool.submit(send, number) for number in range(count)]
     pool.shutdown(wait=False)
     return futures
 

@@ -192,7 +192,7 @@ def test_request_of_several_images_names_the_bad_ones(server):
 
 @pytest.mark.parametrize("model", ["classify", "classify_v1"])
 def test_requests_batched_with_a_bad_one_are_answered(server, model):
-    """Good and bad requests sent at once: each good one is right, each bad one refused."""
+    """Good and bad requests at the same time: each good one is served, each bad one refused."""
     images = [GOOD, b"bad", GOOD, GOOD[:20_000], GOOD, b"", GOOD, BOMB] * 8
 
     with Classifier(url(server, "grpc"), model=model, concurrency=16) as classifier:

@@ -145,4 +145,4 @@ def test_bad_network_is_refused_and_never_reaches_the_server(served, tmp_path, b
     assert "\n" not in str(caught.value)
     assert contents(served.repository) == before
     assert served.log[lines:] == []
-    assert served.ask(ROUTE).added == 1
+    assert served.send(ROUTE).added == 1

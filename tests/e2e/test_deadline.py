@@ -33,12 +33,12 @@ def best(client, model: str, **options) -> int:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
-    [(1, "deadline exceeded: it waited"), ("soon", "invalid request: parameter")],
+    ("value", "expected"),
+    [(1, "deadline exceeded: expired while queued"), ("soon", "invalid request: parameter")],
     ids=["past", "no number"],
 )
-def test_late_request_is_refused_alone(client, value, told):
-    """It is told so, and others are answered meanwhile."""
+def test_late_request_is_refused_alone(client, value, expected):
+    """The request gets the error, and others are served meanwhile."""
 
     def refusal(_):
         with pytest.raises(InferenceServerException) as refused:
@@ -49,12 +49,12 @@ def test_late_request_is_refused_alone(client, value, told):
         refused = pool.map(refusal, range(16))
         answered = pool.map(lambda _: best(client, DIRECT), range(16))
 
-        assert all(told in message for message in refused)
+        assert all(expected in message for message in refused)
         assert set(answered) == {ESPRESSO}
 
 
 def test_late_calls_of_a_route_leave_the_queue(both_profiles):
-    """What a route's callers no longer wait for is not computed, although the queue itself has no policy."""
+    """A request that no caller waits for is not computed, although the queue has no policy."""
     server = both_profiles["cpu"]
 
     def refused() -> float:
@@ -67,7 +67,7 @@ def test_late_calls_of_a_route_leave_the_queue(both_profiles):
             if sample.name == "nereid_onnxruntime_rejected_total" and wanted.items() <= sample.labels.items()
         )
 
-    def ask(**options):
+    def outcome(**options):
         try:
             return best(client, "classify", headers={"x-variant": "v1"}, **options)
         except InferenceServerException as error:
@@ -78,8 +78,8 @@ def test_late_calls_of_a_route_leave_the_queue(both_profiles):
         tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
         ThreadPoolExecutor(CALLERS) as pool,
     ):
-        outcomes = [*pool.map(lambda _: ask(timeout=TIMEOUT_US), range(CALLERS))]
+        outcomes = [*pool.map(lambda _: outcome(timeout=TIMEOUT_US), range(CALLERS))]
 
         assert any("deadline exceeded: " in str(outcome) for outcome in outcomes)
         wait_until(lambda: refused() > before)
-        wait_until(lambda: ask() == ESPRESSO)
+        wait_until(lambda: outcome() == ESPRESSO)

@@ -18,10 +18,10 @@ from tritonclient.utils import InferenceServerException
 from nereid.server.command_line import region_prefix
 from tests.networks import (
     ONE_INSTANCE,
-    ask,
     assert_same,
     connect,
     constant,
+    infer,
     network,
     serve,
     store,
@@ -82,7 +82,7 @@ def touch(path: Path) -> None:
 
 def added(server, name: str, version: str = "") -> int:
     """Send a request, check the whole response, and return the number that the model adds."""
-    answer = ask(server, name, {"x": X}, model_version=version)
+    answer = infer(server, name, {"x": X}, model_version=version)
     number = answer["y"][0, 0] - X[0, 0]
     assert_same(answer, {"y": X + number})
     return int(number)
@@ -108,7 +108,7 @@ def test_loaded_model_answers_until_it_is_unloaded(server, client):
     client.unload_model("guest")
     wait_until(lambda: not client.is_model_ready("guest"))
     with pytest.raises(InferenceServerException, match="'guest' has no available versions"):
-        ask(server, "guest", {"x": X})
+        infer(server, "guest", {"x": X})
 
     client.load_model("guest")
     assert added(server, "guest") == 1
@@ -214,7 +214,7 @@ def test_load_may_bring_its_own_config(server, client):
     client.load_model("adjusted", config=override(max_batch_size=1))
     assert client.get_model_config("adjusted").config.max_batch_size == 1
     with pytest.raises(InferenceServerException, match="batch-size must be <= 1"):
-        ask(server, "adjusted", {"x": X})
+        infer(server, "adjusted", {"x": X})
 
     touch(server.options.repository / "adjusted" / "config.pbtxt")
     client.load_model("adjusted")

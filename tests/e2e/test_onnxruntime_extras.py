@@ -1,4 +1,4 @@
-"""What the backend does beside answering: it shares weights, counts what it does, and skips who has left."""
+"""Extras of the onnxruntime backend: shared weights, metrics, and requests whose clients disconnected."""
 
 import re
 import shutil
@@ -17,12 +17,12 @@ from nereid.inference import shared_weights
 from tests.e2e.conftest import group_members
 from tests.networks import (
     ONE_INSTANCE,
-    ask,
-    ask_together,
     assert_same,
     connect,
     constant,
     identity,
+    infer,
+    infer_together,
     network,
     run,
     serve,
@@ -126,7 +126,7 @@ def test_all_instances_map_the_same_file(server):
     folder = server.options.repository / "shared" / "1"
     requests = [{"x": rng.standard_normal((rows, 64)).astype(np.float32)} for rows in (1, 2, 8, 3) * 4]
 
-    answers = ask_together(server, "shared", requests)
+    answers = infer_together(server, "shared", requests)
 
     for inputs, answer in zip(requests, answers, strict=True):
         assert_same(answer, run(folder / "model.onnx", inputs))
@@ -161,7 +161,7 @@ def test_another_file_gets_another_copy(server, tmp_path):
     with connect(server) as client:
         client.load_model("copied")
 
-    assert_same(ask(server, "copied", inputs), run(path, inputs))
+    assert_same(infer(server, "copied", inputs), run(path, inputs))
     assert len([*path.parent.glob(f"{shared_weights.PREFIX}*")]) == 2
 
 
@@ -169,10 +169,10 @@ def test_runs_and_refusals_are_counted(server):
     """Runs, their rows, instances with their provider, and refusals by reason are on the metrics page."""
     labels = r'\{model="text",.*'
     inputs = {"x": np.array([b"\xff"], object)}
-    ask(server, "text", {"x": np.array([b"text"], object)})
+    infer(server, "text", {"x": np.array([b"text"], object)})
 
     with pytest.raises(tritonclient.grpc.InferenceServerException) as refusal:
-        ask(server, "text", inputs)
+        infer(server, "text", inputs)
 
     assert "input 'x': expected UTF-8" in refusal.value.message()
     assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
@@ -209,7 +209,7 @@ def test_cancelled_request_does_not_run(server):
         answers.put(error or result)
 
     with connect(server) as client:
-        for _ in range(2):  # the first tells the backend that runs of this model are long
+        for _ in range(2):  # after the first, the backend knows that runs of this model are long
             client.async_infer("slow", [rounds], keep)
         assert not isinstance(answers.get(timeout=LAG_S), Exception)
         await_metric(server, r'nv_inference_pending_request_count\{model="slow"', 0)
@@ -226,13 +226,13 @@ def test_cancelled_request_does_not_run(server):
 
 @pytest.mark.slow
 def test_server_without_metrics_answers(tmp_path):
-    """Where metrics are switched off, a model serves all the same."""
+    """A model serves with metrics switched off, too."""
     path = store(tmp_path / "models", "quiet", mixing(), BATCHED + ONE_INSTANCE)
     inputs = {"x": np.ones((1, 64), np.float32)}
     (tmp_path / "run").mkdir()
 
     with serve(tmp_path / "models", tmp_path / "run", "--allow-metrics=false") as quiet:
-        answers = ask_together(quiet, "quiet", [inputs] * 4)
+        answers = infer_together(quiet, "quiet", [inputs] * 4)
 
     for answer in answers:
         assert_same(answer, run(path, inputs))

@@ -69,7 +69,7 @@ class Loader:
         return self.client.get_model_config(name).config
 
     def refusal(self, name: str) -> str:
-        """Load a model that cannot be loaded, and return what the client is told."""
+        """Load a model that cannot be loaded, and return the client's error message."""
         with pytest.raises(InferenceServerException) as refused:
             self.load(name)
         return refused.value.message()
@@ -110,7 +110,7 @@ def loader(request, tmp_path_factory):
 
 @pytest.fixture
 def repository(loader):
-    """Where models are put before they are loaded."""
+    """The folder of the models to load."""
     return loader.server.options.repository
 
 
@@ -410,7 +410,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_bad_config_is_refused_in_the_words_of_nvidia(loader, case):
-    """The client is told the official text, and the log has it as the first line of the reason."""
+    """The client gets the official text, and the log has it as the first line of the reason."""
     message = case.expected.format(name=case.name)
 
     refusal, reason = loader.refusal(case.name), loader.logged_reason(case.name)
@@ -421,7 +421,7 @@ def test_bad_config_is_refused_in_the_words_of_nvidia(loader, case):
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_lenience_is_that_of_nvidia(loader, case):
-    """What NVIDIA's backend reads leniently, or not at all on a CPU, does not fail a load."""
+    """A value that NVIDIA's backend reads leniently, or ignores on a CPU, does not fail a load."""
     loader.load(case.name)
 
     assert loader.client.is_model_ready(case.name)
@@ -446,7 +446,7 @@ def test_lenience_is_that_of_nvidia(loader, case):
     ids=str,
 )
 def test_what_this_backend_does_not_do_is_refused_by_name(loader, case):
-    """Where NVIDIA's backend would go on, the reason names what is not done here."""
+    """If only NVIDIA's backend supports a setting, the reason names the setting."""
     refusal, reason = loader.refusal(case.name), loader.logged_reason(case.name)
 
     assert [word for word in case.expected if word not in refusal or word not in reason] == []
@@ -484,7 +484,7 @@ def test_file_that_is_no_network_is_refused(loader, repository):
 
 @pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
 def test_gpu_instance_without_a_gpu_is_refused(loader, repository):
-    """The core refuses it before any backend is asked."""
+    """The core refuses the config before any backend sees it."""
     store(repository, "on_gpu", ROWS, "instance_group { kind: KIND_GPU count: 1 }\n" + BATCHED)
 
     assert "has kind KIND_GPU but no GPUs are available" in loader.refusal("on_gpu")
@@ -628,7 +628,7 @@ def test_config_is_completed_from_the_network(loader, case):
     ids=["small default", "nothing to fill in"],
 )
 def test_completion_is_logged_in_the_words_of_nvidia(loader, repository, alone, level, message):
-    """Whoever relies on the small default is warned; a config that is left alone is a remark."""
+    """The small default is a warning in the log; a complete config is an info line."""
     store(repository, alone.name, alone.model, alone.config and ONE_INSTANCE + alone.config)
     # Triton writes a line's level and its text apart: another load's line may come between the two.
     wait(loader.loads.values())

@@ -16,12 +16,12 @@ from tests.networks import (
     ONE_INSTANCE,
     Arrays,
     Dims,
-    ask,
-    ask_together,
     assert_same,
     connect,
     constant,
     identity,
+    infer,
+    infer_together,
     network,
     run,
     sample,
@@ -35,7 +35,7 @@ from tests.tables import cases
 PROTOCOLS = ["http", "grpc"]
 # A model that does not load fails its own tests only.
 EACH_ALONE = ("--exit-on-error=false", "--strict-readiness=false")
-# A watchdog: a batch of the preferred size leaves at once, a smaller one would wait this long.
+# A watchdog: a batch of the preferred size runs immediately, a smaller one would wait this long.
 TOGETHER = "dynamic_batching {{ preferred_batch_size: [ {0} ] max_queue_delay_microseconds: 20000000 }}\n"
 
 
@@ -334,7 +334,7 @@ def rng():
 
 
 def onnx_file(server, model: str) -> Path:
-    """Return where a model's network lies."""
+    """Return the path of a model's network."""
     return server.options.repository / model / "1" / "model.onnx"
 
 
@@ -349,7 +349,7 @@ def executions(server, model: str) -> int:
 def test_answers_are_those_of_onnx_runtime(server, case, protocol, rng):
     """Every datatype, batched or not, with static and dynamic dims, comes back bit for bit."""
     for inputs in case.requests(rng):
-        assert_same(ask(server, str(case), inputs, protocol), run(onnx_file(server, str(case)), inputs))
+        assert_same(infer(server, str(case), inputs, protocol), run(onnx_file(server, str(case)), inputs))
 
 
 @pytest.mark.slow
@@ -358,7 +358,7 @@ def test_every_combination_is_answered_as_by_onnx_runtime(full_server, case, rng
     """The same for the whole product, not only for a covering part of it."""
     for inputs, protocol in zip(case.requests(rng), itertools.cycle(PROTOCOLS), strict=False):
         expected = run(onnx_file(full_server, str(case)), inputs)
-        assert_same(ask(full_server, str(case), inputs, protocol), expected)
+        assert_same(infer(full_server, str(case), inputs, protocol), expected)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -367,21 +367,21 @@ def test_empty_tensors_stay_empty(server, case, protocol, rng):
     """Without an element in any tensor, the answer still has the right shapes."""
     inputs = case.empty(rng)
 
-    assert_same(ask(server, str(case), inputs, protocol), run(onnx_file(server, str(case)), inputs))
+    assert_same(infer(server, str(case), inputs, protocol), run(onnx_file(server, str(case)), inputs))
 
 
 def test_scalar_is_answered_in_the_config_dims(server):
     """An ONNX scalar takes one number, and its answer has the shape [1] that the config gives."""
     inputs = {"x": np.float64([2.5])}
 
-    assert_same(ask(server, "scalar", inputs), {"y": inputs["x"]})
+    assert_same(infer(server, "scalar", inputs), {"y": inputs["x"]})
 
 
 def test_column_is_reshaped_to_a_vector(server):
     """With dims [1] and an empty reshape, [N, 1] goes in and out of a network that takes [N]."""
     inputs = {"x": np.int32([[1], [2], [3]])}
 
-    assert_same(ask(server, "column", inputs), {"y": inputs["x"]})
+    assert_same(infer(server, "column", inputs), {"y": inputs["x"]})
 
 
 @pytest.mark.parametrize("scale", [None, 3], ids=["left out", "given"])
@@ -389,7 +389,7 @@ def test_optional_input_overrides_the_initializer(server, scale):
     """An input that the network has a value for may be left out."""
     inputs = {"x": np.float32([1, 2])} | ({"scale": np.float32([scale])} if scale else {})
 
-    assert_same(ask(server, "optional", inputs), run(onnx_file(server, "optional"), inputs))
+    assert_same(infer(server, "optional", inputs), run(onnx_file(server, "optional"), inputs))
 
 
 @cases(
@@ -405,7 +405,7 @@ def test_network_is_found_however_it_is_stored(server, model, filename, rng):
     """The file may have another name, lie in a folder, keep its weights outside, or have no config."""
     inputs = {"x": sample("FP32", (2, 4), rng)}
 
-    assert_same(ask(server, model, inputs), run(onnx_file(server, model).parent / filename, inputs))
+    assert_same(infer(server, model, inputs), run(onnx_file(server, model).parent / filename, inputs))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -416,7 +416,7 @@ def test_only_requested_outputs_are_returned(server, protocol, rng):
     inputs = case.requests(rng)[0]
     expected = run(onnx_file(server, str(case)), inputs)
 
-    answer = ask(server, str(case), inputs, protocol, outputs=wanted)
+    answer = infer(server, str(case), inputs, protocol, outputs=wanted)
 
     assert_same(answer, {name: expected[name] for name in wanted})
 
@@ -425,7 +425,7 @@ def test_one_bad_request_in_a_batch_fails_alone(server):
     """The others are answered; the bad one gets ONNX Runtime's own words as INTERNAL."""
     before = executions(server, "lookup")
 
-    outcomes = ask_together(server, "lookup", [{"row": np.int64([[row]])} for row in (1, 9, 3, 0)])
+    outcomes = infer_together(server, "lookup", [{"row": np.int64([[row]])} for row in (1, 9, 3, 0)])
 
     bad = outcomes.pop(1)
     for outcome, expected in zip(outcomes, [11, 13, 10], strict=True):
@@ -441,7 +441,7 @@ def test_requests_of_different_sizes_share_a_batch(server, rng):
     requests = [{"x": sample("FP32", (size, 4), rng)} for size in (1, 2, 3, 2)]
     before = executions(server, "sizes")
 
-    outcomes = ask_together(server, "sizes", requests)
+    outcomes = infer_together(server, "sizes", requests)
 
     for outcome, inputs in zip(outcomes, requests, strict=True):
         assert_same(outcome, run(onnx_file(server, "sizes"), inputs))
@@ -453,7 +453,7 @@ def test_batch_inputs_count_the_elements_of_each_request(server):
     requests = [{"x": np.float32([row])} for row in ([1, 2, 4], [8], [16, 32])]
     before = executions(server, "counted")
 
-    outcomes = ask_together(server, "counted", requests)
+    outcomes = infer_together(server, "counted", requests)
 
     for outcome, inputs in zip(outcomes, requests, strict=True):
         start, size = outcome["start"], inputs["x"].size
@@ -478,7 +478,7 @@ def test_batch_inputs_give_the_shape_of_each_item(server):
     ]
     before = executions(server, "shaped")
 
-    outcomes = ask_together(server, "shaped", requests)
+    outcomes = infer_together(server, "shaped", requests)
 
     for outcome, inputs, shapes in zip(outcomes, requests, [[[3, 1], [3, 1]], [[2, 2]]], strict=True):
         expected = {"negative": -inputs["x"], "its_shape": np.int32(shapes), "its_flat": np.float32(shapes)}
@@ -490,8 +490,8 @@ def test_sequence_control_is_an_input(server):
     """The first request of a sequence has the control set, the next one has not."""
     inputs = {"x": np.float32([[5]])}
 
-    first = ask(server, "started", inputs, sequence_id=7, sequence_start=True)
-    second = ask(server, "started", inputs, sequence_id=7, sequence_end=True)
+    first = infer(server, "started", inputs, sequence_id=7, sequence_start=True)
+    second = infer(server, "started", inputs, sequence_id=7, sequence_end=True)
 
     assert_same(first, {"y": np.float32([[4]])})
     assert_same(second, {"y": np.float32([[5]])})

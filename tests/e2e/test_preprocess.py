@@ -8,7 +8,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE
-from tests.networks import ask, connect, serve
+from tests.networks import connect, infer, serve
 
 IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }\n'
 # Name, output and parameters of each model.
@@ -89,7 +89,7 @@ def test_model_without_code_gives_what_pillow_gives(server, reference):
     """
     files, images = zip(*(png(photo.read_bytes()) for photo in (COFFEE, CHELSEA)), strict=True)
 
-    answer = ask(server, reference.__name__, {"image": np.array(files, np.object_)[:, None]})["pixels"]
+    answer = infer(server, reference.__name__, {"image": np.array(files, np.object_)[:, None]})["pixels"]
 
     expected = np.stack([reference(image) for image in images])
     assert (answer.dtype, answer.shape) == (expected.dtype, expected.shape)
@@ -101,11 +101,11 @@ def test_model_without_code_gives_what_pillow_gives(server, reference):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bad_image_fails_its_request_only(server, name):
-    """Each preset refuses what is no image with the same message, and goes on."""
+    """Each preset refuses a file that is not an image with the same message, and goes on."""
     with pytest.raises(InferenceServerException, match="invalid image: expected an image file"):
-        ask(server, name, {"image": np.array([[b"no image"]], np.object_)})
+        infer(server, name, {"image": np.array([[b"no image"]], np.object_)})
 
-    assert len(ask(server, name, {"image": np.array([[COFFEE.read_bytes()]], np.object_)})["pixels"]) == 1
+    assert len(infer(server, name, {"image": np.array([[COFFEE.read_bytes()]], np.object_)})["pixels"]) == 1
 
 
 NCHW = "TYPE_FP32 dims: [ 3, 224, 224 ]"

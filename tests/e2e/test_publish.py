@@ -61,8 +61,8 @@ def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
     done = publish_number(served.repository, tmp_path, record, 2, weight=300)
 
     assert (done.model, done.version, done.pinned) == (NET, 2, ("net_v2",))
-    told = served.ask(ROUTE, headers={"x-variant": "v2"})
-    assert (told.added, told.told) == (2, ("v2", "2", "variant"))
+    told = served.send(ROUTE, headers={"x-variant": "v2"})
+    assert (told.added, told.origin) == (2, ("v2", "2", "variant"))
     assert policies(served.repository) <= {ALL_VERSIONS, ONLY_FIRST.replace("1", "1, 2")}
     name, found = versions(served.repository, ROUTE, record)
     assert name == NET
@@ -76,8 +76,8 @@ def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
     with pytest.raises(WrongUsage, match=r"variant 'v2' of route 'r' has weight 300"):
         retire(served.repository, NET, 2, record)
     rollback(served.repository, NET, record)
-    assert {served.ask(ROUTE).told[0] for _ in range(20)} == {"v1"}
-    assert served.ask(ROUTE, headers={"x-variant": "v2"}).added == 2
+    assert {served.send(ROUTE).origin[0] for _ in range(20)} == {"v1"}
+    assert served.send(ROUTE, headers={"x-variant": "v2"}).added == 2
 
     retire(served.repository, NET, 2, record)
 
@@ -106,4 +106,4 @@ def test_version_that_the_server_refuses_is_taken_back(served, record, tmp_path)
         publish(served.repository, NET, candidate(tmp_path, 9), record, OTHER_ANSWERS, report=damage)
 
     assert contents(served.repository) == before
-    assert (served.ask(ROUTE).scores == X + 1).all()
+    assert (served.send(ROUTE).scores == X + 1).all()

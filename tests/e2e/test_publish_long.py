@@ -25,7 +25,7 @@ from nereid.routes.served import RunningServer
 from nereid.routes.target import find_route
 from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import group_members
-from tests.networks import ask, run
+from tests.networks import infer, run
 from tests.proof import IS_PROOF
 from tests.publishing import (
     NET,
@@ -37,7 +37,7 @@ from tests.publishing import (
     run_killed,
     store_published,
 )
-from tests.routes import Answer, Load, serve_routes, wait_until
+from tests.routes import Load, RouteResponse, serve_routes, wait_until
 from tests.supervised import Served, serving
 
 pytestmark = pytest.mark.slow
@@ -68,9 +68,9 @@ def memory_bytes(leader: int) -> int:
     return sum(int(kb) * 1024 for text in texts for kb in re.findall(r"^Pss: +(\d+) kB", text, re.M))
 
 
-def is_right(answer: Answer | Exception) -> bool:
+def is_right(answer: RouteResponse | Exception) -> bool:
     """Tell whether an answer is that of the version which it says has given it."""
-    return isinstance(answer, Answer) and answer.added == float(answer.told[1])
+    return isinstance(answer, RouteResponse) and answer.added == float(answer.origin[1])
 
 
 def test_publishing_and_rolling_back_under_load_loses_nothing(served, tmp_path):
@@ -80,14 +80,14 @@ def test_publishing_and_rolling_back_under_load_loses_nothing(served, tmp_path):
     with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, record):
         for number in range(2, CYCLES + 2):
             done = publish_number(repository, tmp_path, record, number, weight=100)
-            load.wait_for(lambda o, n=number: isinstance(o.answer, Answer) and o.answer.added == n)
+            load.wait_for(lambda o, n=number: isinstance(o.answer, RouteResponse) and o.answer.added == n)
             rollback(repository, NET, record)
             retire(repository, NET, done.version, record)
             memory.append(memory_bytes(served.server.pid))
 
     wrong = [outcome.answer for outcome in load.outcomes if not is_right(outcome.answer)]
     assert wrong == []
-    assert {outcome.answer.told[0] for outcome in load.outcomes} >= {f"v{n}" for n in range(1, CYCLES + 2)}
+    assert {outcome.answer.origin[0] for outcome in load.outcomes} >= {f"v{n}" for n in range(1, CYCLES + 2)}
     assert versions_there(repository / NET) == [1]
     if CYCLES > 2 * SETTLED:
         assert np.median(memory[-SETTLED:]) <= GROWTH * np.median(memory[SETTLED : 2 * SETTLED])
@@ -193,14 +193,16 @@ def test_killed_publisher_is_made_good_by_the_next_command(served, tmp_path, kin
             retire(repository, NET, other, record)
             for version in versions_there(repository / NET)[1:]:
                 retire(repository, NET, version, record)
-            assert served.ask(ROUTE).added == 1
+            assert served.send(ROUTE).added == 1
             if ends:
                 break
 
     assert ends, "it was killed at every step, and never came to its end"
     assert outcomes == ({2, 3} if kind == "publish" else {2})
     # The answers of version 2 onwards are their files', which are not their numbers here.
-    assert [o.answer for o in load.outcomes if not isinstance(o.answer, Answer) or o.answer.added != 1] == []
+    assert [
+        o.answer for o in load.outcomes if not isinstance(o.answer, RouteResponse) or o.answer.added != 1
+    ] == []
 
 
 def test_killed_add_is_made_good_by_the_next_command(tmp_path):
@@ -228,7 +230,7 @@ def test_killed_add_is_made_good_by_the_next_command(tmp_path):
                 }
                 continue
             image = np.array([[SAMPLES[0].read_bytes()]], np.object_)
-            assert ask(served.server, "small", {"image": image})["scores"].shape == (1, 1000)
+            assert infer(served.server, "small", {"image": image})["scores"].shape == (1, 1000)
             break
 
     assert is_there
@@ -314,7 +316,7 @@ def test_resnet_goes_from_file_to_answers_with_one_command(tmp_path, profile):
 
         assert done.report.notes == ()
         image = np.array([[SAMPLES[0].read_bytes()]], np.object_)
-        (scores,) = ask(served.server, "resnet50", {"image": image}, outputs=["scores"])["scores"]
+        (scores,) = infer(served.server, "resnet50", {"image": image}, outputs=["scores"])["scores"]
         with Classifier(record.url("grpc"), "grpc", "resnet50") as classifier:
             best = classifier.classify(SAMPLES[0], top_k=1)
 

@@ -1,4 +1,4 @@
-"""A route on the real server: who answers and why, its file, its limits, its deadlines and its shadows."""
+"""A route on the real server: variants and reasons, file, limits, deadlines and shadows."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from nereid.routing.interfaces import MAX_LATE
 from tests.routes import (
     CLASSES,
     NETWORK,
-    TOLD,
+    ROUTE_OUTPUTS,
     document,
     order,
     publish_config,
@@ -41,7 +41,7 @@ POLL_S = 0.25
 UNAVAILABLE = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}
 INVALID = {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}
 INTERNAL = {"http": "500", "grpc": "StatusCode.INTERNAL"}
-# `plain` and `pinned` share the traffic, `ruled` is for a header or for being asked for.
+# `plain` and `pinned` share the traffic; a header or a forced variant selects `ruled`.
 RULES = {"x-route-group": ["beta", "staff"], "x-route-region": ["eu"]}
 BASE = document(
     variant("plain", "one", 50, version=1),
@@ -56,7 +56,7 @@ KEYS = {
     for name in ("plain", "pinned")
 }
 RULED = {"x-route-group": "beta", "x-route-region": "eu"}
-# In the order of precedence: what is asked for, who answers, why.
+# In the order of precedence: headers, variant, reason.
 PRECEDENCE = {
     "variant": ({"x-variant": "plain"}, "plain"),
     "version": ({"x-model-version": "2"}, "pinned"),
@@ -132,19 +132,19 @@ def test_each_rule_beats_all_below_it(base, protocol, way, reason):
     below = reasons[reasons.index(reason) :]
     asked = {name: text for each in reversed(below) for name, text in PRECEDENCE[each][0].items()}
 
-    answer = base.ask("route", protocol, **options(way, asked))
+    answer = base.send("route", protocol, **options(way, asked))
 
     name = PRECEDENCE[reason][1]
-    assert (answer.told, answer.added) == ((name, NETWORK_VERSION[name], reason), ADDED[name])
+    assert (answer.origin, answer.added) == ((name, NETWORK_VERSION[name], reason), ADDED[name])
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_chance_decides_when_nothing_else_does(base, protocol):
     """Without route parameters both variants with a weight answer, and the one without never does."""
-    answers = [base.ask("route", protocol) for _ in range(40)]
+    answers = [base.send("route", protocol) for _ in range(40)]
 
     # 40 fair draws are all on one side with p < 1e-11.
-    assert {answer.told for answer in answers} == {("plain", "1", "weight"), ("pinned", "2", "weight")}
+    assert {answer.origin for answer in answers} == {("plain", "1", "weight"), ("pinned", "2", "weight")}
     assert all(answer.added == ADDED[answer.variant] for answer in answers)
 
 
@@ -153,7 +153,7 @@ def test_names_of_route_parameters_have_no_case(base, protocol):
     """`X-Variant` is `x-variant`."""
     way = "headers" if protocol == "http" else "parameters"
 
-    assert base.ask("route", protocol, **options(way, {"X-Variant": "ruled"})).told == (
+    assert base.send("route", protocol, **options(way, {"X-Variant": "ruled"})).origin == (
         "ruled",
         "3",
         "variant",
@@ -171,14 +171,14 @@ def test_names_of_route_parameters_have_no_case(base, protocol):
 )
 def test_header_rule_needs_all_its_headers(base, asked, reason):
     """A variant's rule holds when each of its headers has one of its values, and else changes nothing."""
-    assert base.ask("route", headers=asked).reason == reason
+    assert base.send("route", headers=asked).reason == reason
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_sticky_key_gets_its_computed_variant(base, protocol, key):
     """A key gets the variant that `routing.assign` computes, each time."""
-    told = {base.ask("route", protocol, headers={"x-route-key": key}).told for _ in range(5)}
+    told = {base.send("route", protocol, headers={"x-route-key": key}).origin for _ in range(5)}
 
     name = assign(ROUTE, key).name
     assert told == {(name, NETWORK_VERSION[name], "route-key")}
@@ -190,8 +190,8 @@ def test_sticky_key_gets_its_computed_variant(base, protocol, key):
     [({"x-variant": "nobody"}, "pinned, plain, ruled"), ({"x-model-version": "9"}, "1, 2, 3")],
     ids=["variant", "version"],
 )
-def test_unknown_wish_is_refused_with_the_known_ones(base, protocol, asked, known):
-    """Who asks for what there is not is told what there is; it is the caller's fault."""
+def test_unknown_variant_or_version_is_refused_with_the_known_ones(base, protocol, asked, known):
+    """An unknown variant or version is the caller's fault, and the message lists the known ones."""
     status, message = base.refusal("route", protocol, headers=asked)
 
     (name, wish), *_ = asked.items()
@@ -202,12 +202,12 @@ def test_unknown_wish_is_refused_with_the_known_ones(base, protocol, asked, know
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("names", [("scores",), ("version",), ("route_reason", "scores"), ()], ids="+".join)
 def test_only_requested_outputs_are_returned(base, protocol, names):
-    """What a caller asks for is what it gets; who asks for nothing gets all."""
+    """A request gets its requested outputs, or all if it names none."""
     response = base.infer("route", protocol, wanted(protocol, *names)).get_response()
 
     outputs = response["outputs"] if protocol == "http" else response.outputs
     got = {output["name"] if protocol == "http" else output.name for output in outputs}
-    assert got == {*names} or ({"scores", *TOLD} if not names else set())
+    assert got == {*names} or ({"scores", *ROUTE_OUTPUTS} if not names else set())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -219,7 +219,7 @@ def test_every_image_of_a_batch_is_told_who_answered(base, protocol, rows):
     result = base.infer("route", protocol, x=x, headers={"x-variant": "ruled"})
 
     np.testing.assert_array_equal(result.as_numpy("scores"), x + 30)
-    told = {name: result.as_numpy(name).tolist() for name in TOLD}
+    told = {name: result.as_numpy(name).tolist() for name in ROUTE_OUTPUTS}
     words = {"variant": b"ruled", "version": b"3", "route_reason": b"variant"}
     assert told == {name: [[word]] * rows for name, word in words.items()}
 
@@ -250,7 +250,7 @@ def test_change_is_visible_within_a_second_without_a_reload(base):
         weights = [each | {"weight": int(each["name"] == name)} for each in BASE["variants"]]
         begin = time.monotonic()
         replace(base.path("route"), json.dumps(BASE | {"variants": weights}).encode())
-        wait_until(lambda name=name: base.ask("route").told == (name, NETWORK_VERSION[name], "weight"))
+        wait_until(lambda name=name: base.send("route").origin == (name, NETWORK_VERSION[name], "weight"))
         late.append(time.monotonic() - begin)
 
     assert max(late) <= VISIBLE_S, late
@@ -310,7 +310,7 @@ def test_wrong_file_changes_nothing_and_says_why(base, content, reason):
     (line,) = wait_until(lambda: base.logged("is refused", logged))
     assert reason in line
     for name, key in KEYS.items():
-        assert base.ask("route", headers={"x-route-key": key}).variant == name
+        assert base.send("route", headers={"x-route-key": key}).variant == name
 
 
 def test_wrong_file_is_told_once_however_long_it_stays(base):
@@ -345,10 +345,10 @@ def test_half_written_file_is_taken_when_it_is_complete(base):
         file.write(content[: len(content) // 2])
         file.flush()
         wait_until(lambda: base.logged("is refused", logged))
-        assert base.ask("route").reason == "weight"
+        assert base.send("route").reason == "weight"
         file.write(content[len(content) // 2 :])
 
-    wait_until(lambda: base.ask("route").variant == "ruled", timeout_s=10 * VISIBLE_S)
+    wait_until(lambda: base.send("route").variant == "ruled", timeout_s=10 * VISIBLE_S)
 
 
 def test_version_that_becomes_ready_is_taken_without_touching_the_file(base, unique):
@@ -358,16 +358,16 @@ def test_version_that_becomes_ready_is_taken_without_touching_the_file(base, uni
     replace(path, json.dumps(document(variant(unique, unique, 1))).encode())
     wait_until(lambda: base.logged("not ready", logged))
     before = path.stat().st_mtime_ns
-    assert base.ask("route", headers={"x-variant": "plain"}).added == 1
+    assert base.send("route", headers={"x-variant": "plain"}).added == 1
 
     base.grpc.load_model(unique)
 
-    wait_until(lambda: base.ask("route").told == (unique, "1", "weight"), timeout_s=10 * VISIBLE_S)
+    wait_until(lambda: base.send("route").origin == (unique, "1", "weight"), timeout_s=10 * VISIBLE_S)
     assert path.stat().st_mtime_ns == before
 
 
 def test_metrics_show_the_route_that_is_served(base):
-    """The page tells generation and SHA-256 of the file in use, as one series each, and counts the change."""
+    """The page has generation and SHA-256 of the file in use, as one series each, and counts the change."""
     before = hashlib.sha256(base.path("route").read_bytes()).hexdigest()
     wait_until(lambda: hashes(base) == [before])
     accepted = base.metric("reloads_total", route="route", outcome="accepted")
@@ -382,11 +382,11 @@ def test_metrics_show_the_route_that_is_served(base):
 
 def test_swapped_link_is_taken(served):
     """A file behind links, as Kubernetes mounts a ConfigMap, is taken when the link leads elsewhere."""
-    assert served.ask("linked").told == ("plain", "1", "weight")
+    assert served.send("linked").origin == ("plain", "1", "weight")
 
     publish_config(served.repository.parent / "config" / "route.json", document(variant("other", "ten", 1)))
 
-    wait_until(lambda: served.ask("linked").told == ("other", "1", "weight"), timeout_s=10 * VISIBLE_S)
+    wait_until(lambda: served.send("linked").origin == ("other", "1", "weight"), timeout_s=10 * VISIBLE_S)
 
 
 @cases(
@@ -420,12 +420,12 @@ def test_load_without_a_valid_route_fails_with_the_reason(served, unique, path, 
 
 
 def test_one_instance_holds_64_requests_and_refuses_the_next(puppets, unique):
-    """64 requests overlap, the 65th is refused at once over both protocols; nothing is left behind after."""
+    """64 requests overlap, the 65th is rejected immediately over both protocols; all slots are freed."""
     puppets.use("route", document(variant(unique, "puppet", 1), max_in_flight=64))
     labels = {"route": "route", "variant": unique}
     for _ in range(2):
         order(puppets.repository, "puppet", hold=True)
-        asking = together(64, lambda number: puppets.ask("route", PROTOCOLS[number % 2]))
+        asking = together(64, lambda number: puppets.send("route", PROTOCOLS[number % 2]))
         wait_until(lambda: waiting(puppets.repository, "puppet") == 64, "64 requests at the variant", 20)
         puppets.wait_metric(64, "in_flight", **labels)
 
@@ -437,7 +437,7 @@ def test_one_instance_holds_64_requests_and_refuses_the_next(puppets, unique):
         assert {protocol: status for protocol, (status, _) in refusals.items()} == UNAVAILABLE
         assert all("overloaded: 64 in flight, limit 64" in message for _, message in refusals.values())
         assert waited < 5
-        assert {future.result().told for future in asking} == {(unique, "1", "weight")}
+        assert {future.result().origin for future in asking} == {(unique, "1", "weight")}
         puppets.wait_metric(0, "in_flight", **labels)
         assert waiting(puppets.repository, "puppet") == 0
     puppets.wait_metric(4, "shed_total", route="route")
@@ -464,15 +464,15 @@ def test_late_answer_is_an_error_in_time(puppets, unique, protocol, whose):
     order(puppets.repository, "puppet")
     puppets.wait_metric(1, "late_total", variant=unique)
     puppets.wait_metric(0, "in_flight", variant=unique)
-    assert puppets.ask("route", protocol).told == (unique, "1", "weight")
+    assert puppets.send("route", protocol).origin == (unique, "1", "weight")
 
 
 def test_variant_is_told_the_remaining_time(puppets, unique):
     """The call of a variant carries what is left of the shorter of its deadline and the request's timeout."""
     puppets.use("route", document(variant(unique, "puppet", 1, deadline_ms=40_000)))
-    order(puppets.repository, "puppet", tell_timeout=True)
+    order(puppets.repository, "puppet", return_timeout=True)
 
-    told = [puppets.ask("route", timeout=timeout).scores[0, 0] for timeout in (None, 20_000_000, 60_000_000)]
+    told = [puppets.send("route", timeout=timeout).scores[0, 0] for timeout in (None, 20_000_000, 60_000_000)]
 
     # Half of it is far more than a request takes here.
     assert [limit / 2 < left <= limit for left, limit in zip(told, (40, 20, 40), strict=True)] == [
@@ -481,10 +481,10 @@ def test_variant_is_told_the_remaining_time(puppets, unique):
 
 
 def test_impatient_callers_trip_no_breaker(puppets, unique):
-    """Timeouts that callers ask for are no fault of the variant: it stays in service."""
+    """Timeouts of callers are not the variant's fault: the variant stays in service."""
     puppets.use("route", document(variant("one", "one", 0), variant(unique, "puppet", 1)))
     order(puppets.repository, "puppet", hold=True)
-    # Any more would be answered by another variant: so many late calls are held, whoever was impatient.
+    # A variant with more late attempts than this gets no further ones, so another variant would respond.
     callers = MAX_LATE
     asking = together(callers, lambda number: puppets.refusal("route", PROTOCOLS[number % 2], timeout=50_000))
 
@@ -492,7 +492,7 @@ def test_impatient_callers_trip_no_breaker(puppets, unique):
     order(puppets.repository, "puppet")
     puppets.wait_metric(callers, "late_total", variant=unique)
 
-    assert puppets.ask("route").told == (unique, "1", "weight")
+    assert puppets.send("route").origin == (unique, "1", "weight")
     assert puppets.metric("breaker_state", variant=unique) == 0
 
 
@@ -525,9 +525,9 @@ def test_shadow_is_compared_with_the_answer(puppets, unique, protocol, orders, o
     order(puppets.repository, "shadow", **orders)
     puppets.use("route", mirroring(unique, 100))
 
-    answers = [puppets.ask("route", protocol) for _ in range(10)]
+    answers = [puppets.send("route", protocol) for _ in range(10)]
 
-    assert {(answer.told, answer.added) for answer in answers} == {((unique, "1", "weight"), 1)}
+    assert {(answer.origin, answer.added) for answer in answers} == {((unique, "1", "weight"), 1)}
     puppets.wait_metric(10, "shadow_requests_total", shadow=f"{unique}s", outcome=outcome)
     assert mirrored(puppets, unique) == 10
     puppets.wait_metric(10, "shadow_score_distance_count", shadow=f"{unique}s")
@@ -543,7 +543,7 @@ def test_share_of_mirrored_requests_is_the_given_one(puppets, unique, percent):
     """None, all, or half of the requests are mirrored."""
     puppets.use("route", mirroring(unique, percent))
     for number in range(200):
-        puppets.ask("route", PROTOCOLS[number % 2])
+        puppets.send("route", PROTOCOLS[number % 2])
 
     puppets.wait_metric(200, "requests_total", variant=unique)
     # 5 standard deviations of 200 fair draws: 36.
@@ -560,15 +560,15 @@ def test_same_keys_are_mirrored_always(puppets, unique):
     assert 0 < expected < 60
 
     for key in keys * 2:
-        puppets.ask("route", headers={"x-route-key": key})
+        puppets.send("route", headers={"x-route-key": key})
 
     puppets.wait_metric(2 * expected, "shadow_requests_total", shadow=f"{unique}s")
 
 
 def answers_of(served, name: str) -> set:
     """Ask 20 times, 4 at a time; returns the different answers."""
-    asking = together(4, lambda number: [served.ask("route", PROTOCOLS[number % 2]) for _ in range(5)])
-    answers = {(answer.told, answer.added) for future in asking for answer in future.result()}
+    asking = together(4, lambda number: [served.send("route", PROTOCOLS[number % 2]) for _ in range(5)])
+    answers = {(answer.origin, answer.added) for future in asking for answer in future.result()}
     served.wait_metric(20, "requests_total", variant=name, outcome="ok")
     return answers
 
@@ -581,7 +581,7 @@ def test_broken_shadow_never_harms_the_answer(puppets, unique, orders):
 
     assert answers_of(puppets, unique) == {((unique, "1", "weight"), 1)}
     puppets.wait_metric(20, "shadow_requests_total", shadow=f"{unique}s", outcome="failed")
-    assert puppets.ask("route").told == (unique, "1", "weight")
+    assert puppets.send("route").origin == (unique, "1", "weight")
     # Else the next test's order would hold it, in the place of a request of its own.
     puppets.wait_metric(21, "shadow_requests_total", shadow=f"{unique}s", outcome="failed")
 
@@ -604,7 +604,7 @@ def test_shadow_that_misses_its_deadline_has_failed(puppets, unique):
     puppets.use("route", mirroring(unique, 100, deadline_ms=200))
 
     for _ in range(3):
-        puppets.ask("route")
+        puppets.send("route")
     wait_until(lambda: waiting(puppets.repository, "shadow") == 3)
     time.sleep(0.2)  # so that the shadow's deadline is past
     order(puppets.repository, "shadow")
@@ -618,7 +618,7 @@ def test_slow_shadow_answers_after_the_caller_has_its_answer(puppets, unique):
     order(puppets.repository, "shadow", hold=True)
     puppets.use("route", mirroring(unique, 100))
 
-    assert puppets.ask("route").told == (unique, "1", "weight")
+    assert puppets.send("route").origin == (unique, "1", "weight")
     puppets.wait_metric(1, "requests_total", variant=unique)
     assert mirrored(puppets, unique) == 0
     order(puppets.repository, "shadow")
@@ -632,11 +632,11 @@ def test_shadow_is_shed_while_requests_are_in_flight(puppets, unique):
     content["variants"].append(variant(f"{unique}held", "puppet"))
     puppets.use("route", content)
     order(puppets.repository, "puppet", hold=True)
-    (held,) = together(1, lambda _: puppets.ask("route", headers={"x-variant": f"{unique}held"}))
+    (held,) = together(1, lambda _: puppets.send("route", headers={"x-variant": f"{unique}held"}))
     puppets.wait_metric(1, "in_flight", variant=f"{unique}held")
 
     for _ in range(5):
-        puppets.ask("route", headers={"x-variant": unique})
+        puppets.send("route", headers={"x-variant": unique})
 
     puppets.wait_metric(5, "shadow_requests_total", shadow=f"{unique}s", outcome="shed")
     order(puppets.repository, "puppet")

@@ -86,12 +86,12 @@ def trip(served, name: str, puppet) -> None:
 
 
 def served_by_breaker(served, name: str) -> bool:
-    """Ask once, and tell whether the default answered for an open breaker."""
+    """Send a request, and return whether the default served it for an open breaker."""
     try:
-        answer = served.ask("route")
+        answer = served.send("route")
     except InferenceServerException:
         return False
-    return (answer.told, answer.added) == ((f"{name}d", "1", "breaker"), 1)
+    return (answer.origin, answer.added) == ((f"{name}d", "1", "breaker"), 1)
 
 
 # What an error is
@@ -110,7 +110,7 @@ def served_by_breaker(served, name: str) -> bool:
     },
 )
 def test_error_of_a_variant_keeps_its_class(served, puppet, request, protocol, text, statuses):
-    """What a variant says is what the caller gets, under the code that its prefix stands for."""
+    """The caller gets the variant's message, with the code of its prefix."""
     served.use("route", pair(f"says-{request.node.callspec.id}", "puppet"))
     puppet(error=text)
 
@@ -126,15 +126,15 @@ def test_error_of_a_variant_keeps_its_class(served, puppet, request, protocol, t
 def test_failing_variant_is_replaced_by_the_default_and_comes_back(served, puppet):
     """After a few errors the default answers and says why; the variant is back by itself when it is well."""
     served.use("route", pair("sick", "puppet", breaker=SHORT))
-    assert served.ask("route").told == ("sick", "1", "weight")
+    assert served.send("route").origin == ("sick", "1", "weight")
 
     trip(served, "sick", puppet)
     served.wait_metric(OPEN, "breaker_state", variant="sick")
     puppet()
 
-    wait_until(lambda: served.ask("route").told == ("sick", "1", "weight"))
+    wait_until(lambda: served.send("route").origin == ("sick", "1", "weight"))
     served.wait_metric(CLOSED, "breaker_state", variant="sick")
-    assert {served.ask("route").told for _ in range(10)} == {("sick", "1", "weight")}
+    assert {served.send("route").origin for _ in range(10)} == {("sick", "1", "weight")}
 
 
 def test_breaker_needs_a_minimum_of_requests(served, puppet):
@@ -145,7 +145,7 @@ def test_breaker_needs_a_minimum_of_requests(served, puppet):
     refusals = [served.refusal("route") for _ in range(8)]
 
     assert all("boom" in message for _, message in refusals)
-    assert served.ask("route").told == ("fewd", "1", "breaker")
+    assert served.send("route").origin == ("fewd", "1", "breaker")
 
 
 def test_breaker_needs_a_share_of_failures(served, puppet):
@@ -156,17 +156,17 @@ def test_breaker_needs_a_share_of_failures(served, puppet):
         if number % 2:
             served.refusal("route")
         else:
-            assert served.ask("route").variant == "mostly"
+            assert served.send("route").variant == "mostly"
 
     puppet()
-    assert served.ask("route").variant == "mostly"
+    assert served.send("route").variant == "mostly"
 
 
 @pytest.mark.parametrize(
     "text", ["invalid image: no picture", "overloaded: 9 in flight"], ids=["client", "load"]
 )
 def test_errors_that_are_no_fault_trip_no_breaker(served, puppet, request, text):
-    """What a client has sent, or how much at once, says nothing against the variant."""
+    """Bad images and overload do not open the breaker."""
     name = request.node.callspec.id
     served.use("route", pair(name, "puppet"))
     puppet(error=text)
@@ -175,7 +175,7 @@ def test_errors_that_are_no_fault_trip_no_breaker(served, puppet, request, text)
 
     assert messages == {text}
     puppet()
-    assert served.ask("route").told == (name, "1", "weight")
+    assert served.send("route").origin == (name, "1", "weight")
     served.wait_metric(CLOSED, "breaker_state", variant=name)
 
 
@@ -199,24 +199,24 @@ def test_one_request_tries_whether_the_variant_is_well(served, puppet):
     (trying,) = together(1, lambda _: wait_until_held(served, "half"))
     wait_until(lambda: waiting(served.repository, "puppet") == 1)
 
-    others = [served.ask("route", PROTOCOLS[number % 2]).told for number in range(20)]
+    others = [served.send("route", PROTOCOLS[number % 2]).origin for number in range(20)]
 
     assert set(others) == {("halfd", "1", "breaker")}
     assert waiting(served.repository, "puppet") == 1
     served.wait_metric(1, "breaker_state", variant="half")
     puppet()
     assert trying.result() == ("half", "1", "weight")
-    assert served.ask("route").told == ("half", "1", "weight")
+    assert served.send("route").origin == ("half", "1", "weight")
 
 
 def wait_until_held(served, name: str) -> tuple:
-    """Ask until the variant itself answers; returns who answered, and why."""
-    return wait_until(lambda: (told := served.ask("route").told)[0] == name and told)
+    """Send requests until the variant itself responds; returns variant, version and reason."""
+    return wait_until(lambda: (told := served.send("route").origin)[0] == name and told)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_forced_variant_is_refused_rather_than_replaced(served, puppet, protocol):
-    """Who asks for a variant that is failing is told so at once, by name; nobody else answers for it."""
+    """A request that forces a failing variant fails immediately with its name; no other serves it."""
     name = f"forced-{protocol}"
     served.use("route", pair(name, "puppet"))
     trip(served, name, puppet)
@@ -232,7 +232,7 @@ def test_forced_variant_is_refused_rather_than_replaced(served, puppet, protocol
 
 
 def test_failing_default_fails_fast(served, puppet):
-    """When the default itself is failing, its requests are refused at once, and other variants answer."""
+    """If the default itself fails, its requests fail immediately, and other variants respond."""
     served.use(
         "route",
         document(variant("main", "puppet", 1), variant("other", "steady", 0), breaker=LONG, default="main"),
@@ -245,11 +245,11 @@ def test_failing_default_fails_fast(served, puppet):
         status, message = served.refusal("route", protocol)
         assert (status, "unavailable: " in message) == (UNAVAILABLE[protocol], True)
     assert waiting(served.repository, "puppet") == 0
-    assert served.ask("route", headers={"x-variant": "other"}).told == ("other", "1", "variant")
+    assert served.send("route", headers={"x-variant": "other"}).origin == ("other", "1", "variant")
 
 
 def test_bad_images_trip_no_breaker(server):
-    """However many callers send what is no image, the real variants stay in service."""
+    """Many callers without a valid image leave the real variants in service."""
     with Classifier(url(server, "grpc"), concurrency=16) as classifier:
         outcomes = list(classifier.classify_many([b"no image"] * 60, variant="v1"))
         assert {type(outcome) for outcome in outcomes} == {RequestRefused}
@@ -276,20 +276,20 @@ def test_killed_variant_is_replaced_within_two_seconds_and_comes_back(served):
         served.kill("victim")
         load.wait_for(lambda outcome: outcome.begin > killed + 2 * MOVED_S, 100)
         served.repair("victim")
-        mended = time.monotonic()
-        load.wait_for(answered_by("dies"), 50, mended)
+        repaired = time.monotonic()
+        load.wait_for(answered_by("dies"), 50, repaired)
         back = time.monotonic()
         load.wait_for(lambda outcome: True, 100, back)
 
     replaced = [outcome for outcome in load.outcomes if not outcome.is_failed]
-    replaced = [outcome for outcome in replaced if outcome.answer.told == ("diesd", "1", "breaker")]
+    replaced = [outcome for outcome in replaced if outcome.answer.origin == ("diesd", "1", "breaker")]
     moved_s = min(outcome.begin for outcome in replaced) - killed
-    slowest_s = max(outcome.end - outcome.begin for outcome in load.begun_after(killed - 1, mended))
+    slowest_s = max(outcome.end - outcome.begin for outcome in load.begun_after(killed - 1, repaired))
     # Each try of the breaker costs the one request that tries.
     later = [outcome.is_failed for outcome in load.begun_after(killed + 2 * MOVED_S)]
     assert (moved_s <= MOVED_S, slowest_s <= 2 * MOVED_S) == (True, True), (moved_s, slowest_s)
     assert sum(outcome.is_failed for outcome in load.outcomes) <= 2 * CALLERS
-    assert sum(later) <= 1 + (mended - killed) / 1
+    assert sum(later) <= 1 + (repaired - killed) / 1
     assert not any(outcome.is_failed for outcome in load.begun_after(back))
     assert not any(outcome.is_failed for outcome in load.outcomes if outcome.end < killed)
     served.wait_metric(CLOSED, "breaker_state", variant="dies")
@@ -305,21 +305,21 @@ def test_unloaded_variant_is_replaced_and_comes_back(served):
         unloaded = time.monotonic()
         served.grpc.unload_model("victim")
         load.wait_for(lambda outcome: outcome.begin > unloaded + 2 * MOVED_S, 100)
-        mended = time.monotonic()
+        repaired = time.monotonic()
         served.grpc.load_model("victim")
         load.wait_for(
-            lambda outcome: not outcome.is_failed and outcome.answer.variant == "leaves", 50, mended
+            lambda outcome: not outcome.is_failed and outcome.answer.variant == "leaves", 50, repaired
         )
 
-    moved = load.begun_after(unloaded + MOVED_S, mended)
+    moved = load.begun_after(unloaded + MOVED_S, repaired)
     assert {outcome.answer.variant for outcome in moved if not outcome.is_failed} == {"leavesd"}
     # Each try of the breaker costs the one request that tries.
-    assert sum(outcome.is_failed for outcome in moved) <= 1 + (mended - unloaded) / open_s
+    assert sum(outcome.is_failed for outcome in moved) <= 1 + (repaired - unloaded) / open_s
     assert not any(outcome.is_failed for outcome in load.outcomes if outcome.end < unloaded)
     served.wait_metric(CLOSED, "breaker_state", variant="leaves")
 
 
-# A variant that cannot be reached is out at once: so that each request tries it again.
+# An unreachable variant opens its breaker immediately; here each request tries it again.
 AT_ONCE = {"open_s": 0.001}
 
 
@@ -332,7 +332,7 @@ def test_retries_keep_to_their_budget(served):
 
     for number in range(200):
         try:
-            outcomes[served.ask("route", PROTOCOLS[number % 2]).told] += 1
+            outcomes[served.send("route", PROTOCOLS[number % 2]).origin] += 1
         except InferenceServerException as error:
             outcomes[error.message().partition(": ")[0]] += 1
 
@@ -351,14 +351,14 @@ def doomed(served):
     served.grpc.load_model(name)
     served.use("route", pair(name, name, breaker=AT_ONCE))
     for _ in range(int(TOKENS / PER_SUCCESS) * 2):
-        served.ask("route", headers={"x-variant": f"{name}d"})
+        served.send("route", headers={"x-variant": f"{name}d"})
     served.wait_metric(100, "requests_total", variant=f"{name}d")
     return name
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_request_that_dies_with_its_variant_fails_alone(served, doomed, protocol):
-    """What was at the variant may have killed it and is not sent again; what comes later has not, and is."""
+    """A request at the dying variant may have killed it and is not retried; later ones are."""
     (asking,) = together(1, lambda _: served.refusal("route", protocol))
     wait_until(lambda: waiting(served.repository, doomed) == 1)
 
@@ -367,7 +367,7 @@ def test_request_that_dies_with_its_variant_fails_alone(served, doomed, protocol
     status, message = asking.result()
     assert (status, "unavailable: " in message) == (UNAVAILABLE[protocol], True)
     assert served.metric("requests_total", variant=f"{doomed}d") == 100
-    assert served.ask("route", protocol).told == (f"{doomed}d", "1", "retry")
+    assert served.send("route", protocol).origin == (f"{doomed}d", "1", "retry")
 
 
 def test_request_whose_client_has_left_is_not_sent_again(served, doomed):
@@ -401,7 +401,7 @@ def test_cancelled_request_at_its_variant_runs_out_and_is_counted(served, puppet
 
     served.wait_metric(cancelled + 1, "cancelled_total")
     served.wait_metric(0, "in_flight", variant="works")
-    assert served.ask("route").told == ("works", "1", "weight")
+    assert served.send("route").origin == ("works", "1", "weight")
 
 
 def test_tracing_does_not_end_the_server(tmp_path):
@@ -416,7 +416,7 @@ def test_tracing_does_not_end_the_server(tmp_path):
     tracing = ["mode=triton", "rate=1", "level=TIMESTAMPS", f"triton,file={tmp_path / 'trace.json'}"]
     with serve_routes(repository, tmp_path, *(f"--trace-config={each}" for each in tracing)) as running:
         for number in range(20):
-            assert running.ask("route", PROTOCOLS[number % 2]).told == ("steady", "1", "weight")
+            assert running.send("route", PROTOCOLS[number % 2]).origin == ("steady", "1", "weight")
         running.wait_metric(20, "shadow_requests_total")
 
 
@@ -433,7 +433,7 @@ def test_instances_of_a_route_are_told_apart(tmp_path):
     )
     with serve_routes(repository, tmp_path) as running:
         for number in range(20):
-            running.ask("route", PROTOCOLS[number % 2])
+            running.send("route", PROTOCOLS[number % 2])
 
         running.wait_metric(20, "requests_total", outcome="ok")
         shown = [(labels["model_instance"], value) for labels, value in running.series("generation")]

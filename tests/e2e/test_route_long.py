@@ -67,7 +67,7 @@ def ask_all(served, requests: list[dict]) -> list:
     """Ask with each of these headers, over both protocols and several at a time; returns the answers."""
 
     def ask(number: int):
-        answer = served.ask("route", PROTOCOLS[number % 2], headers=requests[number])
+        answer = served.send("route", PROTOCOLS[number % 2], headers=requests[number])
         assert answer.added == ADDED[answer.variant]
         return answer
 
@@ -100,7 +100,7 @@ def test_shares_by_chance_are_the_weights(served):
     """
     served.use("route", weighing(90, 10))
 
-    counts = Counter(answer.told for answer in ask_all(served, [{}] * REQUESTS))
+    counts = Counter(answer.origin for answer in ask_all(served, [{}] * REQUESTS))
 
     assert set(counts) == {("control", "1", "weight"), ("candidate", "1", "weight")}
     missed = abs(counts["candidate", "1", "weight"] - REQUESTS * 0.1)

@@ -14,7 +14,7 @@ import pytest
 
 from nereid.server import run_dir
 from nereid.server.run_dir import ServerRecord
-from tests.networks import ask
+from tests.networks import infer
 from tests.routes import (
     NETWORK,
     WATCHDOG_S,
@@ -92,7 +92,7 @@ def site(tmp_path):
 
 def added(served, version: int) -> float:
     """Return what a version of the network adds to its input."""
-    return float(ask(served.server, "net", {"x": X}, model_version=str(version))["scores"][0, 0] - X[0, 0])
+    return float(infer(served.server, "net", {"x": X}, model_version=str(version))["scores"][0, 0] - X[0, 0])
 
 
 def replaced(path: Path, content: bytes) -> None:
@@ -132,7 +132,7 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
         watch.wait(first, bad, second, third)
 
     assert [added(served, version) for version in (1, 2, 3, 4)] == [1, 4, 5, 6]
-    assert served.ask("route").added == 1
+    assert served.send("route").added == 1
     assert (folder / "published" / "route@monday-v2.onnx").read_bytes() == content
     ((reason,), (rejected,)) = ([*folder.glob(f"rejected/net-{end}")] for end in ("*.txt", "*Z.onnx"))
     assert watch.said[1] == f"net.onnx: rejected: {reason.read_text()}"

@@ -1,4 +1,4 @@
-"""What tests on a GPU have in common: the GPU, or the reason why there is none."""
+"""Fixtures of the tests on a GPU: the GPU, or the reason to skip."""
 
 import pytest
 

@@ -34,7 +34,7 @@ def total(server, name: str) -> float:
 
 
 def wait_for_runs(server, count: float) -> None:
-    """Return when the metrics page tells of that many runs of networks, and so of all before them."""
+    """Wait until the metrics page counts this many runs of networks, and so all earlier runs."""
     deadline = time.monotonic() + PATIENCE_S
     while total(server, RUNS) < count:
         assert time.monotonic() < deadline, (

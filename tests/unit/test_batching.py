@@ -114,7 +114,7 @@ def test_unknown_batch_input_is_refused(kind, datatype):
     },
 )
 def test_only_a_plain_batch_is_cut_between_rows(batching, expected):
-    """Where an input or output belongs to the batch as a whole, no row stands for itself."""
+    """If an input or output belongs to the batch as a whole, rows are not independent."""
     assert batching.is_by_rows is expected
 
 
@@ -139,7 +139,7 @@ def test_request_without_inputs_is_one_where_there_are_no_batches():
 
 
 def test_requests_are_joined_in_order():
-    """Every input is joined with its own kind, whatever the order of names in a request."""
+    """Every input is joined by name, independent of the order of names in a request."""
     requests = [
         {"x": np.array([[1, 2]], np.int8), "t": np.array([[b"a"]], object)},
         {"t": np.array([[b""], [b"\0"]], object), "x": np.array([[3, 4], [5, 6]], np.int8)},

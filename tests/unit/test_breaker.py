@@ -95,7 +95,7 @@ def test_trial_decides(outcome, state, allows_next):
 
 
 def test_requests_from_before_do_not_decide_a_trial():
-    """What was in flight when the breaker opened says nothing about the variant now."""
+    """Requests in flight when the breaker opened are no evidence about the variant."""
     breaker = opened()
     breaker.allows(6.0)
 
@@ -129,7 +129,7 @@ def test_trip_opens_at_once():
 
 
 def test_every_turn_is_told():
-    """Whoever shows the state hears of each change, in order."""
+    """The callback receives each change of state, in order."""
     told: list[State] = []
     breaker = Breaker(SETTINGS, told.append)
 

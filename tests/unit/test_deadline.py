@@ -1,4 +1,4 @@
-"""Deadlines that one model gives another."""
+"""Deadlines of requests between models."""
 
 import time
 
@@ -12,12 +12,12 @@ from nereid.serving_errors import DeadlineExceeded, InvalidRequest
     "parameters", [{}, {"other": 1}, deadline.within(86_400)], ids=["none", "other", "left"]
 )
 def test_request_with_time_left_passes(parameters):
-    """Without a deadline there is no hurry."""
+    """A request without a deadline, or before it, passes."""
     deadline.check(parameters)
 
 
 def test_deadline_is_what_is_left():
-    """The parameter is so many seconds from now, by the clock that all processes share."""
+    """The parameter is the timeout after now, by the clock that all processes share."""
     before = time.monotonic_ns()
     (at,) = deadline.within(1.5).values()
 
@@ -25,7 +25,7 @@ def test_deadline_is_what_is_left():
 
 
 def test_request_whose_time_is_over_is_refused():
-    """A call that had no time at all is late as soon as it is looked at."""
+    """A request without any time left is late."""
     late = deadline.within(-1e-9)
 
     with pytest.raises(DeadlineExceeded, match="expired while queued"):
@@ -34,6 +34,6 @@ def test_request_whose_time_is_over_is_refused():
 
 @pytest.mark.parametrize("value", ["1", 1.5, True])
 def test_other_deadline_is_refused(value):
-    """Callers may send the parameter, too: what is no integer is named."""
+    """Clients may send the parameter, too: a value other than an integer is refused."""
     with pytest.raises(InvalidRequest, match=f"must be an integer, got {value!r}"):
         deadline.check({deadline.PARAMETER: value})

@@ -1,4 +1,4 @@
-"""Decoding: every format right, every bad file refused with what was expected and what came."""
+"""Decoding: every format, and a message with the expected and the given value for every bad file."""
 
 import io
 import struct
@@ -120,7 +120,7 @@ def test_first_frame_of_a_gif_is_its_picture():
 )
 @pytest.mark.parametrize("level", [0, 255], ids=["black", "white"])
 def test_other_colour_modes_become_rgb(encode, image_format, mode, level):
-    """Black is black and white is white RGB, whatever the file's colour mode; one without RGB is refused."""
+    """Black and white stay black and white in every colour mode; a mode without RGB is refused."""
     pixels = np.full((8, 8, 3), level, np.uint8)
     if mode == "LAB":
         with pytest.raises(InvalidImage, match=r"8 or 16 bits per channel .*, got TIFF of mode LAB"):
@@ -302,7 +302,7 @@ def test_orientation_and_pixels_make_the_picture_upright(encode, gradient, image
 
 @pytest.mark.parametrize("image_format", ["TIFF", "PNG", "WEBP"])
 def test_orientation_in_xmp_leaves_size_and_pixels_alike(encode, gradient, image_format):
-    """Whatever is made of a tag in XMP data, the size known from the header is that of the pixels."""
+    """A tag in XMP data never makes the header's size differ from that of the pixels."""
     xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     info = PngImagePlugin.PngInfo()
     info.add_itxt("XML:com.adobe.xmp", xmp.decode())
@@ -357,7 +357,7 @@ GARBAGE = {
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Metadata Warning", "ignore:Possibly corrupt")
 @pytest.mark.filterwarnings("ignore:Truncated File Read", "ignore:Tag data larger")
 def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
-    """Damaged metadata are no reason to refuse good pixels, nor to turn them."""
+    """Damaged metadata neither refuse nor turn good pixels."""
     pixels = gradient(16, 16)
     if image_format == "JPEG":
         encoded = encode(pixels, "JPEG", quality=95, subsampling=0)
@@ -418,7 +418,7 @@ def test_scaled_decode_of_a_photo_gives_box_averages(shrink):
     },
 )
 def test_bad_file_is_refused(encoded, message):
-    """A file that is no complete image says what was expected and what came."""
+    """The message for an incomplete image has the expected and the given bytes."""
     with pytest.raises(InvalidImage, match=message):
         decode(encoded)
 
@@ -491,7 +491,7 @@ def _lying(image_format):
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
 def test_decompression_bomb_is_refused_from_its_header(image_format):
-    """A small file that claims hundreds of megapixels is refused, whatever Pillow thinks of it."""
+    """A small file that claims hundreds of megapixels is refused before Pillow decodes it."""
     size = "16000 x 16000" if image_format == "WEBP" else "20000 x 20000"
 
     with pytest.raises(InvalidImage, match=f"expected at most 64000000 pixels, got {size}"):
@@ -550,10 +550,10 @@ def test_jpeg_of_too_many_scans_is_refused(encode, gradient, kind):
 
 @cases("marker", {"stuffing": 0x00, "TEM": 0x01, "RST0": 0xD0, "RST7": 0xD7})
 def test_scans_cannot_be_hidden_behind_a_marker_without_length(encode, gradient, marker):
-    """No length follows these; whoever reads one there takes a sham frame for the real one."""
+    """These markers have no length; reading one there would find a fake frame."""
     many = repeated(encode(gradient(16, 16), "JPEG", progressive=True), MAX_SCANS + 1)
     sham = segment(0xC0, bytes((8, 0, 16, 0, 16, 3)) + bytes(9)) + segment(0xDA, b"\x03" + bytes(9))
-    # Whoever takes the next marker, 0xFFFE, for a length, lands in the second comment.
+    # A reader that takes the next marker, 0xFFFE, for a length jumps into the second comment.
     first = bytes((0xFF, marker)) + segment(0xFE, bytes(60_000))
     second = segment(0xFE, bytes(2 + 0xFFFE - len(first) - 4) + sham)
 
@@ -571,7 +571,7 @@ def test_what_follows_an_ordinary_jpeg_is_not_counted(encode, gradient):
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_damaged_bytes_never_escape_as_another_error(encode, gradient, image_format):
-    """Whatever bytes are damaged, the file is either decoded or refused as an invalid image."""
+    """A file with any damaged bytes is either decoded or refused as an invalid image."""
     good = encode(gradient(24, 24), image_format)
     random = np.random.default_rng(0)
     for _ in range(150):
@@ -605,7 +605,7 @@ def test_pixels_of_the_next_image_take_the_memory_of_the_last(encode, gradient):
 
 
 def test_buffer_is_given_out_again():
-    """A smaller array of another type lies in the same memory; one of another name does not."""
+    """A smaller array of another type shares the memory; one of another name does not."""
     buffers = Buffers()
 
     first, second = buffers.take("a", (4, 5)), buffers.take("a", (3,), np.uint8)
@@ -618,7 +618,7 @@ def test_buffer_is_given_out_again():
 
 @pytest.mark.parametrize(("extra", "is_kept"), [(0, True), (1, False)], ids=["at the limit", "above it"])
 def test_huge_buffer_is_not_kept(extra, is_kept):
-    """One huge image does not cost its memory for ever, and takes nothing from what was kept."""
+    """The memory of one huge image is not kept, and the kept memory stays."""
     buffers = Buffers()
     small = buffers.take("a", (8,), np.uint8)
 

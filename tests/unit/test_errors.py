@@ -36,7 +36,7 @@ def test_error_survives_as_text(error, words):
     ids=lambda value: str(value)[:30],
 )
 def test_tritons_own_texts_are_known(text, expected):
-    """What Triton says for itself gets the class it means; anything else is a failure of the server."""
+    """Triton's own texts get their class; any other text is a failure of the server."""
     assert type(errors.from_message(text)) is expected
 
 
@@ -53,7 +53,7 @@ def test_first_prefix_wins():
     ids=str,
 )
 def test_outcome_is_the_class_as_a_label(error, outcome):
-    """Metrics tell errors apart by their prefix, without its punctuation."""
+    """The label in metrics is the prefix without its punctuation."""
     assert error.outcome == outcome
 
 

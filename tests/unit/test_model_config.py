@@ -164,7 +164,7 @@ def test_instances_that_share_the_cores(tmp_path, document, expected):
     },
 )
 def test_gpu_is_asked_for_by_the_file_in_use(tmp_path, files, profile, expected):
-    """Triton resolves KIND_AUTO before a backend sees it, so the file tells who named a GPU."""
+    """Triton resolves KIND_AUTO before a backend sees it, so only the file shows a named GPU."""
     (tmp_path / "configs").mkdir()
     for name, kind in files.items():
         (tmp_path / name).write_text(f"instance_group {{ kind: {kind} }}" if kind else 'name: "m"')
@@ -214,7 +214,7 @@ def test_tritons_own_parameters_pass(tmp_path):
     },
 )
 def test_wrong_parameter_is_named(tmp_path, parameters, message):
-    """A wrong parameter fails the load with its name, what was expected and what came."""
+    """A wrong parameter fails the load with its name, the expected and the given value."""
     with pytest.raises(InvalidConfig) as raised:
         config(tmp_path, **parameters).settings(Settings)
 
@@ -295,7 +295,7 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
     },
 )
 def test_wrong_parameter_of_a_group_is_named(tmp_path, parameters, fixed, message):
-    """What is fixed is no parameter, and what a group refuses fails the load."""
+    """A fixed value is not a parameter, and an error of a group fails the load."""
     with pytest.raises(InvalidConfig) as raised:
         config(tmp_path, **parameters).settings(Outer, **fixed)
 
@@ -319,7 +319,7 @@ def test_sibling_version_must_exist(tmp_path):
 
 @pytest.fixture
 def args(tmp_path):
-    """What Triton hands to the second instance of a model on its second GPU."""
+    """The arguments of the second instance of a model on the second GPU."""
     return {
         "model_config": '{"name": "m"}',
         "model_repository": str(tmp_path / "m"),
@@ -351,7 +351,7 @@ def test_gpu_instance_knows_its_place(args, tmp_path):
     ("name", "expected"), [("m_0_0", True), ("m_0_1", False), ("m_0_10", False), ("m_1_0", False)]
 )
 def test_first_instance_is_that_of_the_first_group(args, name, expected):
-    """What is said once per model is said by the first instance of the first group."""
+    """The first instance of the first group logs the lines that appear once per model."""
     groups = [{"name": "m_0", "count": 11}, {"name": "m_1", "count": 1}]
     document = json.loads(args["model_config"]) | {"instance_group": groups}
     given = args | {"model_config": json.dumps(document), "model_instance_name": name}
@@ -473,7 +473,7 @@ def test_text_that_is_no_boolean_is_refused(text):
 
 
 def test_fused_model_may_replace_parameters_of_its_parts():
-    """What it gives counts, under the names that its parts have for it; what it does not is left to them."""
+    """A given value replaces the siblings' parameter; a missing one keeps it."""
     names = FusedSettings("p", 1, "n", 1, intra_op_thread_count=2, run_batch_size=4)
 
     assert names.of_preprocess == {}

@@ -13,7 +13,7 @@ PHOTOS = {path.name: as_jpeg(path) for path in packaged()}
 
 @pytest.fixture(scope="module")
 def settings():
-    """What the repository's preprocessing model says."""
+    """The transform of the repository's preprocessing model."""
     return PreprocessSettings.from_config(ModelConfig.from_file(REPOSITORY / "imagenet_preprocess", 1))
 
 

@@ -54,7 +54,7 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture
 def alone(pipeline):
-    """What each image gives on its own."""
+    """The tensors of single images."""
     return {image: pipeline.run([[image]]).tensor[0].copy() for image in (A, B)}
 
 
@@ -69,7 +69,7 @@ def test_rows_follow_the_requests(pipeline, alone):
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
 def test_refused_request_stays_refused(pipeline, alone, place):
-    """What is no request any more takes no row, and the others are prepared."""
+    """A request that is an error already gets no row, and the others are prepared."""
     refused = DeadlineExceeded("late")
     requests = [[A], [B]]
     requests.insert(place, refused)
@@ -244,7 +244,7 @@ def test_config_that_fits_nothing_fails_the_load(root, tmp_path, old, new, messa
     ("kind", "parameter"), [("CPU", "gpu_memory_limit_bytes"), ("GPU", "decode_threads")], ids=["cpu", "gpu"]
 )
 def test_parameter_of_the_other_device_fails_the_load(root, kind, parameter):
-    """What would have no effect is refused, and the message says where the instance is."""
+    """A parameter without effect is refused, and the message names the instance's device."""
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
     config = replace(config, kind=kind, parameters={**config.parameters, parameter: "7"})
 

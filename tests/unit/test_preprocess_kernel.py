@@ -175,7 +175,7 @@ def weigh(span, transform: Transform, pixels: np.ndarray) -> np.ndarray:
 
 
 def model(transform: Transform, pixels: np.ndarray, orientation: int = 1) -> np.ndarray:
-    """What the kernel should write for one image, in float32: 0..255 first, then normalised and laid out."""
+    """Compute the expected output for one image in float32: 0..255 first, then normalised and laid out."""
     upright = UPRIGHT[orientation](pixels).astype(np.float32)
     rows, columns = transform.place(upright.shape[1::-1])
     across = weigh(columns.span, transform, upright.swapaxes(0, 1)).swapaxes(0, 1)
@@ -367,7 +367,7 @@ def test_resize_is_that_of_pillow(run, name, size_wh, interpolation):
 @pytest.mark.parametrize("orientation", TURNS)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_kernel_agrees_with_the_cpu_path(run, encode, name, orientation):
-    """The two paths differ by at most one level in the mean, whatever is asked for."""
+    """The two paths differ by at most one level in the mean, for every transform."""
     transform, pixels = TRANSFORMS[name], photo("chelsea", (150, 97))
     image = replace(open_image(encode(pixels), Limits()), orientation=orientation)
     expected = blank(transform, 1)[0]

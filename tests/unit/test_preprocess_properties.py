@@ -1,4 +1,4 @@
-"""What holds for every image and every transform: shapes, ranges, and that the picture stays the picture."""
+"""Properties of every image and every transform: shapes, ranges and content."""
 
 import io
 from dataclasses import replace
@@ -63,7 +63,7 @@ def encode(image, image_format, orientation):
 
 
 def apply(transform, encoded):
-    """Return the network's input, height by width by channels, R first, whatever the transform's order."""
+    """Return the network's input, height by width by channels, R first for every transform."""
     out = np.full(transform.shape, 99, DATATYPES[transform.datatype])
     transform(open_image(encoded, Limits()), out, Buffers())
     assert (out.shape, out.dtype) == (transform.shape, DATATYPES[transform.datatype])

@@ -207,7 +207,7 @@ def test_preset_for_pixels_as_they_are_leaves_its_normalisation_out(tmp_path, pr
 
 @pytest.mark.parametrize("name", ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"])
 def test_tritons_own_parameters_pass(tmp_path, name):
-    """They are no business of the backend."""
+    """Triton's own parameters are ignored by the backend."""
     parameters = {"resize": "exact"}
 
     assert settings(tmp_path, parameters | {name: "no"}) == settings(tmp_path, parameters)

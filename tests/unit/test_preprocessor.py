@@ -44,7 +44,7 @@ def test_image_i_is_in_row_i(threads):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_no_images_give_no_errors(threads):
-    """An empty batch is no work."""
+    """An empty batch needs no work."""
     assert CpuPreprocessor(NCHW, Limits(), 4, threads).prepare([]) == []
 
 
@@ -74,7 +74,7 @@ class Meeting:
 
 
 def test_threads_work_side_by_side():
-    """Two images of a batch are in work at once: else each would wait for the other for ever."""
+    """Two images of a batch are prepared at the same time: each waits for the other here."""
     assert CpuPreprocessor(Meeting(), Limits(), 2, threads=2).prepare([A, B]) == [None, None]
 
 
@@ -91,7 +91,7 @@ class Fragile:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_unexpected_error_is_that_of_one_image(threads):
-    """What nobody foresaw fails one image, with its kind and text, and not the batch."""
+    """An unexpected exception fails one image, with its kind and text, and not the batch."""
     first, second = CpuPreprocessor(Fragile(), Limits(), 2, threads).prepare([A, B])
 
     assert first is None

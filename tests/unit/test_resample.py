@@ -35,14 +35,14 @@ def resized(pixels, size_wh, filter_name="bilinear", antialias=True):
 
 
 def pillows(pixels, size_wh, filter_name):
-    """Resize with Pillow: first along the rows, whatever order it would choose for both in one call."""
+    """Resize with Pillow: first along the rows, which one call would not guarantee."""
     image = Image.fromarray(pixels)
     across = image.resize((size_wh[0], image.height), PILLOW[filter_name])
     return np.asarray(across.resize(size_wh, PILLOW[filter_name]))
 
 
 def assert_same_levels(actual, expected, filter_name=""):
-    """Compare levels; a sum that lies on .5 in one arithmetic and beside it in another differs by one.
+    """Compare levels; a sum at .5 in one arithmetic and near .5 in another differs by one.
 
     The mean of ten whole numbers, as a box takes it, is one of those every tenth time.
     """
@@ -71,7 +71,7 @@ def assert_same_levels(actual, expected, filter_name=""):
     ids=str,
 )
 def test_resize_is_pillows(filter_name, height, width, size_wh):
-    """Up, down, and both at once: the levels are those of Pillow, but for ties."""
+    """Up, down, and both in one call: the levels are those of Pillow, but for ties."""
     pixels = noise(height, width)
 
     actual = resized(pixels, size_wh, filter_name)
@@ -84,7 +84,7 @@ def test_resize_is_pillows(filter_name, height, width, size_wh):
 @pytest.mark.parametrize("filter_name", FILTERS)
 @pytest.mark.parametrize(("offset", "count"), [(0, 1), (3, 10), (39, 1), (5, 33)], ids=str)
 def test_cropped_resize_is_that_part_of_the_whole(filter_name, offset, count):
-    """Only the outputs asked for are computed, and they are the same."""
+    """Only the requested outputs are computed, and they are the same."""
     pixels = noise(89, 71)
     rows = build_axis(Span(89, 40, offset, count), filter_name)
     columns = build_axis(Span(71, 40, 40 - offset - count, count), filter_name)
@@ -250,7 +250,7 @@ def axes(draw):
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(axes())
 def test_every_window_lies_in_the_image(drawn):
-    """Whatever the sizes: weights sum to one, are of sources that exist, and make every output."""
+    """For all sizes, weights sum to one, are of existing sources, and make every output."""
     span, (filter_name, antialias, shrink, is_flipped) = drawn
 
     axis = build_axis(span, filter_name, antialias, shrink, is_flipped)
@@ -273,7 +273,7 @@ def test_every_window_lies_in_the_image(drawn):
 @pytest.mark.parametrize("shrink", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 64, 1_000])
 def test_rows_in_chunks_give_the_same(monkeypatch, chunk, shrink):
-    """How many rows are worked on at a time shows nowhere."""
+    """The number of rows per step does not change the result."""
     pixels = noise(51, 37)
     rows, columns = (build_axis(Span(n * shrink, 20, 0, 20), "lanczos", shrink=shrink) for n in (51, 37))
     whole = resampled(pixels, rows, columns)

@@ -1,4 +1,4 @@
-"""The router's own logic, with variants that are functions of the test and a clock that the test moves."""
+"""The router's own logic, with functions as variants and a clock that the test moves."""
 
 import threading
 import tracemalloc
@@ -76,7 +76,7 @@ class World:
 
         self.models[model] = answer
 
-    def ask(self, parameters: dict | None = None, **options) -> "Request":
+    def send(self, parameters: dict | None = None, **options) -> "Request":
         """Send one request through the router; returns it with its answer."""
         request = Request(self, parameters or {}, **options)
         if admitted := self.router.admit(request):
@@ -99,11 +99,11 @@ class Request:
         return self._parameters
 
     def is_cancelled(self) -> bool:
-        """Tell whether the client has left."""
+        """Return whether the client has disconnected."""
         return self._is_gone
 
     def forward(self, model: str, version: int, timeout_s: float) -> np.ndarray:
-        """Ask a model of the world."""
+        """Send the request to a model of the world."""
         self._world.called.append(model)
         self.timeouts.append(timeout_s)
         return self._world.models[model]()
@@ -122,7 +122,7 @@ class Request:
 
     @property
     def outcome(self) -> tuple[str, str, str] | str:
-        """What the client got, exactly once."""
+        """The response or error, of which there is exactly one."""
         assert len(self.answers) + len(self.errors) == 1, (self.answers, self.errors)
         return self.answers[0] if self.answers else str(self.errors[0])
 
@@ -142,7 +142,7 @@ def break_v2(world: World, error: Exception | None = None) -> None:
     """Let v2 fail until its breaker opens."""
     world.fail("m2", error or InferenceFailed("no"))
     for _ in range(5):
-        world.ask(TO_V2)
+        world.send(TO_V2)
     assert world.count("breaker_state", variant="v2") == 2
 
 
@@ -160,7 +160,7 @@ def break_v2(world: World, error: Exception | None = None) -> None:
 )
 def test_answer_names_variant_version_and_reason(world, parameters, outcome):
     """Each request gets exactly one answer, and is counted once with the reason."""
-    assert world.ask(parameters).outcome == outcome
+    assert world.send(parameters).outcome == outcome
     assert world.count("requests_total") == 1
     if isinstance(outcome, tuple):
         variant, version, reason = outcome
@@ -184,44 +184,44 @@ def test_answer_names_variant_version_and_reason(world, parameters, outcome):
     ids=str,
 )
 def test_variants_error_is_the_answer(world, error, text, outcome):
-    """Whatever a variant raises reaches the client as an error, and is counted."""
+    """Every exception of a variant reaches the client as an error, and is counted."""
     world.fail("m2", error)
 
-    assert world.ask(TO_V2).outcome == text
+    assert world.send(TO_V2).outcome == text
     assert world.count("requests_total", variant="v2", outcome=outcome) == 1
 
 
-def test_request_over_the_limit_is_refused_at_once():
+def test_request_over_the_limit_is_rejected_immediately():
     """The third of two allowed gets the numbers; places come back with the answers."""
     world = World(msgspec.structs.replace(ROUTE, max_in_flight=2))
     admitteds = [world.router.admit(Request(world, {})) for _ in range(2)]
 
-    assert world.ask().outcome == "overloaded: 2 in flight, limit 2"
+    assert world.send().outcome == "overloaded: 2 in flight, limit 2"
     for admitted in admitteds:
         world.router.handle(admitted)
-    assert world.ask().outcome == ("v1", "11", "weight")
+    assert world.send().outcome == ("v1", "11", "weight")
     assert world.count("shed_total") == 1
 
 
 @pytest.mark.parametrize(
     "error", [None, InvalidRequest("x"), Unavailable("x"), DeadlineExceeded("x")], ids=str
 )
-def test_every_place_comes_back(error):
-    """Whatever happens to a request, the next one finds its place free."""
+def test_every_slot_is_freed(error):
+    """Each request frees its slot, with every outcome."""
     world = World(msgspec.structs.replace(ROUTE, max_in_flight=1))
     if error:
         world.fail("m1", error)
 
     for _ in range(3):
-        assert not str(world.ask().outcome).startswith("overloaded")
+        assert not str(world.send().outcome).startswith("overloaded")
 
 
 @pytest.mark.parametrize(
     ("asked_s", "expected_s"), [(0.0, 1.0), (0.2, 0.2), (5.0, 1.0)], ids=["none", "shorter", "longer"]
 )
-def test_variant_is_told_the_time_left(world, asked_s, expected_s):
+def test_variant_gets_the_time_left(world, asked_s, expected_s):
     """The variant's deadline or the caller's, whichever is shorter."""
-    assert world.ask(TO_V2, timeout_s=asked_s).timeouts == [pytest.approx(expected_s)]
+    assert world.send(TO_V2, timeout_s=asked_s).timeouts == [pytest.approx(expected_s)]
 
 
 def hang_v2(world: World, **options) -> tuple[Request, threading.Event, threading.Thread]:
@@ -243,7 +243,7 @@ def hang_v2(world: World, **options) -> tuple[Request, threading.Event, threadin
 
 @pytest.mark.parametrize(("asked_s", "is_own"), [(0.0, True), (0.5, False)], ids=["variant's", "caller's"])
 def test_late_variant_is_not_waited_for(world, asked_s, is_own):
-    """At the deadline the client is told; what comes later is counted, not sent."""
+    """At the deadline the client gets an error; a later response is counted, not sent."""
     request, release, thread = hang_v2(world, timeout_s=asked_s)
     world.router.expire()
     assert (request.answers, request.errors) == ([], [])
@@ -262,7 +262,7 @@ def test_late_variant_is_not_waited_for(world, asked_s, is_own):
 
 
 def test_hung_variant_does_not_fill_the_route():
-    """What is late gives its place back, and a variant with eight late calls gets no more of them."""
+    """A late attempt frees its slot, and a variant with eight late attempts gets no more."""
     route = msgspec.structs.replace(
         ROUTE, max_in_flight=2, breaker=msgspec.structs.replace(ROUTE.breaker, min_requests=3, open_s=2.0)
     )
@@ -275,8 +275,8 @@ def test_hung_variant_does_not_fill_the_route():
         world.now += 2.0
 
     assert {request.outcome[:17] for request, _, _ in hung} == {"deadline exceeded"}
-    assert world.ask(TO_V2).outcome == "unavailable: no healthy variant: 'v2'; retried every 2 s"
-    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
+    assert world.send(TO_V2).outcome == "unavailable: no healthy variant: 'v2'; retried every 2 s"
+    assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
     assert world.count("in_flight", variant="v2") == 8
 
     for _, release, thread in hung:
@@ -284,7 +284,7 @@ def test_hung_variant_does_not_fill_the_route():
         thread.join()
     world.now += 2.0
     world.models["m2"] = lambda: CAT
-    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
     assert (world.count("in_flight", variant="v2"), world.count("late_total", variant="v2")) == (0, 8)
 
 
@@ -293,27 +293,27 @@ def test_only_the_variants_own_deadline_is_its_fault(world, asked_s, state):
     """A caller in a hurry says nothing about the variant."""
     world.fail("m2", DeadlineExceeded("x"))
     for _ in range(10):
-        world.ask(TO_V2, timeout_s=asked_s)
+        world.send(TO_V2, timeout_s=asked_s)
 
     assert world.count("breaker_state", variant="v2") == state
 
 
 def test_open_breaker_sends_traffic_to_the_default(world):
-    """Who would have got v2 gets the default, and is told why; v2 is left alone."""
+    """Traffic of v2 goes to the default with the reason `breaker`, none to v2."""
     break_v2(world)
     world.called.clear()
 
-    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
+    assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
     assert world.called == ["m1"]
     assert world.log == ["variant 'v2': breaker open"]
 
 
 def test_forced_variant_is_never_replaced(world):
-    """Who asks for v2 by name is refused at once while it fails, not answered by another."""
+    """A request that forces v2 fails immediately while v2 fails; no other variant serves it."""
     break_v2(world)
     world.called.clear()
 
-    assert world.ask(TO_V2).outcome == "unavailable: no healthy variant: 'v2'; retried every 5 s"
+    assert world.send(TO_V2).outcome == "unavailable: no healthy variant: 'v2'; retried every 5 s"
     assert world.called == []
     assert world.count("requests_total", variant="v2", outcome="unavailable", reason="variant") == 1
 
@@ -322,22 +322,22 @@ def test_failing_default_fails_fast(world):
     """There is nothing behind the default: its requests are refused without a call."""
     world.fail("m1", InferenceFailed("no"))
     for _ in range(5):
-        world.ask(TO_V1)
+        world.send(TO_V1)
     world.called.clear()
 
-    assert world.ask(KEY_V1).outcome == "unavailable: no healthy variant: 'v1'; retried every 5 s"
+    assert world.send(KEY_V1).outcome == "unavailable: no healthy variant: 'v1'; retried every 5 s"
     assert world.called == []
-    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
 
 
 def test_both_failing_names_both(world):
-    """When v2 fails and its stand-in too, the error says so."""
+    """If v2 and the default fail, the error names both."""
     break_v2(world)
     world.fail("m1", InferenceFailed("no"))
     for _ in range(5):
-        world.ask(TO_V1)
+        world.send(TO_V1)
 
-    assert world.ask(KEY_V2).outcome == "unavailable: no healthy variant: 'v2', 'v1'; retried every 5 s"
+    assert world.send(KEY_V2).outcome == "unavailable: no healthy variant: 'v2', 'v1'; retried every 5 s"
 
 
 def test_variant_comes_back_by_itself(world):
@@ -346,7 +346,7 @@ def test_variant_comes_back_by_itself(world):
     world.models["m2"] = lambda: CAT
     world.now += 5.0
 
-    assert [world.ask(KEY_V2).outcome[2] for _ in range(3)] == ["route-key"] * 3
+    assert [world.send(KEY_V2).outcome[2] for _ in range(3)] == ["route-key"] * 3
     assert world.count("breaker_state", variant="v2") == 0
     assert world.log[-1] == "variant 'v2': breaker closed"
 
@@ -357,11 +357,11 @@ def test_one_request_tries_at_a_time(world):
     world.now += 5.0
     request, release, thread = hang_v2(world)
 
-    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
+    assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
     release.set()
     thread.join()
     assert request.outcome == ("v2", "12", "variant")
-    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
 
 
 def test_trial_that_hangs_opens_the_breaker_again(world):
@@ -383,7 +383,7 @@ def test_bad_images_never_open_a_breaker(world):
     """The client's fault is not the variant's."""
     world.fail("m2", InvalidImage("x"))
     for _ in range(50):
-        world.ask(TO_V2)
+        world.send(TO_V2)
 
     assert world.count("breaker_state", variant="v2") == 0
 
@@ -392,11 +392,11 @@ def test_unreachable_variant_is_retried_on_the_default(world):
     """A request that its variant cannot have seen is sent once more, and says so; the next do not try it."""
     world.fail("m2", Unavailable("x"))
 
-    assert world.ask(KEY_V2).outcome == ("v1", "11", "retry")
+    assert world.send(KEY_V2).outcome == ("v1", "11", "retry")
     assert world.called == ["m2", "m1"]
     assert world.count("requests_total", variant="v2", outcome="unavailable") == 1
     assert world.count("requests_total", variant="v1", outcome="ok", reason="retry") == 1
-    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
+    assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
 
 
 @cases(
@@ -410,10 +410,10 @@ def test_unreachable_variant_is_retried_on_the_default(world):
     },
 )
 def test_nothing_else_is_retried(world, parameters, error):
-    """What the variant may have run, what is shed or late, and what was asked for by name is sent once."""
+    """A request that may have run, was shed, was late or forced its variant is sent once."""
     world.fail("m2", error)
 
-    assert world.ask(parameters).outcome == str(error)
+    assert world.send(parameters).outcome == str(error)
     assert world.called == ["m2"]
 
 
@@ -421,25 +421,25 @@ def test_what_may_have_killed_its_variant_is_not_retried(world):
     """The first request that finds a process dead may be the cause; one sent when that was known is not."""
     world.fail("m2", Died("x"))
 
-    assert world.ask(KEY_V2).outcome == "unavailable: x"
+    assert world.send(KEY_V2).outcome == "unavailable: x"
     world.now += 5.0
-    assert world.ask(KEY_V2).outcome == ("v1", "11", "retry")
+    assert world.send(KEY_V2).outcome == ("v1", "11", "retry")
     assert world.called == ["m2", "m2", "m1"]
 
     world.models["m2"] = lambda: CAT
     world.now += 5.0
-    world.ask(KEY_V2)
+    world.send(KEY_V2)
     world.fail("m2", Died("x"))
-    assert world.ask(KEY_V2).outcome == "unavailable: x"
+    assert world.send(KEY_V2).outcome == "unavailable: x"
 
 
 def test_others_do_not_wait_long_for_a_dead_variant():
-    """What a dead process has queued is told in a second, and none tries behind it until it has come back."""
+    """Requests queued at a dead process fail within a second, and none follows until they return."""
     patient = msgspec.structs.replace(V2, deadline_ms=10_000)
     world = World(msgspec.structs.replace(ROUTE, variants=(V1, patient)))
     request, release, thread = hang_v2(world)
     world.fail("m2", Died("x"))
-    world.ask(TO_V2)
+    world.send(TO_V2)
 
     world.now += 0.9
     world.router.expire()
@@ -449,11 +449,11 @@ def test_others_do_not_wait_long_for_a_dead_variant():
 
     assert request.outcome.startswith("deadline exceeded")
     world.now += 60.0
-    assert world.ask(KEY_V2).outcome == ("v1", "11", "breaker")
+    assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
     release.set()
     thread.join()
     world.models["m2"] = lambda: CAT
-    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
 
 
 def test_retries_have_a_budget():
@@ -463,7 +463,7 @@ def test_retries_have_a_budget():
 
     outcomes = []
     for _ in range(30):
-        outcomes.append(world.ask(KEY_V2).outcome)
+        outcomes.append(world.send(KEY_V2).outcome)
         world.now += 5.0
 
     # Of ten tokens five may go, and every answer of the default gives a tenth of one back.
@@ -474,19 +474,19 @@ def test_retries_have_a_budget():
 
 
 def test_client_that_left_is_not_retried(world):
-    """Nobody waits for the second try."""
+    """A retry for a client that disconnected is pointless."""
     world.fail("m2", Unavailable("x"))
 
-    assert world.ask(KEY_V2, is_gone=True).outcome == str(Cancelled("the client has disconnected"))
+    assert world.send(KEY_V2, is_gone=True).outcome == str(Cancelled("the client has disconnected"))
     assert world.called == ["m2"]
     assert world.count("cancelled_total") == 1
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "called"), [(0.0, ["m1"]), (2 * MAX_UNCHECKED_WAIT_S, [])], ids=["at once", "waited"]
+    ("waited_s", "called"), [(0.0, ["m1"]), (2 * MAX_UNCHECKED_WAIT_S, [])], ids=["immediately", "waited"]
 )
 def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, called):
-    """A request that had to wait for its thread is only sent on if somebody still wants it."""
+    """A request that waited for its thread is forwarded only if its client is connected."""
     admitted = world.router.admit(Request(world, {}, is_gone=True))
     world.now += waited_s
 
@@ -497,7 +497,7 @@ def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, calle
 
 @pytest.mark.parametrize(("took_s", "cancelled"), [(0.1, 0), (0.3, 1)], ids=["short", "long"])
 def test_client_that_left_a_long_call_is_counted(world, took_s, cancelled):
-    """A call cannot be called back: it runs out, and whether anybody waited is looked at if it took long."""
+    """An attempt cannot be cancelled; after a long one, the client's connection is checked."""
 
     def take_long() -> np.ndarray:
         world.now += took_s
@@ -505,11 +505,11 @@ def test_client_that_left_a_long_call_is_counted(world, took_s, cancelled):
 
     world.models["m2"] = take_long
 
-    assert world.ask(TO_V2, is_gone=True).outcome == ("v2", "12", "variant")
+    assert world.send(TO_V2, is_gone=True).outcome == ("v2", "12", "variant")
     assert world.count("cancelled_total") == cancelled
 
 
-def test_shadow_is_asked_after_the_answer():
+def test_shadow_runs_after_the_response():
     """The client has its answer before the shadow is called."""
     world = World(WITH_SHADOW)
     had: list[int] = []
@@ -538,7 +538,7 @@ def test_shadow_is_compared(theirs, outcome):
     world = World(WITH_SHADOW)
     world.models["m3"] = lambda: theirs
 
-    assert world.ask(KEY_V1).outcome == ("v1", "11", "route-key")
+    assert world.send(KEY_V1).outcome == ("v1", "11", "route-key")
 
     assert world.count("shadow_requests_total", shadow="dark", outcome=outcome) == 1
     assert world.count("shadow_requests_total") == 1
@@ -555,7 +555,7 @@ def test_every_image_of_a_batch_must_agree():
         lambda: np.concatenate([CAT, DOG]),
     )
 
-    world.ask(KEY_V1)
+    world.send(KEY_V1)
 
     assert world.count("shadow_requests_total", outcome="disagreed") == 1
 
@@ -565,7 +565,7 @@ def test_failing_shadow_is_logged_once():
     world = World(WITH_SHADOW)
     world.fail("m3", Unavailable("gone"))
 
-    outcomes = {world.ask(KEY_V1).outcome for _ in range(20)}
+    outcomes = {world.send(KEY_V1).outcome for _ in range(20)}
 
     assert outcomes == {("v1", "11", "route-key")}
     assert world.log == ["shadow 'dark' failed: unavailable: gone"]
@@ -577,7 +577,7 @@ def test_refused_request_is_not_mirrored():
     world = World(WITH_SHADOW)
     world.fail("m1", InvalidImage("x"))
 
-    world.ask(KEY_V1)
+    world.send(KEY_V1)
 
     assert world.called == ["m1"]
 
@@ -586,8 +586,8 @@ def test_shadow_is_not_compared_with_itself():
     """A request that the shadow's own model has answered is not mirrored to it."""
     world = World(msgspec.structs.replace(ROUTE, shadows=(Shadow("same", "m2", 1, 100),)))
 
-    world.ask(KEY_V1)
-    world.ask(KEY_V2)
+    world.send(KEY_V1)
+    world.send(KEY_V2)
 
     assert world.called == ["m1", "m2", "m2"]
 
@@ -597,7 +597,7 @@ def test_shadow_is_shed_while_others_wait():
     world = World(WITH_SHADOW)
     waiting = world.router.admit(Request(world, {}))
 
-    assert world.ask(KEY_V1).outcome == ("v1", "11", "route-key")
+    assert world.send(KEY_V1).outcome == ("v1", "11", "route-key")
     assert world.count("shadow_requests_total", outcome="shed") == 1
     assert world.called == ["m1"]
 
@@ -606,15 +606,15 @@ def test_shadow_is_shed_while_others_wait():
 
 
 def test_shadows_count_towards_their_own_limit():
-    """A shadow that hangs keeps further ones away, whatever their number."""
+    """A shadow that hangs occupies its slot, and further requests are shed."""
     world = World(WITH_SHADOW)
     release, reached = threading.Event(), threading.Event()
     world.models["m3"] = lambda: reached.set() or (release.wait(60) and CAT)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(world.ask, KEY_V1)
+        first = pool.submit(world.send, KEY_V1)
         assert reached.wait(60)
         for _ in range(3):
-            assert world.ask(KEY_V1).outcome == ("v1", "11", "route-key")
+            assert world.send(KEY_V1).outcome == ("v1", "11", "route-key")
         release.set()
         first.result()
 
@@ -623,31 +623,31 @@ def test_shadows_count_towards_their_own_limit():
 
 
 def test_hung_shadow_is_given_up():
-    """At its deadline a shadow has failed and keeps no other away; with eight late ones it is not asked."""
+    """At its deadline a shadow has failed and frees its slot; with eight late ones it gets no requests."""
     world = World(msgspec.structs.replace(ROUTE, shadows=(DARK,), shadow_max_in_flight=1))
     release, reached = threading.Event(), threading.Semaphore(0)
     world.models["m3"] = lambda: reached.release() or (release.wait(60) and CAT)
     with ThreadPoolExecutor(9) as pool:
         waiting = []
         for _ in range(8):
-            waiting.append(pool.submit(world.ask, KEY_V1))
+            waiting.append(pool.submit(world.send, KEY_V1))
             assert reached.acquire(timeout=60)
             world.now += 10.0
             world.router.expire()
         assert world.count("shadow_requests_total", outcome="failed") == 8
-        assert world.ask(KEY_V1).outcome == ("v1", "11", "route-key")
+        assert world.send(KEY_V1).outcome == ("v1", "11", "route-key")
         assert world.count("shadow_requests_total", outcome="shed") == 1
         release.set()
         for each in waiting:
             each.result()
 
-    world.ask(KEY_V1)
+    world.send(KEY_V1)
     assert world.count("shadow_requests_total", outcome="agreed") == 1
     assert world.log[0] == "shadow 'dark' failed: deadline exceeded: no response in 10000 ms"
 
 
 def test_shadow_that_answers_late_has_failed():
-    """What comes back past the deadline is not compared, seen by then or not."""
+    """A response after the deadline is not compared, even before `expire` runs."""
     world = World(WITH_SHADOW)
 
     def late() -> np.ndarray:
@@ -656,18 +656,18 @@ def test_shadow_that_answers_late_has_failed():
 
     world.models["m3"] = late
 
-    world.ask(KEY_V1)
+    world.send(KEY_V1)
 
     assert world.count("shadow_requests_total", outcome="failed") == 1
     assert world.count("shadow_requests_total") == 1
 
 
 def test_answer_that_is_no_number_is_not_compared():
-    """The distance from it would spoil the histogram for ever."""
+    """Its distance would spoil the histogram permanently."""
     world = World(WITH_SHADOW)
     world.models["m1"] = lambda: CAT * np.nan
 
-    world.ask(KEY_V1)
+    world.send(KEY_V1)
 
     assert world.count("shadow_requests_total", outcome="failed") == 1
     assert world.count("shadow_score_distance") == 0
@@ -692,7 +692,7 @@ def test_breaker_settings_are_those_of_the_requests_table(world):
     world.fail("m2", InferenceFailed("no"))
 
     for _ in range(2):
-        world.ask(TO_V2)
+        world.send(TO_V2)
 
     assert world.count("breaker_state", variant="v2") == 2
 
@@ -704,7 +704,7 @@ def test_variant_that_changed_is_shown_with_the_one_before(world):
         in_use(msgspec.structs.replace(ROUTE, variants=(V1, msgspec.structs.replace(V2, model="m1"))))
     )
 
-    world.ask(TO_V2)
+    world.send(TO_V2)
 
     assert world.count("in_flight", variant="v2") == 1
     release.set()
@@ -717,7 +717,7 @@ def test_new_table_serves_the_next_request(world):
     request, release, thread = hang_v2(world)
     world.router.use(in_use(Route((V1,), "v1", Salts("a", "b"))))
 
-    assert world.ask(TO_V2).outcome == "invalid request: unknown x-variant 'v2': expected one of v1"
+    assert world.send(TO_V2).outcome == "invalid request: unknown x-variant 'v2': expected one of v1"
     release.set()
     thread.join()
     assert request.outcome == ("v2", "12", "variant")
@@ -731,7 +731,7 @@ def test_breaker_outlives_a_change_of_weights(world):
         in_use(msgspec.structs.replace(ROUTE, variants=(V1, msgspec.structs.replace(V2, weight=5))))
     )
 
-    assert world.ask(KEY_V2).outcome[2] == "breaker"
+    assert world.send(KEY_V2).outcome[2] == "breaker"
 
 
 @pytest.mark.parametrize(
@@ -743,14 +743,14 @@ def test_breaker_outlives_a_change_of_weights(world):
     ids=["another version", "other breaker"],
 )
 def test_another_version_starts_with_a_closed_breaker(world, route):
-    """What failed was the version before; its gauge goes back to 0."""
+    """The previous version failed; the gauge goes back to 0."""
     break_v2(world)
 
     world.router.use(in_use(route))
 
     assert world.count("breaker_state", variant="v2") == 0
     world.models["m2"] = lambda: CAT
-    assert world.ask(KEY_V2).outcome == ("v2", "12", "route-key")
+    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
 
 
 def test_series_are_bounded(world):
@@ -758,7 +758,7 @@ def test_series_are_bounded(world):
     for number in range(1000):
         variant = Variant(f"v{number}", "m1", 1, 1)
         world.router.use(in_use(Route((variant,), variant.name, Salts("a", "b"))))
-        assert world.ask().outcome[0] == variant.name
+        assert world.send().outcome[0] == variant.name
 
     labels = {dict(found)["variant"] for family, found in world.counts if family == "requests_total"}
     assert "other" in labels
@@ -777,7 +777,7 @@ def test_routing_leaks_nothing():
         for number in range(count):
             world.called.clear()
             world.now += 0.001
-            world.ask(kinds[number % len(kinds)])
+            world.send(kinds[number % len(kinds)])
             if number % 500 == 0:
                 world.router.use(in_use(WITH_SHADOW))
                 world.fail("m2", InferenceFailed("no")) if number % 1000 else world.models.update(

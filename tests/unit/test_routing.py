@@ -176,7 +176,7 @@ def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
 @unhurried
 @given(drawn=st.lists(weights, min_size=3, max_size=5), key=st.text(max_size=30))
 def test_removing_a_variant_moves_only_its_callers(drawn, key):
-    """Who was not on the variant that leaves stays where he was."""
+    """Callers of the other variants keep theirs."""
     variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
     before = assign(route(*variants), key)
 
@@ -187,7 +187,7 @@ def test_removing_a_variant_moves_only_its_callers(drawn, key):
 
 
 def test_salt_shuffles():
-    """Another salt is another experiment: who gets the candidate does not depend on who got the last one."""
+    """Assignments with different salts are independent."""
     first, second = route(V1, raised(V2, 90)), Route((V1, raised(V2, 90)), "v1", Salts("other", "b"))
 
     pairs = Counter((assign(first, key).name, assign(second, key).name) for key in CALLERS)
@@ -214,7 +214,7 @@ def test_published_vectors_hold(root):
 
 
 def test_highest_score_is_assigned():
-    """What `explain` shows as scores is what decides."""
+    """The scores that `explain` shows decide."""
     shown = route(V1, V2, V3)
 
     for key in CALLERS[:200]:
@@ -224,7 +224,7 @@ def test_highest_score_is_assigned():
 
 @pytest.mark.parametrize("percent", [0, 30, 100], ids=lambda percent: f"{percent} %")
 def test_shadow_gets_its_share(percent):
-    """By key always the same ones, by chance so many; 0.04 is five standard deviations of 4,000."""
+    """The same keys always, a share by chance; 0.04 is five standard deviations of 4,000."""
     shadow = msgspec.structs.replace(SHADOW, percent=percent)
 
     by_key = [is_mirrored(shadow, "b", key, unit=0.5) for key in CALLERS]
@@ -236,7 +236,7 @@ def test_shadow_gets_its_share(percent):
 
 
 def test_raising_a_percentage_only_adds_keys():
-    """Who is mirrored at 30 % is at 60 %."""
+    """Every key that is mirrored at 30 % is mirrored at 60 %."""
     more = msgspec.structs.replace(SHADOW, percent=60)
 
     before = {key for key in CALLERS if is_mirrored(SHADOW, "b", key, 0.5)}
@@ -245,7 +245,7 @@ def test_raising_a_percentage_only_adds_keys():
 
 
 def test_route_survives_its_own_text():
-    """What is written is what was read; what is default is not written."""
+    """A written route reads back equal; defaults are not written."""
     full = route(V1, V2, shadows=(SHADOW,), max_in_flight=7, generation=3)
 
     assert parse_route(format_route(full)) == full
@@ -330,7 +330,7 @@ SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
     ids=lambda value: repr(value)[:60],
 )
 def test_wrong_route_is_refused(text, message):
-    """A route that could not serve is refused with what was expected and what came."""
+    """An invalid route is refused with the expected and the given value."""
     with pytest.raises(InvalidConfig) as error:
         parse_route(text)
 

@@ -92,5 +92,5 @@ def test_values_of_a_flag_keep_their_order(words, values):
     },
 )
 def test_settings_are_those_of_one_backend(words, settings):
-    """What is meant for this backend wins over what is meant for all, and a later word over an earlier."""
+    """A backend's own setting wins over that of all backends, and a later one over an earlier."""
     assert backend_settings(["tritonserver", *words], "onnxruntime") == settings

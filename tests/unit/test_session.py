@@ -21,13 +21,13 @@ from tests.networks import assert_same, constant, identity, network, store, tens
 from tests.tables import cases
 
 node = helper.make_node
-# What decides whether and where ONNX Runtime keeps what it tells.
-NOTED = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
+# The variables that decide whether and where ONNX Runtime keeps usage data.
+TELEMETRY = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
 BATCHES = "max_batch_size: 8 instance_group { kind: KIND_CPU count: 1 }"
 X, Y = tensor("input", "x", "FP32", [3]), tensor("output", "y", "FP32", [3])
 
 
-UNTOLD = """
+DEFAULT_START = """
 import sys
 from nereid.inference import session
 import onnxruntime
@@ -35,13 +35,13 @@ onnxruntime.InferenceSession(sys.argv[1])
 """
 
 
-def test_onnx_runtime_tells_its_maker_nothing(tmp_path):
-    """It would keep the name of this machine, and what is to be told, in the user's cache."""
+def test_onnx_runtime_reports_no_usage(tmp_path):
+    """It would keep the name of this machine and usage data in the user's cache."""
     onnx.save(double(), tmp_path / "model.onnx")
     (home := tmp_path / "home").mkdir()
-    kept = {name: value for name, value in os.environ.items() if name not in NOTED}
+    kept = {name: value for name, value in os.environ.items() if name not in TELEMETRY}
 
-    command = [sys.executable, "-c", UNTOLD, tmp_path / "model.onnx"]
+    command = [sys.executable, "-c", DEFAULT_START, tmp_path / "model.onnx"]
     subprocess.run(command, env=kept | {"HOME": str(home)}, check=True)
 
     assert not [*home.rglob("*")]
@@ -95,7 +95,7 @@ def made_from_x(kind: str, datatype: str) -> str:
 
 
 def bounded(rows: int) -> str:
-    """Write the config of `double` that runs so many rows at a time."""
+    """Write the config of `double` with this limit of rows per run."""
     sums = tensor("output", "sums", "FP32", [1])
     return BATCHES + X + Y + sums + parameter("nereid.run_batch_size", str(rows))
 
@@ -106,14 +106,14 @@ def texts(*values: str | bytes) -> np.ndarray:
 
 
 def failure(outcome) -> tuple[type, str]:
-    """Return what a caller is told."""
+    """Return class and message of an outcome."""
     return type(outcome), str(outcome)
 
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2, 3, 8])
 @pytest.mark.parametrize("sizes", [[], [0], [1], [5], [1, 1, 1], [2, 3, 1], [8]], ids=str)
 def test_every_request_gets_its_own_rows(open_model, run_batch_size, sizes):
-    """However requests are joined and split, each gets the answer it would get alone."""
+    """Each request gets the result that it would get alone, joined and split in any way."""
     session = open_model(double(), bounded(run_batch_size))
     requests = [{"x": np.random.default_rng(i).random((n, 3), np.float32)} for i, n in enumerate(sizes)]
 
@@ -156,8 +156,8 @@ def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
 
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2], ids=["joined", "alone", "in pairs"])
-def test_each_request_gets_the_outputs_it_asked_for(open_model, run_batch_size):
-    """One asks for all and two for one each, and nobody gets what only a neighbour wanted."""
+def test_each_request_gets_its_requested_outputs(open_model, run_batch_size):
+    """One request wants both outputs, two want one each, and each gets exactly its own."""
     session = open_model(double(), bounded(run_batch_size))
     x = np.array([[1, 2, 3]], np.float32)
     wanted = [["sums"], ["sums", "y"], ["y"]]
@@ -171,7 +171,7 @@ def test_each_request_gets_the_outputs_it_asked_for(open_model, run_batch_size):
 
 @pytest.mark.parametrize("run_batch_size", [0, 1], ids=["joined", "alone"])
 def test_request_that_wants_nothing_gets_nothing(open_model, run_batch_size):
-    """No outputs asked for are none, whoever runs beside."""
+    """A request without outputs gets none, alone or joined with others."""
     session = open_model(double(), bounded(run_batch_size))
     x = np.array([[1, 2, 3]], np.float32)
 
@@ -214,7 +214,7 @@ def test_failed_run_is_not_reported(open_model):
 
 
 def test_wrong_datatype_is_onnx_runtimes_refusal(open_model):
-    """What the core lets through and the network does not is told in NVIDIA's form, on one line."""
+    """A datatype that only the network refuses has NVIDIA's message, on one line."""
     session = open_model(double(), bounded(0))
 
     (outcome,) = session.run_requests([{"x": np.zeros((1, 3))}], [["y"]])
@@ -299,7 +299,7 @@ def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
 
 
 def test_bytes_that_are_no_text_fail_alone(open_model):
-    """Who sends other bytes than UTF-8 is told the tensor and the byte; the neighbour is served."""
+    """The message for other bytes than UTF-8 has the tensor and the byte; the neighbour is served."""
     config = BATCHES + tensor("input", "x", "STRING", [1]) + tensor("output", "y", "STRING", [1])
     session = open_model(identity("STRING", ["N", 1]), config)
 
@@ -375,7 +375,7 @@ def test_ragged_run_reports_the_rows_of_its_requests(open_ragged):
 
 
 def test_answer_that_cannot_be_cut_is_asked_for_again(open_model):
-    """Where an answer cannot be cut between two requests, each is run alone and gets its own."""
+    """If an output cannot be split between two requests, each is run alone."""
     model = network(
         [node("Compress", ["x", "first"], ["y"], axis=0)],
         [value("x", "FP32", ["N", 3])],
@@ -548,7 +548,7 @@ def test_model_file_is_found(tmp_path, filename, stored_as, version, expected):
 
 
 def test_directory_form_opens_with_its_weights(tmp_path):
-    """Weights beside the model in its folder are found by ONNX Runtime."""
+    """ONNX Runtime finds the weights in the model's folder."""
     config = stored(
         tmp_path,
         pick(),
@@ -590,7 +590,7 @@ def test_empty_directory_form_fails_the_load(tmp_path):
 
 
 def test_files_by_compute_capability_are_for_gpus_only(tmp_path):
-    """On a CPU the plain file is used, whatever else the config names."""
+    """On a CPU the plain file is used, even if the config names others."""
     config = stored(
         tmp_path, double(), 'cc_model_filenames { key: "9.0" value: "hopper.onnx" }' + BATCHES + X + Y
     )
@@ -650,7 +650,7 @@ def test_empty_config_is_filled_in_from_the_file(tmp_path, backend, max_batch_si
 
 
 def test_completed_config_opens(tmp_path):
-    """What is filled in is what validation asks for, with no word left to say."""
+    """A completed config is valid."""
     path = store(tmp_path, "m", identity("FP32", ["N"]), config=None)
     document, _, _ = completed(path.parent, {"name": "m", "max_batch_size": 2})
 

@@ -1,4 +1,4 @@
-"""From a config to ONNX Runtime's options: every parameter and accelerator that NVIDIA's backend knows."""
+"""ONNX Runtime's options from a config: every parameter and accelerator of NVIDIA's backend."""
 
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def test_graph_level_is_tritons_numbering(level, expected):
 
 
 def test_settings_without_any_parameter_are_onnx_runtimes_own():
-    """Nothing is set that was not asked for, but for the thread count, which is the share of the cores."""
+    """Only the thread count is set, to the share of the cores; the others keep ONNX Runtime's defaults."""
     settings = session_settings(config({"intra_op_thread_count": "5"}))
 
     options, plain = settings.options, onnxruntime.SessionOptions()
@@ -118,7 +118,7 @@ def test_execution_mode(text, expected):
 
 
 def test_thread_counts_are_passed_on():
-    """Both counts reach ONNX Runtime, and what the session tells about itself."""
+    """Both counts reach ONNX Runtime and the session's description."""
     settings = session_settings(config({"intra_op_thread_count": "3", "inter_op_thread_count": "2"}))
 
     options = settings.options
@@ -224,7 +224,7 @@ def test_run_batch_size(text, max_batch_size, expected):
 
 
 @pytest.mark.parametrize("text", ["true", "0"])
-def test_shared_weights_are_asked_for_by_name(text):
+def test_shared_weights_have_a_parameter(text):
     """The parameter is one of Triton's booleans."""
     settings = session_settings(config({"nereid.shared_weights": text}))
 
@@ -254,7 +254,7 @@ def test_instances_of_the_caller_share_the_cores():
 
 
 def test_session_options_are_passed_through():
-    """Whatever starts with `session.` is ONNX Runtime's, and wins over a choice of ours."""
+    """A key that starts with `session.` goes to ONNX Runtime and wins over our default."""
     parameters = {SPINNING: "1", "session.dynamic_block_base": "4", "sessions.none": "1"}
 
     settings = session_settings(config(parameters, instance_group=TWO_INSTANCES))
@@ -587,7 +587,7 @@ def test_wrong_accelerator_is_refused(model, message):
     ids=["cuda", "tensorrt"],
 )
 def test_missing_gpu_provider_is_an_error(model, available, missing):
-    """Who asks for a GPU gets one or a refusal that says what to install, never a slow success."""
+    """Without the provider, a model on a GPU fails with the package to install."""
     with pytest.raises(InvalidConfig) as raised:
         providers(model, available)
 
@@ -641,7 +641,7 @@ def test_gpu_that_triton_chose_may_be_a_cpu(on_gpu, kinds, profile, kind):
 
 
 def test_gpu_that_is_there_is_used(on_gpu):
-    """With CUDA the config stays as it is, whatever its file says."""
+    """With CUDA the config is unchanged."""
     model = on_gpu(config="KIND_AUTO")
 
     assert on_available_provider(model, [CUDA, CPU], "") is model

@@ -34,7 +34,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def opened(path):
-    """Open the model as a new instance would; `opened.paths` lists what ONNX Runtime was told to open."""
+    """Open the model as a new instance would; `opened.paths` lists the files that ONNX Runtime opened."""
     config = ModelConfig.from_file(path.parents[1], 1)
 
     def open_instance(file=path, **changes) -> onnxruntime.InferenceSession:
@@ -49,7 +49,7 @@ def opened(path):
 
 
 def copies(path) -> list:
-    """Return the folders that were written beside the model."""
+    """Return the folders that were written next to the model."""
     return sorted(path.parent.glob(f"{shared_weights.PREFIX}*"))
 
 
@@ -91,7 +91,7 @@ def _score(config: ModelConfig) -> np.ndarray:
 
 
 def test_instances_that_start_together_share_one_copy(tmp_path):
-    """Whoever comes while another one writes waits for it."""
+    """A second instance waits while the first one writes."""
     folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
     config = ModelConfig.from_file(folder, 1)
     shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
@@ -123,7 +123,7 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     ids=["entry", "library"],
 )
 def test_other_options_get_a_copy_of_their_own(path, opened, changes):
-    """What ONNX Runtime was told when the copy was written is part of its name."""
+    """The options of the written copy are part of its name."""
     opened()
     opened(**changes)
 
@@ -131,7 +131,7 @@ def test_other_options_get_a_copy_of_their_own(path, opened, changes):
 
 
 def test_two_networks_of_a_folder_get_a_copy_each(path, opened):
-    """Which file is opened is part of the name, not only what lies beside it."""
+    """The name of the opened file is part of the copy's name, not only the files next to it."""
     other = path.with_name("other.onnx")
     shutil.copy(path, other)
     opened()
@@ -142,7 +142,7 @@ def test_two_networks_of_a_folder_get_a_copy_each(path, opened):
 
 
 def test_half_written_copy_is_replaced(path, opened):
-    """What a process left that died while it wrote is removed, and the copy written again."""
+    """The leftovers of a process that died while writing are removed, and the copy is written again."""
     opened()
     (copy,) = copies(path)
     copy.rename(f"{copy}.partial")
@@ -154,7 +154,7 @@ def test_half_written_copy_is_replaced(path, opened):
 
 
 def test_folder_that_cannot_be_written_fails_the_load(path, opened):
-    """The message says what is asked for, where, and why it cannot be."""
+    """The message has the parameter, the folder and the reason."""
     path.parent.joinpath(f"{shared_weights.PREFIX}x.partial").write_text("a file where a folder should be")
 
     with pytest.raises(
@@ -164,6 +164,6 @@ def test_folder_that_cannot_be_written_fails_the_load(path, opened):
 
 
 def test_weights_on_a_gpu_are_refused(opened):
-    """Processes cannot map what lies on a GPU."""
+    """Processes cannot map memory of a GPU."""
     with pytest.raises(InvalidConfig, match=f"nereid.shared_weights: expected {CPU} only, got {CUDA}"):
         opened(providers=((CUDA, {}), (CPU, {})))

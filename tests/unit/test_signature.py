@@ -1,4 +1,4 @@
-"""What a network takes and gives against its config: NVIDIA's rules, and its messages word for word."""
+"""Inputs and outputs of a network against its config: NVIDIA's rules and exact messages."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -168,7 +168,7 @@ def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
         ),
     },
 )
-def test_what_is_no_tensor_is_refused(model, kind, name):
+def test_other_than_a_tensor_is_refused(model, kind, name):
     """A request can carry tensors only, so a network that wants or gives another thing cannot be served."""
     with pytest.raises(InvalidConfig) as raised:
         Signature.of(session(model))
@@ -424,7 +424,7 @@ def test_batches_that_the_network_cannot_do_are_refused(network_signature):
     },
 )
 def test_fitting_config_passes(model, network_signature):
-    """What NVIDIA's backend loads is loaded."""
+    """A config that NVIDIA's backend loads is loaded."""
     validate(model, network_signature)
 
 

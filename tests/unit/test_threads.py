@@ -22,7 +22,7 @@ def one_core():
 
 
 def test_cores_are_those_of_the_affinity(one_core):
-    """Who is bound to one core has one, however many the machine has."""
+    """A process that is bound to one core has one thread."""
     assert available_cores() == 1
 
 
@@ -47,7 +47,7 @@ def test_cores_are_never_more_than_the_affinity():
     },
 )
 def test_thread_counts(parameters, instances, kind, expected):
-    """What is said wins; else instances get a core at least, and a GPU's are left to ONNX Runtime."""
+    """A given count wins; else an instance gets at least a core, and ONNX Runtime decides on a GPU."""
     assert thread_counts(parameters, instances, kind) == expected
 
 

@@ -71,7 +71,7 @@ def resized(image, transform, rows_first=True):
 
 
 def assert_same_levels(actual, expected, filter_name=""):
-    """Compare levels; a sum that lies on .5 in one arithmetic and beside it in another differs by one.
+    """Compare levels; a sum at .5 in one arithmetic and near .5 in another differs by one.
 
     The mean of ten whole numbers, as a box takes it, is one of those every tenth time.
     """
@@ -233,7 +233,7 @@ def test_orientation_can_be_ignored(orientation, image_format):
 
 
 def test_transparent_pixels_show_the_background_colour():
-    """`background_color` is R, G, B, whatever order the network wants."""
+    """`background_color` is R, G, B, independent of the network's order."""
     encoded = save(Image.new("RGBA", (8, 8), (9, 9, 9, 0)))
 
     levels = apply(replace(EXACT, background_color=(1, 2, 3), color_order="BGR"), encoded)
