@@ -288,6 +288,19 @@ def test_hung_variant_does_not_fill_the_route():
     assert (world.count("in_flight", variant="v2"), world.count("late_total", variant="v2")) == (0, 8)
 
 
+def test_late_request_frees_its_slot_once():
+    """The limit still holds after the attempt of a late request has returned."""
+    world = World(msgspec.structs.replace(ROUTE, max_in_flight=1))
+    _, release, thread = hang_v2(world)
+    world.now += 1.0
+    world.router.expire()
+    release.set()
+    thread.join()
+
+    assert world.router.admit(Request(world, {}))
+    assert world.send().outcome == "overloaded: 1 in flight, limit 1"
+
+
 @pytest.mark.parametrize(("asked_s", "state"), [(0.0, 2), (0.001, 0)], ids=["variant's", "caller's"])
 def test_only_the_variants_own_deadline_is_its_fault(world, asked_s, state):
     """A caller in a hurry says nothing about the variant."""

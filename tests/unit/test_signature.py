@@ -216,28 +216,15 @@ def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
     return {"name": name, "data_type": f"TYPE_{datatype}", "dims": dims, **more}
 
 
+X, Y = {"input": [entry("x", "FP32", [16])]}, {"output": [entry("y", "FP32", [16])]}
+DYNAMIC = {"max_batch_size": 2, "dynamic_batching": {}}
+
+
 @cases(
     ("given", "network_signature", "default", "added", "warnings"),
     {
-        "nothing given": (
-            {},
-            BATCHED,
-            4,
-            {
-                "max_batch_size": 4,
-                "dynamic_batching": {},
-                "input": [entry("x", "FP32", [16])],
-                "output": [entry("y", "FP32", [16])],
-            },
-            [WARNING],
-        ),
-        "default of 1": (
-            {},
-            BATCHED,
-            1,
-            {"max_batch_size": 1, "input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
-            [WARNING.replace("to 4", "to 1")],
-        ),
+        "nothing given": ({}, BATCHED, 4, {"max_batch_size": 4, "dynamic_batching": {}, **X, **Y}, [WARNING]),
+        "default of 1": ({}, BATCHED, 1, {"max_batch_size": 1, **X, **Y}, [WARNING.replace("to 4", "to 1")]),
         "default of 0": (
             {},
             BATCHED,
@@ -245,52 +232,24 @@ def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
             {"input": [entry("x", "FP32", [-1, 16])], "output": [entry("y", "FP32", [-1, 16])]},
             [WARNING.replace("to 4", "to 0")],
         ),
-        "batch size given": (
-            {"max_batch_size": 2},
-            BATCHED,
-            4,
-            {
-                "dynamic_batching": {},
-                "input": [entry("x", "FP32", [16])],
-                "output": [entry("y", "FP32", [16])],
-            },
-            [],
-        ),
-        "batch size of 1 given": (
-            {"max_batch_size": 1},
-            BATCHED,
-            4,
-            {"input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
-            [],
-        ),
+        "batch size given": ({"max_batch_size": 2}, BATCHED, 4, {"dynamic_batching": {}, **X, **Y}, []),
+        "batch size of 1 given": ({"max_batch_size": 1}, BATCHED, 4, X | Y, []),
         "dynamic batching given": (
             {"max_batch_size": 2, "dynamic_batching": {"preferred_batch_size": [2]}},
             BATCHED,
             4,
-            {"input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
+            X | Y,
             [],
         ),
         "sequence batching given": (
             {"max_batch_size": 2, "sequence_batching": {"direct": {}}},
             BATCHED,
             4,
-            {"input": [entry("x", "FP32", [16])], "output": [entry("y", "FP32", [16])]},
+            X | Y,
             [],
         ),
-        "inputs given": (
-            {"max_batch_size": 2, "dynamic_batching": {}, "input": [tensor("mine", dims=(1,))]},
-            BATCHED,
-            4,
-            {"output": [entry("y", "FP32", [16])]},
-            [],
-        ),
-        "outputs given": (
-            {"max_batch_size": 2, "dynamic_batching": {}, "output": [tensor("mine", dims=(1,))]},
-            BATCHED,
-            4,
-            {"input": [entry("x", "FP32", [16])]},
-            [],
-        ),
+        "inputs given": (DYNAMIC | {"input": [tensor("mine", dims=(1,))]}, BATCHED, 4, Y, []),
+        "outputs given": (DYNAMIC | {"output": [tensor("mine", dims=(1,))]}, BATCHED, 4, X, []),
         "no batches": (
             {},
             FIXED,
@@ -306,7 +265,7 @@ def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
             [],
         ),
         "rows of scalars": (
-            {"max_batch_size": 2, "dynamic_batching": {}},
+            DYNAMIC,
             ROWS,
             4,
             {
@@ -316,7 +275,7 @@ def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
             [],
         ),
         "many, sorted": (
-            {"max_batch_size": 2, "dynamic_batching": {}},
+            DYNAMIC,
             MANY,
             4,
             {
@@ -433,28 +392,48 @@ COUNT = {"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["
 NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
 
 
+UNABLE = "unable to load model 'm', "
+
+
+def other_rows(name: str, have: int, shape: str, want: int, dims: str) -> str:
+    """Return NVIDIA's message for a shape that differs in a model with batches."""
+    return (
+        f"model 'm', tensor '{name}': the model expects {have} dimensions (shape {shape}) but the model "
+        f"configuration specifies {want} dimensions (an initial batch dimension because max_batch_size > 0 "
+        f"followed by the explicit tensor shape, making complete shape {dims})"
+    )
+
+
+def fixed_rows(name: str, shape: str) -> str:
+    """Return NVIDIA's message for a tensor without a batch dimension."""
+    return (
+        f"model 'm', tensor '{name}': for the model to support batching the shape should have at least 1 "
+        f"dimension and the first dimension must be -1; but shape expected by the model is {shape}"
+    )
+
+
 @cases(
     ("model", "network_signature", "message"),
     {
         "input too many": (
             config([tensor("x"), tensor("z")]),
             signature(),
-            "unable to load model 'm', configuration expects 2 inputs, model provides 1",
+            UNABLE + "configuration expects 2 inputs, model provides 1",
         ),
         "input missing": (
             config(),
             signature({"x": ("float", (-1, 16)), "z": ("float", (-1, 16))}),
-            "unable to load model 'm', configuration expects 1 inputs, model provides 2",
+            UNABLE + "configuration expects 1 inputs, model provides 2",
         ),
         "batch input too many": (
             config([RAGGED], batch_input=[COUNT]),
             signature({"x": ("float", (-1,))}),
-            "unable to load model 'm', configuration expects 2 inputs, model provides 1",
+            UNABLE + "configuration expects 2 inputs, model provides 1",
         ),
         "optional input that is none": (
             config([tensor("x", optional=True)], max_batch_size=0),
             NO_BATCHES,
-            "unable to load model 'm', configuration expects 0 inputs, model provides 1",
+            UNABLE + "configuration expects 0 inputs, model provides 1",
         ),
         "unknown input": (
             config([tensor("q")]),
@@ -474,20 +453,17 @@ NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
         "datatype of an input": (
             config([tensor("x", "INT32")]),
             signature(),
-            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'x', model "
-            "provides TYPE_FP32",
+            UNABLE + "configuration expects datatype TYPE_INT32 for input 'x', model provides TYPE_FP32",
         ),
         "datatype of an output": (
             config(outputs=[tensor("y", "FP64")]),
             signature(outputs={"y": ("string", (-1, 16))}),
-            "unable to load model 'm', configuration expects datatype TYPE_FP64 for output 'y', model "
-            "provides TYPE_BYTES",
+            UNABLE + "configuration expects datatype TYPE_FP64 for output 'y', model provides TYPE_BYTES",
         ),
         "datatype that Triton lacks, in the file": (
             config(),
             signature({"x": ("bfloat16", (-1, 16))}),
-            "unable to load model 'm', configuration expects datatype TYPE_FP32 for input 'x', model "
-            "provides TYPE_<invalid>",
+            UNABLE + "configuration expects datatype TYPE_FP32 for input 'x', model provides TYPE_<invalid>",
         ),
         "datatype that Triton lacks, in the config": (
             config([tensor("x", "BF16")]),
@@ -497,61 +473,47 @@ NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
         "optional input and batches": (
             config([tensor("x"), tensor("w", optional=True)]),
             signature(initializers={"w": ("float", (16,))}),
-            "unable to load model 'm', optional input 'w' is not supported for models that support batching",
+            UNABLE + "optional input 'w' is not supported for models that support batching",
         ),
         "input without a batch dimension": (
             config(),
             signature({"x": ("float", (1, 16))}),
-            "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 "
-            "dimension and the first dimension must be -1; but shape expected by the model is [1,16]",
+            fixed_rows("x", "[1,16]"),
         ),
         "output without a batch dimension": (
             config(),
             signature(outputs={"y": ("float", (16,))}),
-            "model 'm', tensor 'y': for the model to support batching the shape should have at least 1 "
-            "dimension and the first dimension must be -1; but shape expected by the model is [16]",
+            fixed_rows("y", "[16]"),
         ),
         "rank of an input": (
             config([tensor("x", dims=(4, 4))]),
             signature(),
-            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
-            "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
-            "followed by the explicit tensor shape, making complete shape [-1,4,4])",
+            other_rows("x", 2, "[-1,16]", 3, "[-1,4,4]"),
         ),
         "rank beyond equal dims": (
             config(),
             signature({"x": ("float", (-1, 16, 4))}),
-            "model 'm', tensor 'x': the model expects 3 dimensions (shape [-1,16,4]) but the model "
-            "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
-            "followed by the explicit tensor shape, making complete shape [-1,16])",
+            other_rows("x", 3, "[-1,16,4]", 2, "[-1,16]"),
         ),
         "dim of an input": (
             config([tensor("x", dims=(15,))]),
             signature(),
-            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
-            "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
-            "followed by the explicit tensor shape, making complete shape [-1,15])",
+            other_rows("x", 2, "[-1,16]", 2, "[-1,15]"),
         ),
         "reshape of an input": (
             config([tensor("x", dims=(16,), reshape={"shape": ["2", "8"]})]),
             signature(),
-            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
-            "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
-            "followed by the explicit tensor shape, making complete shape [-1,2,8])",
+            other_rows("x", 2, "[-1,16]", 3, "[-1,2,8]"),
         ),
         "input that varies in the config only": (
             config([tensor("x", dims=(-1,))]),
             signature(),
-            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
-            "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
-            "followed by the explicit tensor shape, making complete shape [-1,-1])",
+            other_rows("x", 2, "[-1,16]", 2, "[-1,-1]"),
         ),
         "output that varies in the file only": (
             config(outputs=[tensor("y", dims=(16,))]),
             signature(outputs={"y": ("float", (-1, -1))}),
-            "model 'm', tensor 'y': the model expects 2 dimensions (shape [-1,-1]) but the model "
-            "configuration specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 "
-            "followed by the explicit tensor shape, making complete shape [-1,16])",
+            other_rows("y", 2, "[-1,-1]", 2, "[-1,16]"),
         ),
         "rank without batches": (
             config([tensor("x", dims=(4, 4))], max_batch_size=0),
@@ -568,19 +530,19 @@ NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
         "scalar input": (
             config([tensor("x", dims=(1, 2))], max_batch_size=0),
             signature({"x": ("float", ())}, {"y": ("float", (16,))}),
-            "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration "
+            UNABLE + "scalar tensor 'x', should only provide 1 in the model configuration "
             "when the model doesn't support batching. Model configuration provided: [1,2].",
         ),
         "scalar output": (
             config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
             signature({"x": ("float", (16,))}, {"y": ("float", ())}),
-            "unable to load model 'm', scalar tensor 'y', should only provide 1 in the model configuration "
+            UNABLE + "scalar tensor 'y', should only provide 1 in the model configuration "
             "when the model doesn't support batching. Model configuration provided: [-1].",
         ),
         "ragged input": (
             config([RAGGED]),
             signature({"x": ("float", (-1, 16))}),
-            "unable to load model 'm', configuration expects model provides input with shape [-1]  for "
+            UNABLE + "configuration expects model provides input with shape [-1]  for "
             "ragged input 'x', model provides [-1,16]",
         ),
         "control that is no input": (
@@ -591,26 +553,23 @@ NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
         "dims of a control": (
             config(sequence_batching=control(fp32_false_true=1)),
             signature({"x": ("float", (-1, 16)), "START": ("float", (-1, 2))}),
-            "unable to load model 'm', sequence control 'START' in model has dims [2] but dims [1] is "
-            "expected",
+            UNABLE + "sequence control 'START' in model has dims [2] but dims [1] is expected",
         ),
         "dims of a control without batches": (
             config(max_batch_size=0, sequence_batching=control(fp32_false_true=1)),
             signature({"x": ("float", (16,)), "START": ("float", (-1, 1))}, {"y": ("float", (16,))}),
-            "unable to load model 'm', sequence control 'START' in model has dims [-1,1] but dims [1] is "
-            "expected",
+            UNABLE + "sequence control 'START' in model has dims [-1,1] but dims [1] is expected",
         ),
         "datatype of a control": (
             config(sequence_batching=control(bool_false_true=1)),
             signature({"x": ("float", (-1, 16)), "START": ("int64", (-1, 1))}),
-            "unable to load model 'm', sequence control 'START', the model expects data-type INT64 but the "
+            UNABLE + "sequence control 'START', the model expects data-type INT64 but the "
             "model configuration specifies data-type TYPE_BOOL",
         ),
         "implicit state": (
             config(sequence_batching={"state": [{"input_name": "x", "output_name": "y"}]}),
             signature(),
-            "unable to load model 'm', implicit state (sequence_batching.state) is not supported by a "
-            "Python-based backend",
+            UNABLE + "implicit state (sequence_batching.state) is not supported by a Python-based backend",
         ),
     },
 )
