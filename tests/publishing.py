@@ -34,7 +34,7 @@ NET, ROUTE = "net", "r"
 CLASSES, SIDE = 5, 32
 ONLY_FIRST = "version_policy { specific { versions: [ 1 ] } }  # grows\n"
 # Each version adds its own number, so its answers are never those of another.
-OTHER_ANSWERS = Gates(is_change_accepted=True, most_slowdown=100)
+OTHER_ANSWERS = Gates(is_change_accepted=True, max_slowdown=100)
 
 
 def classifier(

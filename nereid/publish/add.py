@@ -16,9 +16,9 @@ from nereid.imaging.preprocess_settings import PRESETS
 from nereid.inference.signature import NetworkTensor
 from nereid.publish import candidate
 from nereid.publish.configs import Addition, Names, Tensor
-from nereid.publish.engine.actions import Action, Install, Serve, Site, Warm
-from nereid.publish.engine.engine import begin, carry_out, working
-from nereid.publish.examination.examine import Question, Report, examine
+from nereid.publish.engine.actions import Action, Install, Load, Warm, Workspace
+from nereid.publish.engine.engine import begin, commit, locked_repository
+from nereid.publish.examination.examine import ExaminationRequest, Report, examine
 from nereid.repository import onnx_file
 from nereid.repository.check import check
 from nereid.repository.onnx_file import append_softmax, describe
@@ -35,7 +35,7 @@ USUAL_SIDE_PX = 224
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AddRequest:
     """What is to be made of an ONNX file.
 
     Args:
@@ -71,7 +71,7 @@ class Added:
 
 def add(
     repository: Path,
-    wish: Wish,
+    wish: AddRequest,
     record: ServerRecord | None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Added:
@@ -87,7 +87,7 @@ def add(
     start = time.monotonic()
     _check_wish(repository, wish)
     repository.mkdir(parents=True, exist_ok=True)
-    with working(repository, record, report) as (log, at):
+    with locked_repository(repository, record, report) as (log, at):
         operation, site = begin(log, at, "add", wish.name, 1)
         names = Names(wish.name)
         try:
@@ -96,12 +96,12 @@ def add(
         except BaseException as error:
             log.write("undone", operation, str(error))
             raise
-        carry_out(log, with_fields(operation, actions=_actions(names)), site)
+        commit(log, with_fields(operation, actions=_actions(names)), site)
         models = (names.network, names.preprocess, names.pinned, names.route)
         return Added(wish.name, models, measured, time.monotonic() - start)
 
 
-def _check_wish(repository: Path, wish: Wish) -> None:
+def _check_wish(repository: Path, wish: AddRequest) -> None:
     if not NAME.fullmatch(wish.name):
         raise WrongUsage(f"a name has letters, digits, '.', '_' and '-', got '{wish.name}'")
     if wish.preset not in PRESETS:
@@ -135,17 +135,17 @@ def _actions(names: Names) -> tuple[Action, ...]:
         Install(names.preprocess, names.preprocess),
         Install(names.pinned, names.pinned),
         Install(f"{names.route}.route.json"),
-        Serve(names.network, 1),
-        Serve(names.preprocess, 1),
-        Serve(names.pinned, 1),
+        Load(names.network, 1),
+        Load(names.preprocess, 1),
+        Load(names.pinned, 1),
         Warm(names.pinned, 1),
         Install(names.route, names.route),
-        Serve(names.route, 1),
+        Load(names.route, 1),
         Warm(names.route, 1),
     )
 
 
-def _stage(wish: Wish, names: Names, user: str, site: Site) -> Report:
+def _stage(wish: AddRequest, names: Names, user: str, site: Workspace) -> Report:
     """Write all that comes into the repository, and examine it."""
     new = site.staging / "new"
     version = new / names.network / "1"
@@ -159,11 +159,11 @@ def _stage(wish: Wish, names: Names, user: str, site: Site) -> Report:
     measured = examine(_question(new, names, wish), progress=site.report)
     for note in measured.notes:
         site.report(f"note: {note}")
-    candidate.summarise(version, wish.source, user)
+    candidate.write_checksums(version, wish.source, user)
     return measured
 
 
-def _describe(path: Path, wish: Wish, names: Names) -> Addition:
+def _describe(path: Path, wish: AddRequest, names: Names) -> Addition:
     """Read the network's tensors.
 
     Raises:
@@ -175,7 +175,7 @@ def _describe(path: Path, wish: Wish, names: Names) -> Addition:
     return Addition(names, taken, given, (("preset", wish.preset), *parameters), wish.labels is not None)
 
 
-def _taken(inputs: Mapping[str, NetworkTensor], wish: Wish) -> tuple[Tensor, list[tuple[str, str]]]:
+def _taken(inputs: Mapping[str, NetworkTensor], wish: AddRequest) -> tuple[Tensor, list[tuple[str, str]]]:
     if len(inputs) != 1:
         raise WrongUsage(f"the network must have one input, for images, it has: {', '.join(inputs)}")
     ((name, tensor),) = inputs.items()
@@ -208,7 +208,7 @@ def _parameters(preset: str, height: int, width: int, is_last: bool) -> list[tup
     return found
 
 
-def _given(outputs: Mapping[str, NetworkTensor], wish: Wish) -> Tensor:
+def _given(outputs: Mapping[str, NetworkTensor], wish: AddRequest) -> Tensor:
     names = [wish.output] if wish.output else [*outputs]
     if len(names) != 1 or names[0] not in outputs:
         raise WrongUsage(f"say with --output which one gives the scores: {', '.join(outputs)}")
@@ -228,7 +228,7 @@ def _check_batch(side: str, name: str, tensor: NetworkTensor) -> None:
         )
 
 
-def _write(new: Path, addition: Addition, wish: Wish) -> None:
+def _write(new: Path, addition: Addition, wish: AddRequest) -> None:
     names = addition.names
     files = {
         names.network: {"": addition.network(), "gpu": addition.network_on_gpu()},
@@ -260,8 +260,8 @@ def _check(new: Path) -> None:
         raise OperationFailed("; ".join(f"{each.model}, {each.what}: {each.found}" for each in failures))
 
 
-def _question(new: Path, names: Names, wish: Wish) -> Question:
-    return Question(
+def _question(new: Path, names: Names, wish: AddRequest) -> ExaminationRequest:
+    return ExaminationRequest(
         model=names.network,
         candidate=new / names.network / "1",
         document=read_pbtxt(new / names.network / "config.pbtxt"),
@@ -271,7 +271,7 @@ def _question(new: Path, names: Names, wish: Wish) -> Question:
         images=SAMPLES,
         tolerance=0,
         accept_change=True,
-        most_slowdown=0,
-        most_memory=0,
+        max_slowdown=0,
+        max_memory_ratio=0,
         labels=new / names.network / candidate.LABELS if wish.labels else None,
     )

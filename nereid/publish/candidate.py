@@ -59,7 +59,7 @@ def check_labels(source: Path, folder: Path) -> None:
             raise OperationFailed(f"{theirs}, line {number}: expected '{known}', got '{label}': {otherwise}")
 
 
-def summarise(version_folder: Path, source: Path, user: str) -> None:
+def write_checksums(version_folder: Path, source: Path, user: str) -> None:
     """Write the SHA-256 of every file of a version folder, as `sha256sum` has it, and who published it."""
     files = sorted(path for path in version_folder.rglob("*") if path.is_file())
     name = "".join(each if each.isprintable() else "?" for each in source.name)

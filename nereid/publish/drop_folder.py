@@ -34,11 +34,11 @@ Tell = Callable[[str], None]
 Publish = Callable[[str, Path], tuple[str, int]]
 
 
-class NotNow(OperationFailed):
+class TemporaryFailure(OperationFailed):
     """Nothing can be published at present, whatever it is."""
 
 
-PASSING = (NotNow, NotReached, files.LockTimeout, OSError)
+PASSING = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class DropFolder:
             ):  # it must not end the watcher, nor stay
                 text = f"unexpected {type(error).__name__}: {text}"
             elif isinstance(error.__cause__, PASSING):
-                raise NotNow(text) from error
+                raise TemporaryFailure(text) from error
             reason = text.replace(str(copy.parent), str(self._folder)).replace("\n", " ")
             self._reject(entry, sha256, reason.encode(errors="replace").decode())
         else:

@@ -8,7 +8,7 @@ from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import WrongUsage
 from nereid.publish import pinned
 from nereid.repository.layout import Pin, backend_of, pins, readable_configs, served_versions
-from nereid.routes.target import find_routes, look
+from nereid.routes.target import find_routes, read_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Network:
 
     folder: Path
     pins: list[Pin]
-    branches: list[pinned.Branch]
+    branches: list[pinned.PinnedVariant]
 
     @property
     def name(self) -> str:
@@ -71,5 +71,5 @@ def _behind_route(repository: Path, name: str, of_model: Mapping[str, Pin]) -> s
         of_model[variant.model].network if variant.model in of_model else variant.model
         for target in find_routes(repository)
         if target.name == name
-        for variant in look(target).route().variants
+        for variant in read_state(target).route().variants
     }

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from nereid.errors import OperationFailed
 from nereid.repository.layout import Pin, config_files, versions_there
-from nereid.routes.target import Target, look
+from nereid.routes.target import RouteLocation, read_state
 from nereid.routing.assignment import Variant
 
 # How the first line of what is written here begins and ends.
@@ -21,7 +21,7 @@ LIKE, WRITTEN = "# Like ", "written by nereid publish."
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class PinnedVariant:
     """A variant of a route, and the pinned model that it calls."""
 
     route: str
@@ -30,15 +30,15 @@ class Branch:
     is_default: bool
 
 
-def branches(routes: Iterable[Target], pins: Iterable[Pin]) -> list[Branch]:
+def branches(routes: Iterable[RouteLocation], pins: Iterable[Pin]) -> list[PinnedVariant]:
     """Return the variants of all routes that can be read which call one of some pinned models."""
     by_model = {pin.model: pin for pin in pins}
     found = []
     for target in routes:
         with contextlib.suppress(OperationFailed):
-            route = look(target).route()
+            route = read_state(target).route()
             found += [
-                Branch(target.name, variant, by_model[variant.model], variant.name == route.default)
+                PinnedVariant(target.name, variant, by_model[variant.model], variant.name == route.default)
                 for variant in route.variants
                 if variant.model in by_model
             ]

@@ -15,16 +15,16 @@ from nereid.assets import SAMPLES
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import candidate, pinned
-from nereid.publish.engine.actions import Action, Install, Policy, Serve, Site, Vary, Warm
-from nereid.publish.engine.engine import begin, carry_out, take_back, working
+from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Policy, Warm, Workspace
+from nereid.publish.engine.engine import begin, commit, locked_repository, undo
 from nereid.publish.engine.journal import Journal, Operation
 from nereid.publish.engine.variants import Propose, rolled_back
-from nereid.publish.examination.examine import Question, Report, examine
+from nereid.publish.examination.examine import ExaminationRequest, Report, examine
 from nereid.publish.network import Network, find_network
 from nereid.repository.layout import config_files, steps_of, versions_there
-from nereid.routes.change import insist
+from nereid.routes.change import change_with_retry
 from nereid.routes.served import RunningServer
-from nereid.routes.target import Target, find_routes, look
+from nereid.routes.target import RouteLocation, find_routes, read_state
 from nereid.routing.assignment import MAX_VARIANTS, MAX_WEIGHT
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
@@ -32,7 +32,7 @@ from nereid.server.run_dir import ServerRecord
 ROLLBACK_S = 30.0
 
 
-class NoRoom(OperationFailed):
+class RouteFull(OperationFailed):
     """A route has as many variants as it can have; older ones must be retired first."""
 
 
@@ -44,15 +44,15 @@ class Gates:
         images: what both are shown.
         tolerance: how far outputs may differ, relative to the largest one of the current version.
         is_change_accepted: whether they may differ as they like.
-        most_slowdown, most_memory: how many times its time per image, and its memory, it may take.
+        max_slowdown, max_memory_ratio: how many times its time per image, and its memory, it may take.
         against: the version to compare with; 0 for the one behind a route's default variant.
     """
 
     images: tuple[Path, ...] = SAMPLES
     tolerance: float = 0.05
     is_change_accepted: bool = False
-    most_slowdown: float = 1.5
-    most_memory: float = 1.5
+    max_slowdown: float = 1.5
+    max_memory_ratio: float = 1.5
     against: int = 0
 
 
@@ -98,7 +98,7 @@ def publish(
     start = time.monotonic()
     if not 0 <= weight <= MAX_WEIGHT:
         raise WrongUsage(f"a weight is 0 to {MAX_WEIGHT:g}, got {weight:g}")
-    with working(repository, record, report) as (log, at):
+    with locked_repository(repository, record, report) as (log, at):
         network, gates = find_network(repository, name), gates or Gates()
         current = _current(network, gates.against)
         operation, site = begin(log, at, "publish", network.name, _next_version(log, network))
@@ -107,7 +107,7 @@ def publish(
         except BaseException as error:
             log.write("undone", operation, str(error))
             raise
-        carry_out(log, replace(operation, actions=actions), site)
+        commit(log, replace(operation, actions=actions), site)
         models = tuple(each.model for each in actions if isinstance(each, Install) and not each.version)
         return Published(network.name, operation.version, models, measured, time.monotonic() - start)
 
@@ -126,7 +126,7 @@ def retire(
         OperationFailed: the server does not do it; the next command goes on.
         OSError: a file cannot be read or written.
     """
-    with working(repository, record, report) as (log, at):
+    with locked_repository(repository, record, report) as (log, at):
         network = find_network(repository, name)
         _check_retirable(repository, network, version)
         gone = network.of(version)
@@ -134,12 +134,12 @@ def retire(
             Install(f"{network.name}/{version}", network.name, version),
             Policy(network.name, version),
             *(Install(pin.model, pin.model) for pin in gone.pins),
-            *(Vary(b.route, b.variant.name, b.variant.model, b.variant.weight) for b in gone.branches),
+            *(AddVariant(b.route, b.variant.name, b.variant.model, b.variant.weight) for b in gone.branches),
         )
         operation, site = begin(log, at, "retire", network.name, version)
         operation = replace(operation, actions=actions)
         log.write("undo", operation)
-        take_back(log, operation, site)
+        undo(log, operation, site)
 
 
 def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:
@@ -165,16 +165,16 @@ def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[s
     return [_roll_back(target, propose, record) for target, propose in found]
 
 
-def _roll_back(target: Target, propose: Propose, record: ServerRecord | None) -> str:
+def _roll_back(target: RouteLocation, propose: Propose, record: ServerRecord | None) -> str:
     """Change a route; a server that does not answer finds the change when it is back."""
     try:
         server = RunningServer(record) if record else None
-        return insist(target, propose, server, ROLLBACK_S)
+        return change_with_retry(target, propose, server, ROLLBACK_S)
     except NotReached as error:
-        return f"{insist(target, propose, None)}: {error}"
+        return f"{change_with_retry(target, propose, None)}: {error}"
 
 
-def _way_back(target: Target, network: Network, newest: int) -> Propose:
+def _way_back(target: RouteLocation, network: Network, newest: int) -> Propose:
     """Return the change that takes a route back from a version.
 
     Raises:
@@ -197,7 +197,7 @@ def _prepare(
     source: Path,
     gates: Gates,
     weight: float,
-    site: Site,
+    site: Workspace,
 ) -> tuple[Report, tuple[Action, ...]]:
     """Stage and examine a version; returns what was measured, and what is to be done with it."""
     config, version = network.config(operation.version), operation.version
@@ -207,15 +207,15 @@ def _prepare(
     candidate.stage(source, staged, config.document.get("default_model_filename") or "model.onnx")
     site.report(f"{source.name}: staged as version {version} of {network.name}")
     measured = examine(_question(network, current, staged, gates, site), progress=site.report)
-    candidate.summarise(staged, source, operation.user)
+    candidate.write_checksums(staged, source, operation.user)
     for template, model in models.items():
         pin = next(pin for pin in network.pins if pin.model == template)
         pinned.write_like(site.repository / template, pin, version, site.staging / "new" / model)
-    ready = [action for model in models.values() for action in (Serve(model, 1), Warm(model, 1))]
+    ready = [action for model in models.values() for action in (Load(model, 1), Warm(model, 1))]
     return measured, (
         Install(f"{network.name}/{version}", network.name, version),
         Policy(network.name, version),
-        Serve(network.name, version),
+        Load(network.name, version),
         *([] if models else [Warm(network.name, version)]),
         *(Install(model, model) for model in models.values()),
         *ready,
@@ -224,8 +224,8 @@ def _prepare(
 
 
 def _successors(
-    network: Network, current: int, version: int, weight: float, site: Site
-) -> tuple[dict[str, str], list[Vary]]:
+    network: Network, current: int, version: int, weight: float, site: Workspace
+) -> tuple[dict[str, str], list[AddVariant]]:
     """Return what the pinned models of a new version are called, by their templates, and its variants."""
     now = network.of(current)
     # One variant of each route, and its default rather than another.
@@ -237,27 +237,29 @@ def _successors(
             raise OperationFailed(
                 f"model '{model}' is there already, which is to be that of version {version}"
             )
-    routes = {target.name: look(target).route() for target in find_routes(site.repository)}
+    routes = {target.name: read_state(target).route() for target in find_routes(site.repository)}
     variants = []
     for branch in chosen.values():
         name = pinned.successor(branch.variant.name, current, version)
         names = [variant.name for variant in routes[branch.route].variants]
         if len(names) >= MAX_VARIANTS:
-            raise NoRoom(
+            raise RouteFull(
                 f"route '{branch.route}' has {len(names)} variants, which is all it can have: "
                 f"{', '.join(names)}; fix: nereid retire old versions"
             )
         if name in names:
             raise OperationFailed(f"route '{branch.route}' has a variant '{name}' already")
-        variants.append(Vary(branch.route, name, models[branch.pin.model], weight))
+        variants.append(AddVariant(branch.route, name, models[branch.pin.model], weight))
     return models, variants
 
 
-def _question(network: Network, current: int, staged: Path, gates: Gates, site: Site) -> Question:
+def _question(
+    network: Network, current: int, staged: Path, gates: Gates, site: Workspace
+) -> ExaminationRequest:
     pin = next(iter(network.of(current).pins), None)
     config = network.config(current)
     labels = [output.get("label_filename") for output in config.document.get("output", ())]
-    return Question(
+    return ExaminationRequest(
         model=network.name,
         candidate=staged,
         document=config.document,
@@ -267,8 +269,8 @@ def _question(network: Network, current: int, staged: Path, gates: Gates, site: 
         images=gates.images,
         tolerance=gates.tolerance,
         accept_change=gates.is_change_accepted,
-        most_slowdown=gates.most_slowdown,
-        most_memory=gates.most_memory,
+        max_slowdown=gates.max_slowdown,
+        max_memory_ratio=gates.max_memory_ratio,
         labels=next((network.folder / name for name in labels if name), None),
     )
 
@@ -329,7 +331,7 @@ def _users(repository: Path, network: str, version: int, pinned_models: set[str]
             if path.parent.name not in pinned_models and is_step:
                 yield f"model '{path.parent.name}'"
     for target in find_routes(repository):
-        route = look(target).route()
+        route = read_state(target).route()
         for each in route.targets():
             is_shadow = each in route.shadows and each.model in pinned_models
             if is_shadow or (each.model, each.version) == (network, version):

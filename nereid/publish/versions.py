@@ -9,7 +9,7 @@ from nereid.publish.network import Network, find_network
 from nereid.repository.check import SUMS, digest
 from nereid.repository.layout import versions_there
 from nereid.repository.onnx_file import network_path
-from nereid.routes.target import find_routes, look
+from nereid.routes.target import find_routes, read_state
 from nereid.routing.assignment import shares
 from nereid.server.control import Control
 from nereid.server.run_dir import ServerRecord
@@ -89,6 +89,6 @@ def _shares(repository: Path, own: Network) -> dict[str, float]:
     for target in find_routes(repository):
         names = [branch.variant.name for branch in own.branches if branch.route == target.name]
         if names:
-            parts = shares(look(target).route())
+            parts = shares(read_state(target).route())
             found[target.name] = sum(parts[name] for name in names)
     return found

@@ -11,8 +11,8 @@ from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.processes import StopFlag
 from nereid.publish import publisher
-from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, NotNow, Publish, Tell
-from nereid.publish.engine.engine import working
+from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Publish, Tell, TemporaryFailure
+from nereid.publish.engine.engine import locked_repository
 from nereid.publish.examination.examine import ExaminationFailed
 from nereid.publish.network import Network, find_network
 from nereid.repository.check import SUMS, digest
@@ -40,18 +40,18 @@ def publication(
     def publish(name: str, source: Path) -> tuple[str, int]:
         try:
             return publish_new(name, source)
-        except (ExaminationFailed, publisher.NoRoom, InvalidConfig) as error:
-            raise NotNow(str(error)) from error
+        except (ExaminationFailed, publisher.RouteFull, InvalidConfig) as error:
+            raise TemporaryFailure(str(error)) from error
 
     def publish_new(name: str, source: Path) -> tuple[str, int]:
         record = find_record()
         try:
-            with working(repository, record, report):
+            with locked_repository(repository, record, report):
                 pass
         except (OperationFailed, InvalidConfig) as error:
-            raise NotNow(str(error)) from error
+            raise TemporaryFailure(str(error)) from error
         network = find_network(repository, name)
-        if version := newest_like(network, source):
+        if version := find_published(network, source):
             report(f"{source.name}: version {version} of '{network.name}' is the same")
             return network.name, version
         done = publisher.publish(repository, name, source, record, gates, weight, report)
@@ -60,7 +60,7 @@ def publication(
     return publish
 
 
-def newest_like(network: Network, source: Path) -> int:
+def find_published(network: Network, source: Path) -> int:
     """Return the newest served version of a network if it was made of the same files, else 0."""
     version = max(network.served(), default=0)
     own = _digests_below(network.folder / str(version)) if version else set()

@@ -50,7 +50,7 @@ class Networks:
             try:
                 file = onnx_file.read(path)
                 onnx_file.check_external_data(file)
-                onnx_file.check_homes(file, onnx_file.homes())
+                onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
                 onnx_file.check_with_onnx(path)
                 self.read[path] = replace(file, model=None)
             except onnx_file.InvalidOnnx as error:

@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, read without running it, and which of the two homes can run that."""
+"""What an ONNX file says of itself, read without running it, and which of the two supported_runtimes can run that."""
 
 import contextlib
 import hashlib
@@ -32,7 +32,7 @@ class InvalidOnnx(OperationFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class Runtime:
     """A server that is to run the network, and the newest opset and IR version it opens."""
 
     name: str
@@ -73,7 +73,7 @@ class OnnxFile:
         return self.opsets.get("", 0)
 
 
-def homes() -> tuple[Home, Home]:
+def supported_runtimes() -> tuple[Runtime, Runtime]:
     """Return the embedded server, which runs the installed ONNX Runtime, and the container."""
     import onnxruntime
 
@@ -84,9 +84,9 @@ def homes() -> tuple[Home, Home]:
     )
 
 
-def _home(name: str, minor: int) -> Home:
+def _home(name: str, minor: int) -> Runtime:
     # A release that is newer than the table runs at least what the last one in it does.
-    return Home(f"{name} (ONNX Runtime 1.{minor})", *CAPABILITIES[max(24, min(minor, max(CAPABILITIES)))])
+    return Runtime(f"{name} (ONNX Runtime 1.{minor})", *CAPABILITIES[max(24, min(minor, max(CAPABILITIES)))])
 
 
 def network_path(folder: Path, document: Mapping[str, Any]) -> Path:
@@ -175,7 +175,7 @@ def check_with_onnx(path: Path) -> None:
         raise InvalidOnnx(f"ONNX's checker refuses '{path.name}': {words}") from None
 
 
-def check_homes(file: OnnxFile, servers: Iterable[Home]) -> None:
+def check_runtimes(file: OnnxFile, servers: Iterable[Runtime]) -> None:
     """Check that every server can open a network of this opset and IR version.
 
     Raises:

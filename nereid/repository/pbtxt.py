@@ -1,7 +1,7 @@
-"""A config.pbtxt changed in its text: what is not changed stays as it was written, with its comments."""
+"""Changes of a `config.pbtxt` that keep the comments and layout of everything that stays the same."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from google.protobuf import text_format
@@ -14,70 +14,94 @@ TOKEN = re.compile(
 )
 OPENING, CLOSING = frozenset("{<["), frozenset("}>]")
 MAP = "parameters"
+# As the configs of this repository are written: `[ 1, 2 ]`.
+LIST = {"[": "[ ", "]": " ]"}
 
 
 def parse(text: str) -> Any:
-    """Return the ModelConfig that a text is.
+    """Return the ModelConfig message of a config text.
 
     Raises:
-        OperationFailed: it is none.
+        OperationFailed: the text is not a config; the message has line and column.
     """
     try:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as error:
-        raise OperationFailed(f"the config cannot be read: {error}") from None
+        raise OperationFailed(f"cannot read the config: {error}") from None
 
 
-def rewritten(text: str, wanted: Any) -> str:
-    """Return the text of a config changed such that it is `wanted`.
+def rewrite(text: str, wanted: Any) -> str:
+    """Return the text of a config, changed to say `wanted`.
 
-    Where it is written in a way that cannot be changed piece by piece, it is written anew, without comments.
+    If the text cannot be changed entry by entry, the result is a new text without comments.
 
     Raises:
-        OperationFailed: the text is no config.
+        OperationFailed: the text is not a config.
     """
+    changed = _edit(text, wanted)
+    return text_format.MessageToString(wanted) if changed is None else changed
+
+
+def with_versions(text: str, versions: Sequence[int]) -> str:
+    """Return the text of a config that serves only `versions`.
+
+    Raises:
+        OperationFailed: the text is not a config, or cannot be changed entry by entry.
+    """
+    wanted = parse(text)
+    wanted.version_policy.Clear()
+    wanted.version_policy.specific.versions.extend(sorted(versions))
+    changed = _edit(text, wanted)
+    if changed is None:
+        policy = _print_entry(wanted, "version_policy", "")
+        raise OperationFailed(f"cannot change version_policy in this layout; fix: write {policy}")
+    return changed
+
+
+def _edit(text: str, wanted: Any) -> str | None:
+    """Replace, remove and append entries of the outermost level; None if the result would be wrong."""
     present = parse(text)
-    pieces, end, done = [], 0, set[tuple[str, str]]()
+    pieces, end, written = [], 0, set[tuple[str, str]]()
     for begin, stop in _entries(text):
-        new = _entry(text[begin:stop], present, wanted, done)
+        new = _edit_entry(text[begin:stop], present, wanted, written)
         pieces += [text[end:begin], new]
         end = stop
         if not new and (rest_of_line := re.match(r"[ \t]*\n", text[stop:])):
             end += rest_of_line.end()
     changed = "".join([*pieces, text[end:]])
     changed += "\n" * (bool(changed) and not changed.endswith("\n"))
-    changed += "".join(f"{each}\n" for each in _missing(wanted, done))
+    changed += "".join(f"{entry}\n" for entry in _missing_entries(wanted, written))
     try:
         is_right = text_format.Parse(changed, ModelConfig()) == wanted
     except text_format.ParseError:
-        is_right = False
-    return changed if is_right else text_format.MessageToString(wanted)
+        return None
+    return changed if is_right else None
 
 
-def _entry(entry: str, present: Any, wanted: Any, done: set[tuple[str, str]]) -> str:
-    """Return what an entry of the text becomes, and note which of the wanted ones are written."""
+def _edit_entry(entry: str, present: Any, wanted: Any, written: set[tuple[str, str]]) -> str:
+    """Return the new text of an entry, and add its field and key to `written`."""
     try:
         ((field, value),) = text_format.Parse(entry, ModelConfig()).ListFields()
     except (text_format.ParseError, ValueError):
         return entry
     name, key = field.name, next(iter(value), "") if field.name == MAP else ""
-    is_first = (name, key) not in done
-    done.add((name, key))
+    is_first = (name, key) not in written
+    written.add((name, key))
     before, after = (getattr(each, name) for each in (present, wanted))
     if before == after or (key and key in before and key in after and before[key] == after[key]):
         return entry
     is_wanted = key in after if name == MAP else any(each.name == name for each, _ in wanted.ListFields())
-    return _printed(wanted, name, key) if is_first and is_wanted else ""
+    return _print_entry(wanted, name, key) if is_first and is_wanted else ""
 
 
-def _missing(wanted: Any, done: set[tuple[str, str]]) -> Iterator[str]:
+def _missing_entries(wanted: Any, written: set[tuple[str, str]]) -> Iterator[str]:
     for field, value in wanted.ListFields():
         for key in value if field.name == MAP else [""]:
-            if (field.name, key) not in done:
-                yield _printed(wanted, field.name, key)
+            if (field.name, key) not in written:
+                yield _print_entry(wanted, field.name, key)
 
 
-def _printed(wanted: Any, name: str, key: str) -> str:
+def _print_entry(wanted: Any, name: str, key: str) -> str:
     part = ModelConfig()
     if name == MAP:
         part.parameters[key].CopyFrom(wanted.parameters[key])
@@ -86,11 +110,12 @@ def _printed(wanted: Any, name: str, key: str) -> str:
         for field, _ in part.ListFields():
             if field.name != name:
                 part.ClearField(field.name)
-    return str(text_format.MessageToString(part, as_one_line=True).strip())
+    text = text_format.MessageToString(part, as_one_line=True, use_short_repeated_primitives=True)
+    return TOKEN.sub(lambda token: LIST.get(token[0], token[0]), text.strip())
 
 
 def _entries(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each entry of the outermost level stands: from its name to the end of its value."""
+    """Yield begin and end of each entry of the outermost level: a field's name and its value."""
     depth, begin, tokens = 0, -1, [each for each in TOKEN.finditer(text) if each[0][0] != "#"]
     for token, after in zip(tokens, [*tokens[1:], None], strict=False):
         word = token[0]

@@ -17,15 +17,15 @@ from nereid import files, json_lines
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.routes import history as route_history
 from nereid.routes.history import Entry
-from nereid.routes.served import SERVED, Server, ask_served
-from nereid.routes.target import Present, Target, check, describe, look
+from nereid.routes.served import SERVED, Server, served_status
+from nereid.routes.target import RouteLocation, RouteState, check, describe, read_state
 from nereid.routing import route_file
 from nereid.routing.assignment import Route, Table, format_route, parse_route
 from nereid.serving_errors import InvalidConfig
 
 SERVED_S = 5.0
 POLL_S = 0.05
-MOST_TRIES = 5
+MAX_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Proposal:
     note: str
 
 
-Propose = Callable[[Present], Proposal]
+Propose = Callable[[RouteState], Proposal]
 
 
 class Superseded(OperationFailed):
@@ -47,7 +47,7 @@ class Superseded(OperationFailed):
 class Plan:
     """A change that has been checked: from what is present to the new route, in use as `table`."""
 
-    present: Present
+    present: RouteState
     table: Table
     note: str
 
@@ -83,7 +83,7 @@ def read_weights(words: list[str]) -> dict[str, float]:
 def reweighted(weights: Mapping[str, float]) -> Propose:
     """Propose the present route with other weights."""
 
-    def propose(present: Present) -> Proposal:
+    def propose(present: RouteState) -> Proposal:
         route = present.route()
         known = [variant.name for variant in route.variants]
         if unknown := [name for name in weights if name not in known]:
@@ -99,7 +99,7 @@ def reweighted(weights: Mapping[str, float]) -> Propose:
 def replaced(text: bytes, source: str) -> Propose:
     """Propose the route that `text` from `source` is."""
 
-    def propose(present: Present) -> Proposal:
+    def propose(present: RouteState) -> Proposal:
         try:
             return Proposal(parse_route(text), "set from file")
         except InvalidConfig as error:
@@ -115,7 +115,7 @@ def reverted(generation: int | None) -> Propose:
     was edited by hand has the number of the one before.
     """
 
-    def propose(present: Present) -> Proposal:
+    def propose(present: RouteState) -> Proposal:
         found = _former(present, generation)
         different = [pair for pair in found if present.differs_from(pair[1])]
         if not found or (generation is None and not different):
@@ -126,25 +126,25 @@ def reverted(generation: int | None) -> Propose:
     return propose
 
 
-def previous(present: Present) -> Route | None:
+def previous(present: RouteState) -> Route | None:
     """Return the newest route of the history that differs from the file's, whatever the generations."""
     return next((route for _, route in _former(present, None) if present.differs_from(route)), None)
 
 
-def _former(present: Present, generation: int | None) -> list[tuple[Entry, Route]]:
+def _former(present: RouteState, generation: int | None) -> list[tuple[Entry, Route]]:
     """Return what the route has been, newest first, in one generation or ever."""
     entries = [e for e in reversed(present.all_entries) if generation in (None, e.generation)]
     return [(entry, route) for entry in entries if (route := entry.parsed())]
 
 
-def _nothing_to_revert_to(present: Present, generation: int | None) -> str:
+def _nothing_to_revert_to(present: RouteState, generation: int | None) -> str:
     if generation is None:
         return f"'{present.path}' has been nothing else: there is nothing to revert to"
     known = sorted({entry.generation for entry, _ in _former(present, None)})
     return f"the history has no generation {generation}, known are: {', '.join(map(str, known)) or 'none'}"
 
 
-def plan(target: Target, propose: Propose) -> Plan:
+def plan(target: RouteLocation, propose: Propose) -> Plan:
     """Work out a change, without a server and without writing anything.
 
     Raises:
@@ -152,7 +152,7 @@ def plan(target: Target, propose: Propose) -> Plan:
         OperationFailed, InvalidConfig: the new route is wrong, or names what is not in the repository.
         OSError: the file or its history cannot be read.
     """
-    present = look(target)
+    present = read_state(target)
     proposal = propose(present)
     # Also above the history's: a file that was put in place by hand may have any number.
     generation = max((entry.generation for entry in present.all_entries), default=0) + 1
@@ -161,7 +161,7 @@ def plan(target: Target, propose: Propose) -> Plan:
 
 
 def change(
-    target: Target,
+    target: RouteLocation,
     propose: Propose,
     server: Server | None,
     is_offline: bool = False,
@@ -205,23 +205,25 @@ def change(
     return f"{told}, served after {_wait_served(target, planned.table, server, wait_s):.1f} s"
 
 
-def insist(target: Target, propose: Propose, server: Server | None, wait_s: float = SERVED_S) -> str:
+def change_with_retry(
+    target: RouteLocation, propose: Propose, server: Server | None, wait_s: float = SERVED_S
+) -> str:
     """Change a route, and once more if another change comes in between, which may have kept this one.
 
     The arguments, what is returned and what is raised are those of `change`; no server need run.
     """
-    for _ in range(MOST_TRIES - 1):
+    for _ in range(MAX_ATTEMPTS - 1):
         with contextlib.suppress(Superseded):
             return change(target, propose, server, is_offline=True, wait_s=wait_s)
     return change(target, propose, server, is_offline=True, wait_s=wait_s)
 
 
-def _nothing_to_change(target: Target, present: Present, server: Server | None) -> str:
-    told = f", {ask_served(server, target.name, present.sha256)[0]}" if server else ""
+def _nothing_to_change(target: RouteLocation, present: RouteState, server: Server | None) -> str:
+    told = f", {served_status(server, target.name, present.sha256)[0]}" if server else ""
     return f"{target.name}: nothing to change, {describe(present.route())}{told}"
 
 
-def _write(target: Target, planned: Plan, history: BinaryIO) -> None:
+def _write(target: RouteLocation, planned: Plan, history: BinaryIO) -> None:
     if planned.present.unrecorded:
         json_lines.append(history, planned.present.unrecorded)
     text = format_route(planned.route)
@@ -234,15 +236,15 @@ def _write(target: Target, planned: Plan, history: BinaryIO) -> None:
         raise OperationFailed(f"'{target.path}' is written, its history is not: {error.strerror}") from None
 
 
-def _wait_served(target: Target, table: Table, server: Server, wait_s: float) -> float:
+def _wait_served(target: RouteLocation, table: Table, server: Server, wait_s: float) -> float:
     """Return after how many seconds the server served `table`."""
     begin = time.monotonic()
     while True:
-        told, _ = ask_served(server, target.name, table.sha256)
+        told, _ = served_status(server, target.name, table.sha256)
         passed_s = time.monotonic() - begin
         if told == SERVED:
             return passed_s
-        if look(target).sha256 != table.sha256:
+        if read_state(target).sha256 != table.sha256:
             raise Superseded(
                 f"'{target.path}' was written, generation {table.route.generation}, and then changed again"
             )

@@ -61,7 +61,7 @@ class RunningServer:
         return read_metrics(page, route)
 
 
-def ask_served(server: Server | None, route: str, sha256: str) -> tuple[str, Served | None]:
+def served_status(server: Server | None, route: str, sha256: str) -> tuple[str, Served | None]:
     """Ask whether the server serves the route file with this SHA-256.
 
     Returns `SERVED` or words for what it does instead, and what it told, if anything.

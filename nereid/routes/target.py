@@ -19,7 +19,7 @@ BACKEND = "ab_router"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RouteLocation:
     """A route of a repository: its model's config, and where its file lies, links followed."""
 
     config: ModelConfig
@@ -37,7 +37,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class RouteState:
     """A route file as it is: its text, None if there is no file, and its history, oldest first.
 
     `unrecorded` is what the history lacks of the present content.
@@ -81,7 +81,7 @@ class Present:
             return True
 
 
-def find_route(repository: Path, name: str = "") -> Target:
+def find_route(repository: Path, name: str = "") -> RouteLocation:
     """Return the route `name`, or the repository's only one.
 
     Raises:
@@ -102,7 +102,7 @@ def find_route(repository: Path, name: str = "") -> Target:
     return _target(repository / (name or found[0]))
 
 
-def find_routes(repository: Path) -> list[Target]:
+def find_routes(repository: Path) -> list[RouteLocation]:
     """Return all routes of a repository.
 
     Raises:
@@ -111,9 +111,9 @@ def find_routes(repository: Path) -> list[Target]:
     return [_target(repository / name) for name in _route_names(repository)[0]]
 
 
-def _target(folder: Path) -> Target:
+def _target(folder: Path) -> RouteLocation:
     config = ModelConfig.from_file(folder, 1)
-    return Target(config, Path(os.path.realpath(route_file.path_of(config))))
+    return RouteLocation(config, Path(os.path.realpath(route_file.path_of(config))))
 
 
 def _route_names(repository: Path) -> tuple[list[str], list[str]]:
@@ -128,7 +128,7 @@ def _route_names(repository: Path) -> tuple[list[str], list[str]]:
     return found, broken
 
 
-def look(target: Target) -> Present:
+def read_state(target: RouteLocation) -> RouteState:
     """Read a route's file and history as they are.
 
     Raises:
@@ -139,8 +139,8 @@ def look(target: Target) -> Present:
     try:
         text, status = route_file.read(target.path)
     except FileNotFoundError:
-        return Present(target.path, None, entries, None)
-    return Present(target.path, text, entries, history.unrecorded(entries, text, status))
+        return RouteState(target.path, None, entries, None)
+    return RouteState(target.path, text, entries, history.unrecorded(entries, text, status))
 
 
 def content(route: Route) -> Route:
@@ -148,7 +148,7 @@ def content(route: Route) -> Route:
     return replace(route, generation=0)
 
 
-def check(target: Target, text: bytes) -> Table:
+def check(target: RouteLocation, text: bytes) -> Table:
     """Read a route file's text as the server will.
 
     Raises:

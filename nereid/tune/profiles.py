@@ -26,7 +26,7 @@ MARK = "# Written by `nereid tune"
 COPY = f"{MARK}` for another model: a copy of "
 
 # Names of settings; any other one is a parameter of the config.
-INSTANCES, MOST_ROWS = "instances", "max_batch_size"
+INSTANCES, MAX_BATCH_SIZE = "instances", "max_batch_size"
 PREFERRED, DELAY = "preferred_batch_size", "max_queue_delay_microseconds"
 
 Settings = Mapping[str, int]
@@ -114,7 +114,7 @@ def value_of(config: Any, name: str) -> int:
     """Return a setting of a ModelConfig message; 0 is what is not given."""
     if name == INSTANCES:
         return sum(group.count for group in config.instance_group)
-    if name == MOST_ROWS:
+    if name == MAX_BATCH_SIZE:
         return int(config.max_batch_size)
     if name == PREFERRED:
         return max(config.dynamic_batching.preferred_batch_size, default=0)
@@ -129,7 +129,7 @@ def with_settings(text: str, settings: Settings) -> str:
     config = pbtxt.parse(text)
     for name, value in settings.items():
         _WRITERS.get(name, _write_parameter)(config, name, value)
-    return pbtxt.rewritten(text, config)
+    return pbtxt.rewrite(text, config)
 
 
 def _write_instances(config: Any, name: str, value: int) -> None:
@@ -161,7 +161,7 @@ def _write_parameter(config: Any, name: str, value: int) -> None:
 
 _WRITERS: Mapping[str, Callable[[Any, str, int], None]] = {
     INSTANCES: _write_instances,
-    MOST_ROWS: _write_rows,
+    MAX_BATCH_SIZE: _write_rows,
     PREFERRED: _write_preferred,
     DELAY: _write_delay,
 }

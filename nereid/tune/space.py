@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from nereid.tune.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED, value_of
+from nereid.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
 
 # One point of the space, in the order of its names; the empty one is the present config.
 Candidate: TypeAlias = tuple[tuple[str, int], ...]
@@ -41,7 +41,7 @@ def space(config: Any, backend: str, cores: int) -> Space:
         found[DECODE_THREADS] = _doublings(cores)
     if config.max_batch_size and not config.HasField("sequence_batching"):
         smallest = max(config.max_batch_size, USUAL_ROWS)
-        found[MOST_ROWS] = tuple(sorted({config.max_batch_size, smallest, 2 * smallest}))
+        found[MAX_BATCH_SIZE] = tuple(sorted({config.max_batch_size, smallest, 2 * smallest}))
         found[PREFERRED] = PREFERRED_SIZES
         found[DELAY] = DELAYS_US
         if is_on_cpu and backend in RUN_ROWS:
@@ -69,7 +69,7 @@ def is_sensible(candidate: Candidate, cores: int) -> bool:
     value = dict(candidate)
     threads = value.get(INSTANCES, 1) * value.get(THREADS, 1) * value.get(DECODE_THREADS, 1)
     return threads <= 2 * max(cores, value.get(INSTANCES, 1)) and (
-        value.get(PREFERRED, 0) <= value.get(MOST_ROWS, 0)
+        value.get(PREFERRED, 0) <= value.get(MAX_BATCH_SIZE, 0)
     )
 
 

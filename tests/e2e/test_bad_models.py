@@ -16,7 +16,7 @@ from tests.publishing import NET, ROUTE, contents, record_of, store_published
 from tests.routes import CLASSES, adding, serve_routes
 
 pytestmark = pytest.mark.slow
-GATES = Gates(most_slowdown=3.0)
+GATES = Gates(max_slowdown=3.0)
 BATCH = ["batch", CLASSES]
 
 

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from nereid.assets import SAMPLES
 from nereid.client.classifier import Classifier
 from nereid.errors import OperationFailed
-from nereid.publish.add import Wish, add
+from nereid.publish.add import AddRequest, add
 from nereid.publish.publisher import retire, rollback
 from nereid.repository.layout import versions_there
 from nereid.routes.change import Superseded, change, reweighted
@@ -120,7 +120,7 @@ def driver(record: ServerRecord, call: str) -> str:
 from pathlib import Path
 from nereid.server.ports import Ports
 from nereid.errors import OperationFailed
-from nereid.publish.add import Wish, add
+from nereid.publish.add import AddRequest, add
 from nereid.publish.publisher import publish, retire
 from nereid.routes.change import Superseded, change, reweighted
 from nereid.routes.served import RunningServer
@@ -212,7 +212,7 @@ def test_killed_add_is_made_good_by_the_next_command(tmp_path):
     before = contents(repository)
     onnx.save(resnet(blocks=(1,), width=4), tmp_path / "small.onnx")
     wishes = (
-        f"add(repository, Wish(Path({str(tmp_path / 'small.onnx')!r}), 'small', 'imagenet'), record, report)"
+        f"add(repository, AddRequest(Path({str(tmp_path / 'small.onnx')!r}), 'small', 'imagenet'), record, report)"
     )
 
     with serve_routes(repository, tmp_path) as served:
@@ -312,7 +312,7 @@ def test_resnet_goes_from_file_to_answers_with_one_command(tmp_path, profile):
 
     with serve_routes(repository, tmp_path, *flags) as served:
         record = ServerRecord(**{**vars_of(record_of(served.server)), "profile": profile})
-        done = add(repository, Wish(file, "resnet50", "imagenet", labels, with_softmax=True), record)
+        done = add(repository, AddRequest(file, "resnet50", "imagenet", labels, with_softmax=True), record)
 
         assert done.report.notes == ()
         image = np.array([[SAMPLES[0].read_bytes()]], np.object_)

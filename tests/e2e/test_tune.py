@@ -21,7 +21,7 @@ from nereid.server.control import Control
 from nereid.server.run_dir import ServerRecord
 from nereid.tune import profiles, space
 from nereid.tune.objective import Objective
-from nereid.tune.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED
+from nereid.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED
 from nereid.tune.report import Report
 from nereid.tune.search import FIRST_S, NotMeasured, Search
 from nereid.tune.trial import TrialServer, copy_repository
@@ -31,7 +31,7 @@ VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
 # Eight callers wait for a batch of sixteen: no noise hides what leaving this one gains.
 CALLERS = 8
-WAITING = {DELAY: 400_000, PREFERRED: 16, MOST_ROWS: 16}
+WAITING = {DELAY: 400_000, PREFERRED: 16, MAX_BATCH_SIZE: 16}
 # Until a stub has handed on its metrics, and more.
 METRICS_S = 1.5
 ABOUT = ["when, where, how much"]

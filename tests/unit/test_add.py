@@ -7,7 +7,7 @@ from onnx import numpy_helper
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.add import Wish, add
+from nereid.publish.add import AddRequest, add
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, hidden_models, pins
 from nereid.routing.assignment import parse_route
@@ -28,9 +28,9 @@ def repository(tmp_path):
     return tmp_path / "models"
 
 
-def wish(file, **more) -> Wish:
-    """Wish for a model `small` with the preset of ImageNet."""
-    return Wish(file, **{"name": "small", "preset": "imagenet", **more})
+def wish(file, **more) -> AddRequest:
+    """Return the request for a model `small` with the preset of ImageNet."""
+    return AddRequest(file, **{"name": "small", "preset": "imagenet", **more})
 
 
 def test_added_model_has_all_its_parts(repository, file, tmp_path):

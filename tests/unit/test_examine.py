@@ -17,7 +17,7 @@ from onnx import helper
 from nereid.assets import CHELSEA, COFFEE
 from nereid.errors import OperationFailed
 from nereid.publish.examination import examiner
-from nereid.publish.examination.examine import Question, Rejected, examine
+from nereid.publish.examination.examine import ExaminationRequest, Rejected, examine
 from nereid.publish.examination.examiner import check_headroom, check_memory, difference, is_slower
 from nereid.repository.labels import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
@@ -87,13 +87,13 @@ def ask(tmp_path):
         candidate: a network, or bytes in the place of one.
     """
 
-    def question(candidate: onnx.ModelProto | bytes, **changes) -> Question:
+    def question(candidate: onnx.ModelProto | bytes, **changes) -> ExaminationRequest:
         for folder, content in (("1", classifier()), ("incoming", candidate)):
             (tmp_path / "net" / folder).mkdir(parents=True, exist_ok=True)
             text = content if isinstance(content, bytes) else content.SerializeToString()
             (tmp_path / "net" / folder / "model.onnx").write_bytes(text)
         (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
-        asked = Question(
+        asked = ExaminationRequest(
             model="net",
             candidate=tmp_path / "net" / "incoming",
             document=config(),
@@ -103,8 +103,8 @@ def ask(tmp_path):
             images=(),
             tolerance=0.01,
             accept_change=False,
-            most_slowdown=1000.0,
-            most_memory=1.5,
+            max_slowdown=1000.0,
+            max_memory_ratio=1.5,
             labels=tmp_path / "labels.txt",
         )
         return replace(asked, **changes)
@@ -262,7 +262,7 @@ BAD = {
         {},
         r"'scores' on random input 3 differs by .*, allowed is 0.01: top class \d before, \d now; --accept",
     ),
-    "slower": (slow(), {"most_slowdown": 1.5}, "times as long, allowed is 1.5"),
+    "slower": (slow(), {"max_slowdown": 1.5}, "times as long, allowed is 1.5"),
     "larger": (large(), {}, "MB, the current version .* MB: allowed is 1.5 times as much and 64 MB"),
 }
 
@@ -475,7 +475,7 @@ def test_question_survives_json(ask, preprocess):
     """The process is asked exactly what was meant."""
     question = ask(classifier(), preprocess=preprocess, images=(COFFEE,), labels=None)
 
-    assert Question.from_json(question.to_json()) == question
+    assert ExaminationRequest.from_json(question.to_json()) == question
 
 
 def test_process_reports_and_tells_its_progress(ask):
@@ -540,7 +540,7 @@ def test_crash_of_the_process_is_told(ask, number):
         examine(hangs, progress=kill)
 
 
-def fifo(ask: Callable[..., Question]) -> Path:
+def fifo(ask: Callable[..., ExaminationRequest]) -> Path:
     """Make a label file that nobody ever writes, so that an examination waits for it without end."""
     path = ask(classifier()).candidate.parent / "pipe"
     os.mkfifo(path)
@@ -577,7 +577,7 @@ def test_process_ends_with_who_asked(ask, tmp_path):
     (tmp_path / "question").write_text(question.to_json())
     program = (
         "import sys; from nereid.publish.examination.examine import *\n"
-        "examine(Question.from_json(open(sys.argv[1]).read()), progress=lambda line: print(line, flush=True))"
+        "examine(ExaminationRequest.from_json(open(sys.argv[1]).read()), progress=lambda line: print(line, flush=True))"
     )
 
     with subprocess.Popen(

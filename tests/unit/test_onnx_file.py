@@ -11,20 +11,20 @@ from onnx import helper
 from nereid.inference.signature import NetworkTensor, Signature
 from nereid.repository.onnx_file import (
     CAPABILITIES,
-    Home,
+    Runtime,
     InvalidOnnx,
     append_softmax,
     check_external_data,
-    check_homes,
+    check_runtimes,
     check_with_onnx,
     describe,
-    homes,
+    supported_runtimes,
     read,
 )
 from tests.networks import OPSET, constant, identity, network, run, value
 
 WEIGHTS = np.arange(12, dtype=np.float32)
-HOMES = (Home("here", 26, 13), Home("there", 21, 10))
+HOMES = (Runtime("here", 26, 13), Runtime("there", 21, 10))
 
 
 def save(folder: Path, model: onnx.ModelProto) -> Path:
@@ -253,7 +253,7 @@ def test_home_that_cannot_run_it_is_named(tmp_path, opset, ir_version, reason):
     model.opset_import[0].version, model.ir_version = opset, ir_version
 
     with pytest.raises(InvalidOnnx, match=reason):
-        check_homes(read(save(tmp_path, model)), HOMES)
+        check_runtimes(read(save(tmp_path, model)), HOMES)
 
 
 def test_network_that_both_homes_run_passes(tmp_path):
@@ -261,7 +261,7 @@ def test_network_that_both_homes_run_passes(tmp_path):
     model = weighted()
     model.opset_import[0].version, model.ir_version = 21, 10
 
-    check_homes(read(save(tmp_path, model)), HOMES)
+    check_runtimes(read(save(tmp_path, model)), HOMES)
 
 
 def opens(opset: int, ir_version: int) -> bool:
@@ -280,7 +280,7 @@ def opens(opset: int, ir_version: int) -> bool:
 
 def test_table_is_right_for_the_installed_runtime():
     """ONNX Runtime opens the newest opset and IR version that the table has for it, and no newer ones."""
-    embedded, container = homes()
+    embedded, container = supported_runtimes()
 
     assert onnxruntime.__version__.split(".")[1] in embedded.name
     assert [opens(embedded.opset, 8), opens(embedded.opset + 1, 8)] == [True, False]

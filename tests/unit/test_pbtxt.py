@@ -3,8 +3,9 @@
 import pytest
 
 from nereid.errors import OperationFailed
-from nereid.repository.pbtxt import parse, rewritten
+from nereid.repository.pbtxt import parse, rewrite, with_versions
 from tests.conftest import ROOT
+from tests.tables import cases
 
 CONFIGS = sorted((ROOT / "model_repository").rglob("*.pbtxt"))
 TEXT = """# What it is for.
@@ -27,7 +28,7 @@ def test_unchanged_text_stays(path):
     """A config that is wanted as it is keeps every character."""
     text = path.read_text()
 
-    assert rewritten(text, parse(text)) == text
+    assert rewrite(text, parse(text)) == text
 
 
 def test_only_what_changes_is_written_anew():
@@ -40,7 +41,7 @@ def test_only_what_changes_is_written_anew():
     wanted.parameters["third"].string_value = "3"
     wanted.version_policy.all.SetInParent()
 
-    changed = rewritten(TEXT, wanted)
+    changed = rewrite(TEXT, wanted)
 
     assert parse(changed) == wanted
     expected = TEXT.replace("max_batch_size: 8", "max_batch_size: 16")
@@ -65,10 +66,45 @@ def test_odd_text_is_changed_right(text):
     wanted.max_batch_size = 16
     del wanted.instance_group[1:]
 
-    assert parse(rewritten(text, wanted)) == wanted
+    assert parse(rewrite(text, wanted)) == wanted
 
 
 def test_text_that_is_no_config_is_told():
     """The message has line and column."""
-    with pytest.raises(OperationFailed, match="the config cannot be read: 1:1 : "):
-        rewritten("what: 1", parse(""))
+    with pytest.raises(OperationFailed, match="cannot read the config: 1:1 : "):
+        rewrite("what: 1", parse(""))
+
+
+POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
+
+
+@cases(
+    ("text", "expected"),
+    {
+        "empty": ("", f"{POLICY}\n"),
+        "none": ("max_batch_size: 8", f"max_batch_size: 8\n{POLICY}\n"),
+        "latest-and-comment": (
+            "# {\nversion_policy { latest { num_versions: 2 } } # why\nname: 'a'\n",
+            f"# {{\n{POLICY} # why\nname: 'a'\n",
+        ),
+        "angle-brackets": (
+            "version_policy: <\n  all: <>\n>\nname: 'a}'",
+            f"{POLICY}\nname: 'a}}'\n",
+        ),
+        "a-parameter-of-that-name": (
+            'parameters { key: "version_policy" value { string_value: "{" } }\n',
+            f'parameters {{ key: "version_policy" value {{ string_value: "{{" }} }}\n{POLICY}\n',
+        ),
+    },
+)
+def test_only_the_policy_changes_with_the_versions(text, expected):
+    """The served versions are replaced wherever and however they are written."""
+    assert with_versions(text, [3, 1]) == expected
+
+
+def test_versions_never_cost_a_comment():
+    """A layout that cannot be changed entry by entry is refused, with the line to write."""
+    with pytest.raises(OperationFailed, match=r"fix: write version_policy .*\[ 1, 2 \]") as refused:
+        with_versions('# why\nname: "a" "b" max_batch_size: 8', [1, 2])
+
+    assert "cannot change version_policy in this layout" in str(refused.value)

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.engine import journal
-from nereid.publish.engine.actions import Install, Vary
-from nereid.publish.engine.engine import begin, working
+from nereid.publish.engine.actions import AddVariant, Install
+from nereid.publish.engine.engine import begin, locked_repository
 from nereid.publish.engine.journal import FINISHED, Journal
-from nereid.publish.engine.policy import with_versions
 from nereid.publish.network import find_network
 from nereid.publish.pinned import successor
 from nereid.publish.publisher import publish, retire, rollback
@@ -35,8 +34,6 @@ from tests.publishing import (
 )
 from tests.routes import ALL_VERSIONS, document, store_adding, store_ensemble, store_router, variant
 
-POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
-
 
 @pytest.fixture
 def repository(tmp_path):
@@ -49,34 +46,6 @@ def weights(repository: Path) -> dict[str, float]:
     """Return the weights of route `r`."""
     route = parse_route((repository / f"{ROUTE}.route.json").read_bytes())
     return {each.name: each.weight for each in route.variants}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", f"{POLICY}\n"),
-        ("max_batch_size: 8", f"max_batch_size: 8\n{POLICY}\n"),
-        (
-            "# {\nversion_policy { latest { num_versions: 2 } } # why\nname: 'a'\n",
-            f"# {{\n{POLICY} # why\nname: 'a'\n",
-        ),
-        ("version_policy: <\n  all: <>\n>\nname: 'a}'", f"{POLICY}\nname: 'a}}'"),
-        (
-            'parameters { key: "version_policy" value { string_value: "{" } }\n',
-            f'parameters {{ key: "version_policy" value {{ string_value: "{{" }} }}\n{POLICY}\n',
-        ),
-    ],
-    ids=["empty", "none", "latest-and-comment", "angle-brackets", "a-parameter-of-that-name"],
-)
-def test_policy_is_replaced_in_the_text(text, expected):
-    """Only the field itself changes, wherever and however it is written."""
-    assert with_versions(text, [3, 1]) == expected
-
-
-def test_policy_of_what_is_no_config_is_refused():
-    """The message says where the text goes wrong."""
-    with pytest.raises(OperationFailed, match=r"the config cannot be read: 1:1 .* has no field named \"no\""):
-        with_versions("no config", [1])
 
 
 @pytest.mark.parametrize(
@@ -338,7 +307,7 @@ def test_commands_wait_for_each_other(repository):
 def test_unfinished_operation_is_made_good(repository, tmp_path, event):
     """Begun, it is forgotten; decided, it is done; being taken back, it is taken back: once, by anybody."""
     before = contents(repository)
-    with working(repository, None, print) as (log, at):
+    with locked_repository(repository, None, print) as (log, at):
         operation, site = begin(log, at, "publish", NET, 2)
         (site.staging / "new" / NET / "2").mkdir(parents=True)
         (site.staging / "new" / NET / "2" / "model.onnx").write_bytes(b"x")
@@ -349,14 +318,14 @@ def test_unfinished_operation_is_made_good(repository, tmp_path, event):
             operation.actions[0].forward(site)
 
     told = []
-    with working(repository, None, told.append) as (log, _):
+    with locked_repository(repository, None, told.append) as (log, _):
         last = log.lines()[-1]
 
     assert told[0].startswith("publish net 2 of ")
     assert last.event in FINISHED
     assert versions_there(repository / NET) == ([1, 2] if event == "commit" else [1])
     assert (contents(repository) == before) is (event != "commit")
-    with working(repository, None, told.append) as (log, _):
+    with locked_repository(repository, None, told.append) as (log, _):
         assert log.lines()[-1] == last
 
 
@@ -382,14 +351,18 @@ def test_retiring_is_given_up_when_the_version_is_used_again(repository, tmp_pat
     """Killed before its first step, it is not finished against an operator who has given it traffic since."""
     publish_number(repository, tmp_path, None, 2)
     there = contents(repository / "net_v2")
-    with working(repository, None, print) as (log, at):
+    with locked_repository(repository, None, print) as (log, at):
         operation, _ = begin(log, at, "retire", NET, 2)
-        actions = (Install("net/2", NET, 2), Install("net_v2", "net_v2"), Vary(ROUTE, "v2", "net_v2", 0))
+        actions = (
+            Install("net/2", NET, 2),
+            Install("net_v2", "net_v2"),
+            AddVariant(ROUTE, "v2", "net_v2", 0),
+        )
         log.write("undo", replace(operation, actions=actions))
     set_weights(repository, v2=50)
 
     told = []
-    with working(repository, None, told.append) as (log, _):
+    with locked_repository(repository, None, told.append) as (log, _):
         assert log.lines()[-1].event == "undone"
 
     assert told[1].startswith("variant 'v2' has weight 50; fix: nereid route set v2=0")
@@ -413,7 +386,7 @@ def test_journal_of_another_release_is_not_passed_over(repository):
 
 def test_staged_files_do_not_stay_when_nothing_was_decided(repository):
     """What is staged is removed first: a disk that is full of it could not take the line that says so."""
-    with working(repository, None, print) as (log, at):
+    with locked_repository(repository, None, print) as (log, at):
         operation, site = begin(log, at, "publish", NET, 2)
         (site.staging / "new").mkdir()
         with Path(os.devnull).open("rb") as read_only, pytest.raises(OSError, match="write"):

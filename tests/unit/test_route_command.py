@@ -18,14 +18,14 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid import json_lines
-from nereid.cli import route_view as view
 from nereid.cli.main import app
+from nereid.cli.route_commands import route_view as view
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.routes import history
 from nereid.routes.change import change, reweighted
 from nereid.routes.diff import describe_moves
 from nereid.routes.served import RunningServer, Served, read_metrics
-from nereid.routes.target import find_route, look, percent
+from nereid.routes.target import find_route, percent, read_state
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
@@ -788,9 +788,9 @@ def test_breaker_is_shown_of_the_version_that_is_routed_to(repository, capsys):
     served = Served(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
     server = FakeServer(target.path, says=served)
 
-    view.show(target, look(target), server, as_json=True)
+    view.show(target, read_state(target), server, as_json=True)
     told = json.loads(capsys.readouterr().out)
-    view.show(target, look(target), server, as_json=False)
+    view.show(target, read_state(target), server, as_json=False)
     lines = capsys.readouterr().out.splitlines()
 
     assert told["breakers"] == {"v2": "open"}

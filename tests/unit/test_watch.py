@@ -17,7 +17,7 @@ from nereid import files, json_lines
 from nereid.cli.main import app
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import watch
-from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Line, NotNow, Publish, copied, see
+from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Line, TemporaryFailure, Publish, copied, see
 from nereid.publish.network import find_network
 from nereid.publish.publisher import Gates
 from nereid.server.control import NotReached
@@ -444,7 +444,7 @@ def caused(error: Exception) -> OperationFailed:
     [
         NotReached("the server does not answer"),
         files.LockTimeout("another one publishes"),
-        NotNow("recovery failed"),
+        TemporaryFailure("recovery failed"),
         OSError(28, "No space left on device"),
         caused(OSError(28, "No space left on device")),
         caused(files.LockTimeout("another one holds the history")),
@@ -638,7 +638,7 @@ def repository(tmp_path):
 def publish_to(repository: Path) -> Publish:
     """Return what really publishes there, without a server."""
     return watch.publication(
-        repository, lambda: None, Gates(most_slowdown=100, most_memory=100), 0, lambda line: None
+        repository, lambda: None, Gates(max_slowdown=100, max_memory_ratio=100), 0, lambda line: None
     )
 
 
@@ -660,7 +660,7 @@ def test_newest_version_is_found_in_a_folder_with_a_folder_of_its_name(repositor
     """The network may be in a folder that is called as Triton calls the network."""
     shutil.copytree(repository / "net" / "1", tmp_path / "new" / "model.onnx")
 
-    assert watch.newest_like(find_network(repository, "net"), tmp_path / "new") == 1
+    assert watch.find_published(find_network(repository, "net"), tmp_path / "new") == 1
 
 
 def test_server_is_looked_up_for_each_publication(repository):
@@ -703,7 +703,7 @@ def test_failed_recovery_is_not_the_files_fault(repository, tmp_path):
     (tmp_path / ".repository.nereid").mkdir()
     (tmp_path / ".repository.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
 
-    with pytest.raises(NotNow, match="another release of nereid wrote it"):
+    with pytest.raises(TemporaryFailure, match="another release of nereid wrote it"):
         publish_to(repository)("net", repository / "net" / "1" / "model.onnx")
 
 

@@ -15,9 +15,10 @@ from msgspec import Struct
 from nereid import files
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed
-from nereid.publish.engine import policy, variants, warm
+from nereid.publish.engine import variants, warm
+from nereid.repository import pbtxt
 from nereid.repository.layout import CONFIGS, config_files, hidden_models, served_versions
-from nereid.routes.change import insist
+from nereid.routes.change import change_with_retry
 from nereid.routes.served import RunningServer
 from nereid.routes.target import find_route
 from nereid.server.control import Control, Refused
@@ -30,7 +31,7 @@ ROUTE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Workspace:
     """Where actions take place.
 
     `staging` holds `new`, what is to come into the repository; `old`, what was taken out of it; and `before`,
@@ -60,7 +61,7 @@ class Install(Struct, frozen=True, tag=True):
     model: str = ""
     version: int = 0
 
-    def forward(self, site: Site) -> None:
+    def forward(self, site: Workspace) -> None:
         """Move it in, at once."""
         source, target = site.staging / "new" / self.path, site.repository / self.path
         if source.exists():
@@ -71,7 +72,7 @@ class Install(Struct, frozen=True, tag=True):
             raise OperationFailed(f"'{target}' is gone")
         site.report(f"{self.path}: in the repository")
 
-    def backward(self, site: Site) -> None:
+    def backward(self, site: Workspace) -> None:
         """Move it out, at once; a server may have it loaded, and then lets go of it.
 
         What is still staged never came in: then another thing of that name is there, and stays.
@@ -99,7 +100,7 @@ class Policy(Struct, frozen=True, tag=True):
     model: str
     version: int
 
-    def forward(self, site: Site) -> None:
+    def forward(self, site: Workspace) -> None:
         """Add it; each file is replaced at once."""
         for path in self._files(site):
             before = self._before(site, path)
@@ -109,7 +110,7 @@ class Policy(Struct, frozen=True, tag=True):
             self._write(site, path, {*self._others(path), self.version})
         site.report(f"{self.model}: version {self.version} is to be served")
 
-    def backward(self, site: Site) -> None:
+    def backward(self, site: Workspace) -> None:
         """Take it out, or restore the files as they were, and let a server that has it let go of it."""
         files = self._files(site)
         for path in files:
@@ -122,32 +123,32 @@ class Policy(Struct, frozen=True, tag=True):
             _let_go(site, self.model, self.version)
         site.report(f"{self.model}: version {self.version} is not to be served any more")
 
-    def _files(self, site: Site) -> list[Path]:
+    def _files(self, site: Workspace) -> list[Path]:
         files = config_files(site.repository / self.model)
         return [path for path in files if "all" not in read_pbtxt(path).get("version_policy", {})]
 
-    def _before(self, site: Site, path: Path) -> Path:
+    def _before(self, site: Workspace, path: Path) -> Path:
         return site.staging / "before" / path.relative_to(site.repository)
 
     def _others(self, path: Path) -> set[int]:
         folder = path.parent.parent if path.parent.name == CONFIGS else path.parent
         return {*served_versions(folder, read_pbtxt(path), without=self.version)}
 
-    def _write(self, site: Site, path: Path, versions: set[int]) -> None:
-        self._replace(site, path, policy.with_versions(path.read_text(), sorted(versions)))
+    def _write(self, site: Workspace, path: Path, versions: set[int]) -> None:
+        self._replace(site, path, pbtxt.with_versions(path.read_text(), sorted(versions)))
 
-    def _replace(self, site: Site, path: Path, text: str) -> None:
+    def _replace(self, site: Workspace, path: Path, text: str) -> None:
         if text != path.read_text():
             files.replace(path, text.encode(), site.staging)
 
 
-class Serve(Struct, frozen=True, tag=True):
+class Load(Struct, frozen=True, tag=True):
     """A version of a model that the running server is to have loaded."""
 
     model: str
     version: int
 
-    def forward(self, site: Site) -> None:
+    def forward(self, site: Workspace) -> None:
         """Load it, if its profile has use for it."""
         control = site.control
         if control is None or not self._is_wanted(site, control):
@@ -156,13 +157,13 @@ class Serve(Struct, frozen=True, tag=True):
         _wait(lambda: control.is_ready(self.model, self.version), f"{self} is not ready")
         site.report(f"{self.model}: version {self.version} is ready")
 
-    def backward(self, site: Site) -> None:
+    def backward(self, site: Workspace) -> None:
         """Do nothing: whoever takes the files away tells the server."""
 
     def __str__(self) -> str:
         return f"version {self.version} of '{self.model}'"
 
-    def _is_wanted(self, site: Site, control: Control) -> bool:
+    def _is_wanted(self, site: Workspace, control: Control) -> bool:
         profile = site.record.profile if site.record else ""
         is_hidden = self.model in hidden_models(site.repository, profile)
         return not is_hidden or self.model in control.ready_versions()
@@ -174,17 +175,17 @@ class Warm(Struct, frozen=True, tag=True):
     model: str
     version: int
 
-    def forward(self, site: Site) -> None:
+    def forward(self, site: Workspace) -> None:
         """Ask it."""
         if site.record and site.control and site.control.is_ready(self.model, self.version):
             sizes = warm.warm(site.record, site.repository / self.model, self.version)
             site.report(f"{self.model}: version {self.version} answers batches of 1 to {sizes}")
 
-    def backward(self, site: Site) -> None:
+    def backward(self, site: Workspace) -> None:
         """Do nothing."""
 
 
-class Vary(Struct, frozen=True, tag=True):
+class AddVariant(Struct, frozen=True, tag=True):
     """A variant of a route."""
 
     route: str
@@ -192,15 +193,15 @@ class Vary(Struct, frozen=True, tag=True):
     model: str
     weight: float
 
-    def forward(self, site: Site) -> None:
+    def forward(self, site: Workspace) -> None:
         """Add it to the route, and wait until that is served."""
         self._change(site, variants.added(self.name, self.model, self.weight))
 
-    def backward(self, site: Site) -> None:
+    def backward(self, site: Workspace) -> None:
         """Take it out, and give requests that have chosen it time to reach its model.
 
         Raises:
-            StillUsed: it has been given other traffic since.
+            VariantInUse: it has been given other traffic since.
         """
         if not (site.repository / self.route).exists():
             return
@@ -208,27 +209,27 @@ class Vary(Struct, frozen=True, tag=True):
         if site.server:
             time.sleep(DRAIN_S)
 
-    def _change(self, site: Site, propose: variants.Propose) -> None:
+    def _change(self, site: Workspace, propose: variants.Propose) -> None:
         target = find_route(site.repository, self.route)
-        site.report(insist(target, propose, site.server, ROUTE_S))
+        site.report(change_with_retry(target, propose, site.server, ROUTE_S))
 
 
-Action = Install | Policy | Serve | Warm | Vary
+Action = Install | Policy | Load | Warm | AddVariant
 
 
-def forward(actions: Iterable[Action], site: Site) -> None:
+def forward(actions: Iterable[Action], site: Workspace) -> None:
     """Do all actions, in their order."""
     for action in actions:
         action.forward(site)
 
 
-def backward(actions: Iterable[Action], site: Site) -> None:
+def backward(actions: Iterable[Action], site: Workspace) -> None:
     """Take all actions back, the last one first."""
     for action in reversed([*actions]):
         action.backward(site)
 
 
-def _let_go(site: Site, model: str, version: int) -> None:
+def _let_go(site: Workspace, model: str, version: int) -> None:
     """Load a model as its folder is now, if the server still has a version that is gone from there."""
     control = site.control
     if control and version in control.ready_versions().get(model, ()):

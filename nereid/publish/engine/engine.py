@@ -10,9 +10,9 @@ from pathlib import Path
 from nereid import json_lines
 from nereid.errors import OperationFailed
 from nereid.publish.engine import journal
-from nereid.publish.engine.actions import Site, backward, forward
+from nereid.publish.engine.actions import Workspace, backward, forward
 from nereid.publish.engine.journal import Journal, Kind, Operation
-from nereid.publish.engine.variants import StillUsed
+from nereid.publish.engine.variants import VariantInUse
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
@@ -20,9 +20,9 @@ EXPLICIT = "explicit"
 
 
 @contextmanager
-def working(
+def locked_repository(
     repository: Path, record: ServerRecord | None, report: Callable[[str], None]
-) -> Iterator[tuple[Journal, Site]]:
+) -> Iterator[tuple[Journal, Workspace]]:
     """Hold the journal, after making good what the last holder left unfinished.
 
     Raises:
@@ -36,12 +36,12 @@ def working(
             "to load; fix: nereid serve without it, or stop it first"
         )
     with journal.opened(repository) as log:
-        site = Site(repository, log.folder, record, report)
+        site = Workspace(repository, log.folder, record, report)
         recover(log, site)
         yield log, site
 
 
-def recover(log: Journal, site: Site) -> None:
+def recover(log: Journal, site: Workspace) -> None:
     """Finish or undo what a killed command left.
 
     Raises:
@@ -56,9 +56,9 @@ def recover(log: Journal, site: Site) -> None:
         if line.event == "begin":
             log.write("undone", operation, "recovered")
         elif line.event == "commit":
-            carry_out(log, operation, site)
+            commit(log, operation, site)
         else:
-            take_back(log, operation, site, line.note)
+            undo(log, operation, site, line.note)
     except OperationFailed as error:
         if log.unfinished():
             raise
@@ -66,7 +66,7 @@ def recover(log: Journal, site: Site) -> None:
     site.report(f"{operation}: {log.lines()[-1].event}")
 
 
-def carry_out(log: Journal, operation: Operation, site: Site) -> None:
+def commit(log: Journal, operation: Operation, site: Workspace) -> None:
     """Do the actions of an operation; if one fails, take all of them back.
 
     Raises:
@@ -80,7 +80,7 @@ def carry_out(log: Journal, operation: Operation, site: Site) -> None:
     except Exception as error:
         log.write("undo", operation, str(error))
         site.report(f"refused, taking it back: {error}")
-        take_back(log, operation, site, str(error))
+        undo(log, operation, site, str(error))
         raise OperationFailed(f"{operation} failed, and was taken back: {error}") from error
     except KeyboardInterrupt:
         site.report(f"{operation} was interrupted: the next command finishes it")
@@ -88,16 +88,16 @@ def carry_out(log: Journal, operation: Operation, site: Site) -> None:
     log.write("done", operation)
 
 
-def take_back(log: Journal, operation: Operation, site: Site, note: str = "") -> None:
+def undo(log: Journal, operation: Operation, site: Workspace, note: str = "") -> None:
     """Take the actions of an operation back, from where `undo` was written.
 
     Raises:
-        StillUsed: requests are sent to what is to go. A version that was to be retired then stays.
+        VariantInUse: requests are sent to what is to go. A version that was to be retired then stays.
         OperationFailed: the server does not do it.
     """
     try:
         backward(operation.actions, site)
-    except StillUsed as error:
+    except VariantInUse as error:
         # Variants go first, so nothing is missing yet.
         if operation.kind == "retire":
             log.write("undone", operation, str(error))
@@ -105,7 +105,7 @@ def take_back(log: Journal, operation: Operation, site: Site, note: str = "") ->
     log.write(operation.taken_back, operation, note)
 
 
-def begin(log: Journal, at: Site, kind: Kind, model: str, version: int) -> tuple[Operation, Site]:
+def begin(log: Journal, at: Workspace, kind: Kind, model: str, version: int) -> tuple[Operation, Workspace]:
     """Write down that an operation begins; returns it, and its own site."""
     user = json_lines.user_name(os.getuid())
     operation = Operation(secrets.token_hex(8), kind, model, version, user)
@@ -113,7 +113,7 @@ def begin(log: Journal, at: Site, kind: Kind, model: str, version: int) -> tuple
     return operation, _at(at, log, operation)
 
 
-def _at(site: Site, log: Journal, operation: Operation) -> Site:
+def _at(site: Workspace, log: Journal, operation: Operation) -> Workspace:
     staging = log.staging(operation)
     staging.mkdir(exist_ok=True)
     return dataclasses.replace(site, staging=staging)

@@ -5,21 +5,21 @@ from msgspec.structs import replace
 
 from nereid.errors import OperationFailed
 from nereid.routes.change import Proposal, Propose
-from nereid.routes.target import Present
+from nereid.routes.target import RouteState
 from nereid.routing.assignment import Route, Variant, parse_route
 from nereid.serving_errors import InvalidConfig
 
-__all__ = ["Propose", "StillUsed", "added", "removed", "rolled_back"]
+__all__ = ["Propose", "VariantInUse", "added", "removed", "rolled_back"]
 
 
-class StillUsed(OperationFailed):
+class VariantInUse(OperationFailed):
     """Requests are sent to a variant that is to go."""
 
 
 def added(name: str, model: str, weight: float) -> Propose:
     """Propose the present route with a variant more, version 1 of the pinned `model`."""
 
-    def propose(present: Present) -> Proposal:
+    def propose(present: RouteState) -> Proposal:
         route = present.route()
         if any(variant.model == model for variant in route.variants):
             return Proposal(route, "")
@@ -33,10 +33,10 @@ def added(name: str, model: str, weight: float) -> Propose:
 def removed(name: str, model: str, weight: float) -> Propose:
     """Propose the present route without a variant that is in it as it was put there.
 
-    Proposing raises `StillUsed` if it has another weight than `weight`, is the default, or has header rules.
+    Proposing raises `VariantInUse` if it has another weight than `weight`, is the default, or has header rules.
     """
 
-    def propose(present: Present) -> Proposal:
+    def propose(present: RouteState) -> Proposal:
         route = present.route()
         for variant in route.variants:
             if (variant.name, variant.model) == (name, model):
@@ -49,14 +49,14 @@ def removed(name: str, model: str, weight: float) -> Propose:
 
 def _check_unused(route: Route, variant: Variant, weight: float) -> None:
     if variant.weight != weight:
-        raise StillUsed(
+        raise VariantInUse(
             f"variant '{variant.name}' has weight {variant.weight:g}; "
             f"fix: nereid route set {variant.name}={weight:g}, or nereid rollback"
         )
     if variant.name == route.default:
-        raise StillUsed(f"variant '{variant.name}' is the default; fix: make it another one")
+        raise VariantInUse(f"variant '{variant.name}' is the default; fix: make it another one")
     if variant.headers:
-        raise StillUsed(f"header rules lead to variant '{variant.name}'; fix: take them away")
+        raise VariantInUse(f"header rules lead to variant '{variant.name}'; fix: take them away")
 
 
 def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
@@ -68,7 +68,7 @@ def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
             the history does not know.
     """
 
-    def propose(present: Present) -> Proposal:
+    def propose(present: RouteState) -> Proposal:
         route = present.route()
         weights = _weights_before(present, current, earlier) or _weights(route, earlier) or {earlier[0]: 1}
         # Variants of other networks keep theirs.
@@ -81,7 +81,9 @@ def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
     return propose
 
 
-def _weights_before(present: Present, current: tuple[str, ...], earlier: tuple[str, ...]) -> dict[str, float]:
+def _weights_before(
+    present: RouteState, current: tuple[str, ...], earlier: tuple[str, ...]
+) -> dict[str, float]:
     """Return the newest weights that earlier variants had while the current ones had none."""
     for entry in reversed(present.all_entries):
         route = entry.parsed()

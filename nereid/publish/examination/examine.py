@@ -24,7 +24,7 @@ PATHS = ("candidate", "current", "preprocess", "labels")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExaminationRequest:
     """What is asked about a network.
 
     Args:
@@ -37,8 +37,8 @@ class Question:
         images: golden images, encoded.
         tolerance: greatest difference of outputs, relative to the current version's largest |output|.
         accept_change: whether other answers are meant.
-        most_slowdown: greatest ratio of median latencies.
-        most_memory: greatest ratio of memory.
+        max_slowdown: greatest ratio of median latencies.
+        max_memory_ratio: greatest ratio of memory.
         labels: label file to count against the classes of the output.
     """
 
@@ -51,8 +51,8 @@ class Question:
     images: tuple[Path, ...]
     tolerance: float
     accept_change: bool
-    most_slowdown: float
-    most_memory: float
+    max_slowdown: float
+    max_memory_ratio: float
     labels: Path | None
 
     def to_json(self) -> str:
@@ -62,7 +62,7 @@ class Question:
         return json.dumps(asdict(self) | fields | {"images": images})
 
     @classmethod
-    def from_json(cls, text: str) -> "Question":
+    def from_json(cls, text: str) -> "ExaminationRequest":
         """Read what `to_json` wrote."""
         fields = json.loads(text)
         paths = {name: Path(fields[name]) if fields[name] else None for name in PATHS}
@@ -102,7 +102,7 @@ def _ignore(line: str) -> None:
 
 
 def examine(
-    question: Question, timeout_s: float = 600.0, progress: Callable[[str], None] = _ignore
+    question: ExaminationRequest, timeout_s: float = 600.0, progress: Callable[[str], None] = _ignore
 ) -> Report:
     """Examine a network in a process of its own, which is ended with this one.
 
@@ -160,7 +160,7 @@ def _give_up(process: subprocess.Popen[str], is_late: threading.Event) -> None:
 
 
 def _converse(
-    process: subprocess.Popen[str], question: Question, progress: Callable[[str], None]
+    process: subprocess.Popen[str], question: ExaminationRequest, progress: Callable[[str], None]
 ) -> tuple[Report | None, str]:
     """Return the report if there is one, and the last line of progress."""
     assert process.stdin is not None

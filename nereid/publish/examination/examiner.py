@@ -25,7 +25,7 @@ import numpy as np
 from nereid.config.model_config import ModelConfig, TensorSpec
 from nereid.errors import OperationFailed
 from nereid.inference.signature import DATATYPES, NetworkTensor, Signature, sequence_controls
-from nereid.publish.examination.examine import Question, Rejected, Report
+from nereid.publish.examination.examine import ExaminationRequest, Rejected, Report
 from nereid.repository import onnx_file
 from nereid.repository.labels import InvalidLabels, check_count
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
@@ -97,7 +97,7 @@ class Measured:
     difference: float | None
 
 
-def examine(question: Question, tell: Tell) -> Report:
+def examine(question: ExaminationRequest, tell: Tell) -> Report:
     """Make every step in turn.
 
     Raises:
@@ -117,7 +117,7 @@ def examine(question: Question, tell: Tell) -> Report:
     return Report(*identity, **asdict(measured), notes=tuple(dict.fromkeys(notes)))
 
 
-def measure(question: Question, config: ModelConfig, tell: Tell, notes: list[str]) -> Measured:
+def measure(question: ExaminationRequest, config: ModelConfig, tell: Tell, notes: list[str]) -> Measured:
     """Make the steps that run the network.
 
     Raises:
@@ -140,12 +140,12 @@ def measure(question: Question, config: ModelConfig, tell: Tell, notes: list[str
     difference = check_answers(question, network, current, samples, notes)
     tell("measuring its latency")
     latency_ms, slowdown = check_latency(question, network, current, samples[0])
-    ratio = check_memory(memory_bytes, current_bytes, question.most_memory) if current else None
+    ratio = check_memory(memory_bytes, current_bytes, question.max_memory_ratio) if current else None
     check_headroom(memory_bytes, max(1, config.cpu_instances), available)
     return Measured(latency_ms, slowdown, memory_bytes, ratio, difference)
 
 
-def check_file(question: Question, tell: Tell) -> tuple[OnnxFile, int]:
+def check_file(question: ExaminationRequest, tell: Tell) -> tuple[OnnxFile, int]:
     """Read the network and check what can be told without running it; returns its external bytes, too.
 
     Raises:
@@ -154,7 +154,7 @@ def check_file(question: Question, tell: Tell) -> tuple[OnnxFile, int]:
     tell("reading the file")
     file = onnx_file.read(onnx_file.network_path(question.candidate, question.document))
     external_bytes = onnx_file.check_external_data(file)
-    onnx_file.check_homes(file, onnx_file.homes())
+    onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
     tell("checking it with ONNX's own checker")
     onnx_file.check_with_onnx(file.path)
     tell("looking for NaN in its weights")
@@ -217,7 +217,7 @@ def _differences(
         yield f"unexpected {what} '{name}' {describe(got[name])}"
 
 
-def served_config(question: Question, signature: Signature) -> ModelConfig:
+def served_config(question: ExaminationRequest, signature: Signature) -> ModelConfig:
     """Return the config that the server would serve it with, on one thread.
 
     Raises:
@@ -232,7 +232,7 @@ def served_config(question: Question, signature: Signature) -> ModelConfig:
     return replace(config, parameters=parameters | ours)
 
 
-def notes_of_config(question: Question, file: OnnxFile) -> Iterator[str]:
+def notes_of_config(question: ExaminationRequest, file: OnnxFile) -> Iterator[str]:
     """Say what the examination cannot tell about the network as it will be served."""
     groups = question.document.get("instance_group", ())
     if any(group.get("kind") == "KIND_GPU" for group in groups):
@@ -269,7 +269,7 @@ def check_labels(labels: Path | None, config: ModelConfig) -> None:
     check_count(labels, output)
 
 
-def golden_samples(question: Question, config: ModelConfig) -> list[Sample]:
+def golden_samples(question: ExaminationRequest, config: ModelConfig) -> list[Sample]:
     """Return what the preprocess model makes of the golden images.
 
     Raises:
@@ -356,7 +356,7 @@ def available_bytes() -> int:
 
 
 def check_answers(
-    question: Question,
+    question: ExaminationRequest,
     network: Network,
     current: Network | None,
     samples: Sequence[Sample],
@@ -396,7 +396,7 @@ def check_finite(answers: Arrays, sample: str) -> None:
             raise Rejected(f"output '{name}' is not finite on {sample}: {bad:,} of {array.size:,} values")
 
 
-def notes_of_answers(question: Question, config: ModelConfig, answers: Arrays) -> Iterator[str]:
+def notes_of_answers(question: ExaminationRequest, config: ModelConfig, answers: Arrays) -> Iterator[str]:
     """Say so if the scores, an output of images or one with labels, are no probabilities."""
     for entry in config.document.get("output", ()):
         scores = answers[entry["name"]]
@@ -441,7 +441,7 @@ def describe_change(sample: str, name: str, before: Any, after: Any, tolerance: 
 
 
 def check_latency(
-    question: Question, network: Network, current: Network | None, sample: Sample
+    question: ExaminationRequest, network: Network, current: Network | None, sample: Sample
 ) -> tuple[float, float | None]:
     """Time the network against the current version; returns its median in ms, and the ratio to the other's.
 
@@ -453,12 +453,12 @@ def check_latency(
     if not rest:
         return after, None
     before = rest[0]
-    if is_slower(after, before, question.most_slowdown):  # others use this machine, too: once is no proof
+    if is_slower(after, before, question.max_slowdown):  # others use this machine, too: once is no proof
         after, before = measure_latency(networks, sample)
-    if is_slower(after, before, question.most_slowdown):
+    if is_slower(after, before, question.max_slowdown):
         raise Rejected(
             f"the network takes {after:.3g} ms for one row, the current version {before:.3g} ms: "
-            f"{after / before:.2f} times as long, allowed is {question.most_slowdown:g}"
+            f"{after / before:.2f} times as long, allowed is {question.max_slowdown:g}"
         )
     return after, after / before
 
@@ -479,21 +479,21 @@ def measure_latency(networks: Sequence[Network], sample: Sample) -> list[float]:
             return [statistics.median(taken) for taken in times]
 
 
-def is_slower(after_ms: float, before_ms: float, most_slowdown: float) -> bool:
+def is_slower(after_ms: float, before_ms: float, max_slowdown: float) -> bool:
     """Tell whether a median is beyond what is allowed, and by more than the machine's noise."""
-    return after_ms > before_ms * most_slowdown and after_ms - before_ms > LATENCY_SLACK_MS
+    return after_ms > before_ms * max_slowdown and after_ms - before_ms > LATENCY_SLACK_MS
 
 
-def check_memory(after: int, before: int, most_memory: float) -> float | None:
+def check_memory(after: int, before: int, max_memory_ratio: float) -> float | None:
     """Compare the bytes that two networks take; returns their ratio, None if the current one takes none.
 
     Raises:
         Rejected: it takes more than allowed, and more than what is noise.
     """
-    if after > before * most_memory + MEMORY_SLACK_BYTES:
+    if after > before * max_memory_ratio + MEMORY_SLACK_BYTES:
         raise Rejected(
             f"the network takes {after / 2**20:,.0f} MB, the current version {before / 2**20:,.0f} MB: "
-            f"allowed is {most_memory:g} times as much and {MEMORY_SLACK_BYTES / 2**20:.0f} MB"
+            f"allowed is {max_memory_ratio:g} times as much and {MEMORY_SLACK_BYTES / 2**20:.0f} MB"
         )
     return after / before if before else None
 
@@ -530,7 +530,7 @@ def main(parent: int) -> None:
             with contextlib.suppress(BrokenPipeError):
                 out.write(json.dumps({kind: content}) + "\n")
 
-        question = Question.from_json(sys.stdin.read())
+        question = ExaminationRequest.from_json(sys.stdin.read())
         try:
             say("report", asdict(examine(question, lambda line: say("progress", line))))
         except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
