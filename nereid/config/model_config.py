@@ -1,22 +1,13 @@
 """Model configurations: `config.pbtxt` as Triton passes it at load, or read from a file."""
 
 import json
-import re
-import types
-import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from nereid.config.parameters import Settings, parse_parameters
 from nereid.serving_errors import InvalidConfig
-
-# Parameters that Triton reads itself; every backend ignores them.
-TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
-
-BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-
-Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,37 +189,10 @@ class ModelConfig:
         Raises:
             InvalidConfig: a parameter is unknown or missing, or its value has another type.
         """
-        known = {name: field for name, field in _leaves(schema).items() if name not in fixed}
-        unknown = sorted(set(self.parameters) - set(known) - TRITON_PARAMETERS)
-        if unknown:
-            names = ", ".join(sorted(known))
-            raise InvalidConfig(
-                f"model '{self.name}' has unknown parameter '{unknown[0]}': expected one of {names}"
-            )
-        missing = [
-            name for name, leaf in known.items() if not leaf.has_default and name not in self.parameters
-        ]
-        if missing:
-            raise InvalidConfig(f"model '{self.name}' has no parameter '{missing[0]}', which is required")
-        given = {
-            name: self._value(name, leaf.hint) for name, leaf in known.items() if name in self.parameters
-        }
         try:
-            return typing.cast(Settings, _build(schema, given | fixed))
+            return parse_parameters(self.parameters, schema, fixed)
         except ValueError as error:
             raise InvalidConfig(f"model '{self.name}': {error}") from None
-
-    def _value(self, name: str, hint: Any) -> Any:
-        text = self.parameters[name]
-        try:
-            return _convert(text, hint)
-        except (ValueError, KeyError):
-            expected = hint.__name__
-            if isinstance(hint, types.GenericAlias):
-                expected = f"{typing.get_args(hint)[0].__name__}s separated by commas"
-            raise InvalidConfig(
-                f"model '{self.name}', parameter '{name}': expected {expected}, got '{text}'"
-            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,35 +256,6 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
     return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
 
 
-INTEGRAL = "integral number"
-
-
-def parse_int(text: str, kind: str = INTEGRAL) -> int:
-    """Read an integer as Triton's backends do, with C++ `std::stoi`: text after the digits is ignored.
-
-    Args:
-        kind: the type's name in the message.
-
-    Raises:
-        InvalidConfig: the text does not start with an integer, or the integer is too large.
-    """
-    found = re.match(r"\s*([+-]?[0-9]+)", text)
-    if not found or (kind == INTEGRAL and abs(int(found[1])) >= 2**31):
-        raise InvalidConfig(f"failed to convert '{text}' to {kind}")
-    return int(found[1])
-
-
-def parse_bool(text: str) -> bool:
-    """Read `true`, `on`, `1`, `false`, `off` or `0` in any case, as Triton's backends do.
-
-    Raises:
-        InvalidConfig: the text is another one.
-    """
-    if text.lower() not in BOOLEANS:
-        raise InvalidConfig(f"failed to convert '{text}' to boolean")
-    return BOOLEANS[text.lower()]
-
-
 def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
     dims = tuple(map(int, entry.get("dims", ())))
     reshape = entry.get("reshape")
@@ -332,36 +267,3 @@ def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
         is_optional=bool(entry.get("optional", False)),
         is_ragged=bool(entry.get("allow_ragged_batch", False)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A field of a schema that is a parameter."""
-
-    hint: Any
-    has_default: bool
-
-
-def _leaves(schema: Any) -> dict[str, _Leaf]:
-    leaves: dict[str, _Leaf] = {}
-    hints = typing.get_type_hints(schema)
-    for field in fields(schema):
-        hint = hints[field.name]
-        leaves |= (
-            _leaves(hint) if is_dataclass(hint) else {field.name: _Leaf(hint, field.default is not MISSING)}
-        )
-    return leaves
-
-
-def _build(schema: Any, values: Mapping[str, Any]) -> Any:
-    hints = typing.get_type_hints(schema)
-    nested = {name: _build(hint, values) for name, hint in hints.items() if is_dataclass(hint)}
-    return schema(**nested, **{name: values[name] for name in hints if name in values and name not in nested})
-
-
-def _convert(text: str, hint: Any) -> Any:
-    if isinstance(hint, types.GenericAlias):
-        return tuple(_convert(part.strip(), typing.get_args(hint)[0]) for part in text.split(","))
-    if hint is bool:
-        return BOOLEANS[text.lower()]
-    return hint(text)

@@ -11,7 +11,8 @@ from typing import Any
 
 import onnxruntime
 
-from nereid.config.model_config import ModelConfig, parse_bool, parse_int
+from nereid.config.model_config import ModelConfig
+from nereid.config.parameters import parse_bool, parse_int
 from nereid.config.server_flags import backend_settings, flag_values
 from nereid.inference.threads import PARAMETERS, ThreadCounts, thread_counts
 from nereid.serving_errors import InvalidConfig, official_text

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nereid.config.model_config import parse_int
+from nereid.config.parameters import parse_int
 from nereid.processes import available_cores
 
 PARAMETERS = ("intra_op_thread_count", "inter_op_thread_count")

@@ -29,13 +29,13 @@ SESSION_METRICS: Mapping[str, MetricKind] = {
 
 ROUTE_PREFIX = "nereid_route_"
 ROUTE_METRICS: Mapping[str, MetricKind] = {
-    "requests_total": MetricKind("COUNTER", "Attempts on a variant, by outcome and by the reason for the variant"),
+    "requests_total": MetricKind("COUNTER", "Attempts on a variant, by outcome and reason"),
     "request_duration_seconds": MetricKind(
-        "HISTOGRAM", "Seconds from the request's arrival at the route to the variant's response", (*DURATIONS_S, 4, 8)
+        "HISTOGRAM", "Seconds from arrival at the route to the variant's response", (*DURATIONS_S, 4, 8)
     ),
     "in_flight": MetricKind("GAUGE", "Attempts on a variant that have not returned"),
     "late_total": MetricKind("COUNTER", "Attempts that returned after their deadline"),
-    "cancelled_total": MetricKind("COUNTER", "Requests whose client disconnected, before or after the attempt"),
+    "cancelled_total": MetricKind("COUNTER", "Requests whose client disconnected"),
     "shed_total": MetricKind("COUNTER", "Requests rejected because too many were in flight"),
     "breaker_state": MetricKind("GAUGE", "0 closed, 1 half open, 2 open"),
     "shadow_requests_total": MetricKind("COUNTER", "Requests of a shadow: agreed, disagreed, failed, shed"),
@@ -48,11 +48,9 @@ ROUTE_METRICS: Mapping[str, MetricKind] = {
         "HISTOGRAM", "Seconds until a shadow's response", (*DURATIONS_S, 4, 8)
     ),
     "shadowed_duration_seconds": MetricKind(
-        "HISTOGRAM", "Seconds until the variant's response to the same requests", (*DURATIONS_S, 4, 8)
+        "HISTOGRAM", "Seconds until the variant's response to these requests", (*DURATIONS_S, 4, 8)
     ),
     "generation": MetricKind("GAUGE", "Generation of the route in use"),
-    "served_since_seconds": MetricKind(
-        "GAUGE", "Unix time at which the route file with this SHA-256 came into use"
-    ),
+    "served_since_seconds": MetricKind("GAUGE", "Unix time at which this route file came into use"),
     "reloads_total": MetricKind("COUNTER", "Changes of the route file: accepted or refused"),
 }

@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nereid.config.model_config import (
-    FusedSettings,
-    ModelConfig,
-    TensorSpec,
-    parse_bool,
-    parse_int,
-    read_pbtxt,
-)
+from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, read_pbtxt
+from nereid.config.parameters import parse_bool, parse_int
 from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
 
@@ -197,19 +191,19 @@ def test_tritons_own_parameters_pass(tmp_path):
 @cases(
     ("parameters", "message"),
     {
-        "missing": ({}, "model 'm' has no parameter 'size_px', which is required"),
+        "missing": ({}, "model 'm': parameter 'size_px' is required"),
         "unknown": (
             {"size_px": "1", "sise": "2"},
-            "model 'm' has unknown parameter 'sise': expected one of is_on, mean, name, size_px",
+            "model 'm': unknown parameter 'sise': expected one of is_on, mean, name, size_px",
         ),
-        "not a number": ({"size_px": "big"}, "model 'm', parameter 'size_px': expected int, got 'big'"),
+        "not a number": ({"size_px": "big"}, "model 'm': parameter 'size_px': expected int, got 'big'"),
         "not a list of numbers": (
             {"size_px": "1", "mean": "1,x"},
-            "model 'm', parameter 'mean': expected floats separated by commas, got '1,x'",
+            "model 'm': parameter 'mean': expected floats separated by commas, got '1,x'",
         ),
         "not a boolean": (
             {"size_px": "1", "is_on": "perhaps"},
-            "model 'm', parameter 'is_on': expected bool, got 'perhaps'",
+            "model 'm': parameter 'is_on': expected bool, got 'perhaps'",
         ),
     },
 )
@@ -274,21 +268,21 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
 @cases(
     ("parameters", "fixed", "message"),
     {
-        "missing": ({}, {}, "model 'm' has no parameter 'height_px', which is required"),
+        "missing": ({}, {}, "model 'm': parameter 'height_px' is required"),
         "name of a group": (
             {"height_px": "3", "inner": "1"},
             {},
-            "model 'm' has unknown parameter 'inner': expected one of height_px, is_fast, mean, name",
+            "model 'm': unknown parameter 'inner': expected one of height_px, is_fast, mean, name",
         ),
         "fixed one given": (
             {"height_px": "3"},
             {"height_px": 4},
-            "model 'm' has unknown parameter 'height_px': expected one of is_fast, mean, name",
+            "model 'm': unknown parameter 'height_px': expected one of is_fast, mean, name",
         ),
         "not its type": (
             {"height_px": "3", "mean": "a"},
             {},
-            "model 'm', parameter 'mean': expected floats separated by commas, got 'a'",
+            "model 'm': parameter 'mean': expected floats separated by commas, got 'a'",
         ),
         "refused": ({"height_px": "-1"}, {}, "model 'm': height_px must not be negative, got -1"),
         "fixed one refused": ({}, {"height_px": -2}, "model 'm': height_px must not be negative, got -2"),

@@ -206,7 +206,7 @@ def test_fused_model_without_a_parameter_is_refused(make, left_out):
     with pytest.raises(InvalidConfig) as raised:
         thread_budget(repository, "cpu")
 
-    assert str(raised.value) == f"model 'a' has no parameter '{left_out}', which is required"
+    assert str(raised.value) == f"model 'a': parameter '{left_out}' is required"
 
 
 def test_budget_within_the_cores_is_a_fact():
