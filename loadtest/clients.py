@@ -1,7 +1,7 @@
-"""What the classifiers cost: images per second of each transport, against plain tritonclient doing the same.
+"""The cost of the classifiers: images per second of each transport, compared with plain tritonclient.
 
-One run interleaves, in every round, a classifier and tritonclient on the same transport, with the same number
-of requests in flight for the same outputs, which both read. The server takes its share of the same cores.
+Every round measures a classifier and tritonclient in turn on the same transport, with the same number of
+requests in flight and the same outputs. Server and client share the cores.
 
     python -m loadtest.clients [--rounds 5] [--seconds 3] [--record clients]
 """
@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -36,22 +35,18 @@ from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 from nereid.tune import photos
+from nereid.tune.load_generator import Send, send_repeatedly
 
 MODEL = "classify"
 CONCURRENCY = 8
 TOP_K = 5
 OUTPUTS = (SCORES, VARIANT, VERSION, REASON)
 TARGET = 0.97
-# Images per second; the CPU is that of the calling process, in ms per image.
+# Rates are images per second; CPU is the time of the calling process, in ms per image.
 HEADINGS = ("photo", "transport", "classifier", "CPU", "tritonclient", "CPU", "ratio")
 COLUMNS = (
-    "photo",
-    "transport",
-    "classifier",
-    "classifier_cpu_ms",
-    "tritonclient",
-    "tritonclient_cpu_ms",
-    "ratio",
+    *("photo", "transport", "classifier", "classifier_cpu_ms"),
+    *("tritonclient", "tritonclient_cpu_ms", "ratio"),
 )
 
 Opened = contextlib.AbstractContextManager[Callable[[], object]]
@@ -60,12 +55,20 @@ OpenedAsync = contextlib.AbstractAsyncContextManager[Callable[[], Awaitable[obje
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """A way to the server; `is_async` is asyncio, else threads."""
+    """A transport to the server, used from asyncio or from threads."""
 
     name: str
     protocol: ProtocolName
     is_async: bool = False
     memory: Kind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Requests per second, and milliseconds of CPU of this process per request."""
+
+    rate: float
+    cpu_ms: float
 
 
 TRANSPORTS = (
@@ -94,21 +97,21 @@ async def _async_classifier(
 
 @contextlib.contextmanager
 def _plain(url: str, way: Transport, photo: bytes) -> Iterator[Callable[[], object]]:
-    """Each thread has its tensor, and over HTTP its client, as tritonclient asks for."""
+    """Give each thread its own tensor, and over HTTP its own client, as tritonclient requires."""
     own, library = threading.local(), TENSORS[way.protocol]
     options = {"channel_args": CHANNEL} if way.protocol == "grpc" else {}
     with contextlib.ExitStack() as held:
         shared = library.InferenceServerClient(url, **options)
         regions = held.enter_context(_regions(url, way, photo))
 
-        def call() -> object:
+        def infer() -> object:
             if not hasattr(own, "client"):
                 own.client = shared if way.protocol == "grpc" else library.InferenceServerClient(url)
                 own.region = next(regions)
             result = own.client.infer(MODEL, [_tensor(way, photo, own.region)], outputs=_outputs(way))
             return [result.as_numpy(name) for name in OUTPUTS]
 
-        yield call
+        yield infer
         shared.close()
 
 
@@ -123,19 +126,19 @@ async def _async_plain(
     with _regions(url, way, photo) as regions:
         idle = [next(regions) for _ in range(CONCURRENCY)]
 
-        async def call() -> object:
+        async def infer() -> object:
             region = idle.pop()
             result = await client.infer(MODEL, [_tensor(way, photo, region)], outputs=_outputs(way))
             idle.append(region)
             return [result.as_numpy(name) for name in OUTPUTS]
 
-        yield call
+        yield infer
         await client.close()
 
 
 @contextlib.contextmanager
 def _regions(url: str, way: Transport, photo: bytes) -> Iterator[Iterator[Any]]:
-    """Give a registered region for each request in flight; None where photos are sent."""
+    """Give a registered region for each request in flight; None if photos are sent."""
     if way.memory is None:
         yield itertools.repeat(None)
         return
@@ -168,26 +171,18 @@ def _outputs(way: Transport) -> list[Any]:
     return [requested(name, class_count=TOP_K if name == SCORES else 0) for name in OUTPUTS]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Calls per second, and the milliseconds of CPU that this process took for each."""
-
-    rate: float
-    cpu_ms: float
-
-
 def sample(opened: Opened, seconds: float) -> Sample:
-    """Call from CONCURRENCY threads."""
+    """Send requests from CONCURRENCY threads."""
     counts = [0] * CONCURRENCY
-    with opened as call:
+    with opened as infer:
         start = threading.Barrier(CONCURRENCY + 1)
 
         def loop(number: int) -> None:
-            call()
+            infer()
             start.wait()
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
-                call()
+                infer()
                 counts[number] += 1
 
         threads = [threading.Thread(target=loop, args=[number]) for number in range(CONCURRENCY)]
@@ -201,29 +196,38 @@ def sample(opened: Opened, seconds: float) -> Sample:
 
 
 async def async_sample(opened: OpenedAsync, seconds: float) -> Sample:
-    """Call from CONCURRENCY tasks."""
-    counts = [0] * CONCURRENCY
-    async with opened as call:
-        await asyncio.gather(*(call() for _ in range(CONCURRENCY)))
+    """Send requests from CONCURRENCY tasks."""
+    done: list[None] = []
+    async with opened as infer:
+
+        @contextlib.asynccontextmanager
+        async def shared() -> AsyncIterator[Send[None]]:
+            async def send() -> tuple[None, bool]:
+                await infer()
+                return None, True
+
+            yield send
+
+        await asyncio.gather(*(infer() for _ in range(CONCURRENCY)))
         begin, cpu = time.perf_counter(), time.process_time()
-
-        async def loop(number: int) -> None:
-            while time.perf_counter() < begin + seconds:
-                await call()
-                counts[number] += 1
-
-        await asyncio.gather(*map(loop, range(CONCURRENCY)))
-        return _sample(sum(counts), begin, cpu)
+        loops = (
+            send_repeatedly(
+                shared, lambda: time.perf_counter() >= begin + seconds, lambda *response: done.append(None)
+            )
+            for _ in range(CONCURRENCY)
+        )
+        await asyncio.gather(*loops)
+        return _sample(len(done), begin, cpu)
 
 
 def _sample(count: int, begin: float, cpu: float) -> Sample:
     return Sample(count / (time.perf_counter() - begin), (time.process_time() - cpu) * 1e3 / count)
 
 
-def measure(ports: Ports, way: Transport, photo: bytes, seconds: float, is_turned: bool) -> list[Sample]:
-    """Return what the classifier does, and what tritonclient does, which `is_turned` lets go first."""
+def measure(ports: Ports, way: Transport, photo: bytes, seconds: float, number: int) -> list[Sample]:
+    """Return the samples of the classifier and of tritonclient; odd rounds begin with the second."""
     url = f"127.0.0.1:{getattr(ports, way.protocol)}"
-    order = [1, 0] if is_turned else [0, 1]
+    order = record.turns((0, 1), number)
     if way.is_async:
         ways = (_async_classifier, _async_plain)
         done = {i: asyncio.run(async_sample(ways[i](url, way, photo), seconds)) for i in order}
@@ -233,52 +237,41 @@ def measure(ports: Ports, way: Transport, photo: bytes, seconds: float, is_turne
     return [done[0], done[1]]
 
 
-def summarise(found: dict[tuple[str, str], list[list[Sample]]]) -> list[dict[str, Any]]:
-    """Return, per photo and transport, the medians, and the median and range of the rounds' ratios."""
+def summarise(found: dict[tuple[str, str], list[list[Sample]]]) -> list[record.Row]:
+    """Return medians, and the median and range of the rounds' ratios, per photo and transport."""
     rows = []
     for (photo, name), pairs in found.items():
-        ratios = [ours.rate / plain.rate for ours, plain in pairs]
-        row: dict[str, Any] = {"photo": photo, "transport": name}
-        for who, samples in zip(("classifier", "tritonclient"), zip(*pairs, strict=True), strict=True):
-            row[who] = round(statistics.median(each.rate for each in samples), 1)
-            row[f"{who}_cpu_ms"] = round(statistics.median(each.cpu_ms for each in samples), 2)
-        ratio = {"ratio": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
-        rows.append(row | {key: round(value, 3) for key, value in ratio.items()})
+        row: record.Row = {"photo": photo, "transport": name}
+        for library, samples in zip(("classifier", "tritonclient"), zip(*pairs, strict=True), strict=True):
+            row[library] = round(statistics.median(each.rate for each in samples), 1)
+            row[f"{library}_cpu_ms"] = round(statistics.median(each.cpu_ms for each in samples), 2)
+        ratios = record.spread(ours.rate / plain.rate for ours, plain in pairs)
+        rows.append(row | {"ratio": ratios["median"], "min": ratios["min"], "max": ratios["max"]})
     return rows
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """Return a row as text."""
-    return [str(row[name]) for name in COLUMNS]
-
-
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: list[record.Row]) -> str:
     """Render a record's rows as the table of docs/clients.md."""
-    return record.markdown(HEADINGS, map(cells, rows))
+    return record.markdown(HEADINGS, ([row[name] for name in COLUMNS] for row in rows))
 
 
 def main() -> int:
-    """Measure, print, record; exit status 1 if a target is missed."""
+    """Measure, print and record; exit status 1 if a target is missed."""
     args = record.parsed(record.parser(__doc__, rounds=5, seconds=3.0))
     found: dict[tuple[str, str], list[list[Sample]]] = defaultdict(list)
     options = ServerOptions(profile=DEFAULT_PROFILE, ports=Ports(*free_ports(3)), allow_shm=True)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        EmbeddedServer(options, Path(folder), os.environ),
-    ):
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(options, Path(folder), os.environ):
         for number in range(args.rounds):
             for name, size_wh in photos.SIZES_WH.items():
                 photo = photos.jpeg(size_wh)
                 for way in TRANSPORTS:
-                    samples = measure(options.ports, way, photo, args.seconds, is_turned=bool(number % 2))
+                    samples = measure(options.ports, way, photo, args.seconds, number)
                     found[name, way.name].append(samples)
     rows = summarise(found)
-    record.show(HEADINGS, zip(map(cells, rows), rows, strict=True))
-    args.record.write({"concurrency": CONCURRENCY, "rounds": args.rounds, "rows": rows})
-    missed = [row for row in rows if row["ratio"] < TARGET]
-    for row in missed:
-        print(f"target missed: {row['photo']}, {row['transport']}: {row['ratio']}", file=sys.stderr)
-    return 1 if missed else 0
+    print(markdown(rows))
+    result = {"concurrency": CONCURRENCY, "rounds": args.rounds, "rows": rows}
+    missed = [f"{row['photo']}, {row['transport']}: {row['ratio']}" for row in rows if row["ratio"] < TARGET]
+    return record.finish(args.record, result, missed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compare two checkouts on this machine, in rounds that alternate; the other one is measured twice, as A/A.
+"""A comparison of two checkouts in alternating rounds; the other one is measured twice, as A/A.
 
 python -m loadtest.compare OTHER_CHECKOUT [--rounds 5] [--seconds 3] [--record compare]
 
@@ -14,9 +14,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from loadtest import processes, record, wrk
+from loadtest import record, resource_usage, wrk
 from nereid.assets import COFFEE
 
 HERE = Path(__file__).resolve().parent.parent
@@ -78,18 +77,18 @@ def measure_checkout(checkout: Path, seconds: float) -> dict[str, dict[str, floa
                         listens,
                     ):
                         found["gateway"] = measure(listens["http"], PREDICT, photo, seconds, route=True)
-                        found["gateway"]["memory_mb"] = processes.memory_bytes(front) / processes.MB
-                found[profile]["memory_mb"] = processes.memory_bytes(pid) / processes.MB
+                        found["gateway"]["memory_mb"] = resource_usage.memory_bytes(front) / resource_usage.MB
+                found[profile]["memory_mb"] = resource_usage.memory_bytes(pid) / resource_usage.MB
     return found
 
 
-def rows(rounds: list[dict[str, Any]]) -> list[dict[str, object]]:
+def rows(rounds: list[record.Row]) -> list[record.Row]:
     """Return a row per path and measure: medians, and ratios to `before`.
 
     The ratio is the median of the rounds' own ratios, so that slow drifts of the machine cancel.
     The A/A columns compare `before` with itself.
     """
-    made: list[dict[str, object]] = []
+    made: list[record.Row] = []
     for path, measures in rounds[0][BEFORE].items():
         for name in measures:
             values = {side: [each[side][path][name] for each in rounds] for side in (BEFORE, AFTER)}
@@ -111,29 +110,28 @@ def rows(rounds: list[dict[str, Any]]) -> list[dict[str, object]]:
     return made
 
 
-def markdown(made: list[dict[str, object]]) -> str:
+def markdown(made: list[record.Row]) -> str:
     """Render a record's rows as the table of docs/benchmarks.md; a test compares the two."""
     return record.markdown([*made[0]], ([*row.values()] for row in made))
 
 
-def main() -> None:
-    """Measure both checkouts in turn; print, record."""
+def main() -> int:
+    """Measure both checkouts in turn; print and record the result."""
     parser = record.parser(__doc__, rounds=5, seconds=3.0)
     parser.add_argument("other", type=Path, help="the checkout that is compared with this one")
-    args = record.parsed(parser)
+    args = record.parsed(parser, wrk.missing())
     sides = {BEFORE: args.other.resolve(), AFTER: HERE, AGAIN: args.other.resolve()}
     rounds = []
     for number in range(args.rounds):
-        # Every other round runs backwards, so that no side is always the first.
-        order = list(sides.items())[:: 1 if number % 2 == 0 else -1]
-        rounds.append({side: measure_checkout(checkout, args.seconds) for side, checkout in order})
+        turns = record.turns(sides.items(), number)
+        rounds.append({side: measure_checkout(checkout, args.seconds) for side, checkout in turns})
         print(f"round {number + 1} of {args.rounds} done at {time.strftime('%H:%M:%S')}", flush=True)
     made = rows(rounds)
     print(markdown(made))
     commit = subprocess.run(
         ["git", "-C", str(sides[BEFORE]), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     ).stdout.strip()
-    args.record.write({"before_commit": commit, "rounds": args.rounds, "rows": made})
+    return record.finish(args.record, {"before_commit": commit, "rounds": args.rounds, "rows": made})
 
 
 if __name__ == "__main__":

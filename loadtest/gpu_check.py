@@ -1,4 +1,4 @@
-"""Everything that only a machine with an NVIDIA GPU can tell: tests, zero-copy, times.
+"""The checks that need an NVIDIA GPU: tests, zero-copy, times.
 
 python -m loadtest.gpu_check [--rounds 50] [--record gpu_check]
 """
@@ -19,9 +19,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from rich.console import Console
-from rich.table import Table
-
 from loadtest import record
 from nereid.assets import REPOSITORY
 from nereid.config.model_config import ModelConfig
@@ -41,29 +38,27 @@ NEEDED = {
     "onnxruntime": "ONNX Runtime",
     "pytest": "pytest",
 }
-MEND = "fix: pip install -e '.[embedded,gpu,dev]', with gpu13 instead of gpu for CUDA 13"
-NO_TRACE = (
-    "no CUDA trace, as nsys is not installed: that nothing is copied back is not shown, but by the addresses"
-)
+FIX = "fix: pip install -e '.[embedded,gpu,dev]', with gpu13 instead of gpu for CUDA 13"
+NO_TRACE = "no CUDA trace, because nsys is not installed: only the addresses show that nothing is copied back"
 
 
 def missing() -> list[str]:
-    """Return what this machine lacks, in words."""
-    absent = [f"{word}; {MEND}" for name, word in NEEDED.items() if not _is_installed(name)]
+    """Return the missing parts of this machine, with fixes."""
+    absent = [f"{word}; {FIX}" for name, word in NEEDED.items() if not _is_installed(name)]
     if not Path("/proc/driver/nvidia/version").exists():
-        absent.insert(0, "an NVIDIA GPU with its driver: there is no /proc/driver/nvidia/version")
+        absent.insert(0, "an NVIDIA GPU with its driver (/proc/driver/nvidia/version)")
     if absent:
         return absent
     import cupy
 
     try:
-        return [] if cupy.cuda.runtime.getDeviceCount() else ["an NVIDIA GPU: CUDA sees none"]
+        return [] if cupy.cuda.runtime.getDeviceCount() else ["an NVIDIA GPU: CUDA finds none"]
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return [f"an NVIDIA GPU that CUDA can use: {error}"]
 
 
 def run_tests() -> dict[str, int]:
-    """Run the GPU tests; return how many passed, failed and were skipped."""
+    """Run the GPU tests; returns the numbers of passed, failed and skipped tests."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         words = ["-m", "pytest", "-m", "gpu", "-rs", "--quiet", f"--junitxml={report}", "tests/gpu"]
@@ -82,9 +77,9 @@ def count_tests(report: str) -> dict[str, int]:
 
 
 def trace() -> dict[str, int] | None:
-    """Trace batches of JPEGs from bytes to DLPack; return bytes copied, by direction, or None without nsys.
+    """Trace batches of JPEGs from bytes to DLPack; returns bytes copied by direction, or None without nsys.
 
-    The limits of what it shows: memory that a kernel itself writes to the host is in no row of it.
+    The trace does not contain memory that a kernel itself writes to the host.
     """
     if shutil.which("nsys") is None:
         return None
@@ -101,7 +96,7 @@ def trace() -> dict[str, int] | None:
 
 
 def copied_bytes(table: str) -> dict[str, int]:
-    """Read nsys's table of memory operations: bytes by operation."""
+    """Parse nsys's table of memory operations: bytes by operation."""
     lines = table.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith("Total (MB)")), len(lines))
     rows = csv.DictReader(line for line in lines[start:] if line)
@@ -109,7 +104,7 @@ def copied_bytes(table: str) -> dict[str, int]:
 
 
 def run_traced() -> None:
-    """Do what `trace` looks at: only batches of JPEGs, after everything was allocated and compiled."""
+    """Run the work of `trace`: only batches of JPEGs, after all allocations and compilations."""
     import cupy
     import cupyx.profiler
 
@@ -123,7 +118,7 @@ def run_traced() -> None:
 
 
 def measure(rounds: int) -> Iterator[dict[str, Any]]:
-    """Time each step for each photo and batch size: medians over `rounds`, in milliseconds per batch."""
+    """Time each step by photo and batch size: medians over `rounds`, in milliseconds per batch."""
     for name, size_wh in photos.SIZES_WH.items():
         for batch_size in BATCH_SIZES:
             preprocessor = _build(batch_size)
@@ -140,7 +135,7 @@ def measure(rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def _times(preprocessor: Any, images: list[bytes]) -> dict[str, float]:
-    """Time one batch: each step between CUDA events on the preprocessor's stream, all of it by the clock."""
+    """Time one batch: each step between CUDA events on the preprocessor's stream, the whole by the clock."""
     import cupy
 
     def timed(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -178,7 +173,6 @@ def device() -> dict[str, Any]:
 
 
 def _build(batch_size: int) -> Any:
-    """Build the preprocessor of the repository's own model on device 0."""
     from nereid.imaging.gpu_preprocessor import GpuPreprocessor
 
     settings = PreprocessSettings.from_config(ModelConfig.from_file(REPOSITORY / "imagenet_preprocess", 1))
@@ -188,46 +182,43 @@ def _build(batch_size: int) -> Any:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is not there either
+    except ModuleNotFoundError:  # its parent is missing, too
         return False
 
 
 def problems(tests: dict[str, int], copies: dict[str, int] | None) -> list[str]:
-    """Return why the check fails, in words."""
+    """Return the reasons why the check fails."""
     found = []
     if tests["failed"] or not tests["passed"]:
-        found.append(f"GPU tests: {tests}; all must pass, and not all may be skipped")
+        found.append(f"GPU tests: expected passed tests and no failure, got {tests}")
     if copies == {}:
-        found.append("the CUDA trace is empty: not even the images' way to the device is in it")
+        found.append("the CUDA trace is empty: it lacks even the copies of the images to the device")
     to_host = sum(size for name, size in (copies or {}).items() if "Device-to-Host" in name)
-    # The decoder may fetch a few bytes of status; a tensor or an image is far more.
+    # The decoder may copy a few bytes of status; a tensor or an image is far larger.
     if to_host >= ROW_BYTES:
-        copied = f"{to_host} bytes were copied from the device to the host"
-        found.append(f"{copied}, one image's tensor has {ROW_BYTES}")
+        found.append(f"copies from device to host: expected less than {ROW_BYTES} bytes, got {to_host}")
     return found
 
 
-def main() -> None:
-    """Test, trace, time, print, record."""
+def main() -> int:
+    """Test, trace, time, print and record."""
     parser = record.parser(__doc__, rounds=50)
     parser.add_argument("--traced", action="store_true", help=argparse.SUPPRESS)
     args = record.parsed(parser)
     if absent := missing():
         sys.exit("\n".join(f"missing: {each}" for each in absent))
     if args.traced:
-        return run_traced()
+        run_traced()
+        return 0
     tests, copies = run_tests(), trace()
     rows = list(measure(args.rounds))
     about = device()
-    table = Table(*rows[0], title=f"{about['name']}, driver {about['driver']}")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    console = Console(width=110)
-    console.print(table)
-    console.print(NO_TRACE if copies is None else f"bytes copied in {TRACED_BATCHES} batches: {copies}")
+    print(f"{about['name']}, driver {about['driver']}")
+    record.show([*rows[0]], ([*row.values()] for row in rows))
+    print(NO_TRACE if copies is None else f"bytes copied in {TRACED_BATCHES} batches: {copies}")
     if found := problems(tests, copies):
         sys.exit("\n".join(found))
-    args.record.write({"gpu": about, "tests": tests, "bytes_copied": copies, "times": rows})
+    return record.finish(args.record, {"gpu": about, "tests": tests, "bytes_copied": copies, "times": rows})
 
 
 if __name__ == "__main__":

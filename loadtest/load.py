@@ -1,8 +1,8 @@
-"""The load test that a build must pass: callers in a closed loop, then arrivals at a share of what that gave.
+"""The load test that a build must pass: a closed loop, then an open loop at a share of its rate.
 
     python -m loadtest.load [--seconds 10] [--url http://127.0.0.1:8000]
 
-Serves the repository on free ports, or asks a server that runs already.
+It serves the repository on free ports, or uses a running server.
 """
 
 import argparse
@@ -26,45 +26,45 @@ from nereid.processes import SIGNALLED
 from nereid.server.command_line import DEFAULT_PROFILE
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
-# What arrives in the open loop, compared with what the closed one has shown to be possible.
+# The rate of the open loop as a share of the rate in the closed loop.
 SHARE = 0.6
-# Callers in the closed loop, and the bound on how many are under way in the open one.
+# Callers in the closed loop, and the limit on requests in flight in the open loop.
 CALLERS, POOL = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server is: an URL for HTTP, HOST:PORT for gRPC (empty for the port after that of HTTP)."""
+    """A server's URL for HTTP and HOST:PORT for gRPC; empty for the port after that of HTTP."""
 
     http: str
     grpc: str = ""
 
 
 def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str]) -> int:
-    """Run Locust without its web page; returns its exit code (as a shell's, if a signal ended it).
+    """Run Locust without its web page; returns its exit code (128 and more for a signal).
 
-    It leaves the report in a file; without one it has failed, whatever it says.
+    A run without a report has failed, even if its exit code is 0.
 
     Args:
         target: the server.
-        seconds: for how long.
-        report: takes the report; one that stands there is removed before.
-        words: further options of Locust and of our users.
+        seconds: duration of the load.
+        report: takes the report; an old one is removed first.
+        words: more options of Locust and of our users.
     """
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"]
     command += ["--host", target.http, "--grpc", target.grpc, "--run-time", f"{seconds:g}s"]
-    # Locust's own table stays out of the way in a file, to whose name it adds .json.
+    # Locust writes its own table into a file, and appends .json to the name.
     command += ["--json-file", str(report.with_suffix(".locust")), "--loglevel", "WARNING"]
     code = subprocess.run([*command, "--report", str(report), *words]).returncode
     return SIGNALLED - code if code < 0 else code or int(not report.exists())
 
 
 def read(report: Path) -> dict[str, Any]:
-    """Return the report that a run has left.
+    """Read the report of a run.
 
     Raises:
-        SystemExit: it has left none.
+        SystemExit: the run wrote no report.
     """
     if not report.exists():
         raise SystemExit("Locust ended without a report")
@@ -73,7 +73,7 @@ def read(report: Path) -> dict[str, Any]:
 
 
 def rate(report: dict[str, Any]) -> float:
-    """Return how many right answers a second a run has got, all protocols together."""
+    """Return the correct responses per second of a run, all protocols together."""
     return float(sum(row["rate_per_s"] for row in report["rows"]))
 
 
@@ -96,7 +96,7 @@ def both_loops(target: Target, args: argparse.Namespace, folder: Path) -> list[i
     if not closed.exists():
         return codes
     if not (per_s := args.rate or SHARE * rate(read(closed))):
-        print("nothing was answered, so there is no rate for the open loop", file=sys.stderr)
+        print("the open loop has no rate: the closed loop got no correct response", file=sys.stderr)
         return [codes[0] or 1]
     words = ["--scenario", "open", "--users", str(POOL), "--rate", f"{per_s:.2f}"]
     return [*codes, run_locust(target, args.seconds, opened, [*words, *common])]
@@ -105,33 +105,35 @@ def both_loops(target: Target, args: argparse.Namespace, folder: Path) -> list[i
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", default="", help="http://HOST:PORT of a server that runs already")
+    parser.add_argument("--url", default="", help="http://HOST:PORT of a running server")
     parser.add_argument(
-        "--grpc", default="", help="its HOST:PORT over gRPC, if not the port after that of HTTP"
+        "--grpc", default="", help="HOST:PORT of its gRPC; default: the port after that of HTTP"
     )
-    parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="what is served else")
-    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="in which profile")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each loop")
+    parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="models to serve")
+    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="profile to serve")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each loop, default: 10")
     parser.add_argument(
-        "--rate", type=float, help=f"of the open loop; {SHARE:.0%} of the closed one's if not given"
+        "--rate",
+        type=float,
+        help=f"requests/s of the open loop; default: {SHARE:.0%} of the closed loop's",
     )
-    parser.add_argument("--reports", type=Path, help="a folder for closed.json and open.json")
-    parser.add_argument("--thresholds", type=Path, default=thresholds.DEFAULT, help="what must be reached")
-    parser.add_argument("locust", nargs="*", help="after --: further options of Locust and of our users")
+    parser.add_argument("--reports", type=Path, help="folder for closed.json and open.json")
+    parser.add_argument("--thresholds", type=Path, default=thresholds.DEFAULT, help="file with the limits")
+    parser.add_argument("locust", nargs="*", help="after --: more options of Locust and of our users")
     args = parser.parse_args(words)
     try:
         thresholds.read(args.thresholds)
-    except thresholds.BadThresholds as error:
+    except thresholds.InvalidThresholds as error:
         parser.error(str(error))
     if not all(0 < number < math.inf for number in (args.seconds, 1.0 if args.rate is None else args.rate)):
-        parser.error("--seconds and --rate must be more than 0")
+        parser.error("--seconds and --rate must be larger than 0")
     return args
 
 
 def main() -> int:
-    """Run both loops; the exit status is the greater of Locust's two.
+    """Run both loops; the exit status is the larger one of the two.
 
-    1 is for a missed threshold, 2 for an option that Locust does not know, 128 and more for a signal.
+    It is 1 for a missed threshold, 2 for an unknown option, and 128 and more for a signal.
     """
     args = parse()
     with tempfile.TemporaryDirectory() as scratch, _target(args, Path(scratch)) as target:

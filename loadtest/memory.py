@@ -1,4 +1,4 @@
-"""What several instances of a large network cost in memory, with shared weights and without, and in speed.
+"""Memory and speed of several instances of a large network, with shared and with private weights.
 
 python -m loadtest.memory [--rounds 3] [--record memory]
 """
@@ -7,21 +7,24 @@ import os
 import statistics
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import onnx
-import tritonclient.grpc
 from onnx import helper, numpy_helper
 
-from loadtest import processes, record, servers
-from loadtest.backend import METRICS_LAG_S, run_counters
+from loadtest import record, resource_usage, servers
+from loadtest.backend import METRICS_DELAY_S, run_counters
 from nereid.server.command_line import PLAIN_PROFILE
-from nereid.server.ports import Ports
+from nereid.server.control import Control
+from nereid.server.embedded_server import EmbeddedServer, infer_path
+from nereid.server.run_dir import ServerRecord
+from nereid.tune import load_generator
+from nereid.tune.load_generator import HOST
+from nereid.tune.trial import request_bodies
 
 MODEL, INSTANCES, WIDTH, HIDDEN, BLOCKS = "blocks", 8, 768, 3072, 12
-REQUESTS = 200
+LOAD_S = 4.0
 CONFIG = f"""max_batch_size: 8
 input {{ name: "x" data_type: TYPE_FP32 dims: [ {WIDTH} ] }}
 output {{ name: "y" data_type: TYPE_FP32 dims: [ {WIDTH} ] }}
@@ -30,9 +33,12 @@ parameters {{ key: "intra_op_thread_count" value {{ string_value: "1" }} }}
 """
 SHARED = 'parameters { key: "nereid.shared_weights" value { string_value: "true" } }\n'
 
+# PSS in MB and milliseconds of one run, by number of instances and sharing.
+Samples = dict[tuple[int, bool], list[tuple[float, float]]]
+
 
 def network() -> onnx.ModelProto:
-    """Build the feed-forward blocks of a ViT-B: 226 MB of weights, drawn at random."""
+    """Build the feed-forward blocks of a ViT-B: 226 MB of random weights."""
     rng = np.random.default_rng(0)
     nodes, weights, last = [], [], "x"
     for block in range(BLOCKS):
@@ -59,29 +65,32 @@ def measure(repository: Path, instances: int, shared: bool) -> tuple[float, floa
         tempfile.TemporaryDirectory() as run_dir,
         servers.served(Path(run_dir), os.environ, PLAIN_PROFILE, repository) as server,
     ):
-        ports = server.options.ports
-        # Enough at once for every instance to have run, and to have touched its weights.
-        with ThreadPoolExecutor(2 * instances) as pool:
-            list(pool.map(lambda _: _infer(ports), range(REQUESTS)))
-        time.sleep(METRICS_LAG_S)
-        before = run_counters(ports, MODEL)
-        for _ in range(REQUESTS):
-            _infer(ports)
-        time.sleep(METRICS_LAG_S)
-        after = run_counters(ports, MODEL)
-        run_ms = (after["sum"] - before["sum"]) / (after["count"] - before["count"]) * 1e3
-        stubs = processes.tree(server.pid)[1:]
-        return sum(processes.memory_bytes(stub.pid) for stub in stubs) / processes.MB, run_ms
+        # With this concurrency every instance runs, and touches its weights.
+        _load(server, repository, 2 * instances)
+        before_s, before = _run_counters_later(server)
+        _load(server, repository, 1)
+        after_s, after = _run_counters_later(server)
+        run_ms = (after_s - before_s) / (after - before) * 1e3
+        stubs = resource_usage.tree(server.pid)[1:]
+        return sum(resource_usage.memory_bytes(stub.pid) for stub in stubs) / resource_usage.MB, run_ms
 
 
-def _infer(ports: Ports) -> None:
-    tensor = tritonclient.grpc.InferInput("x", [1, WIDTH], "FP32")
-    tensor.set_data_from_numpy(np.ones((1, WIDTH), np.float32))
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
-        client.infer(MODEL, [tensor])
+def _load(server: EmbeddedServer, repository: Path, concurrency: int) -> None:
+    ports = server.options.ports
+    about = ServerRecord(server.pid, HOST, ports, str(repository), PLAIN_PROFILE, "")
+    ((body, headers),) = request_bodies(Control(about).config(MODEL), [])
+    request = load_generator.post_request(HOST, ports.http, infer_path(MODEL), body, headers)
+    load = load_generator.closed_loop(HOST, ports.http, [request], concurrency, LOAD_S)
+    if load.failed or not load.answered:
+        raise load_generator.LoadFailed(f"{load.answered} requests were answered, {load.failed} failed")
 
 
-def summary(samples: dict[tuple[int, bool], list[tuple[float, float]]]) -> list[dict[str, object]]:
+def _run_counters_later(server: EmbeddedServer) -> tuple[float, float]:
+    time.sleep(METRICS_DELAY_S)
+    return run_counters(server.options.ports, MODEL)
+
+
+def summary(samples: Samples) -> list[record.Row]:
     """Return a row for each number of instances, plain and shared, with medians over the rounds."""
     medians = {
         key: [statistics.median(column) for column in zip(*found, strict=True)]
@@ -100,29 +109,26 @@ def summary(samples: dict[tuple[int, bool], list[tuple[float, float]]]) -> list[
     ]
 
 
-def markdown(rows: list[dict[str, object]]) -> str:
-    """Render a record's rows as the table of docs/onnxruntime_backend.md; a test compares the two."""
+def markdown(rows: list[record.Row]) -> str:
+    """Render a record's rows as the table of docs/onnxruntime_backend.md."""
     return record.markdown([*rows[0]], ([*row.values()] for row in rows))
 
 
-def main() -> None:
-    """Measure one and eight instances in turn, plain and shared; print, record."""
+def main() -> int:
+    """Measure one and eight instances in turn, plain and shared; print and record the result."""
     args = record.parsed(record.parser(__doc__, rounds=3))
-    samples: dict[tuple[int, bool], list[tuple[float, float]]] = {}
+    samples: Samples = {(count, shared): [] for count in (1, INSTANCES) for shared in (False, True)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / MODEL / "1" / "model.onnx"
         path.parent.mkdir(parents=True)
         onnx.save(network(), path)
         for _ in range(args.rounds):
-            for instances in (1, INSTANCES):
-                for shared in (False, True):
-                    samples.setdefault((instances, shared), []).append(
-                        measure(Path(folder), instances, shared)
-                    )
-        model_mb = path.stat().st_size / processes.MB
+            for key, found in samples.items():
+                found.append(measure(Path(folder), *key))
+        model_mb = path.stat().st_size / resource_usage.MB
     rows = summary(samples)
     print(markdown(rows))
-    args.record.write({"model_mb": round(model_mb), "rows": rows})
+    return record.finish(args.record, {"model_mb": round(model_mb), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How far preprocessing is from Pillow on real photos: in levels of 255, and in what the network makes of it.
+"""The difference between our preprocessing and Pillow on real photos: in levels of 255, and in scores.
 
 python -m loadtest.parity [--wallpapers FOLDER] [--record parity]
 
-The reference decodes the whole image and resizes it with Pillow's antialiased bilinear filter. Each photo is
-judged as a JPEG, at its own size, by every step between the naive way and ours.
+The reference decodes the whole image and resizes it with Pillow's antialiased bilinear filter. Each photo
+is compared as a JPEG at its own size, for each step between the naive way and ours.
 """
 
 import io
@@ -16,8 +16,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 
 from loadtest import record
 from nereid.assets import REPOSITORY
@@ -31,36 +29,21 @@ from nereid.inference.session import Session
 from tools.export import photos as wallpapers
 
 JPEG_QUALITY = 92
-# All photos in these packages; charts, silhouettes and pages of text are no business of an ImageNet network.
+# All photos in these packages, without charts, silhouettes and pages of text.
 PHOTOS = {
     "skimage": [
         f"data/{name}"
         for name in (
-            "astronaut.png",
-            "brick.png",
-            "camera.png",
-            "chelsea.png",
-            "coffee.png",
-            "coins.png",
-            "grass.png",
-            "gravel.png",
-            "hubble_deep_field.jpg",
-            "ihc.png",
-            "moon.png",
-            "motorcycle_left.png",
-            "retina.jpg",
-            "rocket.jpg",
+            *("astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png"),
+            *("grass.png", "gravel.png", "hubble_deep_field.jpg", "ihc.png", "moon.png"),
+            *("motorcycle_left.png", "retina.jpg", "rocket.jpg"),
         )
     ],
     "sklearn": ["datasets/images/china.jpg", "datasets/images/flower.jpg"],
     "matplotlib": ["mpl-data/sample_data/grace_hopper.jpg"],
 }
 HEADINGS = (
-    "step",
-    "photos",
-    "mean levels",
-    "worst photo's",
-    "top-1 differs",
+    *("step", "photos", "mean levels", "worst photo's", "top-1 differs"),
     "its probability moves by up to",
 )
 markdown = partial(record.markdown, HEADINGS)
@@ -70,9 +53,9 @@ Way = Callable[[EncodedImage, Transform], Levels]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One photo, by one way: mean difference in levels of 255, and what the network makes of it.
+    """One photo and one way: mean difference in levels of 255, and the network's scores.
 
-    `change` is that of the probability of the reference's best class.
+    `change` is the change in the probability of the reference's best class.
     """
 
     photo: str
@@ -84,12 +67,12 @@ class Judgement:
 
 
 def packaged() -> list[Path]:
-    """List the photos that come with PHOTOS' packages."""
+    """List the photos of the packages in PHOTOS."""
     return [Path(str(files(package) / name)) for package, names in PHOTOS.items() for name in names]
 
 
 def as_jpeg(photo: Path) -> bytes:
-    """Return the file if it is a JPEG, else its pixels as one."""
+    """Return the file if it is a JPEG, else its pixels as a JPEG."""
     if photo.suffix == ".jpg":
         return photo.read_bytes()
     encoded = io.BytesIO()
@@ -99,7 +82,7 @@ def as_jpeg(photo: Path) -> bytes:
 
 
 def pillow(image: EncodedImage, transform: Transform) -> Levels:
-    """Return the reference: everything by Pillow, from all pixels."""
+    """Compute the reference with Pillow alone, from all pixels."""
     whole = Image.open(io.BytesIO(image.encoded)).convert("RGB")
     rows, columns = (placement.span for placement in transform.place(image.size_wh))
     resized = whole.resize((columns.resized, rows.resized), Image.Resampling.BILINEAR)
@@ -113,12 +96,12 @@ def whole(image: EncodedImage, transform: Transform) -> Levels:
 
 
 def ours(image: EncodedImage, transform: Transform, margin: float) -> Levels:
-    """Do what the library does with that `decode_margin`."""
+    """Resample as the library does with a `decode_margin`."""
     return _by_plan(image, replace(transform, decode_margin=margin), image.max_shrink)
 
 
 def naive(image: EncodedImage, transform: Transform, antialias: bool) -> Levels:
-    """Decode scaled, then treat that as if it were the image."""
+    """Decode scaled, then treat the result as the image."""
     plan = make_plan(replace(transform, decode_margin=1.0), image.size_wh, 1, image.max_shrink)
     pixels = image.pixels(plan.shrink, transform.background_color, Buffers())
     placed = transform.place(image.size_wh)
@@ -144,7 +127,7 @@ WAYS: dict[str, Way] = {
 def judge(
     way: Way, jpegs: Mapping[str, bytes], settings: PreprocessSettings, session: Session
 ) -> Iterator[Judgement]:
-    """Compare every photo with the reference."""
+    """Compare each photo with the reference."""
     transform = settings.transform
     for name, jpeg in jpegs.items():
         image = open_image(jpeg, settings.limits)
@@ -158,8 +141,7 @@ def judge(
         yield Judgement(name, shrink, float(before[best]), difference, is_equal, change)
 
 
-def summary(step: str, judgements: Sequence[Judgement]) -> tuple[str, ...]:
-    """Return a row under HEADINGS."""
+def _summary(step: str, judgements: Sequence[Judgement]) -> tuple[str, ...]:
     differences = [judgement.difference for judgement in judgements]
     return (
         step,
@@ -187,10 +169,12 @@ def _scores(session: Session, transform: Transform, levels: Levels) -> np.ndarra
     return scores
 
 
-def main() -> None:
-    """Judge every step on every photo, print, record."""
+def main() -> int:
+    """Compare each step on each photo, print and record the result."""
     parser = record.parser(__doc__)
-    parser.add_argument("--wallpapers", type=Path, help="unpack Debian's wallpapers there, judge them, too")
+    parser.add_argument(
+        "--wallpapers", type=Path, help="folder for Debian's wallpapers, compared in addition"
+    )
     args = record.parsed(parser)
     sets = [packaged()]
     if args.wallpapers:
@@ -204,12 +188,9 @@ def main() -> None:
     for photos in sets:
         jpegs = {photo.name: as_jpeg(photo) for photo in photos}
         judged = {step: list(judge(way, jpegs, settings, session)) for step, way in WAYS.items()}
-        rows += [summary(step, judgements) for step, judgements in judged.items()]
-    table = Table(*HEADINGS)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
-    args.record.write({"rows": rows, "photos": [asdict(each) for each in judged[DEFAULT]]})
+        rows += [_summary(step, judgements) for step, judgements in judged.items()]
+    record.show(HEADINGS, rows)
+    return record.finish(args.record, {"rows": rows, "photos": [asdict(each) for each in judged[DEFAULT]]})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Load over HTTP and gRPC alike by NVIDIA's `perf_analyzer`, the only generator here that speaks both.
+"""Load over HTTP and gRPC by NVIDIA's `perf_analyzer`, the only generator here for both protocols.
 
-Its last binary outside NVIDIA's containers lies in a wheel, from which it is fetched when it is first needed.
+The last binary outside NVIDIA's containers is in a wheel, which is downloaded when it is first needed.
 """
 
 import base64
@@ -18,30 +18,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereid.tune.closed_loop import Load, LoadFailed
+from nereid.tune.load_generator import Load, LoadFailed
 
 VERSION = "2.50.0"
-# The wheel for manylinux1 has the binary, `any` has not.
+# Only the wheel for manylinux1 contains the binary.
 WHEELS = {
     f"tritonclient=={VERSION}": ("perf_analyzer", ["--platform", "manylinux1_x86_64"]),
     "nvidia-cuda-runtime-cu12==12.9.79": ("libcudart.so.12", []),
 }
 MACHINE = "x86_64"
-LACKS = "error while loading shared libraries: "
+LOADER_ERROR = "error while loading shared libraries: "
 PACKAGES = {"libb64.so.0d": "apt-get install libb64-0d", "libssl.so.3": "apt-get install libssl3"}
-# It reports what three windows in a row saw, here however they differ, and tries again if one saw nothing.
-WINDOWS, LEAST_WINDOW_S, TRIALS = 3, 1.0, 10
+# It reports three windows in a row, here with any stability, and repeats a window without a response.
+WINDOWS, MIN_WINDOW_S, TRIALS = 3, 1.0, 10
 TOO_SHORT, LONGER = "use a larger time window", 4
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Unavailable(Exception):
-    """It cannot be had here; the message says what is missing and what mends it."""
+    """perf_analyzer is not available; the message has the reason and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom to ask for what: `input_file` is what `write_input` wrote."""
+    """The address and the model; `input_file` is from `write_input`."""
 
     protocol: str
     port: int
@@ -51,29 +51,29 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Analyzer:
-    """The binary, in a folder with the library that it needs and few machines have."""
+    """The binary, in a folder with a library that it needs."""
 
     folder: Path
 
-    def ask(self, target: Target, concurrency: int, seconds: float) -> Load:
-        """Keep so many requests in flight.
+    def load(self, target: Target, concurrency: int, seconds: float) -> Load:
+        """Keep `concurrency` requests in flight.
 
-        A few seconds are more than asked for; more still if nothing was answered in the first ones.
+        The load lasts a few seconds longer than `seconds`, and longer still after windows without a response.
 
         Raises:
             LoadFailed: a request failed, or none was answered.
         """
-        window_s = max(seconds / WINDOWS, LEAST_WINDOW_S)
+        window_s = max(seconds / WINDOWS, MIN_WINDOW_S)
         with tempfile.TemporaryDirectory() as scratch:
             report = Path(scratch) / "report.csv"
-            done = self._load(target, concurrency, window_s, report)
+            done = self._start(target, concurrency, window_s, report)
             if TOO_SHORT in done.stdout:
-                done = self._load(target, concurrency, window_s * LONGER, report)
+                done = self._start(target, concurrency, window_s * LONGER, report)
             if done.returncode or not report.exists():
                 raise LoadFailed(f"perf_analyzer failed, exit status {done.returncode}:\n{done.stdout}")
             return parse(report.read_text())
 
-    def _load(
+    def _start(
         self, target: Target, concurrency: int, window_s: float, report: Path
     ) -> subprocess.CompletedProcess[str]:
         return self._run(
@@ -82,21 +82,20 @@ class Analyzer:
             *("--concurrency-range", str(concurrency), "--async", "-f", str(report)),
             *("--measurement-interval", str(round(window_s * 1000))),
             *("--stability-percentage", "999", "--max-trials", str(TRIALS)),
-            timeout_s=2 * TRIALS * window_s + PATIENCE_S,
+            timeout_s=2 * TRIALS * window_s + TIMEOUT_S,
         )
 
     def why_unusable(self) -> str:
-        """Return what the binary lacks on this machine, and what mends it; nothing if it runs."""
+        """Return why the binary does not run on this machine, with the fix; empty if it runs."""
         try:
-            done = self._run("--version", timeout_s=PATIENCE_S)
+            done = self._run("--version", timeout_s=TIMEOUT_S)
         except OSError as error:
             return f"perf_analyzer cannot be started: {error}"
-        said = done.stdout
-        if LACKS not in said:
-            return f"perf_analyzer does not run here: {said.strip()}" if done.returncode else ""
-        library = said.partition(LACKS)[2].partition(":")[0]
-        mend = PACKAGES.get(library, f"install the package that has {library}")
-        return f"perf_analyzer needs {library}; fix: {mend}"
+        if LOADER_ERROR not in done.stdout:
+            return f"perf_analyzer does not run here: {done.stdout.strip()}" if done.returncode else ""
+        library = done.stdout.partition(LOADER_ERROR)[2].partition(":")[0]
+        fix = PACKAGES.get(library, f"install the package that has {library}")
+        return f"perf_analyzer needs {library}; fix: {fix}"
 
     def _run(self, *words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         try:
@@ -113,26 +112,26 @@ class Analyzer:
 
 
 def parse(report: str) -> Load:
-    """Read the report of one concurrency: images per second, and latencies in microseconds."""
+    """Parse the report of one concurrency: images per second, and latencies in microseconds."""
     try:
         (row,) = csv.DictReader(io.StringIO(report))
         p50, p90, p99 = (float(row[f"p{percent} latency"]) / 1e3 for percent in (50, 90, 99))
         return Load(float(row["Inferences/Second"]), p50, p90, p99)
     except (ValueError, KeyError) as error:
-        raise LoadFailed(f"perf_analyzer's report is not as expected ({error!r}):\n{report}") from None
+        raise LoadFailed(f"perf_analyzer's report is invalid ({error!r}):\n{report}") from None
 
 
 def write_input(path: Path, image: bytes) -> None:
-    """Write the file that has it send one image: an element of a BYTES tensor brings its own length."""
+    """Write the input file with one image, as an element of a BYTES tensor with its length."""
     element = base64.b64encode(struct.pack("<I", len(image)) + image).decode()
     path.write_text(json.dumps({"data": [{"image": {"b64": element}}]}))
 
 
 def find(environment: Mapping[str, str]) -> Analyzer:
-    """Return the binary from the user's cache; the first time it is downloaded.
+    """Return the binary from the user's cache, after a download if necessary.
 
     Raises:
-        Unavailable: it cannot be downloaded, or does not run here.
+        Unavailable: the binary cannot be downloaded, or does not run here.
     """
     if platform.machine() != MACHINE:
         raise Unavailable(f"perf_analyzer is built for {MACHINE}, this machine is {platform.machine()}")
@@ -152,12 +151,12 @@ def _fetch(folder: Path) -> None:
         unpacked = Path(scratch) / "unpacked"
         unpacked.mkdir()
         for requirement, (member, options) in WHEELS.items():
-            _take(_download(requirement, options, Path(scratch)), member, unpacked)
+            _extract(_download(requirement, options, Path(scratch)), member, unpacked)
         (unpacked / "perf_analyzer").chmod(0o755)
         try:
-            unpacked.replace(folder)  # all or nothing
+            unpacked.replace(folder)  # atomic
         except OSError:
-            if not folder.is_dir():  # nobody else has done the same meanwhile
+            if not folder.is_dir():  # else another process was faster
                 raise
 
 
@@ -168,18 +167,18 @@ def _download(requirement: str, options: list[str], folder: Path) -> Path:
     name = requirement.partition("==")[0].replace("-", "_")
     wheels = list(folder.glob(f"{name}-*.whl"))
     if done.returncode or not wheels:
-        reason = done.stderr.strip().splitlines()[-1:] or ["no wheel came"]
+        reason = done.stderr.strip().splitlines()[-1:] or ["no wheel was found"]
         raise Unavailable(
-            f"perf_analyzer is not here, and {requirement} could not be downloaded: {reason[0]}; "
-            "fix: connect this machine to a package index, once"
+            f"perf_analyzer is not installed, and {requirement} could not be downloaded: {reason[0]}; "
+            "fix: connect this machine to a package index"
         )
     return wheels[0]
 
 
-def _take(wheel: Path, name: str, folder: Path) -> None:
+def _extract(wheel: Path, name: str, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         member = next((each for each in archive.namelist() if each.endswith(f"/{name}")), None)
         if member is None:
-            raise Unavailable(f"{wheel.name} has no {name}; fix: ask for another version")
+            raise Unavailable(f"{wheel.name} has no {name}; fix: another VERSION in {__name__}")
         with archive.open(member) as source, (folder / name).open("wb") as target:
             shutil.copyfileobj(source, target)

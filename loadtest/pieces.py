@@ -1,8 +1,8 @@
-"""The small measurements behind choices in the library, on all cores at once, as in a saturated server.
+"""Small measurements behind choices in the library, on all cores together as in a saturated server.
 
 python -m loadtest.pieces [--rounds 15] [--record pieces]
 
-`python -m loadtest.bench` measures `LIBRARY` of them in each of its runs.
+`python -m loadtest.bench` measures the pieces of `LIBRARY` in each of its runs.
 """
 
 import multiprocessing
@@ -13,8 +13,6 @@ from functools import partial
 
 import numpy as np
 import simplejpeg
-from rich.console import Console
-from rich.table import Table
 
 from loadtest import record
 from loadtest.preprocess import normalised
@@ -38,10 +36,10 @@ Piece = Callable[[], object]
 
 
 class Decoded(EncodedImage):
-    """An image whose pixels are there already, so that a transform's time is without the decoder's."""
+    """A decoded image, so that the time of a transform excludes the decoder."""
 
     def pixels(self, shrink: int, background: tuple[int, ...], buffers: Buffers) -> np.ndarray:
-        """Return a grey image's, uint8[H, W, 3]."""
+        """Return the pixels of a grey image, uint8[H, W, 3]."""
         return GREY
 
 
@@ -106,7 +104,7 @@ def _transform() -> Transform:
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """Time every piece in turn, round after round; returns the median milliseconds per image."""
+    """Time all pieces in turn in each round; returns the median milliseconds per image."""
     spent: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, (call, images) in PIECES.items():
@@ -120,7 +118,7 @@ def measure(rounds: int) -> dict[str, float]:
 
 
 def on_every_core(groups: Sequence[str], rounds: int) -> dict[str, float]:
-    """Return the milliseconds per image of every piece of some groups, each the mean over the cores."""
+    """Return the milliseconds per image of the pieces of some groups, as means over the cores."""
     cores = available_cores()
     with multiprocessing.get_context("spawn").Pool(cores, _prepare, [groups]) as pool:
         per_core = pool.map(measure, [rounds] * cores, chunksize=1)
@@ -132,7 +130,7 @@ def _prepare(groups: Sequence[str]) -> None:
         PIECES.update(GROUPS[group]())
 
 
-# By name, what to time and how many images one call handles.
+# The function to time, and the images that one call handles, by name.
 PIECES: dict[str, tuple[Piece, int]] = {}
 GROUPS = {
     "network": _network_runs,
@@ -143,15 +141,12 @@ GROUPS = {
 THEIRS, LIBRARY = ("network", "decoder"), ("buffers", "normalisation")
 
 
-def main() -> None:
-    """Measure on every core, print the mean over cores, record."""
+def main() -> int:
+    """Measure on every core, print and record the mean over cores."""
     args = record.parsed(record.parser(__doc__, rounds=15))
     result = on_every_core(THEIRS, args.rounds)
-    table = Table("piece", "ms per image")
-    for name, value in result.items():
-        table.add_row(name, str(value))
-    Console(width=110).print(table)
-    args.record.write({"ms_per_image": result})
+    record.show(("piece", "ms per image"), result.items())
+    return record.finish(args.record, {"ms_per_image": result})
 
 
 if __name__ == "__main__":

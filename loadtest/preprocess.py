@@ -1,6 +1,6 @@
-"""What one core needs to make a network's input of a JPEG, against the decoder alone and against Pillow.
+"""The time that one core needs for a network's input, compared with the decoder alone and with Pillow.
 
-Twice: with glibc's thresholds for malloc, as other services have them, and with those that our server sets.
+Each piece is measured with glibc's thresholds for malloc, and with those of our server.
 
 python -m loadtest.preprocess [--rounds 40] [--record preprocess]
 """
@@ -16,8 +16,6 @@ from functools import partial
 import numpy as np
 import simplejpeg
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 
 from loadtest import record
 from nereid import assets
@@ -40,7 +38,7 @@ markdown = partial(record.markdown, HEADINGS)
 
 
 def calls(jpeg: bytes) -> dict[str, Call]:
-    """Return, by name, what to time; the first is what the others are held against."""
+    """Return the pieces to time, by name; the first one is the base of the ratios."""
     config = ModelConfig.from_file(assets.REPOSITORY / "imagenet_preprocess", 1)
     settings = PreprocessSettings.from_config(config)
     transform, limits = settings.transform, settings.limits
@@ -71,7 +69,7 @@ def calls(jpeg: bytes) -> dict[str, Call]:
 
 
 def tutorial(jpeg: bytes, transform: Transform) -> np.ndarray:
-    """Preprocess as tutorials do: Pillow decodes and resizes the whole image, NumPy does the rest."""
+    """Preprocess as in tutorials: Pillow decodes and resizes the whole image, NumPy normalises."""
     image = Image.open(io.BytesIO(jpeg)).convert("RGB")
     scale = transform.resize_shorter_px / min(image.size)
     image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR)
@@ -81,7 +79,7 @@ def tutorial(jpeg: bytes, transform: Transform) -> np.ndarray:
 
 
 def scaled_tutorial(jpeg: bytes, transform: Transform) -> np.ndarray:
-    """Preprocess as well as can be with Pillow: of a scaled decode it resizes only what the crop shows."""
+    """Preprocess with the fastest use of Pillow: a scaled decode, and a resize of the crop alone."""
     image = open_image(jpeg, Limits())
     plan = make_plan(transform, image.size_wh, 1, image.max_shrink)
     pixels = Image.fromarray(image.pixels(plan.shrink, transform.background_color, Buffers()))
@@ -100,7 +98,7 @@ def normalised(pixels: np.ndarray) -> np.ndarray:
 
 
 def measure(pieces: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Time the pieces in turn, round after round; returns milliseconds per call, one number per round."""
+    """Time the pieces in turn in each round; returns milliseconds per call, one number per round."""
     spent: dict[str, list[float]] = {name: [] for name in pieces}
     for _ in range(rounds):
         for name, call in pieces.items():
@@ -112,37 +110,32 @@ def measure(pieces: dict[str, Call], rounds: int) -> dict[str, list[float]]:
 
 
 def judge(environment: str, rounds: int) -> list[tuple[str, ...]]:
-    """Return a row under HEADINGS per photo and piece: medians, and the median of the rounds' ratios."""
+    """Return a row per photo and piece: medians, and the median of the rounds' ratios."""
     rows: list[tuple[str, ...]] = []
     for name, size_wh in photos.SIZES_WH.items():
         jpeg = photos.jpeg(size_wh)
         spent = measure(calls(jpeg), rounds)
         alone = next(iter(spent.values()))
         for piece, times in spent.items():
-            ratio = statistics.median(map(float.__truediv__, times, alone))
-            numbers = f"{statistics.median(times):.2f}", f"{ratio:.2f}"
+            numbers = f"{statistics.median(times):.2f}", f"{record.median_ratio(times, alone):.2f}"
             rows.append((environment, f"{name}, {len(jpeg) / 1e3:.0f} kB", piece, *numbers))
     return rows
 
 
-def take_one_core() -> None:
-    """Stay on one core."""
+def _take_one_core() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
-def main() -> None:
-    """Measure on one core, print, record."""
+def main() -> int:
+    """Measure on one core, print and record."""
     args = record.parsed(record.parser(__doc__, rounds=40))
     rows = []
     for name, environment in {PLAIN: {}, SERVER: KEEP_BUFFERS}.items():
         os.environ |= environment
-        with multiprocessing.get_context("spawn").Pool(1, take_one_core) as pool:
+        with multiprocessing.get_context("spawn").Pool(1, _take_one_core) as pool:
             rows += pool.apply(judge, [name, args.rounds])
-    table = Table(*HEADINGS)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=110).print(table)
-    args.record.write({"rows": rows})
+    record.show(HEADINGS, rows)
+    return record.finish(args.record, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -31,11 +32,11 @@ PACKAGES = frozenset(
     {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow", "pillow", "simplejpeg"}
 )
 UNCOMMITTED = "a record needs a commit to refer to; fix: commit the changes first"
-# Names in committed records, and their present forms; records are never edited.
+# Patterns of names in committed records, and the present names; records are never edited.
 RENAMED = {
-    "at once": "in parallel",
-    "requests not as they must be": "wrong outcomes",
-    "regions that the server was told of": "registered regions",
+    r"\bat\s+once\b": "in parallel",
+    r"requests not as they must be": "wrong outcomes",
+    r"regions that the server was \w+ of": "registered regions",
 }
 
 
@@ -161,7 +162,7 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def renamed(text: str) -> str:
     """Replace the names of older records by the present ones."""
     for old, new in RENAMED.items():
-        text = text.replace(old, new)
+        text = re.sub(old, new, text)
     return text
 
 

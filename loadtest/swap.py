@@ -1,8 +1,8 @@
-"""What publishing costs those who are being served: versions come and go under load, every answer checked.
+"""The cost of publishing for present clients: versions change under load, and every response is checked.
 
-Eight callers ask the route over HTTP and gRPC. In each cycle they are left alone for a while; then a version
-is published with half of the traffic, rolled back, and retired. Each version has its own last bias, so that
-its answers are those of no other; they are compared with what the library computes in this process.
+Eight callers send requests to the route over HTTP and gRPC. Each cycle begins with a calm span. Then a
+version is published with half of the traffic, rolled back, and retired. Each version has its own last bias,
+so its scores differ from all others; the library computes the expected scores in this process.
 
     python -m loadtest.swap [--cycles 100] [--calm-s 3]
 """
@@ -10,19 +10,18 @@ its answers are those of no other; they are compared with what the library compu
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import onnx
 from onnx import numpy_helper
 
-from loadtest import processes, record, servers
-from loadtest.callers import Callers, Request
+from loadtest import record, resource_usage, servers
+from loadtest.background_load import BackgroundLoad, Request
 from nereid import assets
 from nereid.assets import COFFEE
 from nereid.client.prediction import Prediction
@@ -31,28 +30,30 @@ from nereid.imaging.pipeline import Pipeline
 from nereid.inference.session import Session
 from nereid.publish.publisher import Gates, publish, retire, rollback
 from nereid.server.run_dir import ServerRecord
-from nereid.tune.closed_loop import percentile
+from nereid.tune.load_generator import percentile
 
 NETWORK, ROUTE, BIAS = "efficientnet_lite0", "classify", "network._fc.bias"
 CONCURRENCY, HALF = 8, 100
 ESPRESSO, STEP = 967, 0.03
-# Sums in batches of another size differ by less.
-CLOSE = 1e-4
-# The server has settled after so many cycles.
+# Scores from batches of different sizes differ by less than this.
+TOLERANCE = 1e-4
+# Cycles until the server's memory has settled.
 SETTLED = 10
-CALM, PUBLISHING, LEAVING = "before", "while publishing", "while rolling back and retiring"
+CALM, PUBLISHING, WITHDRAWING = "before", "while publishing", "while rolling back and retiring"
 HEADINGS = ("callers", "requests", "p50", "p99", "p99 compared")
-# How much memory may grow after the first cycles, as a factor.
-GROWTH = 1.10
+# The limit on the growth of memory after the first cycles, as a factor.
+MAX_GROWTH = 1.10
+MAX_SHOWN = 10
 
+T = TypeVar("T")
 Spans = dict[str, list[tuple[float, float]]]
 
 
 class References:
-    """What each version answers on a photo: the probability of espresso, by version.
+    """The expected probability of espresso on a photo, by version.
 
     Args:
-        repository: whose first two versions are known at once.
+        repository: its first two versions are computed immediately.
         photo: an image file of an espresso.
     """
 
@@ -65,7 +66,7 @@ class References:
             self.add(version, repository / NETWORK / str(version))
 
     def add(self, version: int, folder: Path) -> None:
-        """Compute what the network in a version folder answers."""
+        """Compute the expected probability of the network in a version folder."""
         config = ModelConfig.from_file(self._repository / NETWORK, version)
         document = {**config.document, "default_model_filename": str(folder.resolve() / "model.onnx")}
         session = Session.from_config(ModelConfig.from_document(document, config.folder, 1))
@@ -73,15 +74,15 @@ class References:
         self._known[str(version)] = float(scores[0, ESPRESSO])
 
     def check(self, prediction: Prediction) -> str:
-        """Tell what is wrong with an answer, if anything."""
+        """Return the fault of a response, empty for a correct one."""
         best, expected = prediction.labels[0], self._known[prediction.version]
-        if best.index == ESPRESSO and abs(best.score - expected) < CLOSE:
+        if best.index == ESPRESSO and abs(best.score - expected) < TOLERANCE:
             return ""
-        return f"version {prediction.version} answered {best}, expected {expected:.6f}"
+        return f"version {prediction.version}: expected espresso with {expected:.6f}, got {best}"
 
 
 def write_candidate(folder: Path, number: int) -> Path:
-    """Write the FP32 network with another bias for espresso."""
+    """Write the FP32 network with a different bias for espresso."""
     model = onnx.load(assets.REPOSITORY / NETWORK / "1" / "model.onnx")
     (bias,) = (each for each in model.graph.initializer if each.name == BIAS)
     values = numpy_helper.to_array(bias).copy()
@@ -96,46 +97,46 @@ def write_candidate(folder: Path, number: int) -> Path:
 def run_cycles(
     server: ServerRecord, folder: Path, cycles: int, calm_s: float
 ) -> tuple[list[Request], Spans, list[int], list[float]]:
-    """Publish, roll back and retire under load; returns requests, spans, memory and seconds of publishing."""
+    """Publish, roll back and retire under load; returns requests, spans, memory and publish seconds."""
     repository = Path(server.repository)
     references = References(repository)
     gates = Gates(is_change_accepted=True)
-    spans: Spans = {CALM: [], PUBLISHING: [], LEAVING: []}
+    spans: Spans = {CALM: [], PUBLISHING: [], WITHDRAWING: []}
     memory: list[int] = []
     took: list[float] = []
 
-    def during(what: str, act: Callable[[], Any]) -> Any:
+    def timed(phase: str, act: Callable[[], T]) -> T:
         begin = time.monotonic()
         result = act()
-        spans[what].append((begin, time.monotonic()))
+        spans[phase].append((begin, time.monotonic()))
         return result
 
-    def leave(version: int) -> None:
+    def withdraw(version: int) -> None:
         rollback(repository, ROUTE, server)
         retire(repository, ROUTE, version, server)
 
-    with Callers(server, ROUTE, CONCURRENCY, check=references.check) as callers:
+    with BackgroundLoad(server, ROUTE, CONCURRENCY, check=references.check) as load:
         for number in range(1, cycles + 1):
             source = write_candidate(folder / "candidate", number)
-            # No number is used twice: this is the next one.
+            # Version numbers are never reused, so this is the next one.
             references.add(number + 2, source.parent)
-            during(CALM, partial(time.sleep, calm_s))
-            done = during(PUBLISHING, partial(publish, repository, ROUTE, source, server, gates, HALF))
+            timed(CALM, partial(time.sleep, calm_s))
+            done = timed(PUBLISHING, partial(publish, repository, ROUTE, source, server, gates, HALF))
             took.append(done.seconds)
             time.sleep(calm_s / 3)
-            during(LEAVING, partial(leave, done.version))
-            memory.append(processes.memory_bytes(server.pid))
-            bad = [each.failure for each in callers.requests if each.failure]
+            timed(WITHDRAWING, partial(withdraw, done.version))
+            memory.append(resource_usage.memory_bytes(server.pid))
+            bad = [each.failure for each in load.requests if each.failure]
             print(
-                f"cycle {number}: {done.seconds:.1f} s, {len(callers.requests)} requests, {len(bad)} wrong",
+                f"cycle {number}: {done.seconds:.1f} s, {len(load.requests)} requests, {len(bad)} wrong",
                 flush=True,
             )
-    return callers.requests, spans, memory, took
+    return load.requests, spans, memory, took
 
 
-def summarise(requests: list[Request], spans: Spans) -> list[dict[str, Any]]:
-    """Return a row for each phase: requests that began in it, and their latencies."""
-    rows: list[dict[str, Any]] = []
+def summarise(requests: list[Request], spans: Spans) -> list[record.Row]:
+    """Return a row for each phase, with the requests that began in it and their latencies."""
+    rows: list[record.Row] = []
     for phase, times in spans.items():
         latencies = sorted(
             (each.end_s - each.begin_s) * 1e3
@@ -150,30 +151,24 @@ def summarise(requests: list[Request], spans: Spans) -> list[dict[str, Any]]:
 
 
 def growth(memory: list[int]) -> float | None:
-    """Return by which factor memory has grown since the server settled, if there were cycles enough."""
+    """Return the factor by which memory grew since the server settled; None after too few cycles."""
     if len(memory) < 2 * SETTLED:
         return None
     return round(statistics.median(memory[-SETTLED:]) / statistics.median(memory[SETTLED : 2 * SETTLED]), 3)
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """Return a row as text, for the table and the page alike."""
-    return [
-        row["phase"],
-        f"{row['requests']:,}",
-        f"{row['p50_ms']} ms",
-        f"{row['p99_ms']} ms",
-        f"{row['compared']} ×",
-    ]
+def _cells(row: record.Row) -> list[str]:
+    latencies = f"{row['p50_ms']} ms", f"{row['p99_ms']} ms", f"{row['compared']} ×"
+    return [row["phase"], f"{row['requests']:,}", *latencies]
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """Render the rows as the page's table; a test compares the two."""
-    return record.markdown(HEADINGS, map(cells, rows))
+def markdown(rows: list[record.Row]) -> str:
+    """Render the rows as the table of docs/publishing.md."""
+    return record.markdown(HEADINGS, map(_cells, rows))
 
 
 def main() -> int:
-    """Measure, print, record; exit status 1 if an answer was wrong or memory grew."""
+    """Measure, print and record; exit status 1 if a response was wrong or memory grew."""
     args = record.parsed(record.parser(__doc__, cycles=100, calm_s=3.0))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -192,14 +187,14 @@ def main() -> int:
         "wrong": len(wrong),
         "publish_s": round(statistics.median(took), 2),
         "memory_growth": growth(memory),
-        "memory_mb": [round(each / processes.MB) for each in memory],
+        "memory_mb": [round(each / resource_usage.MB) for each in memory],
     }
     print(markdown(rows))
     print({key: value for key, value in result.items() if key != "memory_mb"})
-    args.record.write(result | {"rows": rows})
-    for failure in wrong[:10]:
-        print(f"wrong: {failure}", file=sys.stderr)
-    return 1 if wrong or (result["memory_growth"] or 0) > GROWTH else 0
+    missed = [f"a wrong response: {failure}" for failure in wrong[:MAX_SHOWN]]
+    if (factor := growth(memory) or 0) > MAX_GROWTH:
+        missed.append(f"memory grew by a factor of {factor}")
+    return record.finish(args.record, result | {"rows": rows}, missed)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Settings that were tried against those of the model repository: what each does to speed, CPU time and p99.
+"""The effect of other settings than those of the model repository on speed, CPU time and p99.
 
-Every trial is a copy of the repository with one thing changed, on a server of its own; a round asks all of
-them in turn, every other one backwards, so that a slow phase of the machine hits all alike. One trial changes
-nothing: what differs from its base by less than that one may not differ at all.
+Each trial is a copy of the repository with one change, on a server of its own. A round measures all trials
+in turn; odd rounds run backwards. One trial changes nothing and shows the noise.
 
 python -m loadtest.trials [--rounds 7] [--seconds 2] [--record trials]       needs `wrk`
 """
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,8 +23,7 @@ from onnx import helper, numpy_helper
 
 from loadtest import record, servers, wrk
 from loadtest.bench.paths import Running
-from loadtest.bench.plan import turns
-from loadtest.bench.sample import Sample
+from loadtest.bench.summary import Sample
 from nereid import assets
 from nereid.server.command_line import PLAIN_PROFILE
 from nereid.server.embedded_server import infer_path
@@ -37,25 +34,25 @@ CONCURRENCIES = (32, 8)
 HEADINGS = ("trial", "of", "load", "images/s", "compared", "CPU ms", "compared", "p99 of even")
 COLUMNS = ("trial", "base", "concurrency", "rate", "rate_compared", "cpu_ms", "cpu_compared", "p99_of_even")
 BATCHES = "preferred_batch_size: [ 2, 4 ]"
-# What a queue needs to honour the time that a request says it has left.
+# A queue needs this policy to honour the timeout of a request.
 POLICY = (
     "default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 600000000 "
     "allow_timeout_override: true }"
 )
-# What EfficientNet-Lite's normalisation is: (pixel - 127) / 128.
+# The normalisation of EfficientNet-Lite: (pixel - 127) / 128.
 MEAN, STD = 127.0, 128.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A profile of the repository, and what is changed in a copy of it, if anything."""
+    """A profile of the repository, and the change in a copy of it; None for no change."""
 
     profile: str
     change: Callable[[Path], None] | None = None
 
 
 def replacing(path: str, old: str, new: str) -> Callable[[Path], None]:
-    """Return a change of one text in a file of the repository, which must be there."""
+    """Return a change of one text in a file of the repository; the text must exist."""
 
     def change(repository: Path) -> None:
         text = (repository / path).read_text()
@@ -66,7 +63,7 @@ def replacing(path: str, old: str, new: str) -> Callable[[Path], None]:
 
 
 def all_of(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Return several changes as one."""
+    """Combine several changes into one."""
 
     def change(repository: Path) -> None:
         for each in changes:
@@ -76,7 +73,7 @@ def all_of(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 def hand_over_bytes(repository: Path) -> None:
-    """Have the preprocessing hand pixels on as UINT8, and the network normalise them itself."""
+    """Change the tensor between preprocessing and network to UINT8; the network normalises."""
     old = 'name: "input" data_type: TYPE_FP32'
     for model in (PREPROCESS, NETWORK):
         for path in (repository / model).rglob("*.pbtxt"):
@@ -87,7 +84,7 @@ def hand_over_bytes(repository: Path) -> None:
 
 
 def taking_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a network that takes uint8[N, 3, 224, 224] in place of the normalised pixels."""
+    """Return a network with the input uint8[N, 3, 224, 224] in place of normalised pixels."""
     graph = model.graph
     given = graph.input[0].name
     for node in graph.node:
@@ -110,12 +107,12 @@ _FUSED = f"{MODEL}/configs/{CPU}.pbtxt"
 
 
 def batches(sizes: str) -> Callable[[Path], None]:
-    """Return a change of the sizes that profile `cpu` prefers."""
+    """Return a change of the preferred batch sizes in profile `cpu`."""
     return replacing(_FUSED, BATCHES, BATCHES.replace("2, 4", sizes))
 
 
 def instances(count: int) -> Callable[[Path], None]:
-    """Return a change of the instances that profile `cpu` has."""
+    """Return a change of the number of instances in profile `cpu`."""
     return replacing(_FUSED, "count: 2", f"count: {count}")
 
 
@@ -162,7 +159,7 @@ TRIALS: Mapping[str, Trial] = {
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[dict[str, Running]]:
-    """Run a server for each trial."""
+    """Run one server for each trial."""
     with contextlib.ExitStack() as stack:
         found = {}
         for number, (name, trial) in enumerate(TRIALS.items()):
@@ -175,56 +172,56 @@ def serving(folder: Path) -> Iterator[dict[str, Running]]:
 
 
 def measure(running: Running, photo: Path, concurrency: int, seconds: float) -> Sample:
-    """Ask one trial."""
+    """Measure one trial at one concurrency."""
     post = partial(wrk.post, running.ports.http, infer_path(MODEL), photo, concurrency)
     return running.sample(MODEL, partial(running.flowing, MODEL, post, seconds))
 
 
-def rows(series: Mapping[tuple[str, int], list[Sample]]) -> list[dict[str, Any]]:
+def rows(series: Mapping[tuple[str, int], list[Sample]]) -> list[record.Row]:
     """Return a row per trial and concurrency: medians, and medians of the rounds' ratios."""
     found = []
     for (name, concurrency), seen in series.items():
         base = TRIALS[name].profile
-        pairs = [*zip(seen, series[base, concurrency], strict=True)]
+        others = series[base, concurrency]
         found.append(
             {
                 "trial": name,
                 "base": "" if name == base else base,
                 "concurrency": concurrency,
                 "rate": round(statistics.median(each.rate for each in seen), 1),
-                "rate_compared": round(statistics.median(each.rate / other.rate for each, other in pairs), 3),
+                "rate_compared": _ratio("rate", seen, others),
                 "cpu_ms": round(statistics.median(each.cpu_ms for each in seen), 2),
-                "cpu_compared": round(
-                    statistics.median(each.cpu_ms / other.cpu_ms for each, other in pairs), 3
-                ),
+                "cpu_compared": _ratio("cpu_ms", seen, others),
                 "p99_of_even": round(statistics.median(each.slack(concurrency) for each in seen), 2),
             }
         )
     return found
 
 
-def markdown(found: list[dict[str, Any]]) -> str:
-    """Render the rows as the page's table; a test compares the two."""
+def _ratio(field: str, seen: list[Sample], others: list[Sample]) -> float:
+    values, base = ([getattr(each, field) for each in samples] for samples in (seen, others))
+    return record.median_ratio(values, base)
+
+
+def markdown(found: list[record.Row]) -> str:
+    """Render the rows as the table of docs/benchmarks.md."""
     return record.markdown(HEADINGS, ([row[name] for name in COLUMNS] for row in found))
 
 
-def main() -> None:
-    """Measure, print, record."""
-    parser = record.parser(__doc__, rounds=7, seconds=2.0)
-    args = record.parsed(parser)
-    if not wrk.is_installed():
-        parser.error(wrk.MISSING)
+def main() -> int:
+    """Measure, print and record all trials."""
+    args = record.parsed(record.parser(__doc__, rounds=7, seconds=2.0), wrk.missing())
     series: dict[tuple[str, int], list[Sample]] = {each: [] for each in product(TRIALS, CONCURRENCIES)}
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch)) as running:
         photo = Path(scratch) / "photo.jpg"
         photo.write_bytes(photos.jpeg(photos.SIZES_WH["640x427"]))
         for number in range(args.rounds):
-            for name, concurrency in turns(series, number):
+            for name, concurrency in record.turns(series, number):
                 seen = measure(running[name], photo, concurrency, args.seconds)
                 series[name, concurrency].append(seen)
     found = rows(series)
     print(markdown(found))
-    args.record.write({"rounds": args.rounds, "seconds": args.seconds, "rows": found})
+    return record.finish(args.record, {"rounds": args.rounds, "seconds": args.seconds, "rows": found})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Whether `nereid tune` finds what there is to find: a config made bad, tuned, and held against a full grid.
+"""A proof that `nereid tune` finds good settings: a spoiled config is tuned and compared with a full grid.
 
-In a copy of the repository one variant gets more threads than cores, no batches and a queue that waits. What
-`nereid tune` makes of it is measured in interleaved rounds with every point of a grid. The best of many is
-partly the luckiest, so it is measured once more against the tuned one, in rounds of their own; that ratio is
-the result.
+In a copy of the repository one variant gets more threads than cores, no batches and a queue that waits.
+Interleaved rounds compare the tuned settings with all points of a grid. The best of many points is partly
+lucky, so the result is its ratio to the tuned settings in separate rounds.
 
     python -m loadtest.tune_proof [--minutes 8] [--rounds 5] [--seconds 2] [--record tune_proof]
 """
@@ -21,32 +20,32 @@ from typing import Any, TypeAlias
 
 from loadtest import record
 from nereid import assets
-from nereid.tune.profiles import DELAY, INSTANCES, MOST_ROWS, PREFERRED, tunable, with_settings
+from nereid.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, tunable, with_settings
 from nereid.tune.search import Measure, NotMeasured
 from nereid.tune.space import THREADS, Candidate
 from nereid.tune.trial import TrialServer, copy_repository
 
 MODEL, PROFILE, CONCURRENCY = "classify_v1", "cpu", 32
-# Not one instance: it stands still for 0.5 s now and then (docs/tuning.md), and takes the time for the rest.
-BAD = {INSTANCES: 2, THREADS: 2, MOST_ROWS: 1, PREFERRED: 0, DELAY: 20_000}
-GRID = {INSTANCES: (2, 3), THREADS: (1, 2), MOST_ROWS: (1, 8), DELAY: (0, 20_000)}
+# One instance pauses for 0.5 s at times (docs/tuning.md), so the spoiled config has two.
+BAD = {INSTANCES: 2, THREADS: 2, MAX_BATCH_SIZE: 1, PREFERRED: 0, DELAY: 20_000}
+GRID = {INSTANCES: (2, 3), THREADS: (1, 2), MAX_BATCH_SIZE: (1, 8), DELAY: (0, 20_000)}
 TARGET = 0.95
 HEADINGS = ("settings", "images/s", "min..max", "of the tuned")
 TUNED_NAME = "tuned"
 
-# Images per second of each candidate that could be measured: in one round, and over all.
+# Images per second of each measured candidate: in one round, and over all rounds.
 Round: TypeAlias = dict[Candidate, float]
 Series: TypeAlias = dict[Candidate, list[float]]
 
 
 def spoil(repository: Path, settings: Mapping[str, int] = BAD) -> None:
-    """Make the config of the variant bad."""
+    """Write bad settings into the config of the variant."""
     path = repository / MODEL / "configs" / f"{PROFILE}.pbtxt"
     path.write_text(with_settings(path.read_text(), settings))
 
 
 def tuned(repository: Path, minutes: float, *options: str) -> dict[str, Any]:
-    """Run `nereid tune` on a repository; returns what it prints as JSON."""
+    """Run `nereid tune` on a repository; returns its JSON output."""
     words = [sys.executable, "-m", "nereid", "tune", MODEL, "--repository", str(repository), "--json"]
     words += ["--minutes", str(minutes), "--profile", PROFILE]
     words += ["--concurrency", str(CONCURRENCY), *options]
@@ -54,16 +53,16 @@ def tuned(repository: Path, minutes: float, *options: str) -> dict[str, Any]:
 
 
 def grid() -> list[Candidate]:
-    """Return every point."""
+    """Return all points of the grid."""
     return [tuple(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
 
 
 def measured(measure: Measure, candidates: Sequence[Candidate], rounds: int, seconds: float) -> list[Round]:
-    """Measure all candidates in every round; one that fails is told, and missing in that round."""
+    """Measure all candidates in every round; a failed one is reported, and missing in that round."""
     done: list[Round] = []
     for number in range(rounds):
         done.append({})
-        for candidate in candidates[:: -1 if number % 2 else 1]:
+        for candidate in record.turns(candidates, number):
             try:
                 done[-1][candidate] = measure(candidate, seconds)[CONCURRENCY].rate
             except NotMeasured as error:
@@ -72,26 +71,24 @@ def measured(measure: Measure, candidates: Sequence[Candidate], rounds: int, sec
 
 
 def series_of(rounds: Sequence[Round]) -> Series:
-    """Return what each candidate did over the rounds."""
+    """Return the rates of each candidate over the rounds."""
     candidates = dict.fromkeys(candidate for each in rounds for candidate in each)
     return {candidate: [each[candidate] for each in rounds if candidate in each] for candidate in candidates}
 
 
 def described(candidate: Candidate) -> str:
-    """Say what its settings are."""
+    """List the settings of a candidate."""
     return ", ".join(f"{name} {value}" for name, value in candidate)
 
 
-def summarise(series: Series, chosen: Candidate) -> list[dict[str, Any]]:
-    """Return a row per candidate, the best first."""
+def summarise(series: Series, chosen: Candidate) -> list[record.Row]:
+    """Return a row per candidate, by falling rate."""
     base = statistics.median(series[chosen])
     rows = [
         {
             "settings": described(candidate),
             "is_tuned": candidate == chosen,
-            "median": round(statistics.median(rates), 1),
-            "min": round(min(rates), 1),
-            "max": round(max(rates), 1),
+            **record.spread(rates, 1),
             "of_tuned": round(statistics.median(rates) / base, 3),
         }
         for candidate, rates in series.items()
@@ -103,7 +100,7 @@ def best_of(series: Series, chosen: Candidate) -> Candidate:
     """Return the best point of the grid.
 
     Raises:
-        NotMeasured: none could be measured, or the tuned one could not.
+        NotMeasured: the tuned settings or all points of the grid failed.
     """
     if chosen not in series or len(series) == 1:
         raise NotMeasured("the tuned config, or every point of the grid, failed in all rounds")
@@ -111,10 +108,10 @@ def best_of(series: Series, chosen: Candidate) -> Candidate:
 
 
 def ratio(rounds: Sequence[Round], chosen: Candidate, best: Candidate) -> float:
-    """Return the tuned one's share of the best one's rate: the median over rounds that have both.
+    """Return the tuned rate as a share of the best one: the median over rounds that have both.
 
     Raises:
-        NotMeasured: there is no such round.
+        NotMeasured: no round has both.
     """
     shares = [each[chosen] / each[best] for each in rounds if {chosen, best} <= each.keys()]
     if not shares:
@@ -124,11 +121,11 @@ def ratio(rounds: Sequence[Round], chosen: Candidate, best: Candidate) -> float:
 
 def compare(
     measure: Measure, chosen: Candidate, rounds: int, seconds: float
-) -> tuple[list[dict[str, Any]], float]:
-    """Hold the tuned one against the grid; returns the rows, and its share of the best point's rate.
+) -> tuple[list[record.Row], float]:
+    """Compare the tuned settings with the grid; returns the rows, and the share of the best point's rate.
 
     Raises:
-        NotMeasured: too much has failed to tell.
+        NotMeasured: too many measurements failed.
     """
     series = series_of(measured(measure, [chosen, *grid()], rounds, seconds))
     best = best_of(series, chosen)
@@ -136,19 +133,18 @@ def compare(
     return summarise(series, chosen), ratio(again, chosen, best)
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """Return a row as text, for the page."""
+def _cells(row: record.Row) -> list[str]:
     name = f"**{TUNED_NAME}**: {row['settings']}" if row["is_tuned"] else row["settings"]
     return [name, str(row["median"]), f"{row['min']}..{row['max']}", str(row["of_tuned"])]
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """Render the rows as the page's table; a test compares the two."""
-    return record.markdown(HEADINGS, map(cells, rows))
+def markdown(rows: list[record.Row]) -> str:
+    """Render the rows as the table of docs/tuning.md."""
+    return record.markdown(HEADINGS, map(_cells, rows))
 
 
 def main() -> int:
-    """Tune, measure, print, record; exit status 1 if the best grid point is better by more than 5 %."""
+    """Tune, measure, print and record; exit status 1 if the best grid point is better by more than 5 %."""
     args = record.parsed(record.parser(__doc__, minutes=8.0, rounds=5, seconds=2.0))
     with tempfile.TemporaryDirectory() as scratch:
         repository = copy_repository(assets.REPOSITORY, Path(scratch) / "models")
@@ -157,24 +153,20 @@ def main() -> int:
         found = tuned(repository, args.minutes)
         print(found["reason"])
         if found["verdict"] != "better":
-            print("nothing was found that is better than the bad config", file=sys.stderr)
-            return 1
+            sys.exit("nereid tune found nothing better than the spoiled config")
         chosen: Candidate = tuple(found["chosen"].items())
         (folder := Path(scratch) / "trial").mkdir()
         with TrialServer(repository, base, (), [CONCURRENCY], folder, os.environ) as trial:
             try:
                 rows, share = compare(trial.measure, chosen, args.rounds, args.seconds)
             except NotMeasured as error:
-                print(error, file=sys.stderr)
-                return 1
+                sys.exit(str(error))
     print(markdown(rows))
     print(f"tuned / best grid point, measured again: {share}")
     result = {key: found[key] for key in ("reason", "chosen", "gain", "noise")}
     conditions = {"concurrency": CONCURRENCY, "rounds": args.rounds, "share": share}
-    args.record.write(conditions | result | {"rows": rows})
-    if share < TARGET:
-        print(f"target missed: {share} of the best grid point, asked for {TARGET}", file=sys.stderr)
-    return 1 if share < TARGET else 0
+    missed = [f"{share} of the best grid point, the target is {TARGET}"] if share < TARGET else []
+    return record.finish(args.record, conditions | result | {"rows": rows}, missed)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""`python -m loadtest.bench`: what serving costs, along every path, against the same work in process."""
+"""The benchmark: the cost of serving along each path, compared with the same work in process."""

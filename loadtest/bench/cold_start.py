@@ -1,34 +1,30 @@
-"""How long a server takes from its process's start to answers."""
+"""The time from the start of a server's process to its first responses."""
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from loadtest.bench.summary import Row, spread
+from loadtest.record import Row, spread
 from nereid.server.command_line import PLAIN_PROFILE, ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 
 PROFILES = ("cpu", PLAIN_PROFILE)
 MODEL = "classify_v1"
-LOOK_S, PATIENCE_S = 0.02, 60.0
+POLL_S, LIMIT_S = 0.02, 60.0
 
 
 def measure(folder: Path, environment: Mapping[str, str], rounds: int) -> dict[str, Row]:
-    """Start each profile in turn; returns seconds until a first and until every model has answered."""
+    """Start each profile in turn; returns seconds until the first and until all models respond."""
     found: dict[str, list[tuple[float, float]]] = {profile: [] for profile in PROFILES}
     for number in range(rounds):
         for profile, times in found.items():
             run_dir = folder / f"cold-{profile}-{number}"
             run_dir.mkdir()
             times.append(_start(profile, run_dir, environment))
+    names = ("first_answer_s", "every_model_s")
     return {
-        profile: {
-            name: spread(column)
-            for name, column in zip(
-                ("first_answer_s", "every_model_s"), zip(*times, strict=True), strict=True
-            )
-        }
+        profile: dict(zip(names, map(spread, zip(*times, strict=True)), strict=True))
         for profile, times in found.items()
     }
 
@@ -39,10 +35,10 @@ def _start(profile: str, run_dir: Path, environment: Mapping[str, str]) -> tuple
     began = time.perf_counter()
     try:
         server.start()
-        while time.perf_counter() - began < PATIENCE_S and server.poll() is None:
-            if server.probe(MODEL, timeout_s=PATIENCE_S) is None:
+        while time.perf_counter() - began < LIMIT_S and server.poll() is None:
+            if server.probe(MODEL, timeout_s=LIMIT_S) is None:
                 break
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         first = time.perf_counter()
         server.wait_ready()
         return first - began, time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""The limit: the same library on the same photos in process, one process per core, without a server."""
+"""The limit: the same library and photos in process, with one process per core and without a server."""
 
 import contextlib
 import multiprocessing
@@ -11,9 +11,9 @@ from multiprocessing.pool import Pool
 
 import numpy as np
 
-from loadtest import processes
+from loadtest import resource_usage
 from loadtest.bench.plan import ALONE, BATCH, BATCHES, PHOTOS, PRECISIONS, TENSOR, Cell
-from loadtest.bench.sample import Sample
+from loadtest.bench.summary import Sample
 from nereid import assets
 from nereid.config.model_config import ModelConfig
 from nereid.imaging.pipeline import Pipeline
@@ -23,6 +23,7 @@ from nereid.server.command_line import KEEP_BUFFERS
 from nereid.tune import photos
 from nereid.tune.load_generator import percentile
 
+# Seconds of each call, CPU seconds of all, and the process's memory in bytes.
 Work = tuple[list[float], float, int]
 
 _pipeline: Pipeline
@@ -31,11 +32,11 @@ _sessions: dict[str, Session]
 
 @contextlib.contextmanager
 def pool(environment: MutableMapping[str, str]) -> Iterator[Pool]:
-    """Start a worker per core, in the environment that the server's processes have.
+    """Start a worker per core, in the environment of the server's processes.
 
     Args:
-        environment: this process's own; a worker's malloc reads it before its first line of Python. What
-            else is started meanwhile inherits it as it was.
+        environment: of this process; a worker's malloc reads it at the start. Other processes that start
+            during the context inherit the unchanged one.
     """
     with inheriting(environment, KEEP_BUFFERS | dict(environment)):
         workers = multiprocessing.get_context("spawn").Pool(available_cores(), _prepare)
@@ -45,7 +46,7 @@ def pool(environment: MutableMapping[str, str]) -> Iterator[Pool]:
 
 @contextlib.contextmanager
 def inheriting(environment: MutableMapping[str, str], wanted: dict[str, str]) -> Iterator[None]:
-    """Have the processes that start meanwhile inherit other variables."""
+    """Replace the variables that processes inherit during the context."""
     before = dict(environment)
     environment.clear()
     environment.update(wanted)
@@ -57,12 +58,12 @@ def inheriting(environment: MutableMapping[str, str], wanted: dict[str, str]) ->
 
 
 def tensor() -> np.ndarray:
-    """Return the network's input, float32[1, 3, 224, 224], that stands for a photo where none is decoded."""
+    """Return an input of the network, float32[1, 3, 224, 224], for cells without a photo."""
     return np.random.default_rng(0).standard_normal((1, 3, 224, 224), np.float32)
 
 
 def measure(workers: Pool, cell: Cell, seconds: float) -> Sample:
-    """Classify one photo over and over, on all workers, or on one for the time that it takes alone."""
+    """Classify one photo repeatedly on all workers, or on one for the latency of a single core."""
     count = 1 if cell.path == ALONE else available_cores()
     done: list[Work] = workers.map(_work, [(cell, seconds)] * count, chunksize=1)
     batch = BATCH if cell.path == BATCHES else 1
@@ -74,13 +75,13 @@ def measure(workers: Pool, cell: Cell, seconds: float) -> Sample:
         p90_ms=percentile(spent_ms, 90),
         p99_ms=percentile(spent_ms, 99),
         cpu_ms=sum(cpu_s for _, cpu_s, _ in done) / images * 1e3,
-        memory_mb=sum(memory for _, _, memory in done) / processes.MB,
+        memory_mb=sum(memory for _, _, memory in done) / resource_usage.MB,
     )
 
 
 def _prepare() -> None:
     global _pipeline, _sessions
-    # A terminal tells every process; a worker that ends by itself leaves a pool that waits for ever.
+    # Ctrl-C signals every process of a terminal; a pool waits permanently for a worker that ended.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     repository = assets.REPOSITORY
     _pipeline = Pipeline.from_config(ModelConfig.from_file(repository / "imagenet_preprocess", 1), BATCH)
@@ -91,7 +92,6 @@ def _prepare() -> None:
 
 
 def _work(task: tuple[Cell, float]) -> Work:
-    """Return the seconds that each call took, the CPU seconds of all, and this process's memory in bytes."""
     cell, seconds = task
     call = _call(cell)
     call()
@@ -100,7 +100,7 @@ def _work(task: tuple[Cell, float]) -> Work:
     while (begin := time.perf_counter()) < end:
         call()
         spent.append(time.perf_counter() - begin)
-    return spent, time.process_time() - began_s, processes.memory_bytes(os.getpid())
+    return spent, time.process_time() - began_s, resource_usage.memory_bytes(os.getpid())
 
 
 def _call(cell: Cell) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""`make docs`: write docs/benchmarks.md, its plots and the README's table from the recorded results.
+"""Write docs/benchmarks.md, its plots and the README's table from the records; part of `make docs`.
 
 python -m loadtest.bench.page
 """
@@ -7,23 +7,24 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from loadtest import memory, record, swap, trials
-from loadtest.bench import summary, svg
+from loadtest.bench import plots, summary
 from loadtest.bench.plan import ALONE, IN_PROCESS, PHOTOS
+from loadtest.record import Row
 from nereid.assets import CHECKOUT
 
-Record = dict[str, Any]
-Row = dict[str, Any]
+Record = Row
 
 DOCS = CHECKOUT / "docs"
 README = CHECKOUT / "README.md"
 NAME = "bench"
-PLOTS = {"bench-throughput.svg": svg.throughput, "bench-latency.svg": svg.latency}
+PLOTS = {"bench-throughput.svg": plots.throughput, "bench-latency.svg": plots.latency}
 SHORT = ("photo", "path", "images/s", "of the limit", "CPU ms per image", "p50 ms alone", "p99 ms of 32")
 MARK = "<!-- Written by `make docs` from loadtest/results/bench.json. -->\n"
-# Records of their own commands, and the page that has each.
+# The present form of a command in an older record; records are never edited.
+COMMANDS = {"nereid bench": "python -m loadtest.bench"}
+# The pages of the other records.
 ELSEWHERE = {
     "backend": "onnxruntime_backend.md",
     "clients": "clients.md",
@@ -42,44 +43,52 @@ ELSEWHERE = {
 }
 HEAD = """# Benchmarks
 
-Written by `make docs` from what `make bench` recorded; a test compares them.
+`make docs` writes this page from the records of `make bench`; a test compares page and records.
 """
 HOW = """
 ## How to read it
 
-- **The limit** is the same library in process: one process per core with one thread, without a server, in
-  the environment of the server's processes. Requests bring single images, so that is what paths are held
-  to; batches of eight, the most that Triton forms, stand beside it. For `network`, which takes a tensor,
-  it is the session's run.
-- **Paths**: `cpu` (both steps in one process, the default profile) and `ensemble` are `classify_v1`
-  (FP32) or `classify_v2` (INT8); `route` is `classify`, with a header that names the variant, and
-  `gateway` the REST gateway before it, both in the profile `cpu`. Photos are JPEGs of 640x427 and
-  1920x1080.
-- **Load** is closed: so many requests are in flight all the time, by `wrk`, or by NVIDIA's
-  `perf_analyzer`, which speaks both protocols. The generator has its share of the same cores. Under
-  `wrk`, images per second are what the server counts while answers flow: a generator's own count begins
-  before the first answer. For arrivals that do not wait for answers see the open loop of the
-  [gateway](gateway.md).
-- Every round measures each line once, in turn, every other round backwards. Shown are medians over the
-  rounds; **of the limit** is the median of the rounds' own ratios, so that a slow phase of the machine
-  hits both alike.
-- **CPU ms** is CPU time per image of the server's whole process tree (of the workers, in process),
-  counted over exactly the images that the server says it answered. What else the machine does changes it
-  less than it changes throughput.
-- **p99 of even** is p99 by (requests in flight / throughput): 1 would be requests that all wait alike.
-- **memory** is PSS of the tree, right after the load: pages that processes share count once.
+- **The limit** is the same library in process, without a server: one process per core with one thread.
+  Requests bring single images, and so does the limit. Batches of eight, the largest that Triton forms, have
+  lines of their own. For `network`, which takes a tensor, the limit is the session's run.
+- **Paths**: `cpu` runs both steps in one process and is the default profile. `ensemble` runs them in two
+  processes. Both serve `classify_v1` (FP32) and `classify_v2` (INT8). `route` is `classify` with a header
+  that names the variant. `gateway` is the REST gateway in front of `route`; both use the profile `cpu`.
+  Photos are JPEGs of 640x427 and 1920x1080.
+- **Load** is a closed loop by `wrk`, or by NVIDIA's `perf_analyzer`, which supports both protocols. The
+  generator shares the cores with the server. Under `wrk`, the server counts the images per second while
+  responses flow. The generator's own count would begin before the first response. The
+  [gateway](gateway.md) is also measured with an open loop.
+- Each round measures each line once, and odd rounds run backwards. The table shows medians over the rounds.
+  **Of the limit** is the median of the rounds' own ratios, so a slow phase of the machine affects both alike.
+- **CPU ms** is the CPU time per image of the server's process tree, or of the workers in process. It counts
+  exactly the images that the server reports as answered.
+- **p99 of even** is p99 / (requests in flight / throughput). It is 1 if all requests wait equally long.
+- **memory** is the PSS of the process tree right after the load. A page that processes share counts once.
 """
+NOISE = """The A/A measurement is `cpu` with the small photo and 32 requests in flight, twice in every round.
+The table has the ratio of the second to the first. A difference from the limit below this range is noise.
 
+"""
+PARTS = """
+## The library's parts
 
-TRIED = """Kept is what the repository has. A queue policy is what Triton asks for to honour a request's own
-`timeout`. With one it forms no batch before an instance waits for it, and overlooks some that wait, so that
-instances stand still while requests do: a single one for half of the time. Ours have none: a route's
-deadlines go in a [parameter](routing.md). Larger batches answer no more and have a longer p99 at 8 in flight,
-single images cost CPU; those of two and four even out the ensemble as well, which does not have them yet.
-UINT8 between preprocessing and network spares the ensemble copies through shared memory, but needs another
-file of the network and pays little. One instance whose own threads answer through response senders, image by
-image, was tried by hand: it took more CPU than two instances, and what is on its way when its process dies is
-never answered.
+All cores work at the same time. The table compares kept memory with new memory, and normalising each plane in
+the cache with NumPy's formula for all planes.
+
+"""
+TRIED = """The repository has the first line of each profile. Triton needs a queue policy to honour the
+`timeout` of a request. With a queue policy, Triton forms no batch before an instance is free, and it
+overlooks some requests. Instances then idle while requests wait; a single instance idles half of the time.
+So the repository has no queue policy, and the deadlines of a route travel in a [parameter](routing.md).
+
+Larger batches give no more throughput and a longer p99 at 8 in flight. Single images cost CPU time. Preferred
+batches of two and four also even out the latency of the ensemble, which does not have them yet. UINT8 between
+preprocessing and network saves copies through shared memory. It needs another file of the network and gains
+little.
+
+A single instance whose own threads respond image by image was tried by hand. It took more CPU time than two
+instances, and requests inside a killed process were never answered.
 """
 
 
@@ -106,9 +115,18 @@ def render(bench: Record, others: Mapping[str, Record]) -> str:
 
 
 def conditions(result: Record) -> str:
-    """Return machine and date as every page names them."""
+    """Return machine and date as all pages name them."""
     machine = result["machine"]
     return f"{machine['cpu']}, {machine['cores']} cores, {result['date'][:10]}"
+
+
+def command_text(result: Record) -> str:
+    """Return the recorded command; an old command is followed by its present form."""
+    command: str = result["command"]
+    for old, new in COMMANDS.items():
+        if command.startswith(old):
+            return f"recorded with `{command}`; today: `{command.replace(old, new, 1)}`"
+    return f"`{command}`"
 
 
 def _conditions(bench: Record) -> str:
@@ -116,7 +134,7 @@ def _conditions(bench: Record) -> str:
     rows = [
         ("machine", conditions(bench)),
         ("commit", bench["commit"]),
-        ("command", f"`{bench['command']}`"),
+        ("command", command_text(bench)),
         ("rounds", f"{bench['rounds']}, each measurement {bench['seconds']:g} s"),
         ("load of the machine before", bench["load_before"]),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
@@ -127,22 +145,21 @@ def _conditions(bench: Record) -> str:
 
 
 def _targets(targets: Sequence[Row]) -> str:
-    rows = [(each["what"], each["wanted"], each["got"], "yes" if each["met"] else "no") for each in targets]
-    return "\n## Targets\n\n" + record.markdown(("", "asked for", "measured", "met"), rows)
+    rows = [
+        (each["what"], each["wanted"], f"{each['got']}{'' if each['met'] else ' (missed)'}")
+        for each in targets
+    ]
+    return "\n## Targets\n\n" + record.markdown(("measure", "target", "measured"), rows)
 
 
 def _noise(bench: Record) -> str:
     if not bench["noise"]:
-        return "Not measured in this run.\n"
+        return "This run has no A/A measurement.\n"
     rows = [
         (name.replace("_", " "), values["median"], f"{values['min']}..{values['max']}")
         for name, values in bench["noise"].items()
     ]
-    text = (
-        "The same (`cpu`, the small photo, 32 in flight) was measured twice in every round; the second by\n"
-        "the first. What differs from the limit by less than this may not differ at all.\n\n"
-    )
-    return text + record.markdown(("second by first", "median", "least..most"), rows)
+    return NOISE + record.markdown(("second / first", "median", "min..max"), rows)
 
 
 def _pieces(bench: Record) -> str:
@@ -158,19 +175,16 @@ def _pieces(bench: Record) -> str:
         (profile, *(f"{times[name]['median']:.2f}" for name in ("first_answer_s", "every_model_s")))
         for profile, times in bench["cold_start"].items()
     ]
-    cold = record.markdown(("profile", "s until a first answer", "s until every model has answered"), starts)
-    return (
-        "\n## The library's parts\n\nOn all cores at once: memory that is kept or new, and normalising each\n"
-        "plane while it is in the cache, or all at once.\n\n"
-        f"{table}\n## Cold start\n\nFrom the start of the process.\n\n{cold}"
-    )
+    headings = ("profile", "s until the first response", "s until all models respond")
+    cold = record.markdown(headings, starts)
+    return f"{PARTS}{table}\n## Cold start\n\nTimes count from the start of the process.\n\n{cold}"
 
 
 def _trials(tried: Record) -> str:
     return (
-        "\n## What was tried\n\nEach is the repository with one thing changed, beside the profile as it is,\n"
-        f"in the same rounds: the small photo, FP32, `wrk` ({conditions(tried)}; `{tried['command']}`).\n\n"
-        f"{trials.markdown(tried['rows'])}\n{TRIED}"
+        "\n## What was tried\n\nEach trial changes one thing in the repository. Interleaved rounds compare\n"
+        "it with the unchanged profile: the small photo, FP32, `wrk`.\n"
+        f"({conditions(tried)}; {command_text(tried)})\n\n{trials.markdown(tried['rows'])}\n{TRIED}"
     )
 
 
@@ -190,7 +204,7 @@ def _published(swapped: Record) -> str:
 
 def _others(others: Mapping[str, Record]) -> str:
     rows = [
-        (f"[{name}.json](../loadtest/results/{name}.json)", f"`{each['command']}`", _page(name))
+        (f"[{name}.json](../loadtest/results/{name}.json)", command_text(each), _page(name))
         for name, each in sorted(others.items())
     ]
     return f"\n## Other records\n\n{record.markdown(('record', 'command', 'page'), rows)}"
@@ -206,18 +220,17 @@ def _alt(name: str) -> str:
 
 
 def readme_section(bench: Record) -> str:
-    """Return the README's table, and the line that tells its conditions."""
+    """Return the README's table, and the lines with its conditions."""
     rows: list[Sequence[object]] = []
     for photo, size in PHOTOS.items():
         rows += [_short(bench["rows"], photo, size, path) for path in (IN_PROCESS, "cpu", "ensemble")]
-    missed = sum(not each["met"] for each in bench["targets"])
-    met = f"{len(bench['targets']) - missed} of its {len(bench['targets'])} targets are met"
-    if bench["noise"]:
-        met += f";\nthe same measured twice per round gave {bench['noise']['rate']['median']} times itself"
+    total, met = len(bench["targets"]), sum(each["met"] for each in bench["targets"])
+    noise = f" The A/A ratio was {bench['noise']['rate']['median']}." if bench["noise"] else ""
     return (
-        f"{MARK}Medians of rounds that interleave all paths ({conditions(bench)};\n"
-        f"`{bench['command']}`; {met};\n"
-        "[all numbers, and how they came about](docs/benchmarks.md)):\n\n"
+        f"{MARK}Medians of interleaved rounds ({conditions(bench)};\n"
+        f"{command_text(bench)}).\n"
+        f"{met} of {total} targets are met.{noise}\n"
+        "[All numbers](docs/benchmarks.md) have a page of their own.\n\n"
         f"{record.markdown(SHORT, rows)}"
     )
 
@@ -246,12 +259,12 @@ def in_readme(text: str, section: str) -> str:
     pattern = re.escape(MARK) + r"[^|]*\n\n(\|.*\n)+"
     replaced, count = re.subn(pattern, lambda _: section, text)
     if count != 1:
-        raise ValueError(f"the README has {count} places for the table, expected 1 behind: {MARK}")
+        raise ValueError(f"README: expected 1 place for the table after {MARK.strip()}, got {count}")
     return replaced
 
 
 def pages() -> dict[Path, str]:
-    """Return all that is written of the recorded results."""
+    """Return all texts that are written from the records."""
     found: dict[str, Record] = {
         path.stem: json.loads(path.read_text()) for path in record.RESULTS.glob("*.json")
     }
@@ -264,7 +277,7 @@ def pages() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write them."""
+    """Write the pages."""
     for path, text in pages().items():
         path.write_text(text)
 

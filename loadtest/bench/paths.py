@@ -1,4 +1,4 @@
-"""The server's paths: what runs, how each cell asks it, and what that takes of the machine."""
+"""The server's paths: running processes, the load of each cell, and its use of CPU and memory."""
 
 import contextlib
 import json
@@ -10,68 +10,65 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from loadtest import gateway, perf_analyzer, processes, servers, wrk
+from loadtest import gateway, perf_analyzer, resource_usage, servers, wrk
 from loadtest.bench import limit
 from loadtest.bench.plan import PHOTOS, PRECISIONS, TENSOR, WRK, Cell
-from loadtest.bench.sample import Sample
+from loadtest.bench.summary import Sample
 from nereid.server.command_line import PLAIN_PROFILE
 from nereid.server.embedded_server import infer_path
 from nereid.server.ports import Ports
 from nereid.tune import photos
 from nereid.tune.load_generator import Load, LoadFailed
 
-# Each path's profile of the server.
+# The server's profile for each path.
 PROFILES = {
-    "cpu": "cpu",
-    "route": "cpu",
-    "gateway": "cpu",
-    "ensemble": PLAIN_PROFILE,
-    "network": PLAIN_PROFILE,
+    **dict.fromkeys(("cpu", "route", "gateway"), "cpu"),
+    **dict.fromkeys(("ensemble", "network"), PLAIN_PROFILE),
 }
-# After so long without an answer the queue is empty: an instance may pause for 0.5 s (docs/tuning.md).
+# The queue is empty after this time without a response; an instance may pause 0.5 s (docs/tuning.md).
 QUIET_S = 0.6
-# How much longer load flows than its rate is counted.
+# The load lasts longer than the count of its rate by this time.
 LEAD_S = 1.0
-PATIENCE_S = 60.0
-# A proxy that the environment names has no way to this machine's own ports.
+TIMEOUT_S = 60.0
+# A proxy from the environment cannot reach the ports of this machine.
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What serves a path: ports, and the processes whose CPU time and memory count."""
+    """A served path: its ports, and the processes whose CPU time and memory count."""
 
     ports: Ports
     pids: tuple[int, ...]
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds that they have taken so far."""
-        return sum(map(processes.cpu_s, self.pids))
+        """Return the CPU seconds of the processes so far."""
+        return sum(map(resource_usage.cpu_s, self.pids))
 
     def memory_mb(self) -> float:
-        """Return their memory (PSS)."""
-        return sum(map(processes.memory_bytes, self.pids)) / processes.MB
+        """Return the memory (PSS) of the processes."""
+        return sum(map(resource_usage.memory_bytes, self.pids)) / resource_usage.MB
 
     def sample(self, model: str, load: Callable[[], Load]) -> Sample:
-        """Put load on a model; returns what that gave, and what it took of the machine.
+        """Load a model; returns rate and latencies, and the use of CPU and memory.
 
         Raises:
-            LoadFailed: requests failed, or no answer came.
+            LoadFailed: requests failed, or no response came.
         """
         images, cpu_s = self.answered(model), self.cpu_s()
         seen = load()
         memory_mb = self.memory_mb()
         images = self.finished(model) - images
         if not images:
-            raise LoadFailed(f"{model} answered nothing")
+            raise LoadFailed(f"{model} answered no request")
         cpu_ms = (self.cpu_s() - cpu_s) / images * 1e3
         return Sample(seen.rate, seen.p50_ms, seen.p90_ms, seen.p99_ms, cpu_ms, memory_mb)
 
     def flowing(self, model: str, post: Callable[..., Load], seconds: float) -> Load:
-        """Return what `wrk` saw, but at the rate that the server counted while answers flowed.
+        """Return the latencies of `wrk`, with the rate that the server counts while responses flow.
 
-        The generator's own rate begins when nothing has been answered yet, and leaves out what is on its
-        way at the end: at 32 in flight that is 1 or 2 % of a few seconds.
+        The generator's own count begins before the first response and excludes the requests in flight at
+        the end. At 32 in flight that is 1 or 2 % of a few seconds.
         """
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(post, seconds=seconds + LEAD_S)
@@ -82,7 +79,7 @@ class Running:
             return replace(loading.result(), rate=images / took_s)
 
     def finished(self, model: str) -> int:
-        """Return how many images a model has answered so far, once none is left on its way."""
+        """Return the number of images that a model answered so far, after its queue is empty."""
         before = -1
         while (count := self.answered(model)) != before:
             before = count
@@ -90,15 +87,15 @@ class Running:
         return count
 
     def answered(self, model: str) -> int:
-        """Return how many images a model has answered so far."""
+        """Return the number of images that a model answered so far."""
         url = f"http://127.0.0.1:{self.ports.http}/v2/models/{model}/stats"
-        with DIRECTLY.open(url, timeout=PATIENCE_S) as page:
+        with DIRECTLY.open(url, timeout=TIMEOUT_S) as page:
             (stats,) = json.load(page)["model_stats"]
         return int(stats["inference_stats"]["success"]["count"])
 
 
 class Paths:
-    """The running servers, and files of what they are asked."""
+    """The running servers, and files with their requests."""
 
     def __init__(self, folder: Path, running: Mapping[str, Running], gateway_port: int) -> None:
         self._folder = folder
@@ -110,10 +107,10 @@ class Paths:
         self._file(TENSOR).write_bytes(limit.tensor().tobytes())
 
     def measure(self, cell: Cell, seconds: float, analyzer: perf_analyzer.Analyzer | None) -> Sample:
-        """Ask one path as one cell says, and see what that takes.
+        """Measure one cell.
 
         Raises:
-            LoadFailed: requests failed, or no answer came.
+            LoadFailed: requests failed, or no response came.
         """
         load = partial(self._load, cell, seconds, analyzer)
         return self._running[cell.path].sample(model_of(cell), load)
@@ -132,14 +129,14 @@ class Paths:
         assert analyzer is not None, "planned without perf_analyzer"
         port = ports.grpc if cell.protocol == "grpc" else ports.http
         target = perf_analyzer.Target(cell.protocol, port, model_of(cell), file.with_suffix(".json"))
-        return analyzer.ask(target, cell.concurrency, seconds)
+        return analyzer.load(target, cell.concurrency, seconds)
 
     def _file(self, photo: str) -> Path:
         return self._folder / f"{photo}.bytes"
 
 
 def model_of(cell: Cell) -> str:
-    """Return the model that a cell asks, as the server's paths name it."""
+    """Return the model of a cell, as in the server's URLs."""
     if cell.path == "network":
         return f"efficientnet_lite0/versions/{_version(cell)}"
     return "classify" if cell.path in ("route", "gateway") else f"classify_v{_version(cell)}"
@@ -151,7 +148,7 @@ def _version(cell: Cell) -> int:
 
 @contextlib.contextmanager
 def serving(folder: Path, environment: Mapping[str, str], cells: Sequence[Cell]) -> Iterator[Paths]:
-    """Run the servers that the cells need, and the gateway if it is among them."""
+    """Run the servers of the cells, and the gateway if a cell needs it."""
     wanted = {cell.path for cell in cells if cell.path in PROFILES}
     with contextlib.ExitStack() as stack:
         started = {

@@ -1,41 +1,34 @@
-"""What a run measures: cells, from a selection."""
+"""The plan of a run: the measured cells, from a selection."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TypeVar
 
-from nereid.cli import tune
 from nereid.processes import available_cores
-from nereid.tune import photos
+from nereid.tune import photos, tuning
 
-T = TypeVar("T")
-
-# How requests get to the network. All but `network` take a photo.
+# Paths of a request to the network. All but `network` take a photo.
 PATHS = ("cpu", "ensemble", "route", "gateway", "network")
 PHOTOS = dict(zip(("small", "1080p"), photos.SIZES_WH, strict=True))
 PRECISIONS = {"fp32": 1, "int8": 2}
 CONCURRENCIES = (32, 8, 1)
 PROTOCOLS = ("http", "grpc")
 WRK, PERF_ANALYZER = "wrk", "perf_analyzer"
-# What the generator of one request after the other is compared with where it speaks both protocols.
-GENERATORS = {"http": ((WRK, "http"),), "grpc": ((PERF_ANALYZER, "grpc"),)}
+# gRPC is compared with HTTP by perf_analyzer, which supports both.
+GENERATORS = {"http": (WRK, "http"), "grpc": (PERF_ANALYZER, "grpc")}
 BOTH_BY_ONE = (PERF_ANALYZER, "http")
 TENSOR = "tensor"
 BATCH = 8
 IN_PROCESS, ALONE = "in process", "in process, one core"
 BATCHES = f"in process, batches of {BATCH}"
 LIMITS = (IN_PROCESS, BATCHES, ALONE)
-# What a measurement takes beside its load: the queue runs empty, a generator starts.
-BESIDE_S = {"": 0.1, WRK: 1.8, PERF_ANALYZER: 2.9}
+# The time of a measurement in addition to its load: draining the queue, starting a generator.
+OVERHEAD_S = {"": 0.1, WRK: 1.8, PERF_ANALYZER: 2.9}
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One thing that every round measures once.
-
-    `again` is the second measurement of the same, so that a reader can judge the others' noise.
-    """
+    """One measurement of each round; `again` marks the A/A measurement."""
 
     path: str
     photo: str
@@ -50,34 +43,34 @@ class Cell:
 
     @property
     def load(self) -> str:
-        """Who keeps how many requests in flight; nothing where the work is done in process."""
+        """Generator, protocol and requests in flight; empty for work in process."""
         if not self.generator:
             return ""
         return f"{self.generator} {self.protocol} {self.concurrency}" + " again" * self.again
 
     @property
     def is_plain(self) -> bool:
-        """Whether targets, plots and README are about it: FP32, in process or by `wrk`, the first time."""
+        """Whether targets, plots and README use the cell: FP32, in process or by `wrk`, not again."""
         return (self.precision, self.again) == ("fp32", False) and self.generator in ("", WRK)
 
     @property
     def limit(self) -> "Cell":
-        """What its throughput is compared with: the same work in process, on every core."""
+        """The base of its throughput: the same work in process, on every core."""
         return Cell(IN_PROCESS, self.photo, self.precision, concurrency=available_cores())
 
     @property
     def alone(self) -> "Cell":
-        """What its latency is compared with: the same work in process, on one core."""
+        """The base of its latency: the same work in process, on one core."""
         return Cell(ALONE, self.photo, self.precision)
 
 
-# Measured twice in every round.
+# The cell that is measured twice in every round.
 TWICE = Cell("cpu", "small", "fp32", WRK, "http", 32)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was asked for; None where nothing was, and then the usual."""
+    """The chosen paths, photos and so on; None selects the cells that have a target."""
 
     paths: tuple[str, ...] | None = None
     photos: tuple[str, ...] | None = None
@@ -86,15 +79,15 @@ class Selection:
     protocols: tuple[str, ...] | None = None
 
     def cells(self) -> list[Cell]:
-        """Return what to measure in a round, in turn: a photo's limits stand beside what is held to them.
+        """Return the cells of a round; the limits of a photo precede its cells.
 
         Raises:
-            ValueError: nothing comes of it.
+            ValueError: the selection is empty.
         """
         served = [cell for cell in self._all() if self._is_wanted(cell)]
         if not served:
             raise ValueError(
-                "nothing to measure: gRPC is measured on cpu and ensemble, route and gateway take HTTP"
+                "nothing to measure: gRPC needs the path cpu or ensemble, route and gateway need HTTP"
             )
         found: list[Cell] = []
         for photo, precision in dict.fromkeys((cell.photo, cell.precision) for cell in served):
@@ -106,7 +99,7 @@ class Selection:
 
     def _all(self) -> Iterator[Cell]:
         protocols = self.protocols or PROTOCOLS
-        generators = [each for protocol in protocols for each in GENERATORS[protocol]]
+        generators = [GENERATORS[protocol] for protocol in protocols]
         if set(PROTOCOLS) <= set(protocols):
             generators.append(BOTH_BY_ONE)
         for photo, precision, concurrency, (generator, protocol), path in product(
@@ -120,7 +113,7 @@ class Selection:
                 yield Cell(path, photo, precision, generator, protocol, concurrency)
 
     def _is_wanted(self, cell: Cell) -> bool:
-        """Tell whether it can be measured, and is usual in whatever nobody asked for."""
+        """Check whether a cell can be measured, and is chosen or has a target."""
         if cell.generator == PERF_ANALYZER and cell.path not in ("cpu", "ensemble"):
             return False
         plain = cell.path == "cpu" and cell.concurrency == max(CONCURRENCIES)
@@ -137,7 +130,7 @@ def _is_end(cell: Cell) -> bool:
 
 
 def limits(group: Sequence[Cell]) -> list[Cell]:
-    """Return what the cells of one photo and precision are compared with."""
+    """Return the bases of the cells of one photo and precision."""
     first = group[0]
     found = [first.limit]
     if first.photo != TENSOR:
@@ -147,14 +140,9 @@ def limits(group: Sequence[Cell]) -> list[Cell]:
     return found
 
 
-def turns(measured: Iterable[T], number: int) -> list[T]:
-    """Return the order of a round: every other one goes backwards, so that a slow drift hits all alike."""
-    return list(measured)[:: -1 if number % 2 else 1]
-
-
 def duration_s(cells: Sequence[Cell], rounds: int, seconds: float) -> float:
-    """Return about how long the rounds take."""
-    return rounds * sum(seconds + BESIDE_S[cell.generator] for cell in cells)
+    """Estimate the duration of the rounds."""
+    return rounds * sum(seconds + OVERHEAD_S[cell.generator] for cell in cells)
 
 
 def select(
@@ -164,33 +152,33 @@ def select(
     concurrency: str | None,
     protocols: str | None,
 ) -> Selection:
-    """Read lists with commas; None where nothing was asked for.
+    """Parse lists with commas; None stays None.
 
     Raises:
-        ValueError: something is not among what there is.
+        ValueError: a name is unknown.
     """
     return Selection(
         _choose("path", paths, PATHS),
         _choose("photo", photos, tuple(PHOTOS)),
         _choose("precision", precisions, tuple(PRECISIONS)),
-        tune.concurrencies(concurrency),
+        tuning.concurrencies(concurrency),
         _choose("protocol", protocols, PROTOCOLS),
     )
 
 
-def _choose(what: str, text: str | None, known: Sequence[str]) -> tuple[str, ...] | None:
+def _choose(kind: str, text: str | None, known: Sequence[str]) -> tuple[str, ...] | None:
     if text is None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in known:
-            raise ValueError(f"unknown {what} '{name}', expected one of {', '.join(known)}")
+            raise ValueError(f"unknown {kind} '{name}', expected one of {', '.join(known)}")
     return names
 
 
 def describe(cells: Sequence[Cell]) -> list[str]:
-    """Return a line per path, photo and precision, with what is measured of it."""
+    """Return a line per path, photo and precision with its loads."""
     lines: dict[tuple[str, str, str], list[str]] = {}
     for cell in cells:
         lines.setdefault((cell.path, cell.photo, cell.precision), []).append(cell.load)
-    return [", ".join(filter(None, [" ".join(key), *how])) for key, how in lines.items()]
+    return [", ".join(filter(None, [" ".join(key), *loads])) for key, loads in lines.items()]

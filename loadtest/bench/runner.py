@@ -1,4 +1,4 @@
-"""One run: servers, rounds over all cells, the small measurements, the report."""
+"""A run of the benchmark: servers, rounds over all cells, the small measurements, and the report."""
 
 import contextlib
 import json
@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from loadtest import perf_analyzer, pieces, record, wrk
 from loadtest.bench import cold_start, limit, paths, plan, summary
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, Cell, Selection
-from loadtest.bench.sample import Sample
+from loadtest.bench.summary import Sample
 from nereid.errors import OperationFailed, ServerError, WrongUsage
 from nereid.processes import exit_on_sigterm
 from nereid.server.command_line import KEEP_BUFFERS
@@ -26,14 +24,14 @@ from nereid.tune.load_generator import LoadFailed
 
 GLIBCS, SERVERS = "glibc's", "our server's"
 COLD_STARTS = 3
-# What starting the servers takes, and a turn of the small measurements, for the duration that is told first.
+# Durations of the servers' start and of the small measurements, for the estimate.
 START_S, PIECES_S, COLD_START_S = 15.0, 4.0, 12.0
 Environment = MutableMapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a run goes; `record` names the file in loadtest/results/, if there is to be one."""
+    """The options of a run; `record` names a file in loadtest/results/ or is empty."""
 
     selection: Selection
     rounds: int = 7
@@ -44,14 +42,14 @@ class Options:
 
 
 def bench(options: Options, environment: Environment) -> bool:
-    """Measure, print, record; returns whether every target that was measured is met.
+    """Measure, print and record; returns whether all measured targets are met.
 
     Args:
-        environment: this process's own, which what is started inherits.
+        environment: of this process, which its children inherit.
 
     Raises:
         WrongUsage: the options select nothing.
-        OperationFailed: a tool is missing, or something failed, with the place where it did.
+        OperationFailed: a tool is missing, or a measurement failed; the message names the place.
     """
     if not wrk.is_installed():
         raise OperationFailed(wrk.MISSING)
@@ -62,15 +60,15 @@ def bench(options: Options, environment: Environment) -> bool:
         raise WrongUsage(str(error)) from None
     cells, analyzer, notes = _with_analyzer(cells, environment)
     _announce(cells, options, notes)
-    others = os.getloadavg()[0]
-    with exit_on_sigterm(), _failures_told():
+    load_before = os.getloadavg()[0]
+    with exit_on_sigterm(), _failures_named():
         small = _measure_pieces(options.rounds, environment) if options.with_pieces else {}
         series = _measure(cells, analyzer, options, environment)
     tools = {"wrk": wrk.version()} | ({"perf_analyzer": perf_analyzer.VERSION} if analyzer else {})
     result = {
         **_conditions(options, environment),
         "tools": tools,
-        "load_before": round(others, 2),
+        "load_before": round(load_before, 2),
         **_report(series, notes),
         **small,
     }
@@ -82,7 +80,7 @@ def bench(options: Options, environment: Environment) -> bool:
 def _with_analyzer(
     cells: list[Cell], environment: Environment
 ) -> tuple[list[Cell], perf_analyzer.Analyzer | None, list[str]]:
-    """Return the cells that can be measured here; if perf_analyzer cannot be had, the others, and why."""
+    """Return the cells that can be measured here; notes explain missing ones."""
     if all(cell.generator != PERF_ANALYZER for cell in cells):
         return cells, None, []
     try:
@@ -98,14 +96,14 @@ def _announce(cells: Sequence[Cell], options: Options, notes: Sequence[str]) -> 
     total_s = START_S + plan.duration_s(cells, options.rounds, options.seconds)
     if options.with_pieces:
         total_s += PIECES_S * options.rounds + COLD_START_S * min(COLD_STARTS, options.rounds)
-    told = f"{len(cells)} measurements of {options.seconds:g} s in each of {options.rounds} rounds"
-    lines = [f"{told}, about {total_s / 60:.1f} min:", *plan.describe(cells), *notes]
+    size = f"{len(cells)} measurements of {options.seconds:g} s in each of {options.rounds} rounds"
+    lines = [f"{size}, about {total_s / 60:.1f} min:", *plan.describe(cells), *notes]
     print("\n  ".join(lines), file=sys.stderr)
 
 
 @contextlib.contextmanager
-def _failures_told(where: str = "") -> Iterator[None]:
-    """Turn what fails meanwhile into `OperationFailed`, with the place where it did."""
+def _failures_named(where: str = "") -> Iterator[None]:
+    """Turn errors into `OperationFailed` with the place where they happened."""
     place = f"{where}: " if where else ""
     try:
         yield
@@ -128,8 +126,8 @@ def _measure(
         paths.serving(Path(scratch), environment, cells) as served,
     ):
         for number in range(options.rounds):
-            for cell in plan.turns(cells, number):
-                with _failures_told(f"round {number + 1}, {cell}"):
+            for cell in record.turns(cells, number):
+                with _failures_named(f"round {number + 1}, {cell}"):
                     if cell.path in LIMITS:
                         sample = limit.measure(workers, cell, options.seconds)
                     else:
@@ -151,8 +149,8 @@ def _report(series: dict[Cell, list[Sample]], notes: list[str]) -> dict[str, Any
         "rows": summary.rows(series),
         "noise": noise,
         "targets": [
-            {"what": each.what, "got": round(each.got, 3), "wanted": each.wanted, "met": each.is_met}
-            for each in summary.verdicts(series)
+            {"what": each.name, "got": round(each.measured, 3), "wanted": each.wanted, "met": each.is_met}
+            for each in summary.targets(series)
         ],
     }
 
@@ -172,22 +170,16 @@ def _show(run: record.Run, result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps({**run.header, **result}, indent=2))
         return
-    console = Console(width=180)
-    table = Table(*(heading.replace(" ", "\n") for heading in summary.HEADINGS))
-    for row in result["rows"]:
-        table.add_row(*summary.cells(row))
-    console.print(table)
+    record.show(summary.HEADINGS, map(summary.cells, result["rows"]), width=180)
     for name, values in (result["noise"] or {}).items():
-        told = f"{values['median']} ({values['min']}..{values['max']})"
-        console.print(f"A/A, the same measured twice per round, second by first, {name}: {told}")
+        print(f"A/A ratio of {name}: {values['median']} ({values['min']}..{values['max']})")
     for name, times in result.get("cold_start", {}).items():
-        told = ", ".join(f"{key} {value['median']}" for key, value in times.items())
-        console.print(f"cold start of {name}: {told}")
+        shown = ", ".join(f"{key} {value['median']}" for key, value in times.items())
+        print(f"cold start of {name}: {shown}")
     for malloc, found in result.get("pieces_ms", {}).items():
         for name, ms in found.items():
-            console.print(f"malloc thresholds {malloc}: {name}: {ms} ms")
-    for note in result["notes"]:
-        console.print(note)
+            print(f"malloc thresholds {malloc}: {name}: {ms} ms")
+    print(*result["notes"], sep="\n", end="\n" * bool(result["notes"]))
     for target in result["targets"]:
-        said = "met   " if target["met"] else "MISSED"
-        console.print(f"{said} {target['what']}: {target['got']} (wanted {target['wanted']})")
+        missed = "" if target["met"] else " (missed)"
+        print(f"{target['what']}. Target: {target['wanted']}. Measured: {target['got']}{missed}.")

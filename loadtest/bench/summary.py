@@ -1,82 +1,96 @@
-"""The arithmetic: spreads over rounds, ratios within a round, and what was asked for against what came."""
+"""The arithmetic of the benchmark: ranges over rounds, ratios within a round, and targets."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
 
 from loadtest.bench.plan import BOTH_BY_ONE, LIMITS, TWICE, WRK, Cell
-from loadtest.bench.sample import Sample
-
-# A sample per round; all cells of a run were measured in the same rounds.
-Series = Mapping[Cell, Sequence[Sample]]
-Row = dict[str, Any]
+from loadtest.record import Row, spread
 
 HEADINGS = (
-    *("path", "photo", "precision", "load", "images/s", "least..most", "of the limit", "p50 ms", "p90 ms"),
+    *("path", "photo", "precision", "load", "images/s", "min..max", "of the limit", "p50 ms", "p90 ms"),
     *("p99 ms", "p99 of even", "CPU ms", "of the limit's", "memory MB"),
 )
-# Asked for by the throughput of the limit, at the best concurrency.
+# Concurrencies from this one on can use all cores; throughput is judged at the best of them.
 SATURATING = 8
-LEAST_RATE = {"ensemble": 0.90, "cpu": 0.97}
-MOST_CPU = 1.03
-# By concurrency: `Sample.slack`.
-MOST_P99 = {8: 1.6, 32: 1.25}
-MOST_P50 = 1.15
-LEAST_INT8 = 1.6
-# What the same measured twice may differ by.
-TOLERABLE = 0.05
-# From its least to its most; the median alone is 1 also where half of the rounds gave half, and half twice.
-MOST_SPREAD = 0.5
+# Shares of the limit's throughput and CPU time.
+MIN_RATE = {"ensemble": 0.90, "cpu": 0.97}
+MAX_CPU = 1.03
+# `Sample.slack` by concurrency, and p50 as a share of that in process.
+MAX_P99 = {8: 1.6, 32: 1.25}
+MAX_P50 = 1.15
+MIN_INT8 = 1.6
+# The limit on the A/A ratio's distance from 1, and on its range over the rounds. The median alone is 1
+# even if half of the rounds gave half, and the others twice.
+MAX_NOISE, MAX_SPREAD = 0.05, 0.5
 BETWEEN_PROTOCOLS = 0.95, 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A target: the median over rounds against what was asked for."""
+class Sample:
+    """The result of a cell in one round.
 
-    what: str
-    got: float
-    least: float | None = None
-    most: float | None = None
+    `cpu_ms` is CPU time per image and `memory_mb` the memory (PSS) of the measured processes, without those
+    of the load generator.
+    """
+
+    rate: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    cpu_ms: float
+    memory_mb: float
+
+    def slack(self, concurrency: int) -> float:
+        """Return p99 as a multiple of the even latency, which is concurrency / throughput."""
+        return self.p99_ms / 1e3 * self.rate / concurrency
+
+
+# One sample per round; all cells were measured in the same rounds.
+Series = Mapping[Cell, Sequence[Sample]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target: the median over rounds, and its limits."""
+
+    name: str
+    measured: float
+    min: float | None = None
+    max: float | None = None
 
     @property
     def is_met(self) -> bool:
-        """Tell whether it lies within."""
-        return (self.least is None or self.got >= self.least) and (self.most is None or self.got <= self.most)
+        """Whether the median lies within the limits."""
+        return (self.min is None or self.measured >= self.min) and (
+            self.max is None or self.measured <= self.max
+        )
 
     @property
     def wanted(self) -> str:
-        """What was asked for, in words."""
-        bounds = (("≥", self.least), ("≤", self.most))
+        """The limits as text."""
+        bounds = (("≥", self.min), ("≤", self.max))
         return " and ".join(f"{sign} {bound:.2f}" for sign, bound in bounds if bound is not None)
 
 
-def spread(values: Iterable[float]) -> dict[str, float]:
-    """Return median, least and most."""
-    found = sorted(values)
-    return {
-        "median": round(statistics.median(found), 3),
-        "min": round(found[0], 3),
-        "max": round(found[-1], 3),
-    }
-
-
 def ratios(series: Series, cell: Cell, base: Cell, name: str) -> list[float]:
-    """Return a cell's number by another's, round by round: a slow phase of the machine hits both alike."""
+    """Return the ratios of a cell to another, round by round."""
     pairs = zip(series[cell], series[base], strict=True)
     return [getattr(sample, name) / getattr(other, name) for sample, other in pairs]
 
 
+def _ratio(series: Series, cell: Cell, base: Cell, name: str) -> float:
+    return statistics.median(ratios(series, cell, base, name))
+
+
 def rows(series: Series) -> list[Row]:
-    """Return a row per cell: spreads of what was measured, and of its ratios to the limit."""
+    """Return a row per cell: ranges of the samples, and of their ratios to the limit."""
     return [_row(series, cell) for cell in series]
 
 
 def _row(series: Series, cell: Cell) -> Row:
-    names = Sample.__dataclass_fields__
     row: Row = asdict(cell) | {
-        name: spread(getattr(sample, name) for sample in series[cell]) for name in names
+        field.name: spread(getattr(sample, field.name) for sample in series[cell]) for field in fields(Sample)
     }
     if cell.path not in LIMITS:
         row["p99_of_even"] = spread(each.slack(cell.concurrency) for each in series[cell])
@@ -89,7 +103,7 @@ def _row(series: Series, cell: Cell) -> Row:
 
 
 def cell_of(row: Row) -> Cell:
-    """Return the cell that a row is of."""
+    """Return the cell of a row."""
     return Cell(**{field.name: row[field.name] for field in fields(Cell)})
 
 
@@ -99,29 +113,29 @@ def plain(found: Iterable[Row]) -> list[Row]:
 
 
 def cells(row: Row) -> list[str]:
-    """Return a row as text, under HEADINGS, for a terminal and the page alike."""
+    """Return a row as text, under HEADINGS."""
 
-    def told(name: str, digits: int) -> str:
+    def shown(name: str, digits: int) -> str:
         return f"{row[name]['median']:.{digits}f}" if name in row else ""
 
     return [
         *(row["path"], row["photo"], row["precision"], cell_of(row).load),
-        told("rate", 1),
+        shown("rate", 1),
         f"{row['rate']['min']:.1f}..{row['rate']['max']:.1f}",
-        told("of_limit", 3),
-        *(told(name, 1) for name in ("p50_ms", "p90_ms", "p99_ms")),
-        *(told("p99_of_even", 2), told("cpu_ms", 2), told("cpu_of_limit", 3), told("memory_mb", 0)),
+        shown("of_limit", 3),
+        *(shown(name, 1) for name in ("p50_ms", "p90_ms", "p99_ms")),
+        *(shown("p99_of_even", 2), shown("cpu_ms", 2), shown("cpu_of_limit", 3), shown("memory_mb", 0)),
     ]
 
 
 def best(found: Sequence[Row]) -> Row:
-    """Return the row with the most of its limit; where all cores are asked for, if there is one."""
+    """Return the row with the largest share of its limit, at a saturating concurrency if there is one."""
     saturating = [row for row in found if row["concurrency"] >= SATURATING]
     return max(saturating or found, key=lambda row: float(row["of_limit"]["median"]))
 
 
 def noise(series: Series) -> Row | None:
-    """Return what the same cell, measured twice per round, gave by itself; None if it was not measured."""
+    """Return the A/A ratios of the cell that is measured twice; None if it was not measured."""
     again = replace(TWICE, again=True)
     if again not in series:
         return None
@@ -130,23 +144,22 @@ def noise(series: Series) -> Row | None:
 
 
 def warning(found: Row | None) -> list[str]:
-    """Tell where a run was too noisy to judge by, as its A/A measurement has it."""
+    """Return a note if the A/A measurement shows too much noise."""
     if found is None:
         return []
     middle, low, high = (found["rate"][name] for name in ("median", "min", "max"))
-    if abs(middle - 1) <= TOLERABLE and high - low <= MOST_SPREAD:
+    if abs(middle - 1) <= MAX_NOISE and high - low <= MAX_SPREAD:
         return []
-    told = f"the same, measured twice per round, gave {middle} times itself ({low}..{high})"
-    return [f"the machine was not quiet: {told}, so judge nothing by this run"]
+    return [f"the machine was not quiet: the A/A ratio was {middle} ({low}..{high}), so this run is invalid"]
 
 
-def verdicts(series: Series) -> list[Verdict]:
-    """Hold what was measured to what was asked for; what was not measured is not judged."""
+def targets(series: Series) -> list[Target]:
+    """Compare the measured cells with their targets."""
     return [*_throughput(series), *_latency(series), *_between(series)]
 
 
 def _judged(series: Series, path: str, concurrency: int | None = None) -> dict[str, list[Cell]]:
-    """Return the FP32 cells of a path over HTTP by their photo."""
+    """Return the FP32 cells of a path over HTTP, by photo."""
     found: dict[str, list[Cell]] = {}
     for cell in series:
         if cell.is_plain and cell.path == path and concurrency in (None, cell.concurrency):
@@ -154,37 +167,37 @@ def _judged(series: Series, path: str, concurrency: int | None = None) -> dict[s
     return found
 
 
-def _throughput(series: Series) -> Iterable[Verdict]:
-    for path, least in LEAST_RATE.items():
-        for photo, cells in _judged(series, path).items():
+def _throughput(series: Series) -> Iterable[Target]:
+    for path, limit in MIN_RATE.items():
+        for photo, found in _judged(series, path).items():
             rates = {
-                cell: statistics.median(ratios(series, cell, cell.limit, "rate"))
-                for cell in cells
+                cell: _ratio(series, cell, cell.limit, "rate")
+                for cell in found
                 if cell.concurrency >= SATURATING
             }
             if not rates:
                 continue
             best = max(rates, key=rates.__getitem__)
             at = f"{path}, {photo}, concurrency {best.concurrency}"
-            yield Verdict(f"{at}: throughput, of the limit", rates[best], least=least)
+            yield Target(f"{at}: throughput, of the limit", rates[best], min=limit)
             if path == "cpu":
-                cpu = statistics.median(ratios(series, best, best.limit, "cpu_ms"))
-                yield Verdict(f"{at}: CPU per image, of the limit's", cpu, most=MOST_CPU)
+                cpu = _ratio(series, best, best.limit, "cpu_ms")
+                yield Target(f"{at}: CPU per image, of the limit's", cpu, max=MAX_CPU)
 
 
-def _latency(series: Series) -> Iterable[Verdict]:
-    for concurrency, most in MOST_P99.items():
+def _latency(series: Series) -> Iterable[Target]:
+    for concurrency, limit in MAX_P99.items():
         for photo, (cell,) in _judged(series, "cpu", concurrency).items():
-            what = f"cpu, {photo}, concurrency {concurrency}: p99, of concurrency / throughput"
+            name = f"cpu, {photo}, concurrency {concurrency}: p99, of concurrency / throughput"
             slack = statistics.median(each.slack(concurrency) for each in series[cell])
-            yield Verdict(what, slack, most=most)
+            yield Target(name, slack, max=limit)
     for photo, (cell,) in _judged(series, "cpu", 1).items():
-        p50 = statistics.median(ratios(series, cell, cell.alone, "p50_ms"))
-        yield Verdict(f"cpu, {photo}, concurrency 1: p50, of that in process", p50, most=MOST_P50)
+        p50 = _ratio(series, cell, cell.alone, "p50_ms")
+        yield Target(f"cpu, {photo}, concurrency 1: p50, of that in process", p50, max=MAX_P50)
 
 
-def _between(series: Series) -> Iterable[Verdict]:
-    """Compare what saturates `cpu` with the same at another precision, and by another protocol."""
+def _between(series: Series) -> Iterable[Target]:
+    """Compare the saturated `cpu` path with another precision, and with the other protocol."""
     generator, protocol = BOTH_BY_ONE
     for cell in series:
         if (cell.path, cell.concurrency) != (TWICE.path, TWICE.concurrency):
@@ -192,9 +205,9 @@ def _between(series: Series) -> Iterable[Verdict]:
         at = f"cpu, {cell.photo}, concurrency {cell.concurrency}: throughput of"
         plain = replace(cell, precision="fp32")
         if cell.precision == "int8" and cell.photo == "small" and cell.generator == WRK and plain in series:
-            faster = statistics.median(ratios(series, cell, plain, "rate"))
-            yield Verdict(f"{at} INT8, of FP32's", faster, least=LEAST_INT8)
+            faster = _ratio(series, cell, plain, "rate")
+            yield Target(f"{at} INT8, of FP32's", faster, min=MIN_INT8)
         http = replace(cell, generator=generator, protocol=protocol)
         if cell == plain and cell.protocol == "grpc" and http in series:
-            by_http = statistics.median(ratios(series, cell, http, "rate"))
-            yield Verdict(f"{at} gRPC, of HTTP's", by_http, *BETWEEN_PROTOCOLS)
+            by_http = _ratio(series, cell, http, "rate")
+            yield Target(f"{at} gRPC, of HTTP's", by_http, *BETWEEN_PROTOCOLS)

@@ -1,1 +1,1 @@
-"""The soak: mixed traffic for minutes, versions and routes that change under it, and what is left of it."""
+"""The soak test: mixed traffic, changing versions and routes, and an evaluation of what remains."""

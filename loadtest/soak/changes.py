@@ -1,4 +1,4 @@
-"""What operators do meanwhile: versions come and go, weights change, models are loaded again."""
+"""The changes by operators during a soak: versions, weights and reloads."""
 
 import itertools
 import time
@@ -9,25 +9,25 @@ from loadtest.servers import Supervised
 from loadtest.swap import HALF, NETWORK, ROUTE, References, write_candidate
 from nereid.publish.publisher import Gates, publish, retire, rollback
 from nereid.repository.layout import versions_there
-from nereid.routes.change import insist, reweighted
+from nereid.routes.change import change_with_retry, reweighted
 from nereid.routes.served import RunningServer
 from nereid.routes.target import find_route
 from nereid.server import stubs
 from nereid.server.control import Control
 
-# Networks that take turns as the next version, and the pinned model that is loaded again.
+# The number of networks that are published in turn, and the pinned model that is reloaded.
 CANDIDATES, RELOADED = 3, "classify_v1"
-# How long a new version, and other weights, are left with their traffic.
+# The time that a new version, or new weights, get traffic.
 PAUSE_S = 1.0
 
 
 class Changes:
-    """Changes a running server as operators do; `counts` is how often, by what.
+    """Changes a running server as operators do; `counts` has the number of changes by kind.
 
     Args:
-        running: the server, of a repository like the one that ships.
-        folder: takes the networks that are published.
-        references: are told what each version is to answer.
+        running: a server of a copy of the default repository.
+        folder: takes the published networks.
+        references: get the expected scores of each version.
     """
 
     def __init__(self, running: Supervised, folder: Path, references: Sequence[References]) -> None:
@@ -35,11 +35,11 @@ class Changes:
         self._running, self._references = running, references
         numbers = range(1, CANDIDATES + 1)
         self._candidates = itertools.cycle([write_candidate(folder / str(each), each) for each in numbers])
-        # No number is used twice.
+        # Version numbers are never reused.
         self._next = max(versions_there(running.repository / NETWORK)) + 1
 
     def cycle(self) -> None:
-        """Do each once; everything is afterwards as it was."""
+        """Make each change once; the end equals the begin."""
         self._publish()
         self._reweight({"v1": 90, "v2": 10})
         time.sleep(PAUSE_S)
@@ -59,7 +59,7 @@ class Changes:
 
     def _reweight(self, weights: dict[str, float]) -> None:
         target = find_route(self._running.repository, ROUTE)
-        insist(target, reweighted(weights), RunningServer(self._running.record))
+        change_with_retry(target, reweighted(weights), RunningServer(self._running.record))
         self.counts["weights changed"] += 1
 
     def _reload(self) -> None:

@@ -1,4 +1,7 @@
-"""Requests of many kinds, each at its own pace, and what became of them."""
+"""Requests of many kinds, each at its own rate, and their outcomes.
+
+The clients block, so each kind has a thread of its own.
+"""
 
 import math
 import threading
@@ -10,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from nereid.client.errors import ClassifierError
 from nereid.client.request import ProtocolName
 
-# How many failures of a kind are kept in words.
-MOST_TOLD = 3
-# How long a request may take that is in flight at the end; every caller's own patience is shorter.
+# The number of failures of a kind that are kept as text.
+MAX_FAILURES = 3
+# The limit on requests in flight at the end; all timeouts of callers are shorter.
 JOIN_S = 90.0
-# Sends one request, or a few at once, and tells what was wrong with what came of it, if anything.
+# Sends one request, or several in parallel; returns the fault of the outcome, empty for none.
 Send = Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go, each as HOST:PORT."""
+    """The addresses of server and gateway, each as HOST:PORT."""
 
     http: str
     grpc: str
@@ -36,11 +39,11 @@ class Kind:
     """A kind of request.
 
     Args:
-        name: what it is.
-        per_s: how many times a second it is sent.
-        opened: holds the connections, for as long as its context lasts.
-        is_good: whether it must be answered; else it must be refused, or is not waited for.
-        warming_per_s: how many times a second while the server warms up, if that is more.
+        name: of the kind.
+        per_s: requests per second.
+        opened: opens the connections for the duration of its context.
+        is_good: whether a correct response is expected, or a rejection.
+        warming_per_s: requests per second of the warm-up, if larger.
     """
 
     name: str
@@ -50,38 +53,37 @@ class Kind:
     warming_per_s: float = 0.0
 
     def warming(self) -> "Kind":
-        """Return it as it is sent before anything is measured."""
+        """Return the kind with its rate of the warm-up."""
         return replace(self, per_s=max(self.per_s, self.warming_per_s))
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the requests of one kind."""
+    """The outcomes of one kind."""
 
     kind: Kind
     sent: int = 0
     wrong: int = 0
     due: int = 0
-    told: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     @property
     def is_starved(self) -> bool:
-        """Whether less than half was sent of what was due: a request that hangs holds up its kind."""
+        """Whether less than half of the due requests were sent; a hanging request blocks its kind."""
         return 2 * self.sent < self.due
 
     def add(self, failure: str) -> None:
-        """Count one."""
+        """Count one outcome."""
         self.sent += 1
         if failure:
             self.wrong += 1
-            self.told = [*self.told, f"{self.kind.name}: {failure}"][:MOST_TOLD]
+            self.failures = [*self.failures, f"{self.kind.name}: {failure}"][:MAX_FAILURES]
 
 
 class Traffic:
-    """Sends requests of all kinds for as long as the context lasts, each kind from a thread of its own.
+    """Sends requests of all kinds for the duration of the context, each kind from its own thread.
 
-    The moments when a kind is sent are fixed from the beginning: an answer that is late delays none of them
-    by more than itself.
+    The times of a kind are fixed from the beginning; a late response delays the next request at most.
     """
 
     def __init__(self, kinds: Sequence[Kind], target: Target) -> None:
@@ -112,7 +114,7 @@ class Traffic:
             thread.join(max(0.0, end_s + JOIN_S - time.monotonic()))
         for thread, tally in zip(self._threads, self.tallies, strict=True):
             if thread.is_alive():
-                tally.add(f"no answer, and no failure, {JOIN_S:g} s after the end")
+                tally.add(f"neither a response nor a failure {JOIN_S:g} s after the end")
 
     def _send_on(self, tally: Tally, offset: float) -> None:
         period_s = 1 / tally.kind.per_s
@@ -122,7 +124,7 @@ class Traffic:
                 while not self._over.wait(max(0.0, due_s - time.monotonic())):
                     tally.add(_failure(send))
                     due_s += period_s
-        except Exception as error:  # a kind that cannot be opened or closed is as wrong as an answer
+        except Exception as error:  # a kind that cannot be opened or closed has failed
             tally.add(f"{type(error).__name__}: {error}")
 
 
@@ -133,13 +135,13 @@ def _failure(send: Send) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def refusal(call: Callable[[], object], kind: type[ClassifierError], words: str) -> str:
-    """Tell how what a classifier raises differs from an error of exactly this kind, with these words."""
+def rejection(call: Callable[[], object], kind: type[ClassifierError], words: str) -> str:
+    """Compare the error of a call with exactly this class and these words; returns the difference."""
     return compared(outcome(call), f"{kind.__name__}: ", words)
 
 
 def outcome(call: Callable[[], object]) -> str:
-    """Return what a call raised as `NAME: text`, or what it gave."""
+    """Return the error of a call as `NAME: text`, or its result as text."""
     try:
         return f"{call()}"
     except Exception as error:
@@ -147,7 +149,7 @@ def outcome(call: Callable[[], object]) -> str:
 
 
 def compared(got: str, begins: str, words: str) -> str:
-    """Tell how an outcome differs from one that begins so and has these words in it."""
+    """Compare an outcome with its expected begin and words; returns the difference."""
     if got.startswith(begins) and words in got:
         return ""
     return f"expected '{begins}… {words}', got '{got[:200]}'"

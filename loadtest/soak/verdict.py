@@ -1,8 +1,8 @@
-"""What is read out of a soak's numbers: whether something has grown, and what is left.
+"""The verdicts of a soak: growth of memory, and leftovers.
 
-Memory is judged by its trend while everything is as usual, since it breathes: by the median of the slopes
-between all pairs of samples (Theil, Sen), which no single step, peak or sawtooth moves, with an interval from
-resampled samples. What can be counted is judged before and after, while nothing is asked.
+Memory is judged by its trend during calm spans: the median of the slopes between all pairs of samples (Theil
+and Sen), with an interval from resampled samples. No single step, peak or sawtooth moves this median. Counts
+are compared before and after the traffic.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,15 +14,15 @@ import numpy as np
 from loadtest import record
 
 RESAMPLES, CONFIDENCE = 400, 0.95
-# Enough for a slope, and few enough that all their pairs are soon compared.
-FEWEST, MOST_SAMPLES = 8, 200
-HEADINGS = ("what", "start", "end", "slope", "bound", "verdict")
-TRAFFIC_HEADINGS = ("requests", "sent", "not as they must be")
+# Enough for a slope, and few enough to compare all pairs quickly.
+MIN_SAMPLES, MAX_SAMPLES = 8, 200
+HEADINGS = ("measure", "start", "end", "slope", "bound", "verdict")
+TRAFFIC_HEADINGS = ("requests", "sent", "wrong outcomes")
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How fast something grows a minute, and between which bounds that is known, 95 %."""
+    """The growth per minute, with its 95 % interval."""
 
     slope: float
     low: float
@@ -31,9 +31,9 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One judgement: what was at the start and at the end, what was allowed, and whether it kept to that.
+    """One verdict: start, end and bound of a number.
 
-    `slope` and `bound` of a trend are a minute's; the bound of anything else is for its end.
+    Slope and bound of a trend are per minute; other bounds apply to the end.
     """
 
     what: str
@@ -44,19 +44,19 @@ class Verdict:
     is_good: bool
     trend: Trend | None = None
 
-    def told(self) -> str:
-        """Return it in one line."""
+    def text(self) -> str:
+        """Return the verdict in one line."""
         if self.trend is None:
-            return f"{self.what}: {self.start:g}, then {self.end:g}, at most {self.bound:g}"
+            return f"{self.what}: expected at most {self.bound:g}, got {self.end:g} (before: {self.start:g})"
         within = f"({self.trend.low:+.2f} to {self.trend.high:+.2f})"
         return (
-            f"{self.what}: {self.start:.1f}, then {self.end:.1f} {self.unit}, "
-            f"{self.trend.slope:+.2f} a minute {within}, at most {self.bound:.2f}"
+            f"{self.what}: expected at most {self.bound:+.2f} {self.unit}/min, "
+            f"got {self.trend.slope:+.2f} {within}, from {self.start:.1f} to {self.end:.1f} {self.unit}"
         )
 
 
 def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend:
-    """Return the slope of a series, and the interval in which it lies."""
+    """Return the slope of a series with its interval."""
     at, of = np.array(thinned(list(zip(minutes, values, strict=True)))).T
     first, second = np.triu_indices(len(at), 1)
     random = np.random.default_rng(0)
@@ -72,22 +72,22 @@ def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend:
 
 
 def thinned(samples: Sequence[Any]) -> list[Any]:
-    """Return `MOST_SAMPLES` of the samples, evenly taken, or all if they are fewer."""
-    places = np.linspace(0, len(samples) - 1, min(len(samples), MOST_SAMPLES), dtype=int)
+    """Return at most `MAX_SAMPLES` of the samples, evenly spaced."""
+    places = np.linspace(0, len(samples) - 1, min(len(samples), MAX_SAMPLES), dtype=int)
     return [samples[place] for place in places]
 
 
-def grown(what: str, unit: str, minutes: Sequence[float], values: Sequence[float], share: float) -> Verdict:
-    """Judge a series: it fails if it surely grows, and in the time that was watched by more than a share.
+def growth(what: str, unit: str, minutes: Sequence[float], values: Sequence[float], share: float) -> Verdict:
+    """Judge a series: it fails if it certainly grows, and by more than a share over the whole time.
 
     Args:
         what, unit: of the values.
-        minutes: when they were taken.
-        values: while everything was as usual.
-        share: how much of the median it may grow.
+        minutes: times of the values.
+        values: from calm spans.
+        share: allowed growth as a share of the median.
     """
-    if len(values) < FEWEST:
-        raise ValueError(f"a trend needs {FEWEST} samples, got {len(values)}; fix: soak for longer")
+    if len(values) < MIN_SAMPLES:
+        raise ValueError(f"{what}: expected {MIN_SAMPLES} samples, got {len(values)}; fix: a longer soak")
     found = trend(minutes, values)
     bound = share * float(np.median(values)) / (minutes[-1] - minutes[0])
     part = max(1, len(values) // 5)
@@ -95,44 +95,37 @@ def grown(what: str, unit: str, minutes: Sequence[float], values: Sequence[float
     return Verdict(what, unit, start, end, bound, not (found.low > 0 and found.slope > bound), found)
 
 
-def kept(what: str, before: float, after: float, more: float = 0) -> Verdict:
-    """Judge a count: it must not be more than before, and what it may have `more`."""
+def not_more(what: str, before: float, after: float, more: float = 0) -> Verdict:
+    """Judge a count: it must not exceed the count before, plus `more`."""
     return Verdict(what, "", before, after, before + more, after <= before + more)
 
 
-def none(what: str, found: Collection[object] | float) -> Verdict:
-    """Judge what must not be there at all; names are told beside it."""
+def absent(what: str, found: Collection[object] | float) -> Verdict:
+    """Judge a number or a collection that must be empty; the verdict shows the first names."""
     if isinstance(found, (int, float)):
         return Verdict(what, "", 0, found, 0, not found)
     names = ", ".join(map(str, list(found)[:3]))
     return Verdict(f"{what} ({names})" if names else what, "", 0, len(found), 0, not found)
 
 
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """Return a row as text, for the table and the page alike."""
+def _cells(row: Mapping[str, Any]) -> list[str]:
     unit, found = (f" {row['unit']}" if row["unit"] else ""), row["trend"]
     verdict = "kept" if row["is_good"] else "**failed**"
     if not found:
-        return [
-            row["what"],
-            f"{row['start']:g}{unit}",
-            f"{row['end']:g}{unit}",
-            "",
-            f"{row['bound']:g}{unit}",
-            verdict,
-        ]
+        start, end, bound = (f"{row[name]:g}{unit}" for name in ("start", "end", "bound"))
+        return [row["what"], start, end, "", bound, verdict]
     slope = f"{found['slope']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f}){unit}/min"
     ends = [f"{row[name]:.1f}{unit}" for name in ("start", "end")]
     return [row["what"], *ends, slope, f"{row['bound']:.2f}{unit}/min", verdict]
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Render the verdicts as the page's table; a test compares the two."""
-    return record.markdown(HEADINGS, map(cells, rows))
+    """Render the verdicts as the table of docs/soak.md."""
+    return record.markdown(HEADINGS, map(_cells, rows))
 
 
 def traffic_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Render what was sent as the page's other table."""
+    """Render the sent requests as the other table of docs/soak.md."""
     return record.markdown(
         TRAFFIC_HEADINGS, ([row["kind"], f"{row['sent']:,}", f"{row['wrong']:,}"] for row in rows)
     )

@@ -1,1 +1,1 @@
-"""The users of a load test: who sends when, what is asked, how answers are checked, what is told of it."""
+"""The Locust users of a load test: schedule, requests, checks of responses, report and thresholds."""

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.users.ledger import Histogram, Ledger, Series
+from loadtest.users.run_statistics import Histogram, ProtocolStatistics, RunStatistics
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9, "max": 100.0}
 WIDTH = 130
@@ -17,8 +17,8 @@ WIDTH = 130
 class Row:
     """One protocol. Latencies are in milliseconds, by the names of `PERCENTILES`.
 
-    `rate_per_s` counts right answers only, until the last has come; `target_per_s` what was to be sent. The
-    target and its ratio are None in a closed loop.
+    `rate_per_s` counts correct responses until the last one, `target_per_s` the requests of the schedule.
+    The target and its ratio are None in a closed loop.
     """
 
     protocol: str
@@ -34,12 +34,12 @@ class Row:
 
     @property
     def failed(self) -> int:
-        """How many requests failed."""
+        """The number of failed requests."""
         return sum(self.failures.values())
 
     @property
     def good(self) -> int:
-        """How many were answered rightly."""
+        """The number of correct responses."""
         return self.requests - self.failed
 
     @property
@@ -52,8 +52,8 @@ class Row:
 class Report:
     """One run of a scenario.
 
-    `generator_cpu` is in cores, of the busiest process that made load; `lost` counts those that ended before
-    the run, whose last requests nobody knows.
+    `generator_cpu` is in cores, of the busiest generator process. `lost` counts the processes that ended
+    before the run; the outcomes of their last requests are unknown.
     """
 
     scenario: str
@@ -64,18 +64,18 @@ class Report:
     lost: int = 0
 
     @classmethod
-    def of(cls, scenario: str, ledger: Ledger, lost: int = 0) -> "Report":
-        """Sum up what was counted."""
-        rows = [_row(protocol, series, ledger) for protocol, series in sorted(ledger.series.items())]
-        seconds, cpu = round(ledger.seconds, 2), round(ledger.cpu_share, 3)
-        return cls(scenario, seconds, ledger.processes, cpu, tuple(rows), lost)
+    def of(cls, scenario: str, statistics: RunStatistics, lost: int = 0) -> "Report":
+        """Build the report from statistics."""
+        rows = [_row(protocol, series, statistics) for protocol, series in sorted(statistics.series.items())]
+        seconds, cpu = round(statistics.seconds, 2), round(statistics.cpu_share, 3)
+        return cls(scenario, seconds, statistics.processes, cpu, tuple(rows), lost)
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the report as plain values."""
         return asdict(self)
 
     def show(self) -> None:
-        """Print it."""
+        """Print the report."""
         table = Table(*("protocol", "requests", "failed", "1/s", "target", "ratio", "backlog", "latency"))
         for name in PERCENTILES:
             table.add_column(name.replace("_", "."), justify="right")
@@ -97,9 +97,9 @@ class Report:
                 console.print(f"{row.protocol}: {times} × {reason}", markup=False)
 
 
-def _row(protocol: str, series: Series, ledger: Ledger) -> Row:
-    rate = series.good / ledger.seconds if ledger.seconds else 0.0
-    target = series.planned / ledger.schedule_s if series.planned else None
+def _row(protocol: str, series: ProtocolStatistics, statistics: RunStatistics) -> Row:
+    rate = series.good / statistics.seconds if statistics.seconds else 0.0
+    target = series.planned / statistics.schedule_s if series.planned else None
     return Row(
         protocol=protocol,
         requests=series.requests,
@@ -129,5 +129,5 @@ def _cells(latencies: Mapping[str, float]) -> list[str]:
 
 
 def _processes(report: Report) -> str:
-    what = "process" if report.processes == 1 else "processes, the busiest"
-    return f"load from {report.processes} {what} using {report.generator_cpu:.0%} of a core"
+    kind = "process" if report.processes == 1 else "processes, the busiest"
+    return f"load from {report.processes} {kind} using {report.generator_cpu:.0%} of a core"

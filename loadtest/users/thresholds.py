@@ -1,4 +1,4 @@
-"""What a load test must reach: read from a TOML file, held against a report."""
+"""The thresholds of a load test: read from a TOML file, and compared with a report."""
 
 import tomllib
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-class BadThresholds(Exception):
-    """The file cannot be meant; the message says what was expected."""
+class InvalidThresholds(Exception):
+    """The file is invalid; the message has the place and the expected value."""
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each protocol of a scenario is held to; what is left out is not looked at."""
+    """The limits of each protocol in a scenario; None for no limit."""
 
     p50_ms: Positive | None = None
     p99_ms: Positive | None = None
@@ -32,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits by scenario, and how much of a core the generator may take before it measures itself."""
+    """Limits by scenario, and the share of a core that the generator may use."""
 
     generator_cpu: Positive = 0.8
     closed: Limits = Limits()
@@ -41,9 +41,9 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One comparison: what of, what was expected, what came."""
+    """One comparison: the number's name, its limit and its value."""
 
-    what: str
+    name: str
     expected: str
     got: str
     is_met: bool
@@ -53,21 +53,20 @@ def read(path: Path) -> Thresholds:
     """Read a file of thresholds.
 
     Raises:
-        BadThresholds: it cannot be read, or has a key or value that cannot be meant.
+        InvalidThresholds: the file cannot be read, or has an invalid key or value.
     """
     try:
         return msgspec.convert(tomllib.loads(path.read_text()), Thresholds)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise BadThresholds(f"{path}: {error}") from None
+        raise InvalidThresholds(f"{path}: {error}") from None
 
 
-def hold(report: Report, thresholds: Thresholds) -> list[Line]:
+def compare(report: Report, thresholds: Thresholds) -> list[Line]:
     """Compare a report with the limits of its scenario."""
     limits: Limits = getattr(thresholds, report.scenario)
-    cpu, most = report.generator_cpu, thresholds.generator_cpu
     lines = [
-        _most("generator, share of a core", cpu, most, ""),
-        _most("processes lost", report.lost, 0, ""),
+        _at_most("generator, share of a core", report.generator_cpu, thresholds.generator_cpu),
+        _at_most("processes lost", report.lost, 0),
     ]
     if not report.rows:
         lines.append(Line("protocols", "≥ 1", "0", is_met=False))
@@ -77,30 +76,30 @@ def hold(report: Report, thresholds: Thresholds) -> list[Line]:
 
 
 def show(scenario: str, lines: Sequence[Line]) -> None:
-    """Print the comparisons, and which failed."""
+    """Print the comparisons."""
     table = Table("threshold", "expected", "got", "")
     for line in lines:
-        table.add_row(line.what, line.expected, line.got, "met" if line.is_met else "FAILED")
+        table.add_row(line.name, line.expected, line.got, "met" if line.is_met else "FAILED")
     console = Console(width=110)
     console.print(f"\nthresholds of the {scenario} loop")
     console.print(table)
 
 
 def _of(row: Row, limits: Limits) -> list[Line]:
-    lines = [_least(f"{row.protocol} right answers", row.good, 1)]
+    lines = [_at_least(f"{row.protocol} correct responses", row.good, 1)]
     for name in ("p50", "p99"):
-        if (most := getattr(limits, f"{name}_ms")) is not None:
-            lines.append(_most(f"{row.protocol} {name}", row.response_ms[name], most, " ms"))
+        if (limit := getattr(limits, f"{name}_ms")) is not None:
+            lines.append(_at_most(f"{row.protocol} {name}", row.response_ms[name], limit, " ms"))
     if limits.error_ratio is not None:
-        lines.append(_most(f"{row.protocol} error ratio", row.error_ratio, limits.error_ratio, ""))
+        lines.append(_at_most(f"{row.protocol} error ratio", row.error_ratio, limits.error_ratio))
     if limits.achieved_ratio is not None and row.achieved_ratio is not None:
-        lines.append(_least(f"{row.protocol} achieved ratio", row.achieved_ratio, limits.achieved_ratio))
+        lines.append(_at_least(f"{row.protocol} achieved ratio", row.achieved_ratio, limits.achieved_ratio))
     return lines
 
 
-def _most(what: str, got: float, most: float, unit: str) -> Line:
-    return Line(what, f"≤ {most:g}{unit}", f"{got:.5g}{unit}", got <= most)
+def _at_most(name: str, got: float, limit: float, unit: str = "") -> Line:
+    return Line(name, f"≤ {limit:g}{unit}", f"{got:.5g}{unit}", got <= limit)
 
 
-def _least(what: str, got: float, least: float) -> Line:
-    return Line(what, f"≥ {least:g}", f"{got:.5g}", got >= least)
+def _at_least(name: str, got: float, limit: float) -> Line:
+    return Line(name, f"≥ {limit:g}", f"{got:.5g}", got >= limit)

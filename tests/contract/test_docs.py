@@ -26,7 +26,7 @@ from loadtest import (
 from loadtest.bench import __main__ as benchmark
 from loadtest.bench import page as benchmarks
 from loadtest.soak import verdict
-from nereid.cli import reference as docs
+from tools import commands_page as docs
 from nereid.cli.main import app
 from nereid.imaging.decode import Limits
 from nereid.imaging.preprocess_settings import PRESETS, Resources, Shorthand
@@ -115,7 +115,7 @@ def test_measured_numbers_are_the_recorded_ones():
     """Page, plots and README are what the generator gives for the committed records."""
     for path, text in benchmarks.pages().items():
         assert path.read_text() == text, f"{path.name}; fix: make docs"
-        assert path.suffix != ".svg" or len(text) < 30_000
+        assert path.suffix != ".svg" or len(text) < 60_000
 
 
 def test_every_record_is_on_a_page(root):

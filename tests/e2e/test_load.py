@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest import load, processes, stall
+from loadtest import load, resource_usage, stall
 from loadtest.users import thresholds
 from nereid.assets import ADAPTERS, REPOSITORY
 from nereid.server.ports import free_ports
@@ -211,7 +211,7 @@ def test_web_page_starts_users_and_shows_their_requests(target, tmp_path):
 def standing_still(pid: int) -> list[psutil.Process]:
     """Return the processes of a tree that are stopped."""
     found = []
-    for each in processes.tree(pid):
+    for each in resource_usage.tree(pid):
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
             if each.status() == psutil.STATUS_STOPPED:
                 found.append(each)

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from typer.testing import CliRunner
+import typer
 
 from loadtest import perf_analyzer, record, wrk
+from loadtest.bench import __main__ as main
 from loadtest.bench import limit, plan, runner, summary
 from loadtest.bench.limit import inheriting
 from loadtest.bench.paths import LEAD_S, Running
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
-from loadtest.bench.sample import Sample
-from nereid.cli.main import app
+from loadtest.bench.summary import Sample
 from nereid.errors import OperationFailed, ServerError, WrongUsage
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.server.ports import Ports
@@ -45,7 +45,7 @@ def rounds(*rates: float, **others: float) -> list[Sample]:
 
 def judged(series: summary.Series) -> dict[str, tuple[float, bool]]:
     """Return what each verdict is about, what came, and whether that is enough."""
-    return {each.what: (round(each.got, 3), each.is_met) for each in summary.verdicts(series)}
+    return {each.name: (round(each.measured, 3), each.is_met) for each in summary.targets(series)}
 
 
 def test_the_usual_run_has_what_the_targets_ask_for_and_no_more():
@@ -79,7 +79,16 @@ def test_every_other_round_goes_backwards(number):
     """A machine that slows down steadily hits a cell and its limit alike."""
     cells = Selection().cells()
 
-    assert plan.turns(cells, number) == (cells[::-1] if number else cells)
+    assert record.turns(cells, number) == (cells[::-1] if number else cells)
+
+
+def bench(capsys, *words: str) -> tuple[int, str]:
+    """Run the command line; returns its exit code and its last line on stderr."""
+    command = typer.Typer(add_completion=False)
+    command.command()(main.bench)
+    with pytest.raises(SystemExit) as ended:
+        command([*words])
+    return ended.value.code, capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -89,26 +98,24 @@ def test_every_other_round_goes_backwards(number):
         (["--photos", "big"], "unknown photo 'big', expected one of small, 1080p"),
         (["--precisions", "fp16"], "unknown precision 'fp16', expected one of fp32, int8"),
         (["--protocols", "smtp"], "unknown protocol 'smtp', expected one of http, grpc"),
-        (["--concurrency", "8,0"], "concurrency must be whole numbers from 1 on, got '0'"),
+        (["--concurrency", "8,0"], "--concurrency: expected whole numbers from 1, got '0'"),
         (["--paths", "gateway", "--protocols", "grpc"], "nothing to measure"),
     ],
 )
-def test_wrong_words_are_told(monkeypatch, words, told):
+def test_wrong_words_are_reported(monkeypatch, capsys, words, told):
     """Exit code 2, with what was expected, before anything is started."""
     monkeypatch.setattr(wrk, "is_installed", lambda: True)
 
-    done = CliRunner().invoke(app, ["bench", *words])
+    code, last = bench(capsys, *words)
 
-    assert (done.exit_code, done.stderr.startswith(told)) == (2, True), done.stderr
+    assert (code, last.startswith(f"error: {told}")) == (2, True), last
 
 
-def test_missing_wrk_is_told(monkeypatch):
-    """Exit code 1, with what mends it."""
+def test_missing_wrk_is_reported(monkeypatch, capsys):
+    """The exit code is 1, and the message has the fix."""
     monkeypatch.setenv("PATH", "")
 
-    done = CliRunner().invoke(app, ["bench"])
-
-    assert (done.exit_code, done.stderr) == (1, "wrk not found; fix: apt-get install wrk\n")
+    assert bench(capsys) == (1, "error: wrk not found; fix: apt-get install wrk")
 
 
 def test_without_perf_analyzer_the_rest_is_measured(monkeypatch):
@@ -184,7 +191,7 @@ def test_precisions_and_protocols_are_judged_round_by_round():
 @pytest.mark.parametrize(("got", "is_met"), [(0.94, False), (0.95, True), (1.05, True), (1.06, False)])
 def test_a_target_may_have_two_sides(got, is_met):
     """Both ends belong to it."""
-    verdict = summary.Verdict("", got, 0.95, 1.05)
+    verdict = summary.Target("", got, 0.95, 1.05)
 
     assert (verdict.is_met, verdict.wanted) == (is_met, "≥ 0.95 and ≤ 1.05")
 
@@ -206,7 +213,7 @@ def test_a_noisy_run_says_so():
     (told,) = summary.warning({"rate": {"median": 1.2, "min": 1.0, "max": 1.4}})
     (spread,) = summary.warning({"rate": {"median": 1.0, "min": 0.5, "max": 2.0}})
 
-    assert "gave 1.2 times itself" in told
+    assert "the A/A ratio was 1.2" in told
     assert "(0.5..2.0)" in spread
 
 
@@ -357,8 +364,8 @@ def test_failure_is_told_with_its_place():
 
     with (
         pytest.raises(OperationFailed, match=told),
-        runner._failures_told(),
-        runner._failures_told(f"round 2, {TWICE}"),
+        runner._failures_named(),
+        runner._failures_named(f"round 2, {TWICE}"),
     ):
         raise LoadFailed("nothing came")
 
@@ -368,5 +375,5 @@ def test_failure_is_told_with_its_place():
 )
 def test_whatever_a_dead_server_leads_to_is_told(error):
     """Its process, its port or its start: none is a traceback."""
-    with pytest.raises(OperationFailed), runner._failures_told():
+    with pytest.raises(OperationFailed), runner._failures_named():
         raise error

@@ -32,5 +32,5 @@ def test_shadow_that_is_not_counted_is_told(monkeypatch):
     """A share of nothing is no share, and what was compared had no shadow."""
     monkeypatch.setattr(metrics_page, "fetch", lambda *address, timeout_s: "")
 
-    with pytest.raises(SystemExit, match="no request for a shadow"):
+    with pytest.raises(SystemExit, match="the shadow was not measured"):
         route._shed_share(1)

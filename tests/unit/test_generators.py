@@ -1,4 +1,4 @@
-"""What is read of what generators print, and what is said where one is missing."""
+"""The output of generators, and the messages about missing ones."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtest import perf_analyzer, wrk
-from nereid.tune.closed_loop import Load
+from nereid.tune.load_generator import Load
 
 REPORT = (
     "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,"
@@ -43,13 +43,13 @@ def test_reports_are_read():
 @pytest.mark.parametrize(
     ("parse", "text", "told"),
     [
-        (perf_analyzer.parse, "", "not as expected"),
+        (perf_analyzer.parse, "", "report is invalid"),
         (perf_analyzer.parse, REPORT.replace("p99 latency", "p98 latency"), "p99 latency"),
         (perf_analyzer.parse, REPORT.replace("167.75", "n/a"), "n/a"),
         (wrk.parse, PRINTED.replace("Requests/sec", "Requests"), "printed no rate"),
-        (wrk.parse, PRINTED.replace("194.66", "0.00"), "nothing was answered"),
-        (wrk.parse, PRINTED + "  Non-2xx or 3xx responses: 195\n", "the rate means nothing"),
-        (wrk.parse, PRINTED + "  Socket errors: connect 0, read 1\n", "the rate means nothing"),
+        (wrk.parse, PRINTED.replace("194.66", "0.00"), "no request was answered"),
+        (wrk.parse, PRINTED + "  Non-2xx or 3xx responses: 195\n", "the rate is invalid"),
+        (wrk.parse, PRINTED + "  Socket errors: connect 0, read 1\n", "the rate is invalid"),
     ],
 )
 def test_reports_that_tell_nothing_end_the_measurement(parse, text, told):
@@ -84,7 +84,7 @@ def late():
         server.shutdown()
 
 
-@pytest.mark.skipif(not wrk.is_installed(), reason="needs wrk")
+@pytest.mark.skipif(not wrk.is_installed(), reason="needs wrk; fix: apt-get install wrk")
 def test_slow_answers_are_no_failures(tmp_path, late):
     """A machine that is only slow has a p99 of more than two seconds, and its run goes on."""
     photo = tmp_path / "photo.bytes"
@@ -150,7 +150,7 @@ def test_failed_run_ends_the_measurement(tmp_path):
     target = perf_analyzer.Target("grpc", 1, "none", tmp_path / "input.json")
 
     with pytest.raises(SystemExit, match=r"exit status 99:\nno such model"):
-        analyzer.ask(target, 1, 1.0)
+        analyzer.load(target, 1, 1.0)
 
 
 def test_windows_without_an_answer_are_made_longer(tmp_path):
@@ -163,7 +163,7 @@ def test_windows_without_an_answer_are_made_longer(tmp_path):
     )
     target = perf_analyzer.Target("grpc", 1, "slow", tmp_path / "input.json")
 
-    assert analyzer.ask(target, 32, 1.0).rate == 167.75
+    assert analyzer.load(target, 32, 1.0).rate == 167.75
 
 
 def test_it_is_fetched_once_as_a_whole(tmp_path, monkeypatch):

@@ -17,8 +17,8 @@ def imports(source) -> set[str]:
 def is_patching(name: str) -> bool:
     """Tell whether to import this patches."""
     return name.split(".")[0] == "locust" or name in {
-        "loadtest.users.callers",
-        "loadtest.users.events",
+        "loadtest.users.locust_users",
+        "loadtest.users.locust_events",
         "loadtest.locustfile",
     }
 
@@ -34,4 +34,8 @@ def test_only_the_locustfile_and_what_is_for_it_import_locust(root):
         if any(is_patching(name) for name in imports(each))
     }
 
-    assert found == {"loadtest/users/callers.py", "loadtest/users/events.py", "loadtest/locustfile.py"}
+    assert found == {
+        "loadtest/users/locust_users.py",
+        "loadtest/users/locust_events.py",
+        "loadtest/locustfile.py",
+    }

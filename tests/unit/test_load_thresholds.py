@@ -6,7 +6,7 @@ import pytest
 
 from loadtest import load
 from loadtest.users.report import Report, Row
-from loadtest.users.thresholds import DEFAULT, BadThresholds, Limits, Thresholds, hold, read
+from loadtest.users.thresholds import DEFAULT, InvalidThresholds, Limits, Thresholds, compare, read
 
 ROW = Row(
     protocol="http",
@@ -26,7 +26,7 @@ LIMITS = Limits(p50_ms=20.0, p99_ms=80.0, error_ratio=0.01, achieved_ratio=0.95)
 def missed(report: Report, limits: Limits = LIMITS) -> list[tuple[str, str, str]]:
     """Return what failed, expected and got."""
     thresholds = Thresholds(generator_cpu=0.8, open=limits)
-    return [(line.what, line.expected, line.got) for line in hold(report, thresholds) if not line.is_met]
+    return [(line.name, line.expected, line.got) for line in compare(report, thresholds) if not line.is_met]
 
 
 def report(**row: object) -> Report:
@@ -44,7 +44,7 @@ def report(**row: object) -> Report:
         ({"failures": {"any": 2, "other": 1}}, [("http error ratio", "≤ 0.01", "0.015")]),
         ({"achieved_ratio": 0.9}, [("http achieved ratio", "≥ 0.95", "0.9")]),
         ({"achieved_ratio": None}, []),
-        ({"requests": 0}, [("http right answers", "≥ 1", "0")]),
+        ({"requests": 0}, [("http correct responses", "≥ 1", "0")]),
         ({"service_ms": {"p50": 999.0, "p99": 999.0}}, []),
     ],
     ids=["just met", "few errors", "p50", "p99", "errors", "achieved", "no target", "nothing", "service"],
@@ -67,7 +67,7 @@ def test_a_run_that_lost_a_process_fails():
 def test_only_failures_fail_whatever_the_limits():
     """A connection refused within a millisecond meets every limit of latency."""
     assert missed(report(failures={"refused": 200}), Limits(p99_ms=80.0)) == [
-        ("http right answers", "≥ 1", "0")
+        ("http correct responses", "≥ 1", "0")
     ]
 
 
@@ -110,7 +110,7 @@ def test_bad_files_are_refused(tmp_path, text, told):
     path = tmp_path / "mine.toml"
     path.write_text(text)
 
-    with pytest.raises(BadThresholds) as refused:
+    with pytest.raises(InvalidThresholds) as refused:
         read(path)
 
     assert str(refused.value).startswith(f"{path}: ")

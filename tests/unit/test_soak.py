@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtest.processes import Usage, own_bytes
+from loadtest.resource_usage import Usage, own_bytes
 from loadtest.soak import traffic as traffic_of
-from loadtest.soak.good import BAD_PLACE, Photo, as_prediction, told
-from loadtest.soak.outcome import Outcome, calm, judge, result
-from loadtest.soak.scene import Scene
-from loadtest.soak.traffic import Kind, Tally, Target, Traffic, refusal
-from loadtest.soak.verdict import grown, kept, markdown, none, traffic_markdown
-from loadtest.soak.watch import Quiet, Sample, Sampler, lasting, least, present
+from loadtest.soak.evaluation import Outcome, calm, judge, result
+from loadtest.soak.observation import Quiet, Sample, Sampler, lasting, minimum, present
+from loadtest.soak.scenario import Scenario
+from loadtest.soak.traffic import Kind, Tally, Target, Traffic, rejection
+from loadtest.soak.valid_requests import BAD_PLACE, Photo, as_prediction, outcome_fault
+from loadtest.soak.verdict import absent, growth, markdown, not_more, traffic_markdown
 from nereid import metrics_page
 from nereid.client.errors import Overloaded, RequestRefused, ServerFailed, TimedOut
 from nereid.client.prediction import Label, Prediction, Timings
@@ -74,15 +74,15 @@ def sawtooth(period_min: float, height_mb: float) -> np.ndarray:
 )
 def test_growth_is_told_from_what_comes_and_goes(more, is_good):
     """Only what surely grows, and by more than the bound, fails: not noise, one step, peaks or a sawtooth."""
-    found = grown("memory", "MB", MINUTES, BASE_MB + noise() + more, SHARE)
+    found = growth("memory", "MB", MINUTES, BASE_MB + noise() + more, SHARE)
 
-    assert found.is_good is is_good, found.told()
+    assert found.is_good is is_good, found.text()
     assert found.trend.low <= found.trend.slope <= found.trend.high
 
 
 def test_slope_is_that_of_the_line():
     """A line has its slope, certainly."""
-    found = grown("memory", "MB", MINUTES, BASE_MB + 2 * MINUTES, SHARE)
+    found = growth("memory", "MB", MINUTES, BASE_MB + 2 * MINUTES, SHARE)
 
     assert [found.trend.slope, found.trend.low, found.trend.high] == pytest.approx([2, 2, 2])
     assert found.bound == pytest.approx(SHARE * (BASE_MB + 20) / 20, rel=0.01)
@@ -90,17 +90,17 @@ def test_slope_is_that_of_the_line():
 
 def test_short_series_is_no_trend():
     """Who asks for a verdict on a few samples is told how to get more."""
-    with pytest.raises(ValueError, match="needs 8 samples, got 3; fix: soak for longer"):
-        grown("memory", "MB", MINUTES[:3], MINUTES[:3], SHARE)
+    with pytest.raises(ValueError, match="expected 8 samples, got 3; fix: a longer soak"):
+        growth("memory", "MB", MINUTES[:3], MINUTES[:3], SHARE)
 
 
 def test_counts_may_fall_and_not_rise():
     """One more than before fails; what must not be there fails by name."""
-    assert kept("open files", 10, 9).is_good
-    assert not kept("open files", 10, 11).is_good
-    assert none("zombies", []).is_good
-    found = none("zombies", [17, 18])
-    assert (found.is_good, found.told()) == (False, "zombies (17, 18): 0, then 2, at most 0")
+    assert not_more("open files", 10, 9).is_good
+    assert not not_more("open files", 10, 11).is_good
+    assert absent("zombies", []).is_good
+    found = absent("zombies", [17, 18])
+    assert (found.is_good, found.text()) == (False, "zombies (17, 18): expected at most 0, got 2 (before: 0)")
 
 
 def test_zombie_is_one_that_stays():
@@ -115,7 +115,7 @@ def test_zombie_is_one_that_stays():
 
 def test_least_of_several_looks():
     """The supervisor's own question, which one look in several meets, is nothing that stays."""
-    assert least([Usage(1, 0, 9, 20, 5), Usage(2, 0, 8, 21, 6)]) == Usage(1, 0, 8, 20, 5)
+    assert minimum([Usage(1, 0, 9, 20, 5), Usage(2, 0, 8, 21, 6)]) == Usage(1, 0, 8, 20, 5)
 
 
 def test_memory_is_a_process_own(tmp_path):
@@ -176,11 +176,11 @@ LEAKING = [
         ({"after": replace(QUIET, usage=grown_usage(processes=1))}, ["processes, server"]),
         ({"after": replace(QUIET, regions=frozenset({"region-2", "region-3"}))}, ["shared memory regions"]),
         ({"left_over": frozenset({"x"})}, ["shared memory regions, after the server (x)"]),
-        ({"after": replace(QUIET, registered=("x",))}, ["regions that the server was told of (x)"]),
+        ({"after": replace(QUIET, registered=("x",))}, ["registered regions (x)"]),
         ({"after": replace(QUIET, gauges={"nereid_route_in_flight": 1.0})}, ["`nereid_route_in_flight`"]),
         ({"after": replace(QUIET, repairs=1.0)}, ["repairs and restarts by the supervisor"]),
         ({"samples": [*SAMPLES, Sample(60, USAGE, frozenset({(17, 0.5)}))]}, ["zombies (17)"]),
-        ({"tallies": [replace(GOOD, wrong=1)]}, ["requests not as they must be"]),
+        ({"tallies": [replace(GOOD, wrong=1)]}, ["wrong outcomes"]),
         ({"tallies": [replace(GOOD, due=21)]}, ["kinds sent too rarely (gRPC)"]),
     ],
     ids=[
@@ -219,14 +219,14 @@ def test_what_was_seen_before_trouble_is_judged(seen):
 
     verdicts = judge(outcome, SHARE)
 
-    assert [each.what for each in verdicts if not each.is_good] == ["requests not as they must be"]
+    assert [each.what for each in verdicts if not each.is_good] == ["wrong outcomes"]
     assert any(each.what == "memory, server" for each in verdicts) == (seen == 60)
     assert len(result(outcome, verdicts)["series"]["seconds"]) == seen
 
 
 def test_too_few_samples_without_trouble_are_an_error():
     """Memory that nobody has judged must not pass."""
-    with pytest.raises(ValueError, match="a trend needs"):
+    with pytest.raises(ValueError, match="expected 8 samples"):
         judge(replace(OUTCOME, calm=SAMPLES[:5]), SHARE)
 
 
@@ -274,7 +274,7 @@ def raising(error: Exception):
 )
 def test_refusal_has_class_and_words(call, is_right):
     """A bad request that is answered, or refused for another reason, is as wrong as a good one refused."""
-    assert (refusal(call, RequestRefused, "invalid image: ") == "") is is_right
+    assert (rejection(call, RequestRefused, "invalid image: ") == "") is is_right
 
 
 class Known:
@@ -296,13 +296,13 @@ RIGHT = Prediction((Label(967, "espresso", 0.9),), "classify", "1", "v1", "weigh
         (0, replace(RIGHT, version="2"), "version 2"),
         (0, TimedOut("late"), "image 0: TimedOut: late"),
         (BAD_PLACE, RequestRefused("no image"), ""),
-        (BAD_PLACE, TimedOut("late"), f"image {BAD_PLACE}: expected a refusal, got late"),
+        (BAD_PLACE, TimedOut("late"), f"image {BAD_PLACE}: expected a rejection, got late"),
     ],
     ids=["right", "wrong answer", "failed", "bad and refused", "bad and late"],
 )
 def test_outcomes_of_a_batch(place, outcome, failure):
     """Each image of a batch has the outcome that it would have alone."""
-    assert told(place, outcome, PHOTO) == failure
+    assert outcome_fault(place, outcome, PHOTO) == failure
 
 
 def test_gateways_answer_is_a_prediction():
@@ -334,7 +334,7 @@ def test_kind_is_sent_on_schedule_and_counted():
 
     (tally,) = traffic.tallies
     assert (tally.sent, tally.wrong) == (len(sent), (len(sent) + 1) // 2)
-    assert tally.told == ["odd: OSError: gone"] * 3
+    assert tally.failures == ["odd: OSError: gone"] * 3
 
 
 def test_kind_that_cannot_be_opened_fails():
@@ -348,7 +348,7 @@ def test_kind_that_cannot_be_opened_fails():
     with Traffic([Kind("none", 1, opened)], Target("", "", "")) as traffic:
         pass
 
-    assert (traffic.tallies[0].wrong, traffic.tallies[0].told) == (1, ["none: OSError: no such server"])
+    assert (traffic.tallies[0].wrong, traffic.tallies[0].failures) == (1, ["none: OSError: no such server"])
 
 
 def test_requests_that_hang_are_told(monkeypatch):
@@ -378,7 +378,7 @@ def test_requests_that_hang_are_told(monkeypatch):
 
     for tally in traffic.tallies:
         assert (tally.sent, tally.wrong, tally.is_starved) == (1, 1, True)
-        assert "hanging: no answer, and no failure" in tally.told[0]
+        assert "hanging: neither a response nor a failure" in tally.failures[0]
 
 
 def test_change_that_fails_ends_the_play_and_loses_nothing():
@@ -397,9 +397,9 @@ def test_change_that_fails_ends_the_play_and_loses_nothing():
     def opened(target: Target):
         yield lambda: is_asked.set() or ""
 
-    played = Scene([Kind("any", 100, opened)], Target("", "", ""), Changes()).play(WATCHDOG_S, 0.0)
+    played = Scenario([Kind("any", 100, opened)], Target("", "", ""), Changes()).play(WATCHDOG_S, 0.0)
 
-    assert played.trouble == ["a change has failed: OSError: no such server"]
+    assert played.trouble == ["a change failed: OSError: no such server"]
     assert [tally.sent > 0 for tally in played.tallies] == [True]
     assert len(played.calm) == 1
 
@@ -414,7 +414,7 @@ def test_play_ends_where_nothing_more_can_be_seen():
             """Be done."""
 
     is_over = iter([False, True]).__next__
-    played = Scene([], Target("", "", ""), Changes()).play(WATCHDOG_S, 0.1, is_over=is_over)
+    played = Scenario([], Target("", "", ""), Changes()).play(WATCHDOG_S, 0.1, is_over=is_over)
 
     assert (len(played.calm), played.trouble) == (1, [])
 
@@ -440,4 +440,4 @@ def test_sampler_that_cannot_look_says_so():
         while not sampler.has(0) and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    assert sampler.failure == "nothing more can be seen: ValueError: no number"
+    assert sampler.failure == "sampling failed: ValueError: no number"

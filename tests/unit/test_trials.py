@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from loadtest.bench.sample import Sample
+from loadtest.bench.summary import Sample
 from loadtest.trials import MEAN, NETWORK, STD, TRIALS, rows, taking_bytes
 from nereid.assets import REPOSITORY
 from nereid.repository import check

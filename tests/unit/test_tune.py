@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from rich.console import Console
 
-from nereid.cli.tune import show
+from nereid.cli.models.tuning_run import show
 from nereid.repository.pbtxt import parse
 from nereid.tune import space
 from nereid.tune.load_generator import Load

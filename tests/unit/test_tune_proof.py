@@ -3,7 +3,7 @@
 import pytest
 
 from loadtest import tune_proof
-from nereid.tune.closed_loop import Load
+from nereid.tune.load_generator import Load
 from nereid.tune.search import NotMeasured
 
 TUNED, BEST = (("instances", 9),), tune_proof.grid()[0]

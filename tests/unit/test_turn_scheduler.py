@@ -1,4 +1,4 @@
-"""Turns of a load test's callers in one process: by themselves, or by the clock."""
+"""The turns of a load test's callers in one process: in a closed loop, and by the clock."""
 
 import math
 import random
@@ -9,14 +9,14 @@ from itertools import pairwise
 import gevent
 import pytest
 
-from loadtest.users import generator
-from loadtest.users.generator import Generator
+from loadtest.users import turn_scheduler
+from loadtest.users.turn_scheduler import TurnScheduler, dispatch
 
 RATE, WATCHDOG_S = 400.0, 30.0
 
 
-def call(turns: Generator, answered: list[float], service_s: float, protocol: str = "http") -> None:
-    """Take turns for good, each for so long."""
+def call(turns: TurnScheduler, answered: list[float], service_s: float, protocol: str = "http") -> None:
+    """Take turns permanently, each for `service_s`."""
     while True:
         with turns.turn(protocol) as due_s:
             gevent.sleep(service_s)
@@ -28,7 +28,7 @@ def callers():
     """Start callers that end with the test: `callers(turns, count, service_s)` gives when turns were due."""
     started = []
 
-    def start(turns: Generator, count: int, service_s: float) -> list[float]:
+    def start(turns: TurnScheduler, count: int, service_s: float) -> list[float]:
         answered: list[float] = []
         started.extend(gevent.spawn(call, turns, answered, service_s) for _ in range(count))
         return answered
@@ -39,7 +39,7 @@ def callers():
 
 def test_in_a_closed_loop_a_turn_comes_when_it_is_asked_for(callers):
     """All callers are busy at once, and none has more than one turn."""
-    turns = Generator("closed", random.Random(1))
+    turns = TurnScheduler("closed", random.Random(1))
     answered = callers(turns, 3, 0.002)
 
     with gevent.Timeout(WATCHDOG_S):
@@ -47,41 +47,41 @@ def test_in_a_closed_loop_a_turn_comes_when_it_is_asked_for(callers):
             gevent.sleep(0.002)
     lost = turns.finish()
 
-    series = turns.ledger.of("http")
+    series = turns.statistics.of("http")
     assert lost == []
     assert (series.planned, series.in_flight_max, series.backlog_max) == (0, 3, 0)
 
 
 def test_all_that_was_due_is_answered_and_counts_from_when_it_was_due(callers):
     """One caller that is too slow by far: the backlog grows, and is worked off after the end."""
-    turns = Generator("open", random.Random(1))
+    turns = TurnScheduler("open", random.Random(1))
     answered = callers(turns, 1, 0.01)
     turns.schedule(RATE, "fixed", {"http": 1})
 
     gevent.sleep(0.1)
     lost = turns.finish()
 
-    series, ledger = turns.ledger.of("http"), turns.look()
+    series, statistics = turns.statistics.of("http"), turns.snapshot()
     assert lost == []
     assert len(answered) == series.planned
     distances = [after - before for before, after in pairwise(answered)]
     assert distances == pytest.approx([1 / RATE] * len(distances))
     assert series.backlog_max > series.planned / 3
     assert series.in_flight_max == 1
-    assert ledger.seconds > 2 * ledger.schedule_s
+    assert statistics.seconds > 2 * statistics.schedule_s
 
 
 def test_what_nobody_answers_is_not_forgotten(callers, monkeypatch):
     """After its patience, what is under way and what waits is given back, with when it was due."""
-    monkeypatch.setattr(generator, "PATIENCE_S", 0.05)
-    turns = Generator("open", random.Random(1))
+    monkeypatch.setattr(turn_scheduler, "DRAIN_S", 0.05)
+    turns = TurnScheduler("open", random.Random(1))
     callers(turns, 1, 60.0)
     turns.schedule(RATE, "fixed", {"http": 1})
 
     gevent.sleep(0.1)
     lost = turns.finish()
 
-    assert len(lost) == turns.ledger.of("http").planned > 2
+    assert len(lost) == turns.statistics.of("http").planned > 2
     assert {protocol for protocol, _ in lost} == {"http"}
     assert [due_s for _, due_s in lost] == sorted(due_s for _, due_s in lost)
     assert all(due_s < time.monotonic() for _, due_s in lost)
@@ -89,7 +89,7 @@ def test_what_nobody_answers_is_not_forgotten(callers, monkeypatch):
 
 def test_a_turn_whose_caller_was_taken_away_is_for_another(callers):
     """Locust stops callers whenever it spreads them anew; what was due stays due, since when it was due."""
-    turns = Generator("open", random.Random(1))
+    turns = TurnScheduler("open", random.Random(1))
     turns.schedule(RATE, "fixed", {"http": 1})
     leaving = gevent.spawn(call, turns, [], 60.0)
     gevent.sleep(0.02)
@@ -99,23 +99,83 @@ def test_a_turn_whose_caller_was_taken_away_is_for_another(callers):
     lost = turns.finish()
 
     assert lost == []
-    assert len(answered) == turns.ledger.of("http").planned
+    assert len(answered) == turns.statistics.of("http").planned
 
 
 @pytest.mark.parametrize("rate", [0.0, -5.0, math.nan, math.inf])
 def test_a_rate_that_no_clock_can_keep_is_refused(rate):
     """Locust's page hands over what was typed; some numbers would have all requests due at once, for good."""
     with pytest.raises(ValueError, match="expected a rate"):
-        Generator("open", random.Random(1)).schedule(rate, "poisson", {"http": 1})
+        TurnScheduler("open", random.Random(1)).schedule(rate, "poisson", {"http": 1})
 
 
 def test_protocols_have_turns_by_their_callers(monkeypatch):
     """A protocol with three times the callers gets three times the turns."""
-    monkeypatch.setattr(generator, "PATIENCE_S", 0.05)
-    turns = Generator("open", random.Random(1))
+    monkeypatch.setattr(turn_scheduler, "DRAIN_S", 0.05)
+    turns = TurnScheduler("open", random.Random(1))
     turns.schedule(5_000.0, "poisson", {"http": 3, "grpc": 1})
 
     gevent.sleep(0.2)
     lost = Counter(protocol for protocol, _ in turns.finish())
 
     assert lost["http"] / lost.total() == pytest.approx(0.75, abs=0.1)
+
+
+class Clock:
+    """A clock that only `wait` advances."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def wait(self, seconds: float) -> None:
+        """Advance the time."""
+        self.now_s += seconds
+
+
+def test_requests_are_sent_at_their_times():
+    """A dispatcher that is not late waits until each time has come."""
+    clock, sent = Clock(), []
+
+    dispatch([1.0, 2.5, 3.0], 100.0, clock, clock.wait, lambda due_s: sent.append((due_s, clock())))
+
+    assert sent == [(101.0, 101.0), (102.5, 102.5), (103.0, 103.0)]
+
+
+def test_being_late_moves_no_later_time():
+    """A dispatcher that was held up for 1.9 s sends what is due at once, then keeps to the schedule."""
+    clock, sent = Clock(), []
+
+    def send(due_s: float) -> None:
+        sent.append((due_s, clock()))
+        if due_s == 101.0:
+            clock.wait(1.9)
+
+    dispatch([1.0, 2.0, 2.5, 4.0], 100.0, clock, clock.wait, send)
+
+    assert sent == [(101.0, 101.0), (102.0, 102.9), (102.5, 102.9), (104.0, 104.0)]
+
+
+def test_what_was_due_before_the_end_is_sent_even_late():
+    """The end cuts the schedule by the intended times, so that a late dispatcher loses none."""
+    clock, sent = Clock(), []
+
+    def send(due_s: float) -> None:
+        sent.append(due_s)
+        clock.wait(5.0)
+
+    dispatch([1.0, 2.0, 3.0, 4.0], 100.0, clock, clock.wait, send, lambda: 103.5)
+
+    assert sent == [101.0, 102.0, 103.0]
+
+
+def test_the_end_is_noticed_while_waiting():
+    """Nothing is sent after the end, however long the next distance was."""
+    clock, sent, ends = Clock(), [], iter([float("inf"), 100.5, 100.5])
+
+    dispatch([1.0], 100.0, clock, lambda seconds: clock.wait(0.5), sent.append, lambda: next(ends))
+
+    assert sent == []

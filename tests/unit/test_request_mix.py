@@ -8,20 +8,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loadtest.users.ledger import Ledger
-from loadtest.users.questions import (
+from loadtest.users.request_mix import (
     ESPRESSO,
     LENGTH,
     SIZES,
-    Answer,
-    Question,
-    Questions,
+    Classification,
+    ImageRequest,
+    RequestMix,
+    fault,
     grpc_outputs,
     http_outputs,
     image,
     read,
-    wrong,
 )
+from loadtest.users.run_statistics import RunStatistics
 
 V1 = LENGTH.pack(2) + b"v1"
 
@@ -35,9 +35,9 @@ def scores(best: int) -> bytes:
 
 def test_sizes_and_ways_are_mixed():
     """Small photos and plain requests are most; both variants are forced, and every key is used."""
-    questions = Questions(["v1", "v2"], 3, random.Random(1))
+    requests = RequestMix(["v1", "v2"], 3, random.Random(1))
 
-    asked = [questions.next() for _ in range(4_000)]
+    asked = [requests.next() for _ in range(4_000)]
 
     sizes = Counter(each.size for each in asked)
     assert sizes["1920x1080"] / len(asked) == pytest.approx(0.1, abs=0.03)
@@ -50,10 +50,10 @@ def test_photos_are_ready_before_the_first_turn():
     """To make one takes longer than an answer, and would count as the server's time."""
     image.cache_clear()
 
-    questions = Questions([], 0, random.Random(1))
+    requests = RequestMix([], 0, random.Random(1))
     made = image.cache_info().misses
     for _ in range(200):
-        questions.next()
+        requests.next()
 
     assert image.cache_info().misses == made == len(SIZES)
 
@@ -61,35 +61,43 @@ def test_photos_are_ready_before_the_first_turn():
 @pytest.mark.parametrize(("variants", "keys"), [([], 100), ([], 0)], ids=["no route", "nothing"])
 def test_a_model_that_is_no_route_gets_no_headers(variants, keys):
     """Without variants there is nothing to force and nothing to stick to."""
-    questions = Questions(variants, keys, random.Random(1))
+    requests = RequestMix(variants, keys, random.Random(1))
 
-    assert {tuple(questions.next().headers) for _ in range(200)} == {()}
+    assert {tuple(requests.next().headers) for _ in range(200)} == {()}
 
 
 @pytest.mark.parametrize(
     ("question", "answer", "expected"),
     [
-        (Question("s", b""), Answer(ESPRESSO, "v1"), ""),
-        (Question("s", b""), Answer(ESPRESSO), ""),
-        (Question("s", b""), Answer(281, "v1"), "wrong class: expected 967, got 281"),
-        (Question("s", b"", variant="v1"), Answer(ESPRESSO, "v1"), ""),
-        (Question("s", b"", variant="v2"), Answer(ESPRESSO, "v1"), "asked for 'v2', got 'v1'"),
-        (Question("s", b"", variant="v2"), Answer(ESPRESSO), "asked for 'v2', got ''"),
-        (Question("s", b"", key="known"), Answer(ESPRESSO, "v1"), ""),
-        (Question("s", b"", key="known"), Answer(ESPRESSO, "v2"), "moved from variant 'v1' to 'v2'"),
-        (Question("s", b"", key="new"), Answer(ESPRESSO, "v2"), ""),
-        (Question("s", b"", key="new"), Answer(ESPRESSO), "expected a variant for a sticky key, got none"),
+        (ImageRequest("s", b""), Classification(ESPRESSO, "v1"), ""),
+        (ImageRequest("s", b""), Classification(ESPRESSO), ""),
+        (ImageRequest("s", b""), Classification(281, "v1"), "wrong class: expected 967, got 281"),
+        (ImageRequest("s", b"", variant="v1"), Classification(ESPRESSO, "v1"), ""),
+        (ImageRequest("s", b"", variant="v2"), Classification(ESPRESSO, "v1"), "expected 'v2', got 'v1'"),
+        (ImageRequest("s", b"", variant="v2"), Classification(ESPRESSO), "expected 'v2', got ''"),
+        (ImageRequest("s", b"", key="known"), Classification(ESPRESSO, "v1"), ""),
+        (
+            ImageRequest("s", b"", key="known"),
+            Classification(ESPRESSO, "v2"),
+            "from variant 'v1' to 'v2'",
+        ),
+        (ImageRequest("s", b"", key="new"), Classification(ESPRESSO, "v2"), ""),
+        (
+            ImageRequest("s", b"", key="new"),
+            Classification(ESPRESSO),
+            "for a sticky key, got none",
+        ),
     ],
     ids=["right", "no route", "class", "forced", "other", "none", "sticky", "moved", "new key", "no variant"],
 )
 def test_wrong_answers_are_told(question, answer, expected):
     """Class, forced variant and sticky key are held against what was asked."""
-    ledger = Ledger(variants={"known": ("v1", "grpc")})
+    statistics = RunStatistics(variants={"known": ("v1", "grpc")})
 
-    told = wrong(question, answer, ESPRESSO, "http", ledger)
+    found = fault(question, answer, ESPRESSO, "http", statistics)
 
-    assert told.endswith(expected)
-    assert bool(told) == bool(expected)
+    assert found.endswith(expected)
+    assert bool(found) == bool(expected)
 
 
 def http_answer(**outputs: bytes) -> tuple[bytes, str]:
@@ -105,7 +113,7 @@ def test_http_answer_is_read():
     """JSON first, then the tensors in its order."""
     body, size = http_answer(scores=scores(3), variant=V1)
 
-    assert read(http_outputs(body, size)) == Answer(3, "v1")
+    assert read(http_outputs(body, size)) == Classification(3, "v1")
 
 
 def test_grpc_answer_is_read():
@@ -114,7 +122,7 @@ def test_grpc_answer_is_read():
 
     answer = read(grpc_outputs(SimpleNamespace(outputs=outputs, raw_output_contents=[V1, scores(3)])))
 
-    assert answer == Answer(3, "v1")
+    assert answer == Classification(3, "v1")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the callers of a load test ask, and whether an answer is right: a fast wrong one is a failure."""
+"""The requests of a load test, and the checks of their responses."""
 
 import functools
 import json
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.users.ledger import Ledger
+from loadtest.users.run_statistics import RunStatistics
 from nereid.client.prediction import SCORES, VARIANT
 from nereid.tune import photos
 
 ESPRESSO = 967
-# How often each is asked, compared with the others.
+# Relative frequencies.
 SIZES = {"640x427": 9, "1920x1080": 1}
 PLAIN, FORCED, STICKY = "plain", "forced", "sticky"
 WAYS = {PLAIN: 2, FORCED: 1, STICKY: 1}
@@ -24,8 +24,8 @@ LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One request: an image, and how the route is to choose."""
+class ImageRequest:
+    """An image, and the variant or the route key of its request."""
 
     size: str
     image: bytes
@@ -34,97 +34,99 @@ class Question:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with the image, over both protocols."""
+        """The headers of the request, over both protocols."""
         named = {"x-variant": self.variant, "x-route-key": self.key}
         return {name: value for name, value in named.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The best class, and the variant that found it; empty for a model that is no route."""
+class Classification:
+    """The best class and its variant, which is empty for a model that is not a route."""
 
     best: int
     variant: str = ""
 
 
-class Questions:
-    """Draw what is asked next.
+class RequestMix:
+    """Random requests.
 
     Args:
-        variants: of the route; none for a model that is no route.
-        keys: how many sticky callers there are; 0 for none.
-        draw: of sizes, variants and keys.
+        variants: of the route; empty for a model that is not a route.
+        keys: number of sticky callers; 0 for none.
+        draw: source of sizes, variants and keys.
     """
 
     def __init__(self, variants: Sequence[str], keys: int, draw: random.Random) -> None:
         self._variants, self._keys, self._draw = variants, keys, draw
         for size in SIZES:
-            image(size)  # now: to make a photo within a turn would count as the server's time
+            image(size)  # prepared here, because the time within a turn counts as the server's
         ways = {PLAIN: True, FORCED: bool(variants), STICKY: bool(variants) and keys > 0}
         self._ways = {way: weight for way, weight in WAYS.items() if ways[way]}
 
-    def next(self) -> Question:
-        """Return one more."""
+    def next(self) -> ImageRequest:
+        """Return another request."""
         (size,) = self._draw.choices(list(SIZES), list(SIZES.values()))
         (way,) = self._draw.choices(list(self._ways), list(self._ways.values()))
         variant = self._draw.choice(self._variants) if way == FORCED else ""
         key = f"caller-{self._draw.randrange(self._keys)}" if way == STICKY else ""
-        return Question(size, image(size), variant, key)
+        return ImageRequest(size, image(size), variant, key)
 
 
 @functools.cache
 def image(size: str) -> bytes:
-    """Return the photo of that size, which all callers share."""
+    """Return the photo of a size, which all callers share."""
     return photos.jpeg(photos.SIZES_WH[size])
 
 
-def wrong(question: Question, answer: Answer, expected: int, protocol: str, ledger: Ledger) -> str:
-    """Tell what is wrong with an answer, if anything.
+def fault(
+    request: ImageRequest, got: Classification, expected: int, protocol: str, statistics: RunStatistics
+) -> str:
+    """Return the fault of a response, empty for a correct one.
 
     Args:
-        question: what was asked.
-        answer: what came.
+        request: the request.
+        got: the response.
         expected: the class that the photo shows.
-        protocol: over which it came.
-        ledger: knows which variants the sticky keys have got.
+        protocol: of the response.
+        statistics: has the earlier variants of the sticky keys.
     """
-    if answer.best != expected:
-        return f"wrong class: expected {expected}, got {answer.best}"
-    if question.variant and answer.variant != question.variant:
-        return f"wrong variant: asked for '{question.variant}', got '{answer.variant}'"
-    if question.key and not answer.variant:
+    if got.best != expected:
+        return f"wrong class: expected {expected}, got {got.best}"
+    if request.variant and got.variant != request.variant:
+        return f"wrong variant: expected '{request.variant}', got '{got.variant}'"
+    if request.key and not got.variant:
         return "expected a variant for a sticky key, got none"
-    if question.key and (before := ledger.moved(question.key, answer.variant, protocol)):
-        return f"a sticky key moved from variant '{before}' to '{answer.variant}'"
+    if request.key and (before := statistics.moved(request.key, got.variant, protocol)):
+        return f"a sticky key moved from variant '{before}' to '{got.variant}'"
     return ""
 
 
-def read(outputs: Mapping[str, bytes]) -> Answer:
-    """Read an answer out of its binary tensors.
+def read(outputs: Mapping[str, bytes]) -> Classification:
+    """Parse the binary tensors of a response.
 
     Raises:
-        ValueError: they are no answer of a classifier.
+        ValueError: the tensors are not from a classifier.
     """
     if not outputs.get(SCORES):
         raise ValueError(f"expected scores, got the outputs {sorted(outputs)}")
     scores = np.frombuffer(outputs[SCORES], "<f4")
     if not np.isfinite(scores).all():
-        raise ValueError("expected scores, got some that are no numbers")
-    return Answer(int(scores.argmax()), _word(outputs[VARIANT]) if VARIANT in outputs else "")
+        raise ValueError("expected finite scores, got others")
+    return Classification(int(scores.argmax()), _word(outputs[VARIANT]) if VARIANT in outputs else "")
 
 
 def http_outputs(body: bytes, json_size: str | None) -> dict[str, bytes]:
-    """Return the binary tensors of an answer over HTTP.
+    """Return the binary tensors of a response over HTTP.
 
     Args:
         body: JSON, then the tensors.
         json_size: the header `Inference-Header-Content-Length`.
 
     Raises:
-        ValueError: this is no such answer.
+        ValueError: the body is invalid.
     """
     if json_size is None:
-        raise ValueError("expected binary tensors, got an answer without Inference-Header-Content-Length")
+        raise ValueError("expected binary tensors, got a response without Inference-Header-Content-Length")
     begin = int(json_size)
     try:
         sizes = {
@@ -142,10 +144,10 @@ def http_outputs(body: bytes, json_size: str | None) -> dict[str, bytes]:
 
 
 def grpc_outputs(response: Any) -> dict[str, bytes]:
-    """Return the binary tensors of an answer over gRPC, a `ModelInferResponse`.
+    """Return the binary tensors of a `ModelInferResponse`.
 
     Raises:
-        ValueError: it has another number of them than it says.
+        ValueError: the numbers of names and tensors differ.
     """
     names = (output.name for output in response.outputs)
     return dict(zip(names, response.raw_output_contents, strict=True))

@@ -1,4 +1,4 @@
-"""Looks at the processes of a soak and at what they share, every so often and once while nothing is asked."""
+"""Observation of a soak's processes and their shared memory, by samples and without traffic."""
 
 import contextlib
 import ctypes
@@ -15,38 +15,38 @@ import numpy as np
 import psutil
 import tritonclient.grpc
 
-from loadtest import processes
-from loadtest.processes import Usage
+from loadtest import resource_usage
+from loadtest.resource_usage import Usage
 from loadtest.servers import Supervised
-from loadtest.soak.verdict import FEWEST
+from loadtest.soak.verdict import MIN_SAMPLES
 from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.server.command_line import region_prefix
 
 SERVER, GATEWAY, CALLERS = "server", "gateway", "callers"
-REGIONS = Path(processes.SHARED_MEMORY)
-# What must be zero while nobody asks, on the server's page and on the gateway's.
+REGIONS = Path(resource_usage.SHARED_MEMORY)
+# Gauges of server and gateway that must be zero without traffic.
 GAUGES = (
     "nereid_route_in_flight",
     "nv_inference_pending_request_count",
     "nereid_gateway_in_flight",
     "nereid_gateway_waiting",
 )
-# These have a line of their own for each model, and none before the first.
+# Counters with a sample for each model, and without any before the first repair.
 REPAIRS = (
     "nereid_supervisor_repairs_total",
     "nereid_supervisor_repair_failures_total",
 )
 RESTARTS = "nereid_supervisor_restarts_total"
-PAGE_S, LOOK_S = 10.0, 0.5
-# How long what is in flight, or closes late, may take to end; and how many looks must show it ended.
-SETTLE_S, LOOKS = 20.0, 6
+PAGE_S, POLL_S = 10.0, 0.5
+# The limit on requests in flight and late closes, and the number of samples that show their end.
+SETTLE_S, QUIET_SAMPLES = 20.0, 6
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look, `at_s` monotonic seconds; `usage` and `zombies` are by tree."""
+    """One sample at `at_s` monotonic seconds; `usage` is by process tree."""
 
     at_s: float
     usage: Mapping[str, Usage]
@@ -55,10 +55,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """What is there while nobody asks: the least of several looks, since the supervisor asks every second.
+    """The state without traffic: the minimum of several samples, because the supervisor probes every second.
 
-    `regions` are files in shared memory of these processes; `registered` those that Triton was told of, after
-    one caller more: it takes back what one cannot that has left before the server knew of its region.
+    `regions` are the processes' files in shared memory. `registered` are the regions that Triton knows after
+    another caller, which removes those of callers that disconnected early.
     """
 
     usage: Mapping[str, Usage]
@@ -68,8 +68,8 @@ class Quiet:
     repairs: float
 
 
-class Watch:
-    """Watches the trees of a server and of a gateway, and this process alone.
+class Observer:
+    """Observes the process trees of a server and of a gateway, and this process.
 
     Args:
         running: the server.
@@ -83,26 +83,26 @@ class Watch:
         words = psutil.Process(running.record.pid).cmdline()
         (server_id,) = (word.removeprefix("--id=") for word in words if word.startswith("--id="))
         self._prefix = region_prefix(server_id)
-        self._met: set[str] = set()
+        self._seen: set[str] = set()
 
     def sample(self) -> Sample:
-        """Look once."""
-        self._met |= self._open_regions()
+        """Take one sample."""
+        self._seen |= self._open_regions()
         zombies = [found for pid in self._pids.values() for found in _zombies(pid)]
         return Sample(time.monotonic(), self._usage(), frozenset(zombies))
 
     def quiet(self) -> Quiet:
-        """Wait until nothing is in flight, or for as long as that may take, and look."""
+        """Wait until no request is in flight, or for a limited time, and take samples."""
         deadline = time.monotonic() + SETTLE_S
-        looks: list[Mapping[str, Usage]] = []
+        samples: list[Mapping[str, Usage]] = []
         gauges = self._gauges()
-        while len(looks) < LOOKS or (any(gauges.values()) and time.monotonic() < deadline):
-            time.sleep(LOOK_S)
+        while len(samples) < QUIET_SAMPLES or (any(gauges.values()) and time.monotonic() < deadline):
+            time.sleep(POLL_S)
             now = self._gauges()
             gauges = {name: min(value, gauges.get(name, value)) for name, value in now.items()}
-            looks = [*looks, self.sample().usage][-LOOKS:]
+            samples = [*samples, self.sample().usage][-QUIET_SAMPLES:]
         return Quiet(
-            {tree: least([look[tree] for look in looks]) for tree in looks[0]},
+            {tree: minimum([each[tree] for each in samples]) for tree in samples[0]},
             self.regions(),
             self._registered(),
             gauges,
@@ -110,21 +110,21 @@ class Watch:
         )
 
     def regions(self) -> frozenset[str]:
-        """Return the files in shared memory that these processes have made, or had open."""
-        there = processes.shared_memory()
-        return frozenset(name for name in there if name.startswith(self._prefix) or name in self._met)
+        """Return the files in shared memory that these processes made, or had open."""
+        names = resource_usage.shared_memory()
+        return frozenset(name for name in names if name.startswith(self._prefix) or name in self._seen)
 
     def _usage(self) -> dict[str, Usage]:
-        found = {tree: processes.usage(pid) for tree, pid in self._pids.items()}
+        found = {tree: resource_usage.usage(pid) for tree, pid in self._pids.items()}
         own = psutil.Process()
-        # What is free already is no leak, though each thread's allocator keeps it: it goes before a look.
+        # Free memory in the threads' allocators is not a leak, so it is returned before a sample.
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        memory_bytes = processes.own_bytes(own.pid)
+        memory_bytes = resource_usage.own_bytes(own.pid)
         return {**found, CALLERS: Usage(1, 0, own.num_threads(), own.num_fds(), memory_bytes)}
 
     def _open_regions(self) -> set[str]:
-        pids = [each.pid for pid in self._pids.values() for each in processes.tree(pid)]
+        pids = [each.pid for pid in self._pids.values() for each in resource_usage.tree(pid)]
         return {name for pid in (*pids, os.getpid()) for name in _regions_of(pid)}
 
     def _registered(self) -> tuple[str, ...]:
@@ -151,12 +151,12 @@ class Watch:
 
 
 class Sampler:
-    """Takes a sample in every `period_s` for as long as the context lasts; `failure` says why it cannot."""
+    """Takes a sample in every `period_s` of the context; `failure` has the reason of an early end."""
 
-    def __init__(self, look: Callable[[], Sample], period_s: float) -> None:
+    def __init__(self, sample: Callable[[], Sample], period_s: float) -> None:
         self.samples: list[Sample] = []
         self.failure = ""
-        self._look, self._period_s = look, period_s
+        self._sample, self._period_s = sample, period_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="sampler")
 
@@ -169,23 +169,23 @@ class Sampler:
         self._thread.join()
 
     def has(self, since_s: float) -> bool:
-        """Tell whether there are samples enough since a moment, or will be no more."""
-        return bool(self.failure) or sum(each.at_s >= since_s for each in self.samples) >= FEWEST
+        """Check whether there are enough samples since a time, or no more will come."""
+        return bool(self.failure) or sum(each.at_s >= since_s for each in self.samples) >= MIN_SAMPLES
 
     def _sample_on(self) -> None:
         began_s, random = time.monotonic(), np.random.default_rng(0)
         for place in itertools.count():
-            # In step with what comes and goes as regularly, samples would show a growth that is none.
+            # Regular samples could be in step with regular work, and show a false growth.
             due_s = began_s + (place + random.random()) * self._period_s
             if self._over.wait(max(0.0, due_s - time.monotonic())):
                 return
             try:
-                self.samples.append(self._look())
+                self.samples.append(self._sample())
             except psutil.Error as error:
-                self.failure = f"a process that is watched has ended: {error}"
+                self.failure = f"an observed process ended: {error}"
                 return
-            except Exception as error:  # else the soak would wait for samples for ever
-                self.failure = f"nothing more can be seen: {type(error).__name__}: {error}"
+            except Exception as error:  # else the soak would wait for samples permanently
+                self.failure = f"sampling failed: {type(error).__name__}: {error}"
                 return
 
 
@@ -193,32 +193,31 @@ def present(samples: Sequence[metrics_page.Sample], names: Sequence[str]) -> dic
     """Return the sum of each metric.
 
     Raises:
-        LookupError: a page does not have it, which is not the same as zero.
+        LookupError: no page has a metric, which differs from zero.
     """
     if missing := {*names} - {each.name for each in samples}:
         raise LookupError(f"no page has {', '.join(sorted(missing))}")
     return {name: sum(each.value for each in samples if each.name == name) for name in names}
 
 
-def least(looks: Sequence[Usage]) -> Usage:
-    """Return the least of each number."""
-    return Usage(*(min(getattr(look, field.name) for look in looks) for field in fields(Usage)))
+def minimum(samples: Sequence[Usage]) -> Usage:
+    """Return the minimum of each number."""
+    return Usage(*(min(getattr(each, field.name) for each in samples) for field in fields(Usage)))
 
 
 def lasting(samples: Sequence[Sample]) -> set[int]:
-    """Return the processes that were zombies in two samples, one after the other."""
+    """Return the processes that were zombies in two successive samples."""
     return {pid for before, after in itertools.pairwise(samples) for pid, _ in before.zombies & after.zombies}
 
 
 def _zombies(pid: int) -> Iterator[tuple[int, float]]:
-    for process in processes.tree(pid):
+    for process in resource_usage.tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.status() == psutil.STATUS_ZOMBIE:
                 yield process.pid, process.create_time()
 
 
 def _regions_of(pid: int) -> Iterator[str]:
-    """Give the files in shared memory that a process maps or has open."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             path = Path(line.split(maxsplit=5)[-1])

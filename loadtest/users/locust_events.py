@@ -1,6 +1,6 @@
-"""What a load test does at Locust's events: its options, one ledger of all processes, report and exit code.
+"""The handlers of Locust's events: options, statistics of all processes, report and exit code.
 
-Importing this module changes the standard library for gevent, as Locust does: run it in a process of its own.
+Importing this module patches the standard library for gevent, as Locust does, so it needs its own process.
 """
 
 import argparse
@@ -19,39 +19,48 @@ from locust import events
 from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
 from loadtest.users import thresholds
-from loadtest.users.arrivals import ARRIVALS
-from loadtest.users.callers import WrongAnswer
-from loadtest.users.generator import PATIENCE_S, SCENARIOS, UNANSWERED, Generator
-from loadtest.users.ledger import Ledger
-from loadtest.users.questions import ESPRESSO
+from loadtest.users.locust_users import WrongResponse
 from loadtest.users.report import Report
+from loadtest.users.request_mix import ESPRESSO
+from loadtest.users.run_statistics import RunStatistics
+from loadtest.users.turn_scheduler import DRAIN_S, SCENARIOS, UNANSWERED, TurnScheduler
+from nereid.tune.load_generator import ARRIVALS
 
-# Names of what goes between Locust's processes.
-LEDGER, FINISH, FINISHED = "nereid_ledger", "nereid_finish", "nereid_finished"
-# The workers' own patience, and some for the way.
-WORKERS_PATIENCE_S, LOOK_S = PATIENCE_S + 10.0, 0.05
-# What Locust would ask for or take one of.
+# Names of the messages between Locust's processes.
+STATISTICS, FINISH, FINISHED = "nereid_statistics", "nereid_finish", "nereid_finished"
+# The workers' own limit, and some time for the messages.
+WORKERS_DRAIN_S, POLL_S = DRAIN_S + 10.0, 0.05
+# Other defaults than Locust's.
 DEFAULTS = {"num_users": 8, "spawn_rate": 100.0, "web_host": "127.0.0.1"}
 
 
 def listen() -> None:
-    """Have Locust know our options, and follow each of its runs."""
+    """Register our options, and the handlers of each run."""
     events.init_command_line_parser.add_listener(add_options)
     events.init.add_listener(lambda environment, **rest: Run(environment))
 
 
 def add_options(parser: Any) -> None:
-    """Add what only our users know."""
+    """Add the options of our users."""
     parser.set_defaults(**DEFAULTS)
     add: Callable[..., Any] = parser.add_argument
-    add("--scenario", choices=SCENARIOS, default="closed", help="when a user sends its next request")
+    add(
+        "--scenario",
+        choices=SCENARIOS,
+        default="closed",
+        help="closed: send after each response; open: by a schedule",
+    )
     add("--rate", type=_positive, default=20.0, help="open: requests per second, all users together")
-    add("--arrivals", choices=ARRIVALS, default="poisson", help="open: how they are spread")
+    add("--arrivals", choices=ARRIVALS, default="poisson", help="open: distribution of the times")
     add("--model", default="classify", help="a route, or any model with an input 'image'")
-    add("--grpc", default="", help="HOST:PORT of gRPC; the port after that of --host if not given")
-    add("--variants", default="v1,v2", help="of the route, by comma; '' for a model that is no route")
-    add("--keys", type=int, default=100, help="sticky callers; 0 while the route's weights change")
-    add("--expect", type=int, default=ESPRESSO, help="the class that the photo shows")
+    add("--grpc", default="", help="HOST:PORT of gRPC; default: the port after that of --host")
+    add(
+        "--variants",
+        default="v1,v2",
+        help="of the route, with commas; '' for other models",
+    )
+    add("--keys", type=int, default=100, help="number of sticky callers; 0 while the route's weights change")
+    add("--expect", type=int, default=ESPRESSO, help="expected class of the photo")
     files = {"metavar": "FILE", "include_in_web_ui": False}
     add("--report", default="", help="write the report as JSON", **files)
     default = str(thresholds.DEFAULT)
@@ -59,16 +68,16 @@ def add_options(parser: Any) -> None:
         "--thresholds",
         type=_thresholds,
         default=default,
-        help="what must be reached; '' for nothing",
+        help="file with the limits; '' for no limits",
         **files,
     )
 
 
 class Run:
-    """Follows Locust in one process; in a distributed test the master has the ledgers of its workers.
+    """The handlers of one process; in a distributed test the master has the statistics of its workers.
 
     Args:
-        environment: Locust's, which gets the `generator` of its users.
+        environment: Locust's; it gets the `scheduler` of its users.
     """
 
     def __init__(self, environment: Any) -> None:
@@ -96,14 +105,14 @@ class Run:
         hooks.test_stopping.add_listener(self.on_test_stopping)
 
     def on_test_start(self, **rest: Any) -> None:
-        """Begin with an empty ledger."""
+        """Begin with empty statistics."""
         self._encoded.clear()
         self._finished.clear()
         self._is_passed, self._is_over = None, False
-        self._environment.generator = Generator(self._options.scenario, random.Random())
+        self._environment.scheduler = TurnScheduler(self._options.scenario, random.Random())
 
     def on_spawning_complete(self, user_count: int, **rest: Any) -> None:
-        """Start the schedule: this process sends the share of the rate that it has of the users."""
+        """Start the schedule; the rate of this process is its share of the users."""
         if self._options.scenario != "open" or not user_count:
             return
         environment = self._environment
@@ -115,76 +124,78 @@ class Run:
         }
         if callers:
             rate = self._options.rate * sum(callers.values()) / user_count
-            dispatcher = environment.generator.schedule(rate, self._options.arrivals, callers)
+            dispatcher = environment.scheduler.schedule(rate, self._options.arrivals, callers)
             dispatcher.link_exception(locust.log.greenlet_exception_logger(logging.getLogger(__name__)))
 
     def on_request(
         self, request_type: str, response_time: float, exception: Any, context: Any, **rest: Any
     ) -> None:
-        """Count a request that has ended."""
+        """Count a finished request."""
         service_ms, failure = context["service_ms"], ""
         if exception is not None:
             failure = str(exception) or type(exception).__name__
-        self._environment.generator.ledger.of(request_type).add(response_time, service_ms, failure)
+        self._environment.scheduler.statistics.of(request_type).add(response_time, service_ms, failure)
 
     def on_report_to_master(self, data: dict[str, Any], **rest: Any) -> None:
-        """Tell the master all that was counted so far."""
-        if generator := getattr(self._environment, "generator", None):
-            data[LEDGER] = generator.look().encode()
+        """Send the present statistics to the master."""
+        if scheduler := getattr(self._environment, "scheduler", None):
+            data[STATISTICS] = scheduler.snapshot().encode()
 
     def on_worker_report(self, client_id: str, data: dict[str, Any], **rest: Any) -> None:
-        """Take what a worker has counted, in place of what it said before."""
-        if LEDGER in data:
-            self._encoded[client_id] = data[LEDGER]
+        """Replace the statistics of a worker."""
+        if STATISTICS in data:
+            self._encoded[client_id] = data[STATISTICS]
 
     def on_test_stopping(self, **rest: Any) -> None:
-        """Let what is under way end before Locust stops the users."""
+        """Wait for the requests in flight before Locust stops the users."""
         if self._is_master:
             self._finish_workers()
         elif self._has_begun:
             self._finish()
 
     def on_finish(self, **rest: Any) -> None:
-        """Do in a worker what the master asks for: finish, and say so."""
+        """Finish in a worker, and report that to the master."""
         data: dict[str, Any] = {}
-        if self._has_begun:  # else it came after the users were spread
+        if self._has_begun:  # else the message came before the test
             self._finish()
             self.on_report_to_master(data)
         self._environment.runner.send_message(FINISHED, data)
 
     def on_finished(self, msg: Any, **rest: Any) -> None:
-        """Take the last word of a worker."""
+        """Take the last statistics of a worker."""
         self.on_worker_report(msg.node_id, msg.data)
         self._finished.add(msg.node_id)
 
     def on_test_stop(self, **rest: Any) -> None:
-        """Print and write the report, and hold it against the thresholds."""
-        if not self._has_begun:  # Locust ends, and with it also what nobody has started
+        """Print and write the report, and compare it with the thresholds."""
+        if not self._has_begun:  # Locust ends without a started test
             return
         self._is_over = True
-        encoded = self._encoded.values() if self._is_master else [self._environment.generator.look().encode()]
-        ledger = Ledger.merged(encoded)
+        encoded = (
+            self._encoded.values() if self._is_master else [self._environment.scheduler.snapshot().encode()]
+        )
+        statistics = RunStatistics.merged(encoded)
         for each in self._environment.user_classes:
-            ledger.of(each.protocol)  # one that nobody asked over has a row, too, which fails
-        report = Report.of(self._options.scenario, ledger, self._lost())
+            statistics.of(each.protocol)  # a protocol without a request gets a row, which fails
+        report = Report.of(self._options.scenario, statistics, self._lost())
         report.show()
         if self._options.report:
             Path(self._options.report).write_text(json.dumps(report.plain(), indent=2) + "\n")
         if self._options.thresholds:
-            lines = thresholds.hold(report, thresholds.read(Path(self._options.thresholds)))
+            lines = thresholds.compare(report, thresholds.read(Path(self._options.thresholds)))
             thresholds.show(report.scenario, lines)
             self._is_passed = all(line.is_met for line in lines)
 
     def on_quitting(self, environment: Any, **rest: Any) -> None:
-        """Say by the exit code whether all thresholds were met; without any, Locust decides.
+        """Set the exit code from the thresholds; without thresholds Locust decides.
 
-        A run that a signal has cut short fails: what would have come later was not asked.
+        A run that a signal ended early fails, because its later requests were not sent.
         """
         is_cut_short = self._options.headless and self._options.run_time and not self._is_over
         environment.runner.quit()
         is_sound = not environment.runner.exceptions and not locust.log.unhandled_greenlet_exception
         if is_cut_short:
-            logging.getLogger(__name__).error("the run was ended before its --run-time")
+            logging.getLogger(__name__).error("the run ended before its --run-time")
         if is_cut_short or self._is_passed is False:
             environment.process_exit_code = 1
         elif self._is_passed and is_sound:
@@ -192,26 +203,26 @@ class Run:
 
     @property
     def _has_begun(self) -> bool:
-        return hasattr(self._environment, "generator")
+        return hasattr(self._environment, "scheduler")
 
     def _finish(self) -> None:
-        for protocol, due_s in self._environment.generator.finish():
+        for protocol, due_s in self._environment.scheduler.finish():
             late_ms = (time.monotonic() - due_s) * 1e3
             self._environment.events.request.fire(
                 request_type=protocol,
                 name=f"{self._options.model} unanswered",
                 response_time=late_ms,
                 response_length=0,
-                exception=WrongAnswer(UNANSWERED),
+                exception=WrongResponse(UNANSWERED),
                 context={"service_ms": late_ms},
             )
 
     def _finish_workers(self) -> None:
         runner = self._environment.runner
         runner.send_message(FINISH)
-        deadline = time.monotonic() + WORKERS_PATIENCE_S
+        deadline = time.monotonic() + WORKERS_DRAIN_S
         while time.monotonic() < deadline and not self._running() <= self._finished:
-            gevent.sleep(LOOK_S)
+            gevent.sleep(POLL_S)
 
     def _running(self) -> set[str]:
         return {worker.id for worker in self._environment.runner.clients.all if worker.state != STATE_MISSING}
@@ -228,10 +239,9 @@ def _positive(text: str) -> float:
 
 
 def _thresholds(text: str) -> str:
-    """Return the file's name, if it can be read: before anything is asked."""
     try:
         if text:
             thresholds.read(Path(text))
-    except thresholds.BadThresholds as error:
+    except thresholds.InvalidThresholds as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

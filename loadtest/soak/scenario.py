@@ -1,4 +1,4 @@
-"""What happens in a soak: who asks what of whom, and what changes meanwhile."""
+"""The scenario of a soak: its traffic and its changes."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest import servers
-from loadtest.soak import bad, good
+from loadtest.soak import invalid_requests, valid_requests
 from loadtest.soak.changes import Changes
-from loadtest.soak.good import Photo
+from loadtest.soak.observation import POLL_S
 from loadtest.soak.traffic import Kind, Tally, Target, Traffic
-from loadtest.soak.watch import LOOK_S
+from loadtest.soak.valid_requests import Photo
 from loadtest.swap import References
 from nereid.tune import photos
 
-# After so long what a change leaves behind at once has gone.
+# The short effects of a change end within this time.
 SETTLING_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of it: `calm` are the spans in which nothing changed, in monotonic seconds.
+    """The outcome: `calm` has the spans without changes, in monotonic seconds.
 
-    `trouble` tells what ended it early, if anything.
+    `trouble` has the reason of an early end.
     """
 
     tallies: Sequence[Tally]
@@ -32,27 +32,27 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """Who asks what of whom, and what changes meanwhile."""
+class Scenario:
+    """The traffic and the changes of a soak."""
 
     kinds: Sequence[Kind]
     target: Target
     changes: Changes
 
     @classmethod
-    def of(cls, running: servers.Supervised, gateway: servers.Gateway, folder: Path) -> "Scene":
-        """Make the photos and what is published, and know what each version answers."""
+    def of(cls, running: servers.Supervised, gateway: servers.Gateway, folder: Path) -> "Scenario":
+        """Prepare photos, candidates and expected scores."""
         files = {name: photos.jpeg(size_wh) for name, size_wh in photos.SIZES_WH.items()}
         known = {name: Photo(file, References(running.repository, file)) for name, file in files.items()}
         server = running.record
         return cls(
-            [*good.kinds(known), *bad.kinds(files[good.LARGE])],
+            [*valid_requests.kinds(known), *invalid_requests.kinds(files[valid_requests.LARGE])],
             Target(server.url("http"), server.url("grpc"), f"127.0.0.1:{gateway.port}"),
             Changes(running, folder, [each.references for each in known.values()]),
         )
 
-    def warming(self) -> "Scene":
-        """Return it as it is played before anything is measured."""
+    def warming(self) -> "Scenario":
+        """Return the scenario with the rates of the warm-up."""
         return replace(self, kinds=[kind.warming() for kind in self.kinds])
 
     def play(
@@ -62,24 +62,24 @@ class Scene:
         has_enough: Callable[[float], bool] = lambda since_s: True,
         is_over: Callable[[], object] = lambda: False,
     ) -> Played:
-        """Ask for so long, and change things every `calm_s`, until a change fails.
+        """Run traffic with changes every `calm_s`, until the end or a failed change.
 
         Args:
-            seconds: for how long.
+            seconds: duration.
             calm_s: from the end of one round of changes to the next.
-            has_enough: of samples since a moment: the last span goes on until then, as a machine may be slow.
-            is_over: whether there will be none any more.
+            has_enough: whether there are enough samples since a time; the last span waits for them.
+            is_over: whether no more samples will come.
         """
         calm: list[tuple[float, float]] = []
         trouble: list[str] = []
-        with Traffic(self.kinds, self.target) as traffic, noted(trouble, "a change has failed"):
+        with Traffic(self.kinds, self.target) as traffic, noted(trouble, "a change failed"):
             deadline = time.monotonic() + seconds
             while not is_over():
                 began_s = time.monotonic()
                 time.sleep(calm_s)
                 is_last = time.monotonic() > deadline
                 while is_last and not has_enough(began_s + SETTLING_S):
-                    time.sleep(LOOK_S)
+                    time.sleep(POLL_S)
                 calm.append((began_s + SETTLING_S, time.monotonic()))
                 if is_last:
                     break
@@ -88,9 +88,9 @@ class Scene:
 
 
 @contextmanager
-def noted(trouble: list[str], what: str) -> Iterator[None]:
-    """Put an error into words: it must not take with it what was seen before."""
+def noted(trouble: list[str], event: str) -> Iterator[None]:
+    """Note an error as text, so that earlier observations are kept."""
     try:
         yield
     except Exception as error:
-        trouble.append(f"{what}: {type(error).__name__}: {error}")
+        trouble.append(f"{event}: {type(error).__name__}: {error}")

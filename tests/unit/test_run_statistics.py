@@ -1,12 +1,19 @@
-"""Counts and histograms of a load test, and that those of several processes add up."""
+"""The counts and histograms of a load test, and their sums over processes."""
 
 import random
 
 import msgpack
 import pytest
 
-from loadtest.users.ledger import MOST_REASONS, OTHER, STRAYED, Histogram, Ledger, Series
 from loadtest.users.report import PERCENTILES, Report
+from loadtest.users.run_statistics import (
+    MAX_REASONS,
+    OTHER,
+    STRAYED,
+    Histogram,
+    ProtocolStatistics,
+    RunStatistics,
+)
 
 
 def histogram(latencies_ms: list[float]) -> Histogram:
@@ -57,9 +64,9 @@ def test_no_latency_is_lost(latency_ms, counted_ms):
     assert one.percentile_ms(100) == pytest.approx(counted_ms, rel=1e-3)
 
 
-def ledger(good: int, failures: dict[str, int], **about: object) -> Ledger:
+def statistics(good: int, failures: dict[str, int], **about: object) -> RunStatistics:
     """Return that of one process which asked over HTTP."""
-    result = Ledger(**about)
+    result = RunStatistics(**about)
     series = result.of("http")
     for _ in range(good):
         series.add(20.0, 10.0, "")
@@ -69,15 +76,15 @@ def ledger(good: int, failures: dict[str, int], **about: object) -> Ledger:
     return result
 
 
-def test_ledgers_of_processes_add_up():
+def test_statistics_of_processes_add_up():
     """Counts are summed, durations and CPU are those of the longest and the busiest."""
-    first = ledger(8, {"slow": 1}, schedule_s=2.0, seconds=2.5, cpu_share=0.3)
-    second = ledger(4, {"slow": 2, "wrong": 1}, schedule_s=2.1, seconds=2.2, cpu_share=0.5)
+    first = statistics(8, {"slow": 1}, schedule_s=2.0, seconds=2.5, cpu_share=0.3)
+    second = statistics(4, {"slow": 2, "wrong": 1}, schedule_s=2.1, seconds=2.2, cpu_share=0.5)
     first.of("http").planned, second.of("http").planned = 9, 8
     first.of("http").backlog_max, second.of("http").backlog_max = 3, 2
 
     # As they go over Locust's own wire.
-    whole = Ledger.merged(msgpack.unpackb(msgpack.packb(each.encode())) for each in (first, second))
+    whole = RunStatistics.merged(msgpack.unpackb(msgpack.packb(each.encode())) for each in (first, second))
 
     series = whole.of("http")
     assert (whole.processes, whole.schedule_s, whole.seconds, whole.cpu_share) == (2, 2.1, 2.5, 0.5)
@@ -88,13 +95,13 @@ def test_ledgers_of_processes_add_up():
 
 def test_a_key_that_two_processes_saw_on_two_variants_is_a_failure():
     """A sticky key gets one variant, whoever asks: the later answer is no longer right, over its protocol."""
-    first, second = ledger(2, {}), ledger(2, {})
+    first, second = statistics(2, {}), statistics(2, {})
     second.of("grpc").good = 3
     first.moved("caller-1", "v1", "http")
     second.moved("caller-1", "v2", "grpc")
     second.moved("caller-2", "v2", "http")
 
-    whole = Ledger.merged(msgpack.unpackb(msgpack.packb(each.encode())) for each in (first, second))
+    whole = RunStatistics.merged(msgpack.unpackb(msgpack.packb(each.encode())) for each in (first, second))
 
     series = {name: (each.good, each.failures, each.requests) for name, each in whole.series.items()}
     assert series == {"http": (4, {}, 4), "grpc": (2, {STRAYED: 1}, 3)}
@@ -102,18 +109,18 @@ def test_a_key_that_two_processes_saw_on_two_variants_is_a_failure():
 
 def test_reasons_without_end_are_bounded():
     """A server that says something else each time does not fill the memory."""
-    series = Series()
+    series = ProtocolStatistics()
 
     for number in range(1_000):
         series.fail(f"reason {number}")
 
-    assert len(series.failures) == MOST_REASONS + 1
-    assert series.failures[OTHER] == 1_000 - MOST_REASONS
+    assert len(series.failures) == MAX_REASONS + 1
+    assert series.failures[OTHER] == 1_000 - MAX_REASONS
 
 
 def test_report_counts_only_right_answers_as_achieved():
     """The rate is of right answers until the last; what was to be sent is the target."""
-    whole = ledger(30, {"wrong": 10}, schedule_s=4.0, seconds=5.0)
+    whole = statistics(30, {"wrong": 10}, schedule_s=4.0, seconds=5.0)
     whole.of("http").planned = 40
 
     (row,) = Report.of("open", whole).rows
@@ -125,6 +132,6 @@ def test_report_counts_only_right_answers_as_achieved():
 
 def test_a_closed_loop_has_no_target():
     """Nothing was planned, so nothing was missed."""
-    (row,) = Report.of("closed", ledger(3, {}, seconds=1.0)).rows
+    (row,) = Report.of("closed", statistics(3, {}, seconds=1.0)).rows
 
     assert (row.rate_per_s, row.target_per_s, row.achieved_ratio) == (3.0, None, None)

@@ -1,25 +1,25 @@
-"""All that a soak has shown: how it is judged, and what is recorded of it."""
+"""The evaluation of a soak: its verdicts and its record."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loadtest.soak.observation import SERVER, Quiet, Sample, lasting
 from loadtest.soak.traffic import Tally
-from loadtest.soak.verdict import FEWEST, Verdict, grown, kept, none, thinned
-from loadtest.soak.watch import SERVER, Quiet, Sample, lasting
+from loadtest.soak.verdict import MIN_SAMPLES, Verdict, absent, growth, not_more, thinned
 from nereid.routing.assignment import ROUTE_THREADS
 
-# What is counted of a tree before and after.
+# The numbers of a process tree that are compared before and after.
 COUNTED = {"open_files": "open files", "threads": "threads", "processes": "processes"}
-# A route starts the threads of its pool as they are first needed.
-MAY_COME = {(SERVER, "threads"): ROUTE_THREADS}
+# A route starts the threads of its pool when they are first needed.
+ALLOWED_MORE = {(SERVER, "threads"): ROUTE_THREADS}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that a soak has shown; `samples` are of the measured part, `calm` those while nothing changed.
+    """All observations of a soak; `samples` are of the measured part, `calm` those without changes.
 
-    `trouble` tells what has kept things from being seen, such as all that would be there `after`.
+    `trouble` has the reasons of missing observations, such as those `after` the soak.
     """
 
     tallies: Sequence[Tally]
@@ -34,20 +34,20 @@ class Outcome:
 
 
 def calm(samples: Sequence[Sample], spans: Sequence[tuple[float, float]]) -> list[Sample]:
-    """Return the samples of these spans."""
+    """Return the samples within some spans."""
     return [each for each in samples if any(begin <= each.at_s <= end for begin, end in spans)]
 
 
 def judge(outcome: Outcome, share: float) -> list[Verdict]:
-    """Return all judgements of a soak; where there was trouble, those of what was seen."""
+    """Return the verdicts of a soak; after trouble, those of the available observations."""
     zombies = lasting(outcome.samples) | {pid for last in outcome.samples[-1:] for pid, _ in last.zombies}
     verdicts = [
-        none("requests not as they must be", sum(each.wrong for each in outcome.tallies)),
-        none("kinds sent too rarely", [each.kind.name for each in outcome.tallies if each.is_starved]),
-        none("zombies", sorted(zombies)),
-        none("shared memory regions, after the server", sorted(outcome.left_over)),
+        absent("wrong outcomes", sum(each.wrong for each in outcome.tallies)),
+        absent("kinds sent too rarely", [each.kind.name for each in outcome.tallies if each.is_starved]),
+        absent("zombies", sorted(zombies)),
+        absent("shared memory regions, after the server", sorted(outcome.left_over)),
     ]
-    if len(outcome.calm) >= FEWEST or not outcome.trouble:
+    if len(outcome.calm) >= MIN_SAMPLES or not outcome.trouble:
         verdicts += _memory(outcome, share)
     if outcome.after:
         verdicts += _left(outcome.before, outcome.after)
@@ -58,23 +58,23 @@ def _memory(outcome: Outcome, share: float) -> Iterator[Verdict]:
     minutes = [(each.at_s - outcome.samples[0].at_s) / 60 for each in outcome.calm]
     for tree in outcome.before.usage:
         megabytes = [each.usage[tree].memory_bytes / 1e6 for each in outcome.calm]
-        yield grown(f"memory, {tree}", "MB", minutes, megabytes, share)
+        yield growth(f"memory, {tree}", "MB", minutes, megabytes, share)
 
 
 def _left(before: Quiet, after: Quiet) -> Iterator[Verdict]:
     for tree, usage in before.usage.items():
         for field, name in COUNTED.items():
             counts = getattr(usage, field), getattr(after.usage[tree], field)
-            yield kept(f"{name}, {tree}", *counts, MAY_COME.get((tree, field), 0))
-    yield kept("shared memory regions", len(before.regions), len(after.regions))
-    yield none("regions that the server was told of", after.registered)
+            yield not_more(f"{name}, {tree}", *counts, ALLOWED_MORE.get((tree, field), 0))
+    yield not_more("shared memory regions", len(before.regions), len(after.regions))
+    yield absent("registered regions", after.registered)
     for name, value in after.gauges.items():
-        yield none(f"`{name}`", value)
-    yield none("repairs and restarts by the supervisor", after.repairs)
+        yield absent(f"`{name}`", value)
+    yield absent("repairs and restarts by the supervisor", after.repairs)
 
 
 def result(outcome: Outcome, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return what is recorded of a soak."""
+    """Return the record of a soak."""
     samples = thinned(outcome.samples)
     return {
         "busy_cores": round(outcome.busy, 2),

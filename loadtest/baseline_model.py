@@ -1,4 +1,4 @@
-"""The least that a Python model can do with a network: a Triton model.py to compare our backend with."""
+"""A minimal Triton model.py for an ONNX network: the baseline for the cost of our backend."""
 
 import time
 from pathlib import Path
@@ -10,10 +10,10 @@ from nereid.triton.metric_reporter import SessionMetrics
 
 
 class TritonPythonModel:
-    """`InferenceSession.run` for each request, and nothing else."""
+    """Run `InferenceSession.run` for each request, and nothing else."""
 
     def initialize(self, args):
-        """Open the network that lies beside this file."""
+        """Open the network in the folder of this file."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         path = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
@@ -21,10 +21,10 @@ class TritonPythonModel:
         self.metrics = SessionMetrics(args["model_name"], int(args["model_version"]))
 
     def execute(self, requests):
-        """Answer one by one."""
-        return [self._answer(request) for request in requests]
+        """Respond to the requests one by one."""
+        return [self._respond(request) for request in requests]
 
-    def _answer(self, request):
+    def _respond(self, request):
         inputs = request.inputs()[0].as_numpy()
         start = time.perf_counter()
         (scores,) = self.session.run(["scores"], {"input": inputs})

@@ -1,0 +1,107 @@
+"""Two plots of a record as SVG; equal records give equal bytes."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+from loadtest.bench import summary
+from loadtest.bench.plan import IN_PROCESS, PATHS, PHOTOS
+
+matplotlib.use("svg")
+
+Row = dict[str, Any]
+
+COLOURS = {"cpu": "#0969da", "ensemble": "#8250df", "route": "#1a7f37", "gateway": "#9a6700"}
+LIMIT = "#cf222e"
+TICKS_MS = [factor * 10.0**power for power in range(-1, 5) for factor in (1, 2, 5)]
+# A fixed salt makes the ids stable; text stays text.
+STYLE: Any = {"svg.hashsalt": "nereid", "svg.fonttype": "none", "font.size": 9.0, "axes.titlesize": 9.0}
+# On a dark page: light text on a dark background, with the same hues.
+DARK = "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.9) hue-rotate(180deg) } }</style>"
+
+
+def throughput(rows: Sequence[Row]) -> str:
+    """Draw images/s of each path at its best concurrency, FP32 over HTTP, and the limit, by photo."""
+    shown = [photo for photo in PHOTOS if _best(rows, photo)]
+    sizes = [len(_best(rows, photo)) for photo in shown]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 0.9 + 0.35 * (sum(sizes) + len(sizes))), layout="constrained")
+        all_axes = figure.subplots(len(shown), sharex=True, squeeze=False, height_ratios=sizes)[:, 0]
+        for axes, photo in zip(all_axes, shown, strict=True):
+            best, limit = _best(rows, photo), _limit(rows, photo)["rate"]["median"]
+            names = [f"{row['path']}, {row['concurrency']} in flight" for row in best]
+            rates = [row["rate"] for row in best]
+            medians = [rate["median"] for rate in rates]
+            ranges = [
+                [rate["median"] - rate["min"] for rate in rates],
+                [rate["max"] - rate["median"] for rate in rates],
+            ]
+            axes.barh(names, medians, xerr=ranges, color=[COLOURS[row["path"]] for row in best])
+            for place, row in enumerate(best):
+                text = f"{row['rate']['median']:.0f} ({row['of_limit']['median']:.2f})"
+                axes.text(1.01 * max(row["rate"]["max"], limit), place, text, va="center")
+            axes.axvline(limit, color=LIMIT, linestyle="--")
+            axes.set_title(f"photo {PHOTOS[photo]}", loc="left", fontweight="bold")
+            axes.set_title(f"in process: {limit:.0f}", loc="right", color=LIMIT)
+            axes.invert_yaxis()
+            axes.margins(x=0.25)
+        all_axes[-1].set_xlabel("images/s")
+        return _svg(figure, "Throughput at the best concurrency: median and range; share of the limit")
+
+
+def latency(rows: Sequence[Row]) -> str:
+    """Draw p50 and p99 of `cpu` and `ensemble` by concurrency, FP32 over HTTP, on logarithmic axes."""
+    shown = [row for row in summary.plain(rows) if row["path"] in ("cpu", "ensemble")]
+    counts = sorted({row["concurrency"] for row in shown})
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        for axes, photo in zip(figure.subplots(1, len(PHOTOS), sharey=True), PHOTOS, strict=True):
+            mine = sorted(
+                (row for row in shown if row["photo"] == photo), key=lambda row: int(row["concurrency"])
+            )
+            for path in ("cpu", "ensemble"):
+                for name, line in (("p50", "-"), ("p99", "--")):
+                    places = [
+                        (r["concurrency"], r[f"{name}_ms"]["median"]) for r in mine if r["path"] == path
+                    ]
+                    x, y = zip(*places, strict=True)
+                    axes.plot(x, y, line, marker="o", color=COLOURS[path], label=f"{path} {name}")
+            rate = _limit(rows, photo)["rate"]["median"]
+            many = [count for count in counts if count > 1]
+            even_ms = [count / rate * 1e3 for count in many]
+            axes.plot(many, even_ms, ":", color=LIMIT, label="in flight / limit")
+            axes.set(xscale="log", yscale="log", xlabel="requests in flight", title=f"photo {PHOTOS[photo]}")
+            axes.set_xticks(counts)
+            axes.set_yticks([tick for tick in TICKS_MS if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]])
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(ScalarFormatter())
+                axis.set_minor_formatter(NullFormatter())
+            axes.grid(True, alpha=0.4)
+        figure.axes[0].set_ylabel("ms")
+        figure.axes[0].legend()
+        return _svg(figure, "Latency by concurrency: p50 solid, p99 dashed; medians of the rounds")
+
+
+def _best(rows: Sequence[Row], photo: str) -> list[Row]:
+    mine = [row for row in summary.plain(rows) if row["photo"] == photo]
+    paths = [path for path in PATHS if any(row["path"] == path for row in mine)]
+    return [summary.best([row for row in mine if row["path"] == path]) for path in paths]
+
+
+def _limit(rows: Sequence[Row], photo: str) -> Row:
+    wanted = (IN_PROCESS, photo)
+    return next(row for row in summary.plain(rows) if (row["path"], row["photo"]) == wanted)
+
+
+def _svg(figure: Figure, title: str) -> str:
+    figure.suptitle(title, fontsize=10)
+    target = io.StringIO()
+    figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None, "Type": None})
+    _, mark, rest = target.getvalue().partition("<svg ")
+    tag, end, body = rest.partition(">")
+    text = f'{mark}{tag} role="img"{end}\n <title>{title}</title>\n {DARK}{body}'
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

@@ -1,0 +1,76 @@
+"""CPU time, memory, threads and open files of a process tree."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SHARED_MEMORY = "/dev/shm"
+MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A process tree at one moment; `memory_bytes` is the sum of `own_bytes`."""
+
+    processes: int
+    zombies: int
+    threads: int
+    open_files: int
+    memory_bytes: int
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """Return a process and all its descendants that still run."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds, user and system, of the tree so far."""
+    return float(sum(each.user + each.system for each in _each(pid, "cpu_times")))
+
+
+def memory_bytes(pid: int) -> int:
+    """Return the memory (PSS) of the tree."""
+    return int(sum(memory.pss for memory in _each(pid, "memory_full_info")))
+
+
+def own_bytes(pid: int) -> int:
+    """Return the memory (PSS) of one process without the pages of files.
+
+    The share of a library's pages changes when any other process maps the library.
+    """
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+
+
+def usage(pid: int) -> Usage:
+    """Measure the whole tree."""
+    statuses = list(_each(pid, "status"))
+    return Usage(
+        processes=len(statuses),
+        zombies=statuses.count(psutil.STATUS_ZOMBIE),
+        threads=sum(_each(pid, "num_threads")),
+        open_files=sum(_each(pid, "num_fds")),
+        memory_bytes=sum(_own_bytes_of_each(pid)),
+    )
+
+
+def shared_memory() -> list[str]:
+    """Return the names of this machine's shared memory regions."""
+    return [path.name for path in Path(SHARED_MEMORY).iterdir()]
+
+
+def _own_bytes_of_each(pid: int) -> Iterator[int]:
+    for process in tree(pid):
+        with contextlib.suppress(OSError):  # a process that ended, or a zombie
+            yield own_bytes(process.pid)
+
+
+def _each(pid: int, method: str) -> Iterator:
+    for process in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended, or is a zombie
+            yield getattr(process, method)()
