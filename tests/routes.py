@@ -165,9 +165,9 @@ def store_router(repository: Path, name: str, path: str = "", config: str = NETW
     folder = repository / name
     (folder / "1").mkdir(parents=True)
     (folder / "labels.txt").write_text(LABELS)
-    told = "".join(tensor("output", each, "STRING", [1]) for each in ROUTE_OUTPUTS)
+    added = "".join(tensor("output", each, "STRING", [1]) for each in ROUTE_OUTPUTS)
     route = f'parameters {{ key: "route" value {{ string_value: "{path or f"{name}.route.json"}" }} }}\n'
-    (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{config}{told}{route}')
+    (folder / "config.pbtxt").write_text(f'backend: "ab_router"\n{config}{added}{route}')
 
 
 def variant(name: str, model: str, weight: float = 0, version: int = 1, **more: Any) -> dict[str, Any]:
@@ -267,8 +267,8 @@ class RouteServer:
     def send(self, model: str, protocol: str = "grpc", **options: Any) -> RouteResponse:
         """Send X, or `x`; `options` are those of the client's `infer`."""
         result = self.infer(model, protocol, **options)
-        told = tuple(result.as_numpy(name).ravel()[0].decode() for name in ROUTE_OUTPUTS)
-        return RouteResponse(result.as_numpy("scores"), told)
+        origin = tuple(result.as_numpy(name).ravel()[0].decode() for name in ROUTE_OUTPUTS)
+        return RouteResponse(result.as_numpy("scores"), origin)
 
     def refusal(self, model: str, protocol: str = "grpc", **options: Any) -> tuple[str, str]:
         """Send a request that must fail; returns the status as the protocol spells it, and the message."""
@@ -295,7 +295,7 @@ class RouteServer:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a route metric's series that have these labels."""
-        return sum(number for told, number in self.series(name) if labels.items() <= told.items())
+        return sum(number for found, number in self.series(name) if labels.items() <= found.items())
 
     def series(self, name: str) -> list[tuple[dict[str, str], float]]:
         """Return the series of a route metric: labels and value."""

@@ -118,9 +118,9 @@ def unique(request):
     return "t" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
 
 
-def options(way: str, asked: dict[str, str]) -> dict:
+def options(way: str, sent: dict[str, str]) -> dict:
     """Return the client's options that send route parameters as headers (gRPC's metadata) or parameters."""
-    return {way: asked}
+    return {way: sent}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -130,9 +130,9 @@ def test_each_rule_beats_all_below_it(base, protocol, way, reason):
     """Forced variant > forced version > header rule > sticky key, however sent; the answer says so."""
     reasons = list(PRECEDENCE)
     below = reasons[reasons.index(reason) :]
-    asked = {name: text for each in reversed(below) for name, text in PRECEDENCE[each][0].items()}
+    sent = {name: text for each in reversed(below) for name, text in PRECEDENCE[each][0].items()}
 
-    answer = base.send("route", protocol, **options(way, asked))
+    answer = base.send("route", protocol, **options(way, sent))
 
     name = PRECEDENCE[reason][1]
     assert (answer.origin, answer.added) == ((name, NETWORK_VERSION[name], reason), ADDED[name])
@@ -161,7 +161,7 @@ def test_names_of_route_parameters_have_no_case(base, protocol):
 
 
 @cases(
-    ("asked", "reason"),
+    ("sent", "reason"),
     {
         "another-value": ({"x-route-group": "staff", "x-route-region": "eu"}, "header"),
         "one-missing": ({"x-route-group": "beta"}, "weight"),
@@ -169,34 +169,34 @@ def test_names_of_route_parameters_have_no_case(base, protocol):
         "unknown-header": ({"x-route-other": "beta"}, "weight"),
     },
 )
-def test_header_rule_needs_all_its_headers(base, asked, reason):
+def test_header_rule_needs_all_its_headers(base, sent, reason):
     """A variant's rule holds when each of its headers has one of its values, and else changes nothing."""
-    assert base.send("route", headers=asked).reason == reason
+    assert base.send("route", headers=sent).reason == reason
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_sticky_key_gets_its_computed_variant(base, protocol, key):
     """A key gets the variant that `routing.assign` computes, each time."""
-    told = {base.send("route", protocol, headers={"x-route-key": key}).origin for _ in range(5)}
+    found = {base.send("route", protocol, headers={"x-route-key": key}).origin for _ in range(5)}
 
     name = assign(ROUTE, key).name
-    assert told == {(name, NETWORK_VERSION[name], "route-key")}
+    assert found == {(name, NETWORK_VERSION[name], "route-key")}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
-    ("asked", "known"),
+    ("sent", "known"),
     [({"x-variant": "nobody"}, "pinned, plain, ruled"), ({"x-model-version": "9"}, "1, 2, 3")],
     ids=["variant", "version"],
 )
-def test_unknown_variant_or_version_is_refused_with_the_known_ones(base, protocol, asked, known):
+def test_unknown_variant_or_version_is_refused_with_the_known_ones(base, protocol, sent, known):
     """An unknown variant or version is the caller's fault, and the message lists the known ones."""
-    status, message = base.refusal("route", protocol, headers=asked)
+    status, message = base.refusal("route", protocol, headers=sent)
 
-    (name, wish), *_ = asked.items()
+    (name, value), *_ = sent.items()
     assert status == INVALID[protocol]
-    assert f"invalid request: unknown {name} '{wish}': expected one of {known}" in message
+    assert f"invalid request: unknown {name} '{value}': expected one of {known}" in message
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -219,9 +219,9 @@ def test_every_image_of_a_batch_is_told_who_answered(base, protocol, rows):
     result = base.infer("route", protocol, x=x, headers={"x-variant": "ruled"})
 
     np.testing.assert_array_equal(result.as_numpy("scores"), x + 30)
-    told = {name: result.as_numpy(name).tolist() for name in ROUTE_OUTPUTS}
+    found = {name: result.as_numpy(name).tolist() for name in ROUTE_OUTPUTS}
     words = {"variant": b"ruled", "version": b"3", "route_reason": b"variant"}
-    assert told == {name: [[word]] * rows for name, word in words.items()}
+    assert found == {name: [[word]] * rows for name, word in words.items()}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -332,7 +332,7 @@ def test_wrong_file_is_told_once_however_long_it_stays(base):
 def hashes(served) -> list[str]:
     """Return the SHA-256 that the metrics page shows of `route`."""
     shown = served.series("served_since_seconds")
-    return [told["sha256"] for told, _ in shown if told["route"] == "route"]
+    return [labels["sha256"] for labels, _ in shown if labels["route"] == "route"]
 
 
 def test_half_written_file_is_taken_when_it_is_complete(base):
@@ -425,7 +425,7 @@ def test_one_instance_holds_64_requests_and_refuses_the_next(puppets, unique):
     labels = {"route": "route", "variant": unique}
     for _ in range(2):
         order(puppets.repository, "puppet", hold=True)
-        asking = together(64, lambda number: puppets.send("route", PROTOCOLS[number % 2]))
+        pending = together(64, lambda number: puppets.send("route", PROTOCOLS[number % 2]))
         wait_until(lambda: waiting(puppets.repository, "puppet") == 64, "64 requests at the variant", 20)
         puppets.wait_metric(64, "in_flight", **labels)
 
@@ -437,7 +437,7 @@ def test_one_instance_holds_64_requests_and_refuses_the_next(puppets, unique):
         assert {protocol: status for protocol, (status, _) in refusals.items()} == UNAVAILABLE
         assert all("overloaded: 64 in flight, limit 64" in message for _, message in refusals.values())
         assert waited < 5
-        assert {future.result().origin for future in asking} == {(unique, "1", "weight")}
+        assert {future.result().origin for future in pending} == {(unique, "1", "weight")}
         puppets.wait_metric(0, "in_flight", **labels)
         assert waiting(puppets.repository, "puppet") == 0
     puppets.wait_metric(4, "shed_total", route="route")
@@ -445,16 +445,16 @@ def test_one_instance_holds_64_requests_and_refuses_the_next(puppets, unique):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("whose", ["variant", "request"])
-def test_late_answer_is_an_error_in_time(puppets, unique, protocol, whose):
+@pytest.mark.parametrize("owner", ["variant", "request"])
+def test_late_answer_is_an_error_in_time(puppets, unique, protocol, owner):
     """A variant that takes longer than its own deadline, or than the request allows, is not waited for."""
-    more = {"deadline_ms": 300} if whose == "variant" else {}
-    asked = {"timeout": 300_000} if whose == "request" else {}
+    more = {"deadline_ms": 300} if owner == "variant" else {}
+    sent = {"timeout": 300_000} if owner == "request" else {}
     puppets.use("route", document(variant(unique, "puppet", 1, **more)))
     order(puppets.repository, "puppet", hold=True)
 
     begin = time.monotonic()
-    status, message = puppets.refusal("route", protocol, **asked)
+    status, message = puppets.refusal("route", protocol, **sent)
     waited = time.monotonic() - begin
 
     assert status == UNAVAILABLE[protocol]
@@ -472,12 +472,14 @@ def test_variant_is_told_the_remaining_time(puppets, unique):
     puppets.use("route", document(variant(unique, "puppet", 1, deadline_ms=40_000)))
     order(puppets.repository, "puppet", return_timeout=True)
 
-    told = [puppets.send("route", timeout=timeout).scores[0, 0] for timeout in (None, 20_000_000, 60_000_000)]
+    found = [
+        puppets.send("route", timeout=timeout).scores[0, 0] for timeout in (None, 20_000_000, 60_000_000)
+    ]
 
     # Half of it is far more than a request takes here.
-    assert [limit / 2 < left <= limit for left, limit in zip(told, (40, 20, 40), strict=True)] == [
+    assert [limit / 2 < left <= limit for left, limit in zip(found, (40, 20, 40), strict=True)] == [
         True
-    ] * 3, told
+    ] * 3, found
 
 
 def test_impatient_callers_trip_no_breaker(puppets, unique):
@@ -486,9 +488,11 @@ def test_impatient_callers_trip_no_breaker(puppets, unique):
     order(puppets.repository, "puppet", hold=True)
     # A variant with more late attempts than this gets no further ones, so another variant would respond.
     callers = MAX_LATE
-    asking = together(callers, lambda number: puppets.refusal("route", PROTOCOLS[number % 2], timeout=50_000))
+    pending = together(
+        callers, lambda number: puppets.refusal("route", PROTOCOLS[number % 2], timeout=50_000)
+    )
 
-    assert all("deadline exceeded: " in future.result()[1] for future in asking)
+    assert all("deadline exceeded: " in future.result()[1] for future in pending)
     order(puppets.repository, "puppet")
     puppets.wait_metric(callers, "late_total", variant=unique)
 
@@ -567,8 +571,8 @@ def test_same_keys_are_mirrored_always(puppets, unique):
 
 def answers_of(served, name: str) -> set:
     """Ask 20 times, 4 at a time; returns the different answers."""
-    asking = together(4, lambda number: [served.send("route", PROTOCOLS[number % 2]) for _ in range(5)])
-    answers = {(answer.origin, answer.added) for future in asking for answer in future.result()}
+    pending = together(4, lambda number: [served.send("route", PROTOCOLS[number % 2]) for _ in range(5)])
+    answers = {(answer.origin, answer.added) for future in pending for answer in future.result()}
     served.wait_metric(20, "requests_total", variant=name, outcome="ok")
     return answers
 

@@ -63,12 +63,12 @@ def served(tmp_path_factory):
 def puppet(served):
     """Order the puppet: `puppet(error="boom")`; it answers x + 4 before and after the test."""
 
-    def tell(**orders):
+    def set_orders(**orders):
         order(served.repository, "puppet", **{"add": 4} | orders)
 
-    tell()
-    yield tell
-    tell()
+    set_orders()
+    yield set_orders
+    set_orders()
 
 
 def pair(name: str, model: str, weight: float = 1, other: float = 0, **more) -> dict:
@@ -211,7 +211,7 @@ def test_one_request_tries_whether_the_variant_is_well(served, puppet):
 
 def wait_until_held(served, name: str) -> tuple:
     """Send requests until the variant itself responds; returns variant, version and reason."""
-    return wait_until(lambda: (told := served.send("route").origin)[0] == name and told)
+    return wait_until(lambda: (origin := served.send("route").origin)[0] == name and origin)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -359,12 +359,12 @@ def doomed(served):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_request_that_dies_with_its_variant_fails_alone(served, doomed, protocol):
     """A request at the dying variant may have killed it and is not retried; later ones are."""
-    (asking,) = together(1, lambda _: served.refusal("route", protocol))
+    (pending,) = together(1, lambda _: served.refusal("route", protocol))
     wait_until(lambda: waiting(served.repository, doomed) == 1)
 
     served.kill(doomed)
 
-    status, message = asking.result()
+    status, message = pending.result()
     assert (status, "unavailable: " in message) == (UNAVAILABLE[protocol], True)
     assert served.metric("requests_total", variant=f"{doomed}d") == 100
     assert served.send("route", protocol).origin == (f"{doomed}d", "1", "retry")
@@ -372,10 +372,10 @@ def test_request_that_dies_with_its_variant_fails_alone(served, doomed, protocol
 
 def test_request_whose_client_has_left_is_not_sent_again(served, doomed):
     """A caller that cancels while its variant turns out to be dead is counted, and not sent on."""
-    (asking,) = together(1, lambda _: served.refusal("route"))
+    (pending,) = together(1, lambda _: served.refusal("route"))
     wait_until(lambda: waiting(served.repository, doomed) == 1)
     served.kill(doomed)
-    asking.result()
+    pending.result()
     cancelled = served.metric("cancelled_total")
 
     leaving = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
@@ -391,12 +391,12 @@ def test_cancelled_request_at_its_variant_runs_out_and_is_counted(served, puppet
     """A caller that cancels while its variant works is counted when that is done; nothing else happens."""
     served.use("route", pair("works", "puppet"))
     puppet(hold=True)
-    asking = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
+    pending = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
     wait_until(lambda: waiting(served.repository, "puppet") == 1)
     cancelled = served.metric("cancelled_total")
 
     time.sleep(0.3)  # the router only looks after calls that took longer than most
-    asking.cancel()
+    pending.cancel()
     puppet()
 
     served.wait_metric(cancelled + 1, "cancelled_total")

@@ -107,8 +107,8 @@ def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
     for folder in ("r/1", "net/1"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "net" / "config.pbtxt").write_text(text)
-    told = 'output { name: "variant" data_type: TYPE_STRING dims: [ 1 ] }'
-    (tmp_path / "r" / "config.pbtxt").write_text(f'backend: "ab_router" {NET % 3} {told}')
+    added = 'output { name: "variant" data_type: TYPE_STRING dims: [ 1 ] }'
+    (tmp_path / "r" / "config.pbtxt").write_text(f'backend: "ab_router" {NET % 3} {added}')
     config = ModelConfig.from_file(tmp_path / "r", 1)
     route = write(ROUTE | {"variants": ROUTE["variants"][:1]})
 
@@ -231,7 +231,7 @@ def test_version_that_becomes_ready_is_taken(watch, ready):
 
 def test_route_is_read_before_its_models_are_ready(config, ready):
     """At a server's start all models load in any order."""
-    watch = RouteWatch(config, lambda model, version: pytest.fail("asked at load"))
+    watch = RouteWatch(config, lambda model, version: pytest.fail("checked at load"))
 
     assert watch.table.network_versions == {"v1": "1", "v2": "2"}
 
@@ -247,12 +247,12 @@ def test_wrong_file_fails_the_load(config):
 def test_readiness_asks_for_variants_and_shadows(config):
     """Every version that the route names is checked."""
     shadow = {"name": "dark", "model": "net", "version": 2, "percent": 1}
-    asked = []
+    checked = []
     table = read_table(config, write(ROUTE | {"shadows": [shadow]}))
 
-    check_ready(table.route, lambda model, version: asked.append((model, version)) or True)
+    check_ready(table.route, lambda model, version: checked.append((model, version)) or True)
 
-    assert asked == [("net", 1), ("pinned", 1), ("net", 2)]
+    assert checked == [("net", 1), ("pinned", 1), ("net", 2)]
 
 
 @cases(
