@@ -42,7 +42,7 @@ setup: .venv/.serving  ## create .venv with all that serving needs
 	@touch $@
 
 demo: setup  ## start the real Triton server, classify the sample photo on both versions, stop
-	@$(BIN)/python -m nereid.cli.demo
+	@$(BIN)/nereid demo
 
 serve: setup  ## keep serving on ports 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
 	@$(BIN)/nereid serve
@@ -104,7 +104,7 @@ soak: .venv/.testing  ## mixed traffic and changes for MINUTES (20): fails on an
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
 docs: .venv/.testing  ## write docs/commands.md from the command line's help, docs/benchmarks.md from the records
-	$(BIN)/python -m nereid.cli.reference
+	$(BIN)/python -m tools.commands_page
 	$(BIN)/python -m loadtest.bench.page
 
 site: .venv/.site  ## build the documentation site in site/, complete in itself

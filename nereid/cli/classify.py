@@ -1,210 +1,94 @@
-"""`nereid classify`: files and folders in; tables, JSON or CSV out."""
+"""`nereid classify`: classify image files on a running server."""
 
-import csv
-import importlib.util
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from nereid.client.classifier import Classifier
-from nereid.client.group import Outcome
-from nereid.client.prediction import Prediction
-from nereid.errors import OperationFailed
-from nereid.processes import StopFlag
-from nereid.watched_folder import Arrivals, changes
+from nereid.assets import REPOSITORY
+from nereid.cli.options import Repository, complete_model, find_server, invalid_values
+from nereid.errors import OperationFailed, WrongUsage
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-COLUMNS = ("image", "label", "index", "score", "variant", "version", "latency_ms", "error")
-# A file that somebody copies here stays as it is for so long once it is complete.
-SETTLE_S = 1.0
+if TYPE_CHECKING:
+    from nereid.cli.predictions import Format
 
-Format = Literal["table", "json", "jsonl", "csv"]
-Write: TypeAlias = Callable[[str, Outcome], None]
+# As `nereid.client.request.ProtocolName`; importing the client would slow down the start of every command.
+Protocol = Literal["grpc", "http"]
 
 
-def collect(paths: Sequence[Path]) -> list[Path]:
-    """Return the files among `paths` and the images in its folders, sorted within each folder.
+def classify(
+    context: typer.Context,
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Image files, or folders with images.", metavar="IMAGE|DIR…")
+    ] = None,
+    url: Annotated[
+        str, typer.Option(help="HOST:PORT of the server; default: the running server of the repository.")
+    ] = "",
+    protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc",
+    shm: Annotated[
+        bool,
+        typer.Option(
+            "--shm", help="Send images through shared memory; the server needs `nereid serve --allow-shm`."
+        ),
+    ] = False,
+    model: Annotated[
+        str,
+        typer.Option(help="Model that classifies: a route or a pinned model.", autocompletion=complete_model),
+    ] = "classify",
+    top: Annotated[int, typer.Option(help="Number of classes to print per image.", min=1)] = 5,
+    concurrency: Annotated[
+        int, typer.Option(help="Maximum number of requests in flight at the same time.", min=1)
+    ] = 8,
+    watch: Annotated[
+        Path | None,
+        typer.Option(help="Afterwards, classify each new image in this folder, until Ctrl-C.", metavar="DIR"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array of all responses.")] = False,
+    as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print one line of JSON per image.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print one row per image, with its best class.")
+    ] = False,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Classify images on a running server.
 
-    Raises:
-        ValueError: a path does not exist, or a folder holds no image.
+    An image that fails is reported on stderr, and the others continue. The exit code is then 1.
     """
-    return [image for path in paths for image in _images(path)]
+    from nereid.cli import predictions
+    from nereid.client.classifier import Classifier
+    from nereid.client.request import DEFAULT_PORTS
 
-
-def printing(form: Format) -> AbstractContextManager[Write]:
-    """Give what prints each answer; what a form has around all of them is printed once."""
-    return contextmanager(_FORMS[form])()
-
-
-def classify(classifier: Classifier, images: Sequence[Path], top_k: int, write: Write) -> int:
-    """Classify `images` and print each answer; returns how many failed (reasons go to stderr)."""
-    with _progress(len(images)) as progress:
-        task = progress.add_task("classifying", total=len(images))
-        failed = 0
-        for path, outcome in zip(images, classifier.classify_many(images, top_k=top_k), strict=True):
-            failed += _tell(write, path, outcome)
-            progress.advance(task)
-    return failed
-
-
-def arrivals_in(folder: Path) -> Arrivals:
-    """Note which images a folder has, and tell of those that appear from now on.
-
-    Raises:
-        OperationFailed: a package is missing.
-    """
-    if not importlib.util.find_spec("watchfiles"):
-        raise OperationFailed("--watch needs the package 'watchfiles'; fix: pip install -e '.[publish]'")
-    return Arrivals(lambda: _images_in(folder), SETTLE_S)
-
-
-def watch(classifier: Classifier, folder: Path, arrivals: Arrivals, top_k: int, write: Write) -> None:
-    """Classify the images that appear in a folder, each once it is complete, until SIGINT or SIGTERM."""
-    stop = StopFlag()
-    _say(f"watching {folder}")
-    for _ in changes(folder, SETTLE_S / 2, False, stop, _say):
-        images = arrivals.step()
-        for path, outcome in zip(images, classifier.classify_many(images, top_k=top_k), strict=True):
-            _tell(write, path, outcome)
-    _say("stopped")
-
-
-def answered(prediction: Prediction) -> str:
-    """Say who answered, why, and how long it took."""
-    route = f"variant {prediction.variant} by {prediction.reason}, " if prediction.variant else ""
-    return f"{route}model version {prediction.version}, {prediction.timings.total_ms:.1f} ms"
-
-
-def prediction_table(prediction: Prediction) -> Table:
-    """Render one prediction: a row per class."""
-    table = Table("label", "index", "probability")
-    for label in prediction.labels:
-        table.add_row(Text(label.name), str(label.index), f"{label.score:.3f}")
-    return table
-
-
-def _tell(write: Write, path: Path, outcome: Outcome) -> bool:
-    """Print an outcome; tells whether it is a failure."""
-    # A name may hold bytes that are no text.
-    name = os.fsencode(path).decode(errors="replace")
-    write(name, outcome)
-    if isinstance(outcome, Prediction):
-        return False
-    _say(f"{name}: {outcome}")
-    return True
-
-
-def _as_table() -> Iterator[Write]:
-    console = Console()
-
-    def write(name: str, outcome: Outcome) -> None:
-        if isinstance(outcome, Prediction):
-            print(f"{name}: {answered(outcome)}")
-            console.print(prediction_table(outcome))
-
-    yield write
-
-
-def _as_json_lines() -> Iterator[Write]:
-    yield lambda name, outcome: print(json.dumps(_plain(name, outcome)), flush=True)
-
-
-def _as_json() -> Iterator[Write]:
-    count = 0
-
-    def write(name: str, outcome: Outcome) -> None:
-        nonlocal count
-        print(",\n" if count else "[\n", json.dumps(_plain(name, outcome)), sep="", end="", flush=True)
-        count += 1
-
+    output_format = _output_format(as_json, as_jsonl, as_csv)
+    if not images and not watch:
+        raise WrongUsage("nothing to classify: expected IMAGE or DIR, or --watch DIR")
+    if watch and as_json:
+        raise WrongUsage("--watch never ends a JSON array; fix: --jsonl")
+    if watch and not watch.is_dir():
+        raise WrongUsage(f"--watch: '{watch}' is not a folder")
+    # Listed before the first image is sent, so that no image is missed that arrives meanwhile.
+    arrivals = predictions.arrivals_in(watch) if watch else None
+    with invalid_values():
+        paths = predictions.collect(images or [])
+    if not url:
+        running = find_server(context, repository)
+        url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
     try:
-        yield write
-    finally:
-        print("\n]" if count else "[]", flush=True)
+        classifier = Classifier(
+            url, protocol, model, concurrency=concurrency, shared_memory="system" if shm else None
+        )
+    except ValueError as error:
+        raise WrongUsage(f"--{error}") from None
+    failed = 0
+    with classifier, predictions.printing(output_format) as write:
+        if paths:
+            failed = predictions.classify_all(classifier, paths, top, write)
+        if watch and arrivals:
+            predictions.watch_folder(classifier, watch, arrivals, top, write)
+    if failed:
+        raise OperationFailed(f"{failed} of {len(paths)} images could not be classified")
 
 
-def _as_csv() -> Iterator[Write]:
-    rows = csv.writer(sys.stdout, lineterminator="\n")
-    rows.writerow(COLUMNS)
-
-    def write(name: str, outcome: Outcome) -> None:
-        if isinstance(outcome, Prediction):
-            best = outcome.labels[0]
-            who = (outcome.variant, outcome.version, f"{outcome.timings.total_ms:.3f}")
-            rows.writerow((name, best.name, best.index, best.score, *who, ""))
-        else:
-            rows.writerow((name, *[""] * 6, str(outcome)))
-        sys.stdout.flush()
-
-    yield write
-
-
-_FORMS: dict[Format, Callable[[], Any]] = {
-    "table": _as_table,
-    "json": _as_json,
-    "jsonl": _as_json_lines,
-    "csv": _as_csv,
-}
-
-
-def _plain(name: str, outcome: Outcome) -> dict[str, Any]:
-    if isinstance(outcome, Prediction):
-        return {"image": name} | asdict(outcome)
-    return {"image": name, "error": str(outcome)}
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.0f} images/s")
-
-
-def _progress(count: int) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),  # so that stdout stays clean for the answers
-        # Answers are taken out of the bar's way only where both are on one screen.
-        redirect_stdout=sys.stdout.isatty(),
-        disable=count < 2 or not sys.stderr.isatty(),
-    )
-
-
-def _images(path: Path) -> list[Path]:
-    if not path.exists():
-        raise ValueError(f"{path} does not exist")
-    if not path.is_dir():
-        return [path]
-    if not (images := _images_in(path)):
-        raise ValueError(f"{path} holds no image ({', '.join(sorted(SUFFIXES))})")
-    return images
-
-
-def _images_in(folder: Path) -> list[Path]:
-    # A pipe would be waited for, whatever its name.
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _output_format(as_json: bool, as_jsonl: bool, as_csv: bool) -> "Format":
+    if as_json + as_jsonl + as_csv > 1:
+        raise WrongUsage("--json, --jsonl and --csv exclude each other; fix: choose one")
+    return "json" if as_json else "jsonl" if as_jsonl else "csv" if as_csv else "table"

@@ -1,67 +1,70 @@
-"""`make demo`: start the real server, classify the sample on both versions over HTTP and gRPC, stop."""
+"""`nereid demo`: classify the sample photo on both model versions, over HTTP and gRPC."""
 
-import os
-import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from nereid.assets import COFFEE
-from nereid.client.classifier import Classifier
-from nereid.client.errors import ClassifierError
-from nereid.client.prediction import Prediction
-from nereid.client.request import ProtocolName
+from nereid.cli.options import environment
 from nereid.errors import ServerError
-from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
-from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.ports import Ports, free_ports
+from nereid.units import format_ms
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nereid.client.prediction import Prediction
+    from nereid.client.request import ProtocolName
+    from nereid.server.command_line import ServerOptions
 
 NETWORKS = {"1": "FP32", "2": "INT8"}
-PROTOCOLS: tuple[ProtocolName, ...] = ("http", "grpc")
 WARM_UP_REQUESTS = 5
 
 
-def ask(server: EmbeddedServer, version: str, protocol: ProtocolName) -> Prediction:
-    """Classify the sample photo on one version; the last of a few answers, when connections are warm."""
-    options = server.options
+def demo(context: typer.Context) -> None:
+    """Start the real Triton server, classify a sample photo on both model versions, and stop."""
+    from rich.table import Table
+
+    from nereid.cli.tables import console
+    from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+    from nereid.server.embedded_server import EmbeddedServer
+    from nereid.server.ports import Ports, free_ports
+
+    begin_s = time.monotonic()
+    options = ServerOptions(profile=DEFAULT_PROFILE, ports=Ports(*free_ports(3)))
+    print("starting the Triton server of nvidia-pytriton with the default models …", flush=True)
+    with (
+        tempfile.TemporaryDirectory() as run_dir,
+        EmbeddedServer(options, Path(run_dir), environment(context)),
+    ):
+        print(f"every model answers after {time.monotonic() - begin_s:.1f} s", flush=True)
+        table = Table("label", "probability", "model version", "HTTP", "gRPC")
+        for version in NETWORKS:
+            add_rows(table, version, measure(options, version, "http"), measure(options, version, "grpc"))
+        print(f"{COFFEE.name}, classified over HTTP and gRPC:")
+        console().print(table)
+    print("stopped; `nereid serve` keeps the server running")
+
+
+def measure(options: "ServerOptions", version: str, protocol: "ProtocolName") -> "Prediction":
+    """Classify the sample photo on one version; returns the last of a few responses, on a warm connection."""
+    from nereid.client.classifier import Classifier
+
     with Classifier(f"{options.host}:{getattr(options.ports, protocol)}", protocol) as classifier:
         return [classifier.classify(COFFEE, version=version) for _ in range(WARM_UP_REQUESTS)][-1]
 
 
-def add_rows(table: Table, version: str, answers: dict[ProtocolName, Prediction]) -> None:
-    """Add the top classes of one version, on which both protocols must agree."""
-    http, grpc = answers["http"], answers["grpc"]
+def add_rows(table: "Table", version: str, http: "Prediction", grpc: "Prediction") -> None:
+    """Add the best classes of one version.
+
+    Raises:
+        ServerError: the two protocols gave different classes.
+    """
     if http.labels != grpc.labels:
         raise ServerError(f"HTTP and gRPC disagree on version {version}: {http.labels} and {grpc.labels}")
-    latencies = [f"{answer.timings.total_ms:.1f} ms" for answer in (http, grpc)]
+    latencies = [format_ms(response.timings.total_ms) for response in (http, grpc)]
     for rank, label in enumerate(http.labels):
-        told = [f"{http.version} ({NETWORKS[version]})", *latencies] if rank == 0 else [""] * 3
-        table.add_row(label.name, f"{label.score:.3f}", *told, end_section=rank == len(http.labels) - 1)
-
-
-def main() -> None:
-    """Run the demo; ends with status 1 and the reason if anything fails."""
-    console = Console()
-    begin = time.monotonic()
-    options = ServerOptions(profile=DEFAULT_PROFILE, ports=Ports(*free_ports(3)))
-    console.print("starting the Triton server of nvidia-pytriton with model_repository/ …")
-    try:
-        with (
-            tempfile.TemporaryDirectory() as run_dir,
-            EmbeddedServer(options, Path(run_dir), os.environ) as server,
-        ):
-            console.print(f"every model answers after {time.monotonic() - begin:.1f} s")
-            table = Table("label", "probability", "model version", "HTTP", "gRPC")
-            for version in NETWORKS:
-                add_rows(table, version, {protocol: ask(server, version, protocol) for protocol in PROTOCOLS})
-            console.print(f"{COFFEE.name}, classified over HTTP and gRPC:", table)
-        console.print("stopped; `make serve` keeps it running")
-    except (ServerError, ClassifierError, OSError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-
-
-if __name__ == "__main__":
-    main()
+        details = [f"{http.version} ({NETWORKS[version]})", *latencies] if rank == 0 else [""] * 3
+        table.add_row(label.name, f"{label.score:.3f}", *details, end_section=rank == len(http.labels) - 1)

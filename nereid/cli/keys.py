@@ -1,6 +1,7 @@
-"""`nereid key`: who may use a gateway."""
+"""`nereid key`: the keys of a gateway."""
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -8,27 +9,35 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from nereid import files
-from nereid.cli.options import reporting
+from nereid.cli.options import AsJson, environment, show_help
+from nereid.cli.tables import print_table
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import SCOPES, InvalidKeys, Key, KeyFile, KeyRing
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 
 KeysFile = Annotated[
     Path | None,
     typer.Option(
-        "--keys", help="File of keys.", envvar="NEREID_KEYS", show_default="~/.config/nereid/keys.json"
+        "--keys",
+        help="File with the keys of the gateway.",
+        envvar="NEREID_KEYS",
+        show_default="~/.config/nereid/keys.json",
     ),
 ]
 
 
+@app.callback(invoke_without_command=True)
+def key(context: typer.Context) -> None:
+    """Manage the keys of a gateway: create, list and revoke them."""
+    show_help(context)
+
+
 def default_path(environment: Mapping[str, str]) -> Path:
-    """Return where this user's keys are kept unless told otherwise."""
+    """Return the default file for the keys of this user."""
     base = environment.get("XDG_CONFIG_HOME", "")
     return (Path(base) if base else Path(environment.get("HOME", "~")).expanduser() / ".config") / (
         "nereid/keys.json"
@@ -38,84 +47,103 @@ def default_path(environment: Mapping[str, str]) -> Path:
 @app.command()
 def add(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner.")],
     scope: Annotated[
-        list[str] | None, typer.Option(help=f"What it may do: {', '.join(SCOPES)}. May be repeated.")
+        list[str] | None, typer.Option(help=f"Permission of the key: {', '.join(SCOPES)}. May be repeated.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Images per second it may have classified, on average.", min=0.001)
+        float | None, typer.Option(help="Quota in images per second, on average.", min=0.001)
     ] = None,
     file: KeysFile = None,
 ) -> None:
-    """Make a key and print it: only now, its file keeps a digest. Gateways take it at once.
+    """Create a key and print it once; the file keeps only a digest. Running gateways accept it immediately.
 
-    Scopes: `infer` classifies and looks, `route` changes weights, `admin` may do everything.
+    Scopes: `infer` may classify and read, `route` may change weights, `admin` may do everything.
     """
-    with reporting():
-        path = file or default_path(context.obj)
-        key, secret = make(name, scope or [], rate)
-        with _changing(path) as known:
-            if any(each.name == name for each in known.keys):
-                raise OperationFailed(f"there is a key of '{name}' already; fix: nereid key revoke '{name}'")
-            _write(path, (*known.keys, key))
-        print(secret)
+    path = file or default_path(environment(context))
+    key, secret = make(name, scope or [], rate)
+    with _changing(path) as known:
+        if any(each.name == name for each in known.keys):
+            raise OperationFailed(f"'{name}' already has a key; fix: nereid key revoke '{name}'")
+        _write(path, (*known.keys, key))
+    print(secret)
 
 
 @app.command("list")
-def list_keys(context: typer.Context, file: KeysFile = None) -> None:
-    """Show whose keys there are, and what they may do."""
-    with reporting():
-        table = Table("id", "name", "scopes", "images/s", "created")
-        for key in _read(file or default_path(context.obj)).keys:
-            rate = "" if key.rate_per_s is None else f"{key.rate_per_s:g}"
-            scopes = ", ".join(each for each in SCOPES if each in key.scopes)
-            table.add_row(key.id, key.name, scopes, rate, f"{key.created:%Y-%m-%d}")
-        Console().print(table)
+def list_keys(context: typer.Context, as_json: AsJson = False, file: KeysFile = None) -> None:
+    """List the keys: owner, scopes, quota and date, never the secret."""
+    known = _read(file or default_path(environment(context))).keys
+    scopes = {key.id: [each for each in SCOPES if each in key.scopes] for key in known}
+    if as_json:
+        documents = [
+            {
+                "id": key.id,
+                "name": key.name,
+                "scopes": scopes[key.id],
+                "rate_per_s": key.rate_per_s,
+                "created": key.created.isoformat(),
+            }
+            for key in known
+        ]
+        print(json.dumps(documents, indent=2))
+        return
+    rows = [
+        (
+            key.id,
+            key.name,
+            ", ".join(scopes[key.id]),
+            "" if key.rate_per_s is None else f"{key.rate_per_s:g}",
+            f"{key.created:%Y-%m-%d}",
+        )
+        for key in known
+    ]
+    print_table("id", "name", "scopes", "images/s", "created", rows=rows)
 
 
 @app.command()
 def revoke(
     context: typer.Context,
-    who: Annotated[str, typer.Argument(help="Name or id of the key.", metavar="NAME|ID")],
+    name_or_id: Annotated[str, typer.Argument(help="Name or id of the key.", metavar="NAME|ID")],
     file: KeysFile = None,
 ) -> None:
-    """Take a key back: from the next request on it opens nothing."""
-    with reporting():
-        path = file or default_path(context.obj)
-        with _changing(path) as known:
-            found = [key for key in known.keys if key.name == who] or [
-                key for key in known.keys if key.id == who
-            ]
-            kept = tuple(key for key in known.keys if key not in found)
-            if not found:
-                names = ", ".join(key.name for key in known.keys) or "none"
-                raise OperationFailed(f"'{path}' has no key '{who}', it has: {names}")
-            _write(path, kept)
-        print(f"revoked '{who}'")
+    """Revoke a key: gateways reject it from the next request on."""
+    path = file or default_path(environment(context))
+    with _changing(path) as known:
+        found = [key for key in known.keys if key.name == name_or_id] or [
+            key for key in known.keys if key.id == name_or_id
+        ]
+        kept = tuple(key for key in known.keys if key not in found)
+        if not found:
+            names = ", ".join(key.name for key in known.keys) or "none"
+            raise OperationFailed(f"'{path}' has no key '{name_or_id}', known keys: {names}")
+        _write(path, kept)
+    print(f"revoked '{name_or_id}'")
 
 
 def make(name: str, scopes: list[str], rate: float | None) -> tuple[Key, str]:
-    """Return a new key, and its secret.
+    """Return a new key and its secret.
 
     Raises:
-        WrongUsage: no such name or scopes.
+        WrongUsage: the name or a scope is invalid.
     """
     if not (0 < len(name) <= 64 and name.isascii() and name.isprintable()):
-        raise WrongUsage(f"a name is 1 to 64 printable ASCII characters, got {name!r}")
+        raise WrongUsage(f"NAME: expected 1 to 64 printable ASCII characters, got {name!r}")
     if re.fullmatch("[0-9a-f]{8}", name):
-        raise WrongUsage(f"a name must not look like an id, 8 hexadecimal digits, got {name!r}")
+        raise WrongUsage(
+            f"NAME: expected a name that does not look like an id (8 hexadecimal digits), got {name!r}"
+        )
     known = frozenset(scope for scope in SCOPES if scope in scopes)
     if not known or known != set(scopes):
-        got = f", got {', '.join(scopes)}" if scopes else ""
-        raise WrongUsage(f"say with --scope what the key may do, once or more: {', '.join(SCOPES)}{got}")
+        got = ", ".join(scopes) or "none"
+        raise WrongUsage(f"--scope: expected one or more of {', '.join(SCOPES)}, got {got}")
     return keys.make(name, known, datetime.now(UTC).replace(microsecond=0), rate)
 
 
 def ring(given: Path | None, environment: Mapping[str, str]) -> KeyRing:
-    """Return the keys of a file; one that nobody named may come later.
+    """Return the keys of a file; the default file may be created later.
 
     Raises:
-        OperationFailed: the file cannot be used.
+        OperationFailed: the file is invalid or cannot be read.
     """
     try:
         return KeyRing(given or default_path(environment), may_come_later=given is None)
@@ -132,12 +160,12 @@ def _read(path: Path) -> KeyFile:
 
 @contextlib.contextmanager
 def _changing(path: Path) -> Iterator[KeyFile]:
-    """Read the keys; inside, nobody else changes them."""
+    """Lock the file and read the keys; no other process changes them inside the context."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with files.locked_folder(path.parent):
         yield _read(path)
 
 
 def _write(path: Path, known: tuple[Key, ...]) -> None:
-    path.touch(mode=0o600)  # what replaces a file takes over its mode
+    path.touch(mode=0o600)  # the replacement keeps the mode of the file
     files.replace(path, keys.format_keys(KeyFile(known)))

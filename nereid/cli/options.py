@@ -1,50 +1,129 @@
-"""What all commands share: their exit codes, how a failure is told, and the repository they are about."""
+"""Options that several commands share, their completion, and the environment of the process."""
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.serving_errors import ServingError
+from nereid import assets
+from nereid.errors import WrongUsage
 
 if TYPE_CHECKING:
     from nereid.server.run_dir import ServerRecord
 
-FAILED, WRONG_USAGE = 1, 2
+DEFAULT_REPOSITORY = "the repository of this checkout or package"
 
-Repository = Annotated[
-    Path, typer.Option(help="Model repository.", envvar="NEREID_REPOSITORY", show_default="this checkout's")
+
+def _repository_of(context: typer.Context) -> Path:
+    return Path(context.params.get("repository") or assets.REPOSITORY)
+
+
+def _completing(find: Callable[[Path], list[str]]) -> Callable[[typer.Context, str], list[str]]:
+    """Return a completion function over the names that `find` reads from the repository; it never raises."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        try:
+            return [name for name in find(_repository_of(context)) if name.startswith(incomplete)]
+        except (OSError, ValueError):
+            return []
+
+    return complete
+
+
+def model_names(repository: Path) -> list[str]:
+    """Return the models of a repository, for completion."""
+    return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+
+
+def profile_names(repository: Path) -> list[str]:
+    """Return the profiles that models of a repository have, for completion."""
+    return sorted({"ensemble", *(path.stem for path in repository.glob("*/configs/*.pbtxt"))})
+
+
+def variant_names(repository: Path) -> list[str]:
+    """Return the variants of all routes of a repository, for completion."""
+    import msgspec
+
+    documents = [msgspec.json.decode(path.read_bytes()) for path in repository.glob("*.route.json")]
+    return sorted({variant["name"] for document in documents for variant in document["variants"]})
+
+
+def preset_names(repository: Path) -> list[str]:
+    """Return the preprocessing presets, for completion."""
+    from nereid.imaging.preprocess_settings import PRESETS
+
+    return sorted(PRESETS)
+
+
+complete_model, complete_profile = _completing(model_names), _completing(profile_names)
+complete_variant, complete_preset = _completing(variant_names), _completing(preset_names)
+
+Repository: TypeAlias = Annotated[
+    Path,
+    typer.Option(help="Model repository.", envvar="NEREID_REPOSITORY", show_default=DEFAULT_REPOSITORY),
 ]
+Model: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        help="Name of a network, or of a route or pinned model that uses the network.",
+        autocompletion=complete_model,
+    ),
+]
+Profile: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="Set of configs to serve: `ensemble` for config.pbtxt, or NAME for configs/NAME.pbtxt.",
+        autocompletion=complete_profile,
+    ),
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def fail(message: str, status: int) -> NoReturn:
-    """End the command: the reason goes to stderr, the exit code is `status`."""
-    print(message, file=sys.stderr)
-    raise typer.Exit(status)
-
-
-@contextlib.contextmanager
-def reporting() -> Iterator[None]:
-    """Turn what a command may raise into its reason on stderr and its exit code."""
-    try:
-        yield
-    except OperationFailed as error:
-        fail(str(error), WRONG_USAGE if isinstance(error, WrongUsage) else FAILED)
-    except ServingError as error:
-        fail(str(error), FAILED)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        named = f"'{error.filename}': " if error.filename else ""
-        fail(f"{named}{error.strerror or error}", FAILED)
+def environment(context: typer.Context) -> Mapping[str, str]:
+    """Return the environment of the process, which only the root command reads."""
+    found: Mapping[str, str] = context.obj
+    return found
 
 
 def find_server(context: typer.Context, repository: Path) -> "ServerRecord | None":
-    """Return the running server of a repository, if there is one; `context` brings the environment."""
+    """Return the running server of a repository, if one runs."""
     from nereid.server import run_dir
 
-    return run_dir.find(run_dir.root(context.obj), repository)
+    return run_dir.find(run_dir.root(environment(context)), repository)
+
+
+def own_repository(repository: Path) -> Path:
+    """Return the repository, if its models may be changed.
+
+    Raises:
+        WrongUsage: it is part of the installed package, which the next upgrade replaces.
+    """
+    if not assets.IS_CHECKOUT and repository.resolve() == assets.REPOSITORY:
+        raise WrongUsage(
+            "the models of the installed package cannot be changed, since an upgrade replaces them; "
+            "fix: nereid init DIR, then --repository DIR or NEREID_REPOSITORY=DIR"
+        )
+    return repository
+
+
+@contextlib.contextmanager
+def invalid_values() -> Iterator[None]:
+    """Turn a `ValueError` about an option into wrong usage."""
+    try:
+        yield
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
+
+
+def show_progress(line: str) -> None:
+    """Print a line about the progress on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def show_help(context: typer.Context, **_: Any) -> None:
+    """Show the help of a group that was called without a command."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from nereid.assets import REPOSITORY
-from nereid.cli.gateway import STOP_S
+from nereid.gateway.http.serving import STOP_S
 from nereid.gateway.readiness import TIMEOUT_S
 from nereid.routing.assignment import parse_route
 from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE, KEEP_BUFFERS, ServerOptions, command

@@ -68,7 +68,7 @@ def test_forms_have_every_image(command, photos, form):
     for number, (_, index, error) in enumerate(told):
         assert (index, error.startswith(bad.get(number, ""))) == (None if number in bad else ESPRESSO, True)
     assert re.findall(r"(\d\d).jpg: invalid image", done.stderr) == ["03", "07"]
-    assert done.stderr.endswith("2 of 12 images could not be classified\n")
+    assert done.stderr.endswith("error: 2 of 12 images could not be classified\n")
     assert done.returncode == 1
 
 
@@ -147,4 +147,4 @@ def test_a_thousand_images_survive_bad_ones(command, tmp_path):
     told = answers("csv", done.stdout)
     assert [index for _, index, _ in told].count(ESPRESSO) == 980
     assert len(told) == 1000
-    assert done.stderr.endswith("20 of 1000 images could not be classified\n")
+    assert done.stderr.endswith("error: 20 of 1000 images could not be classified\n")

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.cli.gateway_route import RepositoryRoute
+from nereid.cli.route_commands.gateway_route import RepositoryRoute
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app

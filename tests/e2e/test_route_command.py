@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.assets import COFFEE, REPOSITORY
-from nereid.cli.gateway_route import RepositoryRoute
+from nereid.cli.route_commands.gateway_route import RepositoryRoute
 from nereid.cli.main import app
 from nereid.client.classifier import Classifier
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused
@@ -103,9 +103,9 @@ def test_gateway_shows_and_changes_the_same_route(served, nereid):
     assert (
         json.loads(nereid("history", "--json").stdout)[0]["note"] == "set through the gateway by key 'alice'"
     )
-    with pytest.raises(RouteConflict, match=f"has generation {after.generation}, not {before.generation}"):
+    with pytest.raises(RouteConflict, match=f"expected generation {before.generation}, got {after.generation}"):
         route.set_weights({"v1": 1}, before.generation, "")
-    with pytest.raises(RouteRefused, match="unknown variant 'v9', known are: v1, v2"):
+    with pytest.raises(RouteRefused, match="unknown variant 'v9': expected one of v1, v2"):
         route.set_weights({"v9": 1}, None, "")
     assert route.show().generation == after.generation
     with pytest.raises(RouteFailed, match="has no route"):
@@ -125,7 +125,7 @@ def test_model_that_is_not_ready_is_refused(served, nereid, role, extra):
     done = nereid("set", "--file", "-", stdin=json.dumps(route | {role: [*route.get(role, []), new]}))
 
     assert (done.exit_code, path.read_bytes()) == (1, before)
-    assert done.stderr == "'next' names version 2 of 'classify_v2': not ready\n"
+    assert done.stderr == "error: 'next' names version 2 of 'classify_v2': not ready\n"
 
 
 def test_edited_file_that_is_not_served_is_told(served, nereid):
@@ -138,7 +138,7 @@ def test_edited_file_that_is_not_served_is_told(served, nereid):
     path.write_text(edited)
 
     told = nereid("show")
-    assert told.stdout.splitlines()[-1] == f"not served yet: the server has SHA-256 {sha256[:12]}"
+    assert told.stdout.splitlines()[-1] == f"not served yet: the server uses SHA-256 {sha256[:12]}"
 
     assert "served after" in nereid("revert").stdout
     assert json.loads(nereid("history", "--json").stdout)[1]["route"] == json.loads(edited)

@@ -150,7 +150,7 @@ def test_one_bad_image_does_not_stop_the_others(serving, tmp_path):
     assert good["labels"][0]["name"] == "espresso"
     assert bad["error"].startswith("invalid image: expected an image file")
     assert "bad.jpg: invalid image: expected an image file" in done.stderr
-    assert done.stderr.splitlines()[-1] == "1 of 2 images could not be classified"
+    assert done.stderr.splitlines()[-1] == "error: 1 of 2 images could not be classified"
     assert done.returncode == 1
 
 

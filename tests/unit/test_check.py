@@ -398,14 +398,14 @@ def test_operators_of_others_are_noted(repository):
 
 
 def test_command_tells_counts_and_first_failure(repository):
-    """Exit code 1, the counts on stdout, the first reason on the first line of stderr."""
+    """Exit code 1, the counts on stdout, the first reason on the last line of stderr."""
     good = CliRunner().invoke(app, ["check", str(repository)])
     (repository / "route.json").unlink()
     bad = CliRunner().invoke(app, ["check"], env={"NEREID_REPOSITORY": str(repository), "COLUMNS": "200"})
 
     assert (good.exit_code, good.stdout) == (0, "5 models, 6 versions: 0 notes, 0 failures\n")
     assert (bad.exit_code, bad.stdout.splitlines()[-1]) == (1, "5 models, 6 versions: 0 notes, 1 failure")
-    assert bad.stderr.startswith("1 failure, the first: route, config.pbtxt, ab_router: cannot read")
+    assert bad.stderr.startswith("error: 1 failure, the first: route, config.pbtxt, ab_router: cannot read")
 
 
 def test_command_gives_everything_as_json(repository):
@@ -421,4 +421,7 @@ def test_repository_that_is_none_is_wrong_usage(tmp_path):
     """A typing error is not an empty repository."""
     result = CliRunner().invoke(app, ["check", str(tmp_path / "nowhere")])
 
-    assert (result.exit_code, result.stderr) == (2, f"'{tmp_path / 'nowhere'}' is no folder\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"error: '{tmp_path / 'nowhere'}' is not a folder; fix: name a model repository, or nereid init DIR\n",
+    )

@@ -22,7 +22,7 @@ from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
-from nereid.cli.classify import collect, prediction_table
+from nereid.cli.predictions import collect, prediction_table
 from nereid.client import retry
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier

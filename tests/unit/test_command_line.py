@@ -1,114 +1,234 @@
-"""The command line and the environment of `tritonserver`, and the options that are rejected before."""
+"""The command line as a whole: help, version, exit codes, the last line on stderr, completion, `init`."""
 
-from dataclasses import replace
-from pathlib import Path
+import json
+import os
+import subprocess
+import sys
 
 import pytest
+import typer.main
+from typer.testing import CliRunner
 
-from nereid.assets import REPOSITORY
-from nereid.server import command_line, preflight
-from nereid.server.command_line import LOOPBACK, ServerOptions
-from nereid.server.ports import Ports
-from nereid.server.serve import check_options
-from nereid.server.wheel import Wheel
+from nereid import assets
+from nereid.cli import options
+from nereid.cli.exit_codes import exit_code, reason
+from nereid.cli.main import app
+from nereid.errors import OperationFailed, ServerError, WrongUsage
+from nereid.serving_errors import InvalidConfig
+from tools.commands_page import commands
 
-WHEEL = Wheel(Path("/w/tritonserver"), Path("/w/python"), Path("/w/stub"), Path("/w/libs"))
-OPTIONS = ServerOptions(Path("/r"), ports=Ports(1, 2, 3))
-
-
-def flags(options: ServerOptions) -> dict[str, str]:
-    """Return the command line's flags as a dict."""
-    words = command_line.command(options, WHEEL, Path("/b"), "me")[1:]
-    return dict(word.removeprefix("--").split("=", 1) for word in words)
+COMMANDS = [name for name, command in commands(typer.main.get_command(app)).items()]
+GROUPS = ["route", "key"]
 
 
-def test_command_listens_on_loopback_with_everything_loaded():
-    """The defaults expose nothing and load every model."""
-    assert flags(OPTIONS) == {
-        "id": "me",
-        "model-repository": "/r",
-        "backend-directory": "/b",
-        "model-control-mode": "explicit",
-        "load-model": "*",
-        "http-address": "127.0.0.1",
-        "grpc-address": "127.0.0.1",
-        "metrics-address": "127.0.0.1",
-        "http-port": "1",
-        "grpc-port": "2",
-        "metrics-port": "3",
-        "http-header-forward-pattern": "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$",
-        "grpc-header-forward-pattern": "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$",
-        "backend-config": "python,thread-pool-size=144",
+def run(*words: str, **environment: str):
+    """Run `nereid WORDS` in this process."""
+    return CliRunner().invoke(app, list(words), env=environment)
+
+
+@pytest.mark.parametrize(
+    "words", [[], *[[name] for name in GROUPS]], ids=lambda words: " ".join(words) or "bare"
+)
+def test_without_a_command_the_help_is_shown(words):
+    """A newcomer who types only the name gets the list of commands, and no failure."""
+    done = run(*words)
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "Commands" in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_short_help_option_works_everywhere(name):
+    """`-h` and `--help` are the same."""
+    assert run(*name.split(), "-h").stdout == run(*name.split(), "--help").stdout != ""
+
+
+def test_version_is_that_of_the_distribution():
+    """`nereid --version` names the installed release."""
+    from importlib.metadata import version
+
+    assert run("--version").stdout == f"nereid {version('nereid-serving')}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("unknown",), 2),
+        (("serve", "--unknown"), 2),
+        (("serve", "--repository", "/nonexistent"), 2),
+        (("serve", "--http-port", "many"), 2),
+        (("classify",), 2),
+        (("classify", "/nonexistent.jpg"), 2),
+        (("gateway", "--host", "0.0.0.0"), 2),
+        (("gateway", "--certificate", "/nonexistent"), 1),
+        (("add", "/nonexistent.onnx", "--name", "x", "--preset", "imagenet"), 2),
+        (("publish", "unknown", "/nonexistent.onnx"), 2),
+        (("rollback", "unknown"), 2),
+        (("retire", "unknown", "1"), 2),
+        (("versions", "unknown"), 2),
+        (("watch", "/nonexistent"), 2),
+        (("check", "/nonexistent"), 2),
+        (("tune", "unknown"), 2),
+        (("init", "/"), 2),
+        (("route", "show", "--model", "unknown"), 2),
+        (("route", "set"), 2),
+        (("route", "diff", "v9=1"), 2),
+        (("route", "explain", "--header", "x"), 2),
+        (("route", "history", "--model", "unknown"), 2),
+        (("route", "revert", "999", "--offline"), 1),
+        (("key", "add", "alice"), 2),
+        (("key", "list", "--keys", "{broken}"), 1),
+        (("key", "revoke", "nobody", "--keys", "{empty}"), 1),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status):
+    """Whatever fails, the last line on stderr begins with `error:`, and nothing else does."""
+    own = tmp_path / "own"
+    assert run("init", str(own)).exit_code == 0
+    environment = {
+        "NEREID_REPOSITORY": str(own),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
     }
 
+    (tmp_path / "broken.json").write_text("not JSON")
+    places = {"{empty}": str(tmp_path / "keys.json"), "{broken}": str(tmp_path / "broken.json")}
 
-def test_profile_names_the_config_to_use():
-    """A named profile picks configs/NAME.pbtxt; `ensemble` is the plain config.pbtxt."""
-    assert flags(replace(OPTIONS, profile="cpu"))["model-config-name"] == "cpu"
-    assert "model-config-name" not in flags(replace(OPTIONS, profile="ensemble"))
+    done = run(*(places.get(word, word) for word in words), **environment)
 
-
-def test_gpu_profile_has_room_for_tensors_between_models():
-    """Triton's own pool of 64 MB holds less than two batches, and then copies through the host."""
-    assert flags(replace(OPTIONS, profile="gpu"))["cuda-memory-pool-byte-size"] == "0:536870912"
-
-
-def test_models_are_named_in_explicit_mode_only():
-    """Triton refuses --load-model in the other modes."""
-    assert "load-model" not in flags(replace(OPTIONS, model_control_mode="poll"))
+    lines = done.stderr.splitlines()
+    assert done.exit_code == status, done.stderr
+    assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
 
 
 @pytest.mark.parametrize(
-    ("host", "apis"),
+    ("error", "code", "text"),
     [
-        ("127.0.0.1", "model-repository,shared-memory,trace,logging"),
-        ("0.0.0.0", "model-repository,shared-memory,trace,logging,model-config,statistics"),
+        (WrongUsage("no"), 2, "no"),
+        (OperationFailed("no"), 1, "no"),
+        (ServerError("no"), 1, "no"),
+        (InvalidConfig("no"), 1, "no"),
+        (typer.BadParameter("no."), 2, "no"),
+        (
+            FileNotFoundError(2, "No such file or directory", "x.json"),
+            1,
+            "'x.json': No such file or directory",
+        ),
     ],
-    ids=["loopback", "exposed"],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_token_guards_the_administrative_apis(host, apis):
-    """Beyond loopback reading configs and statistics needs the token as well."""
-    given = flags(replace(OPTIONS, host=host, token="t"))
-
-    assert given["http-restricted-api"] == given["grpc-restricted-protocol"] == f"{apis}:nereid-token=t"
+def test_error_class_decides_the_exit_code(error, code, text):
+    """Only wrong usage is 2; a system error names its file."""
+    assert (exit_code(error), reason(error)) == (code, text) or text in reason(error)
 
 
-def test_shared_memory_is_open_where_it_is_allowed():
-    """Everything else keeps its guard."""
-    given = flags(replace(OPTIONS, token="t", allow_shm=True))
+def test_closed_pipe_is_not_a_traceback():
+    """`nereid route show | head -0` ends in silence."""
+    words = [sys.executable, "-m", "nereid", "check", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
 
-    assert given["http-restricted-api"] == "model-repository,trace,logging:nereid-token=t"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--http-address=0.0.0.0",),
-        ("--grpc-address", "0.0.0.0"),
-        ("--http-a=::",),
-        ("--log-verbose=1", "--allow-vertex-ai=true"),
-        ("--allow-sagemaker=1",),
-    ],
-    ids=" ".join,
-)
-def test_shared_memory_is_for_loopback_only(words):
-    """Flags that open other addresses are refused, also as getopt's abbreviations."""
-    options = ServerOptions(REPOSITORY, flags=words, allow_shm=True)
-    with pytest.raises(ValueError, match=f"--allow-shm is for {LOOPBACK[0]} only, .*: --[a-z]"):
-        check_options(options)
-
-    check_options(replace(options, allow_shm=False))
-    check_options(replace(options, flags=("--log-verbose=1", "--http-thread-count=2", "--id", "h")))
+        assert process.stderr.read() == b""
 
 
-def test_own_environment_wins_over_the_defaults():
-    """An operator's malloc setting is kept; the stub's Python comes first in PATH."""
-    libpython = preflight.find_libpython(preflight.PYTHON, preflight.library_folders())
+def test_init_copies_the_default_models_and_nothing_else(tmp_path):
+    """The new repository passes its own check; state and tuned configs of the source stay behind."""
+    done = run("init", str(tmp_path / "own"))
 
-    environment = command_line.environment(
-        WHEEL, {"MALLOC_TRIM_THRESHOLD_": "1", "PATH": "/bin", "OTHER": "x"}
+    copied = {path.relative_to(tmp_path / "own") for path in (tmp_path / "own").rglob("*") if path.is_file()}
+    assert (done.exit_code, f"nereid serve --repository {tmp_path / 'own'}" in done.stdout) == (0, True)
+    assert {path.name for path in copied} >= {"config.pbtxt", "model.onnx", "classify.route.json"}
+    assert [
+        path for path in copied if path.name == "tuned.pbtxt" or path.name.endswith(".history.jsonl")
+    ] == []
+    assert run("check", str(tmp_path / "own")).exit_code == 0
+
+
+def test_init_leaves_a_used_folder_alone(tmp_path):
+    """Nothing is overwritten."""
+    (tmp_path / "mine.txt").write_text("mine")
+
+    done = run("init", str(tmp_path))
+
+    assert (done.exit_code, "is not an empty folder; fix: " in done.stderr) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_packaged_models_cannot_be_changed(tmp_path, monkeypatch):
+    """An upgrade would take the change away, so the command names `nereid init`."""
+    monkeypatch.setattr(assets, "IS_CHECKOUT", False)
+
+    done = run(
+        "rollback", "classify", NEREID_REPOSITORY=str(assets.REPOSITORY), XDG_RUNTIME_DIR=str(tmp_path)
     )
 
-    assert (environment["MALLOC_TRIM_THRESHOLD_"], environment["OTHER"]) == ("1", "x")
-    assert environment["PATH"].endswith(":/bin")
-    assert environment["LD_LIBRARY_PATH"] == f"/w/libs:{libpython}"
+    assert (done.exit_code, "fix: nereid init DIR" in done.stderr) == (2, True)
+
+
+def test_default_repository_has_no_warnings():
+    """What is shipped does not complain about itself."""
+    findings = json.loads(run("check", "--json").stdout)
+
+    assert {finding["verdict"] for finding in findings} == {"ok"}
+
+
+def test_doctor_gives_its_findings_as_json(tmp_path):
+    """Each finding has a verdict and a fix, for scripts."""
+    findings = json.loads(run("doctor", "--json", XDG_RUNTIME_DIR=str(tmp_path)).stdout)
+
+    assert {"Python", "Triton", "/dev/shm"} <= {finding["what"] for finding in findings}
+    assert {finding["verdict"] for finding in findings} <= {"ok", "note", "fail"}
+
+
+def test_keys_are_listed_as_json_without_their_secrets(tmp_path):
+    """Names, scopes and quotas; never what opens the gateway."""
+    secret = run(
+        "key", "add", "alice", "--scope", "infer", "--rate", "5", XDG_CONFIG_HOME=str(tmp_path)
+    ).stdout
+    listed = run("key", "list", "--json", XDG_CONFIG_HOME=str(tmp_path)).stdout
+
+    assert [(key["name"], key["scopes"], key["rate_per_s"]) for key in json.loads(listed)] == [
+        ("alice", ["infer"], 5)
+    ]
+    assert secret.strip() not in listed
+
+
+def test_tables_are_not_cut_in_a_pipe(tmp_path):
+    """A script that reads the table gets every character of it."""
+    name = "a-very-long-name-of-an-owner-" + "x" * 30
+    run("key", "add", name, "--scope", "admin", XDG_CONFIG_HOME=str(tmp_path))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "nereid", "key", "list"],
+        env=os.environ | {"XDG_CONFIG_HOME": str(tmp_path), "COLUMNS": "40"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert name in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("find", "expected"),
+    [
+        (options.model_names, {"classify", "classify_v1", "classify_v2", "efficientnet_lite0"}),
+        (options.profile_names, {"cpu", "ensemble"}),
+        (options.variant_names, {"v1", "v2"}),
+        (options.preset_names, {"imagenet", "clip"}),
+    ],
+    ids=["models", "profiles", "variants", "presets"],
+)
+def test_completion_knows_the_names_of_the_repository(find, expected):
+    """What a shell offers is what the repository has."""
+    assert expected <= set(find(assets.REPOSITORY))
+
+
+def test_completion_never_fails(tmp_path):
+    """A broken repository offers nothing, and shows no traceback in the shell."""
+    (tmp_path / "classify.route.json").write_text("not JSON")
+    context = typer.main.get_command(app).make_context("nereid", ["check"])
+    context.params = {"repository": tmp_path}
+
+    assert options.complete_variant(context, "") == []

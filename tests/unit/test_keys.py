@@ -78,16 +78,16 @@ def test_list_shows_no_secret(nereid):
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [
-        (["add", "bob"], 2, "say with --scope what the key may do, once or more: infer, route, admin"),
+        (["add", "bob"], 2, "--scope: expected one or more of infer, route, admin, got none"),
         (["add", "bob", "--scope", "infer", "--scope", "all"], 2, "infer, route, admin, got infer, all"),
-        (["add", "", "--scope", "infer"], 2, "a name is 1 to 64 printable ASCII characters, got ''"),
-        (["add", "0123abcd", "--scope", "infer"], 2, "a name must not look like an id"),
+        (["add", "", "--scope", "infer"], 2, "NAME: expected 1 to 64 printable ASCII characters, got ''"),
+        (["add", "0123abcd", "--scope", "infer"], 2, "expected a name that does not look like an id"),
         (
             ["add", "alice", "--scope", "infer"],
             1,
-            "there is a key of 'alice' already; fix: nereid key revoke",
+            "'alice' already has a key; fix: nereid key revoke",
         ),
-        (["revoke", "carol"], 1, "has no key 'carol', it has: alice"),
+        (["revoke", "carol"], 1, "has no key 'carol', known keys: alice"),
     ],
 )
 def test_wrong_command_changes_nothing(nereid, path, words, status, text):

@@ -40,7 +40,7 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
     rolled = nereid("rollback", NET)
     assert (rolled.exit_code, rolled.stdout) == (
         0,
-        "r: generation 2, v1 100 %, v2 0 %, written without asking a server\n",
+        "r: generation 2, v1 100 %, v2 0 %, written without a server\n",
     )
     assert nereid("retire", NET, 2).stdout == "net 2: retired\n"
 
@@ -61,7 +61,7 @@ def test_network_is_added(nereid, tmp_path):
         (("publish", NET, "{bad}"), 1, "is empty (0 bytes)"),
         (("publish", NET, "nowhere.onnx"), 2, "nowhere.onnx does not exist"),
         (("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
-        (("publish", NET, "{bad}", "--images", "nowhere"), 2, "nowhere does not exist"),
+        (("publish", NET, "{bad}", "--images", "nowhere"), 2, "'nowhere' does not exist"),
         (("add", "{bad}", "--name", "a b", "--preset", "imagenet"), 2, "a name has letters"),
         (("rollback", NET), 2, "has no version of 'net' before 1"),
         (("retire", NET, 5), 2, "'net' has no version 5, it has: 1"),

@@ -64,6 +64,11 @@ def nereid(repository, tmp_path):
     return run
 
 
+def last_line(text: str) -> str:
+    """Return the last line, which has the reason of a failure."""
+    return text.splitlines()[-1]
+
+
 def document(repository: Path) -> dict:
     """Return the route file's content."""
     return json.loads((repository / "classify.route.json").read_text())
@@ -128,7 +133,7 @@ def test_weights_are_set_and_recorded(nereid, repository):
     done = nereid("set", "v2=30", "v1=69.5", "--offline")
 
     assert done.stdout == (
-        "classify: generation 1, v1 69.849 %, v2 30.151 %, written without asking a server\n"
+        "classify: generation 1, v1 69.849 %, v2 30.151 %, written without a server\n"
     )
     expected = ROUTE | {"variants": [V1 | {"weight": 69.5}, V2 | {"weight": 30}], "generation": 1}
     assert (done.exit_code, document(repository)) == (0, expected)
@@ -166,11 +171,11 @@ def test_no_change_writes_nothing(nereid, repository, words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["set"], "nothing to set; give NAME=WEIGHT…, or a whole route with --file"),
-        (["set", "v1=1", "--file", "-"], "give either NAME=WEIGHT… or a whole route with --file, not both"),
-        (["diff", "v1=1", "--file", "-"], "give either NAME=WEIGHT… or a whole route with --file, not both"),
-        (["set", "v3=1"], "unknown variant 'v3', known are: v1, v2"),
-        (["diff", "v3=1"], "unknown variant 'v3', known are: v1, v2"),
+        (["set"], "nothing to set: expected NAME=WEIGHT…, or a complete route with --file"),
+        (["set", "v1=1", "--file", "-"], "expected either NAME=WEIGHT… or --file, got both"),
+        (["diff", "v1=1", "--file", "-"], "expected either NAME=WEIGHT… or --file, got both"),
+        (["set", "v3=1"], "unknown variant 'v3': expected one of v1, v2"),
+        (["diff", "v3=1"], "unknown variant 'v3': expected one of v1, v2"),
         (["set", "v1"], "expected NAME=WEIGHT, such as v2=10, got 'v1'"),
         (["set", "=1"], "expected NAME=WEIGHT, such as v2=10, got '=1'"),
         (["set", "v1="], "expected NAME=WEIGHT, such as v2=10, got 'v1='"),
@@ -178,13 +183,13 @@ def test_no_change_writes_nothing(nereid, repository, words):
         (["set", "v1=nan"], "expected NAME=WEIGHT, such as v2=10, got 'v1=nan'"),
         (["set", "v1=1e999"], "expected NAME=WEIGHT, such as v2=10, got 'v1=1e999'"),
         (["set", "v1=1_0"], "expected NAME=WEIGHT, such as v2=10, got 'v1=1_0'"),
-        (["set", "v1=1", "v1=2"], "'v1' has two weights"),
+        (["set", "v1=1", "v1=2"], "expected one weight for each variant, got two for 'v1'"),
         (["set", "--file", "/nonexistent"], "cannot read '/nonexistent': No such file or directory"),
         (["set", "--file", "/"], "cannot read '/': Is a directory"),
         (["explain", "--header", "x-variant"], "expected --header NAME=VALUE, got 'x-variant'"),
-        (["show", "--route", "other"], "{repository} has no route 'other', it has: classify"),
-        (["show", "--route", "../x"], "{repository} has no route '../x', it has: classify"),
-        (["show", "--repository", "/no"], "/no is no model repository: there is no such folder"),
+        (["show", "--model", "other"], "'{repository}' has no route 'other', it has: classify"),
+        (["show", "--model", "../x"], "'{repository}' has no route '../x', it has: classify"),
+        (["show", "--repository", "/no"], "model repository '/no' is not a folder; fix: correct --repository or NEREID_REPOSITORY"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -194,7 +199,7 @@ def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
 
     done = nereid(*words, *(["--offline"] if words[0] == "set" else []), stdin=json.dumps(ROUTE))
 
-    assert (done.exit_code, done.stderr) == (2, message.format(repository=repository) + "\n")
+    assert (done.exit_code, done.stderr) == (2, f"error: {message.format(repository=repository)}\n")
     assert files(repository) == before
 
 
@@ -223,10 +228,10 @@ def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
         (
             ["set", "v1=1"],
             "",
-            "no server of {repository} runs; fix: start one, or write without asking with --offline",
+            "no server runs for repository '{repository}'; fix: nereid serve, or write the route with --offline",
         ),
-        (["revert", "4"], "", "the history has no generation 4, known are: 0"),
-        (["revert"], "", "'{repository}/classify.route.json' has been nothing else"),
+        (["revert", "4"], "", "cannot revert: the history has no generation 4, it has: 0"),
+        (["revert"], "", "cannot revert '{repository}/classify.route.json': its history has no other route"),
         (
             ["explain", "--variant", "v9"],
             "",
@@ -247,7 +252,7 @@ def test_failure_is_exit_code_1_and_leaves_the_file(nereid, repository, words, s
     done = nereid(*words, stdin=stdin)
 
     assert done.exit_code == 1
-    assert done.stderr.startswith(message.format(repository=repository)), done.stderr
+    assert last_line(done.stderr).startswith("error: " + message.format(repository=repository))
     assert (done.stdout, files(repository)) == ("", before)
 
 
@@ -269,7 +274,7 @@ def test_unreadable_file_is_named(nereid, repository, name, words):
 
     done = nereid(*words)
 
-    assert (done.exit_code, done.stderr) == (1, f"'{repository / name}': Is a directory\n")
+    assert (done.exit_code, done.stderr) == (1, f"error: '{repository / name}': Is a directory\n")
 
 
 @pytest.mark.parametrize("words", [["show"], ["set", "v1=1", "--offline"]], ids=" ".join)
@@ -281,14 +286,14 @@ def test_pipe_in_the_files_place_is_refused(nereid, repository, words):
 
     done = nereid(*words)
 
-    assert (done.exit_code, done.stderr) == (1, f"expected a regular file, got '{path}'\n")
+    assert (done.exit_code, done.stderr) == (1, f"error: expected a regular file, got '{path}'\n")
 
 
 def test_endless_file_is_refused(nereid):
     """What is no route by its size is not read to its end."""
     done = nereid("set", "--file", "/dev/zero", "--offline")
 
-    assert (done.exit_code, done.stderr) == (1, "'/dev/zero': expected at most 1,000,000 bytes, got more\n")
+    assert (done.exit_code, done.stderr) == (1, "error: '/dev/zero': expected at most 1,000,000 bytes, got more\n")
 
 
 def test_place_that_cannot_be_written_is_named(nereid, repository):
@@ -299,7 +304,7 @@ def test_place_that_cannot_be_written_is_named(nereid, repository):
     done = nereid("set", "--file", "-", "--offline", stdin=json.dumps(ROUTE))
 
     message = "'/proc/classify.route.history.jsonl': No such file or directory\n"
-    assert (done.exit_code, done.stderr) == (1, message)
+    assert (done.exit_code, done.stderr) == (1, f"error: {message}")
 
 
 def test_missing_route_file_can_be_set(nereid, repository):
@@ -309,7 +314,7 @@ def test_missing_route_file_can_be_set(nereid, repository):
     refused = nereid("set", "v1=1", "--offline")
     done = nereid("set", "--file", "-", "--offline", stdin=json.dumps(ROUTE))
 
-    assert (refused.exit_code, "classify.route.json' is not there; fix: " in refused.stderr) == (1, True)
+    assert (refused.exit_code, "classify.route.json' is missing; fix: " in refused.stderr) == (1, True)
     assert (done.exit_code, document(repository)) == (0, ROUTE | {"generation": 1})
 
 
@@ -332,7 +337,7 @@ def test_broken_file_is_mended_by_revert_and_kept(nereid, repository, broken):
     assert notes(nereid) == [(2, "revert to 1"), (1, "edited by hand"), (1, "set"), (0, "first seen")]
     kept = json.loads(nereid("history", "--json").stdout)[1]["route"]
     assert kept in (broken.decode(errors="replace"), {"variants": []})
-    assert "no valid route" in nereid("history").stdout
+    assert "invalid route" in nereid("history").stdout
 
 
 def test_link_is_followed(nereid, repository, tmp_path):
@@ -432,14 +437,14 @@ def test_route_is_the_only_one_or_named(repository, tmp_path):
     assert find_route(repository).name == "classify"
 
     shutil.copytree(repository / "classify", repository / "another")
-    with pytest.raises(OperationFailed, match=r"several routes, say which with --route: another, classify$"):
+    with pytest.raises(OperationFailed, match=r"several routes; fix: name one with --model: another, classify$"):
         find_route(repository)
     assert find_route(repository, "another").name == "another"
 
     for name in ("another", "classify"):
         shutil.rmtree(repository / name)
     with pytest.raises(
-        OperationFailed, match=r"has no route: no model with backend ab_router; .*nonsense"
+        OperationFailed, match=r"has no route: expected a model with backend ab_router; .*nonsense"
     ) as error:
         find_route(repository)
     assert error.type is WrongUsage
@@ -470,13 +475,13 @@ def test_diff_tells_fields_and_moved_keys(nereid, repository):
 
 def test_diff_without_arguments_looks_back(nereid):
     """It is the difference to the newest other route of the history, if there is any."""
-    assert nereid("diff").stdout == "the history has no other route\n"
+    assert nereid("diff").stdout == "the history has no previous route\n"
     nereid("set", "v2=15", "--offline")
 
     shown = nereid("diff").stdout
 
     assert "│ variants[v2].weight │ 10  │ 15  │" in shown
-    assert nereid("diff", "v2=15").stdout == "nothing differs\n"
+    assert nereid("diff", "v2=15").stdout == "no differences\n"
 
 
 @pytest.mark.parametrize(
@@ -504,7 +509,7 @@ RULED = ROUTE | {
     ],
 }
 EXPLANATIONS = {
-    "variant": (["--variant", "v2"], "v2", "v2 serves because the request asks for variant 'v2'."),
+    "variant": (["--variant", "v2"], "v2", "v2 serves because the request names variant 'v2'."),
     "version": (
         ["--version", "3", "--key", "k"],
         "v2",
@@ -696,7 +701,7 @@ class FakeServer:
     def served(self, route: str) -> Served:
         """Tell the file's SHA-256, once it has been looked at often enough."""
         if self.dies:
-            raise OperationFailed("the server at nowhere does not answer: refused")
+            raise OperationFailed("the server at nowhere does not respond: refused")
         if self.says:
             return self.says
         self.polls -= 1
@@ -729,10 +734,10 @@ def test_change_needs_what_it_names_ready(repository):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"polls": float("inf")}, "it is not served yet: the server has SHA-256 0ff0ff0ff0ff; fix: see"),
+        ({"polls": float("inf")}, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
         (
             {"dies": True},
-            "it is not known to be served: the server at nowhere does not answer: refused; fix",
+            "it is not confirmed: the server at nowhere does not respond: refused; fix",
         ),
     ],
     ids=["not taken", "died"],
@@ -746,7 +751,7 @@ def test_change_that_is_not_served_is_a_failure(repository, changes, reason):
         change(target, reweighted({"v1": 30}), server, wait_s=0.1)
 
     assert reason in str(error.value)
-    assert "is written, generation 1, but after 0.1 s" in str(error.value)
+    assert "wrote generation 1 of '" in str(error.value)
     assert (weights(repository), len(history.read(target.history))) == ([30, 10], 2)
 
 
@@ -756,7 +761,7 @@ def test_nothing_to_change_tells_what_is_served(repository):
     words = [change(find_route(repository), reweighted({"v1": 90}), server) for _ in range(2)]
 
     assert [word.partition("v2 10 %, ")[2] for word in words] == [
-        "not served yet: the server has SHA-256 0ff0ff0ff0ff",
+        "not served yet: the server uses SHA-256 0ff0ff0ff0ff",
         "served",
     ]
 
@@ -776,7 +781,7 @@ def test_server_that_does_not_answer_is_an_error(listens, http, grpc):
         record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), "", "", "")
         server = RunningServer(record, timeout_s=0.2)
 
-        with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not answer: {http}"):
+        with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not respond: {http}"):
             server.served("classify")
         with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not answer: {grpc}"):
             server.is_ready("first", 1)
@@ -796,7 +801,7 @@ def test_breaker_is_shown_of_the_version_that_is_routed_to(repository, capsys):
     assert told["breakers"] == {"v2": "open"}
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
     assert [(row[0], row[-1]) for row in cells] == [("v1", "—"), ("v2", "open")]
-    assert lines[-1] == "not served yet: the server has SHA-256 0ff0ff0ff0ff"
+    assert lines[-1] == "not served yet: the server uses SHA-256 0ff0ff0ff0ff"
 
 
 PAGE = """# HELP nereid_route_served_since_seconds SHA-256

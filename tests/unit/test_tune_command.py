@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.assets import COFFEE, REPOSITORY
-from nereid.cli import tune as command
+from nereid.cli.models import tuning_run
 from nereid.cli.main import app
 from nereid.errors import OperationFailed
 from nereid.tune import tuning
@@ -39,7 +39,7 @@ from nereid.tune.tuning import TuneOptions
         (["classify_v1", "--minutes", "nan"], "greater than or equal to"),
         (["classify_v1", "--minutes", "inf"], "expected a finite number, got inf"),
         (["classify_v1", "--minutes", "-1"], "greater than or equal to"),
-        (["classify_v1", "--images", "nowhere.jpg"], "nowhere.jpg does not exist"),
+        (["classify_v1", "--images", "nowhere.jpg"], "'nowhere.jpg' does not exist"),
     ],
     ids=[
         "unknown",
@@ -71,7 +71,7 @@ def test_missing_package_is_told(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvloop" else found(name))
 
     with pytest.raises(OperationFailed, match=r"needs uvloop; fix: pip install 'nereid-serving\[load\]'"):
-        command.tune(TuneOptions(REPOSITORY, "classify_v1", "cpu"), {}, False)
+        tuning_run.run(TuneOptions(REPOSITORY, "classify_v1", "cpu"), {}, False)
 
 
 def test_command_has_the_same_options():
@@ -91,7 +91,7 @@ def test_command_line_is_read_as_the_same_options(monkeypatch):
         REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), (Path(COFFEE), Path(COFFEE)), 7
     )
     read = []
-    monkeypatch.setattr(command, "tune", lambda options, *_: read.append(options))
+    monkeypatch.setattr(tuning_run, "run", lambda options, *_: read.append(options))
 
     done = CliRunner().invoke(app, shlex.split(options.command)[1:])
 
@@ -123,7 +123,7 @@ def test_what_was_measured_is_told_even_if_it_cannot_be_written(tmp_path, monkey
     monkeypatch.setattr(tuning, "search", changing)
 
     with pytest.raises(OperationFailed, match="has changed meanwhile"):
-        command.tune(TuneOptions(models, "classify_v1", "cpu"), {}, as_json)
+        tuning_run.run(TuneOptions(models, "classify_v1", "cpu"), {}, as_json)
 
     told = capsys.readouterr().out
     if as_json:
@@ -138,7 +138,7 @@ def test_folder_that_cannot_be_written_is_told_before(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "search", lambda *args: pytest.fail("it was measured"))
 
     with pytest.raises(OperationFailed, match=r"classify_v2/configs' cannot be written; fix: --dry-run"):
-        command.tune(TuneOptions(models, "classify_v1", "cpu"), {}, False)
+        tuning_run.run(TuneOptions(models, "classify_v1", "cpu"), {}, False)
 
 
 def test_termination_is_as_tidy_as_an_interruption(tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_termination_is_as_tidy_as_an_interruption(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "search", killed)
 
     with pytest.raises(SystemExit) as ended:
-        command.tune(TuneOptions(models, "classify_v1", "cpu", is_dry=True), {}, False)
+        tuning_run.run(TuneOptions(models, "classify_v1", "cpu", is_dry=True), {}, False)
 
     assert (ended.value.code, is_closed) == (128 + signal.SIGTERM, [True])
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

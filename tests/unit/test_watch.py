@@ -742,7 +742,7 @@ def test_wrong_usage_ends_the_command(repository, tmp_path):
     """The exit code is 2, and nothing is written."""
     done = nereid(repository, str(tmp_path / "absent"))
 
-    assert (done.exit_code, done.stderr) == (2, f"{tmp_path / 'absent'} is no folder\n")
+    assert (done.exit_code, done.stderr) == (2, f"error: {tmp_path / 'absent'} is no folder\n")
     assert [*tmp_path.rglob(JOURNAL)] == []
 
 

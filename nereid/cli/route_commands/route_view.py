@@ -1,38 +1,32 @@
-"""How routes, their differences, explanations and histories are printed: tables, or JSON."""
+"""Output of the `nereid route` commands: tables or JSON."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Column
-from rich.table import Table as Grid
-from rich.text import Text
 
+from nereid.cli.tables import print_table
 from nereid.routes.diff import Difference
 from nereid.routes.explain import Explanation
 from nereid.routes.history import Entry
-from nereid.routes.served import Served, Server, ask_served
-from nereid.routes.target import Present, Target, check, describe, percent
+from nereid.routes.served import Served, Server, served_status
+from nereid.routes.target import RouteLocation, RouteState, check, describe, percent
 from nereid.routing.assignment import Route, Table, Variant, shares
 
-WIDE = 10_000
 
-
-def show(target: Target, present: Present, server: Server | None, as_json: bool) -> None:
+def show(target: RouteLocation, present: RouteState, server: Server | None, as_json: bool) -> None:
     """Print a route, and whether the server serves it.
 
     Raises:
-        OperationFailed, InvalidConfig: the file holds no route, or it names what is not in the repository.
+        OperationFailed, InvalidConfig: the route file is invalid, or names a model that does not exist.
     """
     route = present.route()
     table = check(target, present.text or b"")
-    told, served = ask_served(server, target.name, table.sha256)
+    status, served = served_status(server, target.name, table.sha256)
     if as_json:
-        print(json.dumps(_as_document(target, table, served, told)))
+        print(json.dumps(_as_document(target, table, served, status)))
         return
     _print_variants(table, served)
     _print_shadows(route)
@@ -44,20 +38,20 @@ def show(target: Target, present: Present, server: Server | None, as_json: bool)
         f"more in {breaker.window_s:g} s, tries again after {breaker.open_s:g} s"
     )
     print(f"{target.name}: {describe(route)}, SHA-256 {table.sha256}")
-    print(told)
+    print(status)
 
 
 def print_diff(found: list[Difference], moved: str) -> None:
-    """Print what differs between two routes."""
+    """Print the differences between two routes."""
     if not found:
-        print("nothing differs")
+        print("no differences")
         return
     print_table("field", "old", "new", rows=[(each.path, each.old, each.new) for each in found])
     print(moved)
 
 
 def print_explanation(explanation: Explanation, as_json: bool) -> None:
-    """Print which variant a request gets, and why."""
+    """Print the variant that would answer a request, and the reason."""
     if as_json:
         print(json.dumps(asdict(explanation)))
         return
@@ -70,7 +64,7 @@ def print_explanation(explanation: Explanation, as_json: bool) -> None:
     for shadow, likely in explanation.mirrored.items():
         print(f"{_how_likely(likely)} mirrored to shadow {shadow}")
     for name in explanation.ignored:
-        print(f"no route looks at header {name!r}")
+        print(f"header {name!r} has no effect on any route")
 
 
 def print_history(entries: tuple[Entry, ...], as_json: bool) -> None:
@@ -125,13 +119,13 @@ def _print_shadows(route: Route) -> None:
         print_table("shadow", "model", "version", "mirrored", "deadline", rows=rows)
 
 
-def _as_document(target: Target, table: Table, served: Served | None, told: str) -> dict[str, Any]:
+def _as_document(target: RouteLocation, table: Table, served: Served | None, status: str) -> dict[str, Any]:
     return {
         "route": target.name,
         "file": str(target.path),
         "sha256": table.sha256,
         "generation": table.route.generation,
-        "status": told,
+        "status": status,
         "served_sha256": sorted(served.sha256s) if served else None,
         "shares": shares(table.route),
         "network_versions": dict(table.network_versions),
@@ -141,24 +135,14 @@ def _as_document(target: Target, table: Table, served: Served | None, told: str)
 
 
 def _breakers(table: Table, served: Served) -> dict[str, str]:
-    """Return the state of each variant that has been asked in this version."""
+    """Return the breaker state of each variant that has had requests in this version."""
     versions = ((each.name, table.network_versions[each.name]) for each in table.route.variants)
     return {pair[0]: served.breakers[pair] for pair in versions if pair in served.breakers}
 
 
-def print_table(*columns: str, rows: Any) -> None:
-    """Print rows of text under their columns."""
-    grid = Grid(*(Column(name, overflow="fold") for name in columns))
-    for row in rows:
-        # Text: a value may look like markup.
-        grid.add_row(*(Text(cell) for cell in row))
-    # A pipe or a file is as wide as it has to be.
-    Console(width=None if sys.stdout.isatty() else WIDE).print(grid)
-
-
 def _weights(entry: Entry) -> str:
     route = entry.parsed()
-    return ", ".join(f"{v.name} {v.weight:g}" for v in route.variants) if route else "no valid route"
+    return ", ".join(f"{v.name} {v.weight:g}" for v in route.variants) if route else "invalid route"
 
 
 def _headers(variant: Variant) -> str:

@@ -1,14 +1,15 @@
-"""`nereid tune`: search for better settings, print the result, and write the profile if it is faster."""
+"""A run of `nereid tune`: search, print the result, and write the profile if it is faster."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from nereid.cli.classify import collect
+from nereid.cli.options import show_progress
+from nereid.cli.predictions import collect
+from nereid.cli.tables import console
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.processes import exit_on_sigterm
 from nereid.tune import tuning
@@ -19,7 +20,7 @@ from nereid.tune.tuning import TuneOptions
 HEADINGS = ("", "settings", "concurrency", "images/s", "p50 ms", "p99 ms")
 
 
-def tune(options: TuneOptions, environment: Mapping[str, str], as_json: bool) -> None:
+def run(options: TuneOptions, environment: Mapping[str, str], as_json: bool) -> None:
     """Search, print the result, and write the profile if the gain exceeds the noise.
 
     Raises:
@@ -35,7 +36,7 @@ def tune(options: TuneOptions, environment: Mapping[str, str], as_json: bool) ->
         report = tuning.search(options, tuned, images, environment, show_progress)
     written: list[str] = []
     if not as_json:
-        show(report, Console(width=max(100, Console().width)))
+        show(report, console())
     try:
         if report.verdict == "better" and not options.is_dry:
             written = tuning.write(options, tuned, report, show_progress)
@@ -57,11 +58,6 @@ def show(report: Report, console: Console) -> None:
         numbers = (f"{number:.1f}" for number in (load.rate, load.p50_ms, load.p99_ms))
         table.add_row(mark, escape(settings), str(concurrency), *numbers)
     console.print(table)
-
-
-def show_progress(line: str) -> None:
-    """Print a line about the progress on stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _read(options: TuneOptions) -> list[bytes]:

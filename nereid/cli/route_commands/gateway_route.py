@@ -1,4 +1,4 @@
-"""The route of a repository on this machine, as a gateway shows and changes it."""
+"""Adapter through which a gateway shows and changes a route of a local repository."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,37 +7,38 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
 from nereid.routes import change
 from nereid.routes.change import Proposal, Propose
-from nereid.routes.served import NO_SERVER, SERVED, RunningServer, ask_served
-from nereid.routes.target import Present, check, find_route, look
+from nereid.routes.served import NO_SERVER, SERVED, RunningServer, served_status
+from nereid.routes.target import RouteState as StoredRoute
+from nereid.routes.target import check, find_route, read_state
 from nereid.routing.assignment import shares
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
 
 
 class RepositoryRoute:
-    """One route; its methods block.
+    """One route of a repository; its methods block.
 
     Args:
-        repository: the one that is served.
-        name: of the route.
-        find: returns the running server of the repository, if there is one.
+        repository: the repository that is served.
+        name: the name of the route.
+        find: returns the running server of the repository, if one runs.
     """
 
     def __init__(self, repository: Path, name: str, find: Callable[[], ServerRecord | None]) -> None:
         self._repository, self._name, self._find = repository, name, find
 
     def show(self) -> RouteState:
-        """Return the route as its file has it, and what the server makes of it.
+        """Return the route file, and whether the server serves it.
 
         Raises:
-            RouteFailed: there is no such route, or its file cannot be read.
+            RouteFailed: the route does not exist, or its file cannot be read.
         """
         try:
             target = find_route(self._repository, self._name)
-            present = look(target)
+            present = read_state(target)
             route = present.route()
             table = check(target, present.text or b"")
-            told, served = ask_served(self._server(), target.name, table.sha256)
+            status, served = served_status(self._server(), target.name, table.sha256)
         except (OperationFailed, InvalidConfig, OSError) as error:
             raise RouteFailed(str(error)) from None
         share, breakers = shares(route), served.breakers if served else {}
@@ -53,21 +54,21 @@ class RepositoryRoute:
             for each in route.variants
         ]
         return RouteState(
-            target.name, route.generation, route.default, told == SERVED, _without_address(told), variants
+            target.name, route.generation, route.default, status == SERVED, _without_address(status), variants
         )
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
-        """Give variants new weights, and wait until the server serves that.
+        """Change weights of variants, and wait until the server serves them.
 
         Args:
-            weights: by variant; others keep theirs.
-            generation: which the route must still have; None for any.
-            who: whose change it is, for the history.
+            weights: new weight by variant; other variants keep their weights.
+            generation: the generation that the route must still have; None for any.
+            who: author of the change, for the history.
 
         Raises:
             RouteConflict: the route has another generation.
-            RouteRefused: there is no such variant, or the weights make no route.
-            RouteFailed: it cannot be written, or the server does not take it.
+            RouteRefused: a variant does not exist, or the weights are invalid.
+            RouteFailed: the file cannot be written, or the server does not accept it.
         """
         try:
             target = find_route(self._repository, self._name)
@@ -83,18 +84,18 @@ class RepositoryRoute:
         return RunningServer(record) if record else None
 
 
-def _without_address(told: str) -> str:
-    """Return for callers of a gateway what a server makes of a route file."""
-    if told in (SERVED, NO_SERVER):
-        return told
-    return "not served yet, or not known to be"
+def _without_address(status: str) -> str:
+    """Return the status of a route file without the server's address, for clients of a gateway."""
+    if status in (SERVED, NO_SERVER):
+        return status
+    return "not served yet, or unknown"
 
 
 def _propose(weights: Mapping[str, float], generation: int | None, who: str) -> Propose:
-    def propose(present: Present) -> Proposal:
+    def propose(present: StoredRoute) -> Proposal:
         current = present.route().generation
         if generation is not None and generation != current:
-            raise RouteConflict(f"the route has generation {current}, not {generation}")
+            raise RouteConflict(f"expected generation {generation}, got {current}: the route has changed")
         return Proposal(change.reweighted(weights)(present).route, f"set through the gateway by {who}")
 
     return propose

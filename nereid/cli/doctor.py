@@ -1,0 +1,26 @@
+"""`nereid doctor`: check the machine."""
+
+import json
+from dataclasses import asdict
+
+import typer
+
+from nereid.assets import REPOSITORY
+from nereid.cli.options import AsJson, Repository, environment
+from nereid.cli.tables import print_table
+from nereid.errors import OperationFailed
+
+
+def doctor(context: typer.Context, as_json: AsJson = False, repository: Repository = REPOSITORY) -> None:
+    """Check that this machine has everything the embedded server needs; each failure names its fix."""
+    from nereid.server.doctor import examine
+
+    findings = list(examine(environment(context), repository))
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        rows = [(each.verdict, each.what, each.found, each.fix) for each in findings]
+        print_table("", "check", "found", "fix", rows=rows)
+    failed = [finding.what for finding in findings if finding.verdict == "fail"]
+    if failed:
+        raise OperationFailed(f"this machine is not ready to serve: {', '.join(failed)}")

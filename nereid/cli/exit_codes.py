@@ -1,0 +1,70 @@
+"""Exit codes of the command line, and the one place that maps errors to them."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from typer._click.exceptions import (
+    ClickException,  # Typer has its own copy of Click and exports only part of it
+)
+from typer.core import TyperGroup
+
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.serving_errors import ServingError
+
+FAILED, WRONG_USAGE = 1, 2
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code of an error: 2 if the command itself is wrong, else 1."""
+    return WRONG_USAGE if isinstance(error, WrongUsage | ClickException) else FAILED
+
+
+def reason(error: Exception) -> str:
+    """Return the text that a user reads: for a system error with the name of the file, if there is one."""
+    if isinstance(error, ClickException):
+        context = getattr(error, "ctx", None)
+        fix = f"; fix: see `{context.command_path} --help`" if context else ""
+        return error.format_message().rstrip(".") + fix
+    if isinstance(error, OSError):
+        named = f"'{error.filename}': " if error.filename else ""
+        return f"{named}{error.strerror or error}"
+    return str(error)
+
+
+@contextlib.contextmanager
+def exiting() -> Iterator[None]:
+    """Map errors to exit codes; the last line on stderr is then `error: REASON`."""
+    from nereid.client.errors import ClassifierError
+
+    try:
+        yield
+    except BrokenPipeError:  # the reader of stdout has gone, as in `nereid ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except (OperationFailed, ServingError, ClassifierError, ClickException, OSError) as error:
+        end(error)
+
+
+def end(error: Exception) -> NoReturn:
+    """End the process with the code and the reason of an error; a reason of several lines keeps its order.
+
+    Details come first, so that the last line is the reason itself.
+    """
+    first, *details = reason(error).splitlines() or [type(error).__name__]
+    for line in [*details, f"error: {first}"]:
+        print(line, file=sys.stderr)
+    sys.exit(exit_code(error))
+
+
+class CommandGroup(TyperGroup):
+    """The root of the command line: every failure ends with `error: REASON` and its exit code."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command line, and end the process."""
+        with exiting():
+            code = super().main(*args, **options | {"standalone_mode": False})
+            sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,1 @@
+"""Commands that change, list or tune the models of a repository."""

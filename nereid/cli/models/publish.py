@@ -1,0 +1,114 @@
+"""`nereid publish`, `rollback` and `retire`: the versions of a model."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nereid.assets import REPOSITORY
+from nereid.cli.options import (
+    Model,
+    Repository,
+    find_server,
+    invalid_values,
+    own_repository,
+    show_progress,
+)
+
+if TYPE_CHECKING:
+    from nereid.server.run_dir import ServerRecord
+
+Weight = Annotated[
+    float, typer.Option(help="Initial traffic weight of the new variant; 0 serves it only on request.", min=0)
+]
+AcceptChange = Annotated[
+    bool,
+    typer.Option("--accept-change", help="Publish although the scores differ from the current version's."),
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        help="Maximum difference of scores from the current version, as a share of the largest score.", min=0
+    ),
+]
+MaxSlowdown = Annotated[
+    float, typer.Option(help="Maximum time per image, as a multiple of the current version's.", min=0)
+]
+MaxMemory = Annotated[
+    float, typer.Option(help="Maximum memory, as a multiple of the current version's.", min=0)
+]
+
+
+def publish(
+    context: typer.Context,
+    model: Model,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="ONNX file, or a folder with the file and its external data.", metavar="NEW.onnx|DIR"
+        ),
+    ],
+    weight: Weight = 0,
+    accept_change: AcceptChange = False,
+    tolerance: Tolerance = 0.05,
+    max_slowdown: MaxSlowdown = 1.5,
+    max_memory: MaxMemory = 1.5,
+    against: Annotated[
+        int, typer.Option(help="Version to compare with.", show_default="that of the default variant", min=0)
+    ] = 0,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="Image files or folders for the comparison.", show_default="the two sample photos"),
+    ] = None,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Publish a new version of a model without interrupting the server.
+
+    The network is examined in a separate process first. A rejected network never reaches the server.
+    """
+    from nereid.cli.predictions import collect
+    from nereid.publish import publisher
+
+    gates = publisher.Gates(
+        tolerance=tolerance,
+        is_change_accepted=accept_change,
+        max_slowdown=max_slowdown,
+        max_memory_ratio=max_memory,
+        against=against,
+    )
+    if images:
+        with invalid_values():
+            gates = replace(gates, images=tuple(collect(images)))
+    record = find_server(context, own_repository(repository))
+    done = publisher.publish(repository, model, source, record, gates, weight, show_progress)
+    behind = f" as {', '.join(done.pinned)}" if done.pinned else ""
+    print(f"{done.model} {done.version}: {served(record)}{behind}, after {done.seconds:.1f} s")
+
+
+def rollback(context: typer.Context, model: Model, repository: Repository = REPOSITORY) -> None:
+    """Move all traffic away from a model's newest version immediately; the version stays loaded."""
+    from nereid.publish import publisher
+
+    for line in publisher.rollback(repository, model, find_server(context, own_repository(repository))):
+        print(line)
+
+
+def retire(
+    context: typer.Context,
+    model: Model,
+    version: Annotated[int, typer.Argument(help="Version number.", min=1)],
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Retire a version without traffic: unload it when it is idle, then delete it."""
+    from nereid.publish import publisher
+
+    publisher.retire(
+        repository, model, version, find_server(context, own_repository(repository)), show_progress
+    )
+    print(f"{model} {version}: retired")
+
+
+def served(record: "ServerRecord | None") -> str:
+    """Return whether a server serves the change already."""
+    return "served" if record else "in the repository, no server runs"

@@ -1,0 +1,219 @@
+"""`nereid route`: show and change the routes of a repository."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nereid.assets import REPOSITORY
+from nereid.cli.options import (
+    AsJson,
+    Repository,
+    complete_model,
+    complete_variant,
+    find_server,
+    own_repository,
+    show_help,
+)
+from nereid.errors import WrongUsage
+
+if TYPE_CHECKING:  # the commands import what they need, so that others start without it
+    from nereid.routes.change import Propose
+    from nereid.routes.served import RunningServer
+
+app = typer.Typer()
+
+RouteName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="Name of the route.",
+        show_default="the only route of the repository",
+        autocompletion=complete_model,
+    ),
+]
+Weights = Annotated[
+    list[str] | None,
+    typer.Argument(help="New weights of existing variants.", metavar="NAME=WEIGHT…"),
+]
+NewFile = Annotated[
+    str, typer.Option("--file", help="Complete new route file; `-` reads stdin.", metavar="FILE|-")
+]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Write the file without a check by the running server.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def route(context: typer.Context) -> None:
+    """Show, change and revert the routes of a repository; invalid changes are rejected."""
+    show_help(context)
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    as_json: AsJson = False,
+    route: RouteName = "",
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Show the route file, and whether the running server serves this route."""
+    from nereid.cli.route_commands import route_view as view
+    from nereid.routes import target as routes
+
+    target = routes.find_route(repository, route)
+    view.show(target, routes.read_state(target), _server(context, repository), as_json)
+
+
+@app.command("set")
+def set_route(
+    context: typer.Context,
+    weights: Weights = None,
+    file: NewFile = "",
+    offline: Offline = False,
+    route: RouteName = "",
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Change weights of variants, or replace the whole route, and wait until the server serves it.
+
+    Every model that the route names must be ready on the running server. The generation increases by one.
+    """
+    propose = _proposal(weights or [], file)
+    if propose is None:
+        raise WrongUsage("nothing to set: expected NAME=WEIGHT…, or a complete route with --file")
+    _change(context, propose, offline, route, repository)
+
+
+@app.command()
+def diff(
+    weights: Weights = None,
+    file: NewFile = "",
+    route: RouteName = "",
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Show the changes that `nereid route set` would make, and the share of sticky keys that would move.
+
+    Nothing is written. Without arguments, the present route is compared with the previous one.
+    """
+    from nereid.cli.route_commands import route_view as view
+    from nereid.routes import change, diff
+    from nereid.routes import target as routes
+
+    target = routes.find_route(repository, route)
+    if propose := _proposal(weights or [], file):
+        planned = change.plan(target, propose)
+        old, new = planned.present.route(), planned.route
+    elif before := change.previous(present := routes.read_state(target)):
+        old, new = before, present.route()
+    else:
+        print("the history has no previous route")
+        return
+    view.print_diff(diff.differences(old, new), diff.describe_moves(diff.moves(old, new)))
+
+
+@app.command()
+def explain(
+    key: Annotated[str, typer.Option(help="Route key of the caller, header `x-route-key`.")] = "",
+    header: Annotated[
+        list[str] | None, typer.Option(help="Header of the request. May be repeated.", metavar="NAME=VALUE")
+    ] = None,
+    variant: Annotated[
+        str,
+        typer.Option(
+            help="Variant that the request names, header `x-variant`.", autocompletion=complete_variant
+        ),
+    ] = "",
+    version: Annotated[
+        str, typer.Option(help="Version that the request names, header `x-model-version`.")
+    ] = "",
+    as_json: AsJson = False,
+    route: RouteName = "",
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Show which variant would answer a request, and why, while all variants are healthy."""
+    from nereid.cli.route_commands import route_view as view
+    from nereid.routes import explain
+    from nereid.routes import target as routes
+    from nereid.routing.assignment import FORCE_VARIANT, FORCE_VERSION, ROUTE_KEY
+
+    given = {FORCE_VARIANT: variant, FORCE_VERSION: version, ROUTE_KEY: key}
+    parameters = _headers(header or []) | {name: value for name, value in given.items() if value}
+    target = routes.find_route(repository, route)
+    present = routes.read_state(target)
+    present.route()
+    table = routes.check(target, present.text or b"")
+    view.print_explanation(explain.explain(table, parameters), as_json)
+
+
+@app.command()
+def history(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
+    """List the history of the route, newest first."""
+    from nereid.cli.route_commands import route_view as view
+    from nereid.routes import target as routes
+
+    view.print_history(routes.read_state(routes.find_route(repository, route)).all_entries, as_json)
+
+
+@app.command()
+def revert(
+    context: typer.Context,
+    generation: Annotated[int | None, typer.Argument(help="Generation to restore.", min=0)] = None,
+    offline: Offline = False,
+    route: RouteName = "",
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Restore an earlier route, with the same checks as `nereid route set`.
+
+    Without GENERATION, the previous route is restored; a second revert undoes the first. If several entries
+    have that GENERATION, the newest one that differs from the present route is used.
+    """
+    from nereid.routes import change
+
+    _change(context, change.reverted(generation), offline, route, repository)
+
+
+def _change(context: typer.Context, propose: "Propose", offline: bool, route: str, repository: Path) -> None:
+    from nereid.routes import change
+    from nereid.routes import target as routes
+
+    target = routes.find_route(own_repository(repository), route)
+    server = None if offline else _server(context, repository)
+    print(change.change(target, propose, server, offline))
+
+
+def _proposal(words: list[str], file: str) -> "Propose | None":
+    from nereid.routes import change
+
+    weights = change.read_weights(words)
+    if weights and file:
+        raise WrongUsage("expected either NAME=WEIGHT… or --file, got both")
+    if file:
+        return change.replaced(_read(file), "stdin" if file == "-" else file)
+    return change.reweighted(weights) if weights else None
+
+
+def _read(file: str) -> bytes:
+    from nereid.routing.route_file import read_all
+
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as opened:
+            return read_all(opened, file)
+    except OSError as error:
+        raise WrongUsage(f"cannot read '{file}': {error.strerror}") from None
+
+
+def _headers(words: list[str]) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    for word, (name, equals, _) in zip(words, pairs, strict=True):
+        if not name or not equals:
+            raise WrongUsage(f"expected --header NAME=VALUE, got '{word}'")
+    return {name.lower(): value for name, _, value in pairs}
+
+
+def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
+    from nereid.routes.served import RunningServer
+
+    record = find_server(context, repository)
+    return RunningServer(record) if record else None

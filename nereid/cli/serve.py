@@ -1,0 +1,76 @@
+"""`nereid serve`: serve a model repository in the foreground."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from nereid.assets import REPOSITORY
+from nereid.cli.options import Profile, Repository, environment, invalid_values
+from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+from nereid.server.ports import Ports
+
+ControlMode = Literal["explicit", "poll", "none"]
+
+
+def serve(
+    context: typer.Context,
+    flags: Annotated[
+        list[str] | None, typer.Argument(help="Flags that are passed to tritonserver, after `--`.")
+    ] = None,
+    repository: Repository = REPOSITORY,
+    profile: Profile = DEFAULT_PROFILE,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    http_port: Annotated[
+        int, typer.Option(help="HTTP port; 0 selects a free port.", min=0, max=65535)
+    ] = 8000,
+    grpc_port: Annotated[
+        int, typer.Option(help="gRPC port; 0 selects a free port.", min=0, max=65535)
+    ] = 8001,
+    metrics_port: Annotated[
+        int, typer.Option(help="Metrics port; 0 selects a free port.", min=0, max=65535)
+    ] = 8002,
+    model_control_mode: Annotated[
+        ControlMode,
+        typer.Option(
+            help="How models are loaded and unloaded: by commands (`explicit`), by watching the repository "
+            "(`poll`), or never after the start (`none`)."
+        ),
+    ] = "explicit",
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of /livez, /readyz and the supervisor's /metrics; 0 selects a free port.",
+            min=0,
+            max=65535,
+            show_default="none",
+        ),
+    ] = None,
+    drain_s: Annotated[
+        float,
+        typer.Option(help="Seconds to continue serving after SIGTERM, while /readyz reports 503.", min=0),
+    ] = 0.0,
+    allow_shm: Annotated[
+        bool,
+        typer.Option("--allow-shm", help="Let clients on this machine register shared memory regions."),
+    ] = False,
+) -> None:
+    """Serve a model repository until Ctrl-C.
+
+    When every model answers, a terminal shows the addresses. A pipe gets them as one line of JSON on
+    stdout. The log goes to stderr. Processes that die or hang are replaced.
+    """
+    from nereid.server import serve as server
+
+    ports = Ports(http_port, grpc_port, metrics_port)
+    options = ServerOptions(
+        repository.resolve(),
+        profile,
+        host,
+        ports,
+        model_control_mode,
+        allow_shm=allow_shm,
+        flags=tuple(flags or ()),
+    )
+    with invalid_values():
+        server.check_options(options)
+    server.serve(options, environment(context), health_port, drain_s)

@@ -1,0 +1,26 @@
+"""Tables on a terminal, and in full width in a pipe or a file."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import IO
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+# Wider than any row, so that nothing is cut where no terminal has a width.
+UNLIMITED = 10_000
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """Return a console that is as wide as its terminal, or without a limit elsewhere."""
+    target = file or sys.stdout
+    return Console(file=file, width=None if target.isatty() else UNLIMITED)
+
+
+def print_table(*columns: str, rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of text under their columns."""
+    table = Table(*(Column(name, overflow="fold") for name in columns))
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # Text: a value may look like markup
+    console().print(table)

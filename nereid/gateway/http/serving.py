@@ -1,0 +1,190 @@
+"""`nereid gateway`: the REST gateway in the foreground, until a signal."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway.http.app import create_app
+from nereid.gateway.route_control import RouteControl
+from nereid.gateway.settings import Settings
+from nereid.processes import on_signals
+
+# What a request in flight gets to end in; then its connection is closed.
+STOP_S = 30
+# New objects after which Python's collector looks; its own 700 are a few requests.
+GC_OBJECTS = 50_000
+MOST_HEAD_BYTES = 64 * 2**10
+# The rest of a body that nobody reads any more is thrown away for as long: closing at once could cost the
+# client its answer, and a connection that it asks on again.
+LINGER_S = 5.0
+_HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where the gateway listens; port 0 is any free one. A certificate and its key make it HTTPS."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP that bounds what uvicorn reads for ever: heads, trailers, bodies that were answered already."""
+
+    _head_bytes = 0
+    _linger: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in; `MOST_HEAD_BYTES` without a byte of a body among them end the connection."""
+        for start in range(0, len(data), MOST_HEAD_BYTES):
+            piece = data[start : start + MOST_HEAD_BYTES]
+            self._head_bytes += len(piece)
+            super().data_received(piece)
+            if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+                if self.cycle is None or self.cycle.response_complete:
+                    self.transport.write(_HEAD_TOO_LARGE)
+                self.transport.close()
+            if self.transport.is_closing():
+                return
+
+    def on_headers_complete(self) -> None:
+        """Count anew."""
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Count anew."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Count anew; what was thrown away has ended."""
+        self._head_bytes = 0
+        if self._linger:
+            self._linger.cancel()
+            self._linger = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the rest of the body, if there is one, but not for ever."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._linger = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+class _Server(uvicorn.Server):
+    """Tells its port when it listens, and ends with status 0 after a signal."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            print(json.dumps({"http": sockets[0].getsockname()[1]}), flush=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        on_signals(self._stop)  # the second signal ends the process without waiting
+        yield
+
+    def _stop(self, number: int) -> None:
+        self.should_exit = True
+
+
+def serve(
+    settings: Settings,
+    listen: Listen,
+    keys: KeyRing,
+    route: RouteControl | None,
+    logs_requests: bool = False,
+) -> None:
+    """Serve until SIGINT or SIGTERM; prints the port as one JSON line on stdout once it listens.
+
+    Args:
+        settings: of the gateway.
+        listen: where.
+        keys: who may ask.
+        route: what shows and changes the route, if that is in reach.
+        logs_requests: each request is a line on stderr, too, not faults only.
+
+    Raises:
+        WrongUsage: the settings cannot be meant, such as listening beyond loopback without keys.
+        OperationFailed: the certificate or the address cannot be used.
+    """
+    _check_certificate(listen)
+    try:
+        app = create_app(settings, keys, route)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
+    with _open(listen) as opened:
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=STOP_S,
+            ssl_certfile=listen.certificate,
+            ssl_keyfile=listen.certificate_key,
+        )
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if logs_requests:
+            logging.getLogger("nereid.gateway").setLevel(logging.INFO)
+        # Requests leave little behind that only the collector finds, and what there is now stays.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_OBJECTS)
+        _Server(config).run([opened])
+
+
+def _check_certificate(listen: Listen) -> None:
+    if listen.certificate is None:
+        if listen.certificate_key:
+            raise WrongUsage("--certificate-key needs --certificate")
+        return
+    for path in filter(None, (listen.certificate, listen.certificate_key)):
+        if not (path.is_file() and os.access(path, os.R_OK)):
+            raise OperationFailed(f"cannot read '{path}'")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password, OpenSSL would ask the terminal for one.
+        context.load_cert_chain(listen.certificate, listen.certificate_key, password="")
+    except ssl.SSLError as error:
+        where = f"'{listen.certificate}' and '{listen.certificate_key or listen.certificate}'"
+        raise OperationFailed(
+            f"{where} are no certificate and its key (PEM, no password): {error.reason}"
+        ) from None
+
+
+def _open(listen: Listen) -> socket.socket:
+    opened = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        opened = socket.socket(family, kind)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+    except (OSError, UnicodeError) as error:
+        if opened:
+            opened.close()
+        reason = error.strerror if isinstance(error, OSError) else "no such name"
+        raise OperationFailed(f"cannot listen on {listen.host} port {listen.port}: {reason}") from None
+    return opened

@@ -1,0 +1,20 @@
+"""Numbers with units as people read them."""
+
+
+def format_bytes(count: int) -> str:
+    """Return a size such as `512 bytes`, `53.1 kB`, `18.6 MB`, or `32 MiB` for whole mebibytes."""
+    if count and count % 2**20 == 0:
+        return f"{count // 2**20} MiB"
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def format_ms(value_ms: float) -> str:
+    """Return a duration such as `0.04 ms`, `12.5 ms` or `1.25 s`; never `0.0 ms` for one that took time."""
+    if value_ms >= 1000:
+        return f"{value_ms / 1000:.2f} s"
+    if value_ms >= 1 or value_ms <= 0:
+        return f"{value_ms:.1f} ms"
+    return f"{value_ms:.2f} ms" if value_ms >= 0.005 else "< 0.01 ms"
