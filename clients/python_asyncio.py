@@ -13,7 +13,7 @@ async def main(url: str, images: list[str]) -> None:
     """Send all images, and print one line per image in their order."""
     async with AsyncClassifier(url) as classifier:
         responses = await asyncio.gather(
-            *(classifier.classify(image, top=1, route_key="alice") for image in images),
+            *(classifier.classify(image, top_k=1, route_key="alice") for image in images),
             return_exceptions=True,
         )
     for image, response in zip(images, responses, strict=True):

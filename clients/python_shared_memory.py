@@ -12,7 +12,7 @@ from nereid import Classifier
 image, url = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "localhost:8001"
 
 with Classifier(url, shared_memory="system") as classifier:
-    prediction = classifier.classify(image, top=3)
+    prediction = classifier.classify(image, top_k=3)
 
 for label in prediction.labels:
     print(f"{label.score:.3f} {label.name} (class {label.index}, variant {prediction.variant})")

@@ -132,7 +132,7 @@ def test_own_repository_is_served_and_classifies(installed, tmp_path):
             assert ready, (tmp_path / "log").read_text()[-3000:]
             code = (
                 "import sys; from nereid import Classifier\n"
-                "with Classifier(sys.argv[1]) as c: print(c.classify(sys.argv[2], top=1).labels[0].name)"
+                "with Classifier(sys.argv[1]) as c: print(c.classify(sys.argv[2], top_k=1).labels[0].name)"
             )
             url = f"127.0.0.1:{json.loads(ready)['grpc']}"
             assert installed.run("python", "-c", code, url, str(COFFEE)).strip() == "espresso"

@@ -1,0 +1,52 @@
+"""The names that `nereid` exports, and the price of importing the package."""
+
+import json
+import subprocess
+import sys
+
+import nereid
+
+PUBLIC = [
+    "AsyncClassifier",
+    "Classifier",
+    "ClassifierError",
+    "Label",
+    "Overloaded",
+    "Prediction",
+    "RequestRefused",
+    "ServerFailed",
+    "TimedOut",
+    "Timings",
+    "Unavailable",
+    "Unreachable",
+    "__version__",
+]
+LOADED = """
+import sys
+before = set(sys.modules)
+import nereid
+loaded = sorted(set(sys.modules) - before)
+import json
+print(json.dumps(loaded))
+"""
+
+
+def test_public_names_are_these():
+    """A name that goes or comes is a change of the contract."""
+    assert nereid.__all__ == dir(nereid) == PUBLIC
+
+
+def test_every_public_name_resolves():
+    """Each is a class of the client, or the version."""
+    assert [
+        name for name in PUBLIC if not (isinstance(getattr(nereid, name), type) or name == "__version__")
+    ] == []
+
+
+def test_import_loads_nothing_of_others():
+    """Every stub of the server imports `nereid`; only the standard library may come with it."""
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+
+    tops = {name.split(".")[0] for name in json.loads(done.stdout)}
+    assert tops - sys.stdlib_module_names == {"nereid"}
+    assert [name for name in json.loads(done.stdout) if name.startswith("nereid.")] == []
