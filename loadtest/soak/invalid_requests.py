@@ -8,16 +8,26 @@ import queue
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc
 
-from loadtest.soak.traffic import Kind, Send, Target, compared, outcome, rejection
-from loadtest.soak.valid_requests import JPEG, NOT_AN_IMAGE, Headers, Memory, connected, opened_async, post
+from loadtest.soak.traffic import Kind, Target, compared, outcome, rejection
+from loadtest.soak.valid_requests import (
+    JPEG,
+    NOT_AN_IMAGE,
+    AsyncClient,
+    Headers,
+    Memory,
+    addressed,
+    connected,
+    gateway,
+    opened_async,
+    post,
+)
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.errors import RequestRefused
@@ -59,38 +69,37 @@ GATEWAY_REQUESTS: tuple[tuple[str, bytes, Headers, int, str], ...] = (
 )
 
 
+# Gives the next client of a cycle.
+Following = Callable[[], Any]
+
+
 def kinds(large: bytes) -> list[Kind]:
     """Return all kinds, together about ten requests per second; `large` is a photo of 1080p."""
+    half = partial(cut_off, GOOD, 0.5)
+    whole = partial(cut_off, large, 1.0)
     return [
         _rejected("truncated JPEG", 0.5, TRUNCATED, "invalid image: "),
         _rejected("text instead of an image", 0.5, NOT_AN_IMAGE, "invalid image: "),
         _rejected("empty image", 0.5, b"", "invalid image: "),
         # The memory of allocators settles only after each of many threads has handled such an image.
-        replace(
-            _rejected("image of more than 32 MiB", 0.1, bytes(TOO_LARGE), "invalid image: expected at most"),
-            warming_per_s=1.0,
-        ),
-        _rejected("unknown variant", 0.5, GOOD, "unknown x-variant", {"variant": "nobody"}),
-        _rejected("unknown version", 0.5, GOOD, "unknown x-model-version", {"version": "1000000"}),
+        _rejected("image of more than 32 MiB", 0.1, bytes(TOO_LARGE), "invalid image: expected at most", 1.0),
+        _rejected("unknown variant", 0.5, GOOD, "unknown x-variant", options={"variant": "nobody"}),
+        _rejected("unknown version", 0.5, GOOD, "unknown x-model-version", options={"version": "1000000"}),
         _rejected("unknown model", 0.5, GOOD, "unknown model", model="nobody"),
-        _bad("too little time", 1, partial(impatient, large)),
-        _bad("wrong tensors, gRPC", 0.5, wrong_tensors),
-        _bad("wrong tensors, HTTP", 0.5, wrong_documents),
-        _bad("half a request, HTTP", 0.5, partial(cut_off, "http", INFER, RAW, GOOD, share=0.5)),
-        _bad("left before the answer, HTTP", 0.5, partial(cut_off, "http", INFER, RAW, large)),
-        _bad("cancelled, gRPC", 0.5, partial(cancelled, large)),
-        _bad("cancelled, asyncio", 0.5, partial(cancelled_async, large)),
-        _bad("no HTTP", 0.5, partial(noise, "http")),
-        _bad("no gRPC", 0.5, partial(noise, "grpc")),
-        _bad("gateway: bad requests", 1, rejected_by_gateway),
-        _bad("gateway: too little time", 0.5, partial(late_at_gateway, large)),
-        _bad("gateway: more than 32 MiB", 0.5, too_large_for_gateway),
-        _bad(
-            "gateway: half a request",
-            0.5,
-            partial(cut_off, "gateway", "/predict", JPEG, GOOD, share=0.5),
-        ),
-        _bad("gateway: left before the answer", 0.5, partial(cut_off, "gateway", "/predict", JPEG, large)),
+        _bad("too little time", 1, partial(classifiers, ROUTE), partial(time_out, large)),
+        _bad("wrong tensors, gRPC", 0.5, triton_client, partial(send_tensor, itertools.cycle(TENSORS))),
+        _bad("wrong tensors, HTTP", 0.5, server, partial(send_document, itertools.cycle(TENSORS))),
+        _bad("half a request, HTTP", 0.5, addressed, partial(half, "http", INFER, RAW)),
+        _bad("left before the answer, HTTP", 0.5, addressed, partial(whole, "http", INFER, RAW)),
+        _bad("cancelled, gRPC", 0.5, triton_client, partial(cancel, large)),
+        _bad("cancelled, asyncio", 0.5, async_classifiers, partial(cancel_task, large)),
+        _bad("no HTTP", 0.5, addressed, partial(send_noise, "http")),
+        _bad("no gRPC", 0.5, addressed, partial(send_noise, "grpc")),
+        _bad("gateway: bad requests", 1, gateway, partial(post_invalid, itertools.cycle(GATEWAY_REQUESTS))),
+        _bad("gateway: too little time", 0.5, gateway, partial(post_late, large)),
+        _bad("gateway: more than 32 MiB", 0.5, addressed, announce_too_large),
+        _bad("gateway: half a request", 0.5, addressed, partial(half, "gateway", "/predict", JPEG)),
+        _bad("gateway: left before the answer", 0.5, addressed, partial(whole, "gateway", "/predict", JPEG)),
     ]
 
 
@@ -98,186 +107,142 @@ _bad = partial(Kind, is_good=False)
 
 
 def _rejected(
-    name: str, per_s: float, file: bytes, words: str, options: Options | None = None, model: str = ROUTE
+    name: str,
+    per_s: float,
+    file: bytes,
+    words: str,
+    warming_per_s: float = 0.0,
+    options: Options | None = None,
+    model: str = ROUTE,
 ) -> Kind:
-    return _bad(name, per_s, partial(rejected, file, words, options or {}, model))
+    send = partial(reject, file, words, options or {})
+    return _bad(name, per_s, partial(classifiers, model), send, warming_per_s=warming_per_s)
 
 
 @contextmanager
-def rejected(file: bytes, words: str, options: Options, model: str, target: Target) -> Iterator[Send]:
-    """Send a request that is rejected with these words, over each transport in turn."""
-    with _by_all_ways(target, model) as following:
-        yield lambda: rejection(partial(following().classify, file, **options), RequestRefused, words)
-
-
-@contextmanager
-def impatient(file: bytes, target: Target) -> Iterator[Send]:
-    """Send requests with a timeout below the time of a response."""
-    with _by_all_ways(target, ROUTE) as following:
-
-        def send() -> str:
-            got = outcome(partial(following().classify, file, timeout_s=TOO_SHORT_S))
-            # A busy machine may respond before the timeout is checked.
-            return "" if got.startswith("Prediction(") else compared(got, "TimedOut: ", "")
-
-        yield send
-
-
-@contextmanager
-def _by_all_ways(target: Target, model: str) -> Iterator[Callable[[], Classifier]]:
+def classifiers(model: str, target: Target) -> Iterator[Following]:
+    """Open a classifier for each transport; gives them in turn."""
     with ExitStack() as stack:
-        classifiers = [
+        found = [
             stack.enter_context(Classifier(target.url(protocol), protocol, model, shared_memory=memory))
             for protocol, memory in WAYS
         ]
-        yield partial(next, itertools.cycle(classifiers))
+        yield partial(next, itertools.cycle(found))
 
 
 @contextmanager
-def wrong_tensors(target: Target) -> Iterator[Send]:
-    """Send tensors that the model rejects, over gRPC."""
-    following = itertools.cycle(TENSORS)
-    with tritonclient.grpc.InferenceServerClient(target.grpc) as client:
-
-        def send() -> str:
-            datatype, shape, name, words = next(following)
-            tensor = tritonclient.grpc.InferInput(name, shape, datatype)
-            is_bytes = datatype == "BYTES"
-            tensor.set_data_from_numpy(
-                np.full(shape, b"a" if is_bytes else 1, object if is_bytes else np.float32)
-            )
-            return compared(outcome(lambda: client.infer(ROUTE, [tensor])), INVALID, words)
-
-        yield send
+def async_classifiers(target: Target) -> Iterator[Following]:
+    """Open classifiers for asyncio with shared memory and without; gives them in turn."""
+    with opened_async("grpc", target) as plain, opened_async("grpc", target, "system") as shared:
+        yield partial(next, itertools.cycle([plain, shared]))
 
 
-@contextmanager
-def wrong_documents(target: Target) -> Iterator[Send]:
-    """Send tensors that the model rejects, over HTTP."""
-    following = itertools.cycle(TENSORS)
-    with connected(target.http) as connection:
-
-        def send() -> str:
-            datatype, shape, name, words = next(following)
-            data = ["a" if datatype == "BYTES" else 1] * int(np.prod(shape))
-            entry = {"name": name, "datatype": datatype, "shape": shape, "data": data}
-            body = json.dumps({"inputs": [entry]}).encode()
-            status, document = post(connection, INFER, body, {"Content-Type": "application/json"})
-            return compared(f"{status} {document.get('error')}", "400 ", words)
-
-        yield send
+def triton_client(target: Target) -> AbstractContextManager[Any]:
+    """Open a plain client over gRPC."""
+    client: AbstractContextManager[Any] = tritonclient.grpc.InferenceServerClient(target.grpc)
+    return client
 
 
-@contextmanager
-def cut_off(
-    where: str, path: str, headers: Headers, body: bytes, target: Target, share: float = 1.0
-) -> Iterator[Send]:
-    """Send a request, or a share of its body, and break the connection."""
-
-    def send() -> str:
-        with _connect(getattr(target, where)) as connection:
-            connection.sendall(head(path, len(body), headers) + body[: int(len(body) * share)])
-            # A reset: data in flight is lost.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        return ""
-
-    yield send
+def server(target: Target) -> AbstractContextManager[http.client.HTTPConnection]:
+    """Open a connection to the server over HTTP."""
+    return connected(target.http)
 
 
-@contextmanager
-def noise(protocol: ProtocolName, target: Target) -> Iterator[Send]:
+def reject(file: bytes, words: str, options: Options, following: Following) -> str:
+    """Send a request that is rejected with these words."""
+    return rejection(partial(following().classify, file, **options), RequestRefused, words)
+
+
+def time_out(file: bytes, following: Following) -> str:
+    """Send a request with a timeout below the time of a response."""
+    got = outcome(partial(following().classify, file, timeout_s=TOO_SHORT_S))
+    # A busy machine may respond before the timeout is checked.
+    return "" if got.startswith("Prediction(") else compared(got, "TimedOut: ", "")
+
+
+def send_tensor(cases: Iterator[Any], client: Any) -> str:
+    """Send a tensor that the model rejects, over gRPC."""
+    datatype, shape, name, words = next(cases)
+    tensor = tritonclient.grpc.InferInput(name, shape, datatype)
+    value, dtype = (b"a", object) if datatype == "BYTES" else (1, np.float32)
+    tensor.set_data_from_numpy(np.full(shape, value, dtype))
+    return compared(outcome(lambda: client.infer(ROUTE, [tensor])), INVALID, words)
+
+
+def send_document(cases: Iterator[Any], connection: http.client.HTTPConnection) -> str:
+    """Send a tensor that the model rejects, over HTTP."""
+    datatype, shape, name, words = next(cases)
+    data = ["a" if datatype == "BYTES" else 1] * int(np.prod(shape))
+    entry = {"name": name, "datatype": datatype, "shape": shape, "data": data}
+    body = json.dumps({"inputs": [entry]}).encode()
+    status, document = post(connection, INFER, body, {"Content-Type": "application/json"})
+    return compared(f"{status} {document.get('error')}", "400 ", words)
+
+
+def cut_off(body: bytes, share: float, where: str, path: str, headers: Headers, target: Target) -> str:
+    """Send a request with a share of its body, and break the connection."""
+    with _connect(getattr(target, where)) as connection:
+        connection.sendall(head(path, len(body), headers) + body[: int(len(body) * share)])
+        # A reset: data in flight is lost.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return ""
+
+
+def send_noise(protocol: ProtocolName, target: Target) -> str:
     """Send bytes that are not a request; no model may respond."""
-
-    def send() -> str:
-        with _connect(target.url(protocol)) as connection:
-            connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 not a request\r\n\r\n")
-            connection.shutdown(socket.SHUT_WR)
-            received = _read_all(connection)
-        return f"unexpected response {received[:80]!r}" if b"200 OK" in received else ""
-
-    yield send
+    with _connect(target.url(protocol)) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 not a request\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        received = _read_all(connection)
+    return f"unexpected response {received[:80]!r}" if b"200 OK" in received else ""
 
 
-@contextmanager
-def cancelled(file: bytes, target: Target) -> Iterator[Send]:
+def cancel(file: bytes, client: Any) -> str:
     """Cancel a request before its response, over gRPC."""
     tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[file]], dtype=object))
-    with tritonclient.grpc.InferenceServerClient(target.grpc) as client:
-
-        def send() -> str:
-            responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-            client.async_infer(ROUTE, [tensor], lambda result, error: responses.put((result, error))).cancel()
-            result, error = responses.get(timeout=WATCHDOG_S)
-            # A busy machine may respond first.
-            return "" if result else compared(f"{error}", "", "CANCELLED")
-
-        yield send
+    responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    client.async_infer(ROUTE, [tensor], lambda result, error: responses.put((result, error))).cancel()
+    result, error = responses.get(timeout=WATCHDOG_S)
+    # A busy machine may respond first.
+    return "" if result else compared(f"{error}", "", "CANCELLED")
 
 
-@contextmanager
-def cancelled_async(file: bytes, target: Target) -> Iterator[Send]:
-    """Cancel the task of a request, alternately with shared memory and without."""
-    with (
-        opened_async(target, "grpc") as (runner, plain),
-        opened_async(target, "grpc", "system") as (other, shared),
-    ):
-        following = itertools.cycle([(runner, plain), (other, shared)])
+def cancel_task(file: bytes, following: Callable[[], AsyncClient]) -> str:
+    """Cancel the task of a request from asyncio."""
+    runner, classifier = following()
 
-        def send() -> str:
-            runner, classifier = next(following)
+    async def send() -> str:
+        request = asyncio.create_task(classifier.classify(file))
+        await asyncio.sleep(TOO_SHORT_S)
+        request.cancel()
+        (result,) = await asyncio.gather(request, return_exceptions=True)
+        is_over = isinstance(result, (asyncio.CancelledError, Prediction))
+        return "" if is_over else f"{type(result).__name__}: {result}"
 
-            async def cancel() -> str:
-                request = asyncio.create_task(classifier.classify(file))
-                await asyncio.sleep(TOO_SHORT_S)
-                request.cancel()
-                (result,) = await asyncio.gather(request, return_exceptions=True)
-                is_over = isinstance(result, (asyncio.CancelledError, Prediction))
-                return "" if is_over else f"{type(result).__name__}: {result}"
-
-            return runner.run(cancel())
-
-        yield send
+    return runner.run(send())
 
 
-@contextmanager
-def rejected_by_gateway(target: Target) -> Iterator[Send]:
-    """Send requests that the gateway rejects, in turn."""
-    following = itertools.cycle(GATEWAY_REQUESTS)
-    with connected(target.gateway) as connection:
-
-        def send() -> str:
-            path, body, headers, status, code = next(following)
-            return compared(_code(post(connection, path, body, headers)), f"{status} {code}", "")
-
-        yield send
+def post_invalid(cases: Iterator[Any], connection: http.client.HTTPConnection) -> str:
+    """Send a request that the gateway rejects."""
+    path, body, headers, status, code = next(cases)
+    return compared(_code(post(connection, path, body, headers)), f"{status} {code}", "")
 
 
-@contextmanager
-def late_at_gateway(file: bytes, target: Target) -> Iterator[Send]:
-    """Send the gateway requests with a timeout below the time of a response."""
+def post_late(file: bytes, connection: http.client.HTTPConnection) -> str:
+    """Send the gateway a request with a timeout below the time of a response."""
     headers = {**JPEG, "X-Request-Timeout-Ms": f"{TOO_SHORT_S * 1e3:.0f}"}
-    with connected(target.gateway) as connection:
-
-        def send() -> str:
-            got = _code(post(connection, "/predict", file, headers))
-            return "" if got in LATE else f"expected one of {LATE}, got '{got}'"
-
-        yield send
+    got = _code(post(connection, "/predict", file, headers))
+    return "" if got in LATE else f"expected one of {LATE}, got '{got}'"
 
 
-@contextmanager
-def too_large_for_gateway(target: Target) -> Iterator[Send]:
+def announce_too_large(target: Target) -> str:
     """Announce a body that is larger than the gateway's limit."""
-
-    def send() -> str:
-        with _connect(target.gateway) as connection:
-            connection.sendall(head("/predict", TOO_LARGE, JPEG))
-            with http.client.HTTPResponse(connection) as response:
-                response.begin()
-                return compared(_code((response.status, json.loads(response.read()))), "413 too_large", "")
-
-    yield send
+    with _connect(target.gateway) as connection:
+        connection.sendall(head("/predict", TOO_LARGE, JPEG))
+        with http.client.HTTPResponse(connection) as response:
+            response.begin()
+            return compared(_code((response.status, json.loads(response.read()))), "413 too_large", "")
 
 
 def head(path: str, body_bytes: int, headers: Headers) -> bytes:
@@ -286,8 +251,8 @@ def head(path: str, body_bytes: int, headers: Headers) -> bytes:
     return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "\r\n"]).encode()
 
 
-def _code(answer: tuple[int, Mapping[str, Any]]) -> str:
-    status, document = answer
+def _code(response: tuple[int, Mapping[str, Any]]) -> str:
+    status, document = response
     return f"{status} {document.get('error', {}).get('code', document)}"
 
 

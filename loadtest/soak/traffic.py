@@ -4,11 +4,13 @@ The clients block, so each kind has a thread of its own.
 """
 
 import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nereid.client.errors import ClassifierError
 from nereid.client.request import ProtocolName
@@ -17,8 +19,6 @@ from nereid.client.request import ProtocolName
 MAX_FAILURES = 3
 # The limit on requests in flight at the end; all timeouts of callers are shorter.
 JOIN_S = 90.0
-# Sends one request, or several in parallel; returns the fault of the outcome, empty for none.
-Send = Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,16 @@ class Kind:
     Args:
         name: of the kind.
         per_s: requests per second.
-        opened: opens the connections for the duration of its context.
+        opened: opens a client for the duration of its context.
+        send: sends one request, or several in parallel; returns the fault of the outcome, empty for none.
         is_good: whether a correct response is expected, or a rejection.
         warming_per_s: requests per second of the warm-up, if larger.
     """
 
     name: str
     per_s: float
-    opened: Callable[[Target], AbstractContextManager[Send]]
+    opened: Callable[[Target], AbstractContextManager[Any]]
+    send: Callable[[Any], str] = operator.call
     is_good: bool = True
     warming_per_s: float = 0.0
 
@@ -120,17 +122,17 @@ class Traffic:
         period_s = 1 / tally.kind.per_s
         due_s = time.monotonic() + offset * period_s
         try:
-            with tally.kind.opened(self._target) as send:
+            with tally.kind.opened(self._target) as client:
                 while not self._over.wait(max(0.0, due_s - time.monotonic())):
-                    tally.add(_failure(send))
+                    tally.add(_failure(tally.kind.send, client))
                     due_s += period_s
         except Exception as error:  # a kind that cannot be opened or closed has failed
             tally.add(f"{type(error).__name__}: {error}")
 
 
-def _failure(send: Send) -> str:
+def _failure(send: Callable[[Any], str], client: Any) -> str:
     try:
-        return send()
+        return send(client)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import Any, Literal
 
-from loadtest.soak.traffic import Kind, Send, Target
+from loadtest.soak.traffic import Kind, Target
 from loadtest.swap import References
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
@@ -26,6 +26,7 @@ TIMEOUT_S = 30.0
 
 Headers = Mapping[str, str]
 Memory = Literal["system"]
+AsyncClient = tuple[asyncio.Runner, AsyncClassifier]
 
 
 class Photo:
@@ -42,99 +43,47 @@ class Photo:
 def kinds(known: Mapping[str, Photo]) -> list[Kind]:
     """Return all kinds, together about 30 images per second."""
     small, large = known[SMALL], known[LARGE]
+    http, grpc = partial(opened, "http"), partial(opened, "grpc")
     return [
-        Kind("HTTP, small", 3, partial(single, "http", small)),
-        Kind("HTTP, large", 1, partial(single, "http", large)),
-        Kind("gRPC, small", 3, partial(single, "grpc", small)),
-        Kind("gRPC, large", 1, partial(single, "grpc", large)),
-        Kind("gRPC, small, a key", 1, partial(single, "grpc", small, route_key="alice")),
-        Kind("HTTP, small, a version", 1, partial(of_version, "http", small, "2")),
-        Kind("shared memory, HTTP, large", 1, partial(single, "http", large, memory="system")),
-        Kind("shared memory, gRPC, large", 2, partial(single, "grpc", large, memory="system")),
-        Kind("asyncio, HTTP, small, three in parallel", 1, partial(gathered, "http", small)),
-        Kind("asyncio, gRPC, large, three in parallel", 0.5, partial(gathered, "grpc", large)),
+        Kind("HTTP, small", 3, http, partial(classify, small)),
+        Kind("HTTP, large", 1, http, partial(classify, large)),
+        Kind("gRPC, small", 3, grpc, partial(classify, small)),
+        Kind("gRPC, large", 1, grpc, partial(classify, large)),
+        Kind("gRPC, small, a key", 1, grpc, partial(classify, small, route_key="alice")),
+        Kind("HTTP, small, a version", 1, http, partial(classify, small, version="2")),
+        Kind("shared memory, HTTP, large", 1, partial(http, memory="system"), partial(classify, large)),
+        Kind("shared memory, gRPC, large", 2, partial(grpc, memory="system"), partial(classify, large)),
+        Kind("asyncio, HTTP, small, three in parallel", 1, _async("http"), partial(classify_parallel, small)),
+        Kind(
+            "asyncio, gRPC, large, three in parallel", 0.5, _async("grpc"), partial(classify_parallel, large)
+        ),
         Kind(
             "asyncio, shared memory, three in parallel",
             0.5,
-            partial(gathered, "grpc", large, memory="system"),
+            _async("grpc", memory="system"),
+            partial(classify_parallel, large),
         ),
-        Kind("batch of 8 with a bad image, HTTP", 0.25, partial(batch, "http", small)),
-        Kind("batch of 8 with a bad image, gRPC", 0.25, partial(batch, "grpc", small)),
-        Kind("opened anew, gRPC, shared memory", 0.5, partial(anew, "grpc", large)),
-        Kind("opened anew, HTTP, shared memory", 0.5, partial(anew, "http", small)),
-        Kind("gateway, small", 3, partial(through_gateway, small)),
-        Kind("gateway, large", 1, partial(through_gateway, large)),
-        Kind("gateway, batch of 4", 0.5, partial(batch_through_gateway, small)),
+        Kind("batch of 8 with a bad image, HTTP", 0.25, http, partial(classify_batch, small)),
+        Kind("batch of 8 with a bad image, gRPC", 0.25, grpc, partial(classify_batch, small)),
+        Kind("opened anew, gRPC, shared memory", 0.5, addressed, partial(classify_anew, "grpc", large)),
+        Kind("opened anew, HTTP, shared memory", 0.5, addressed, partial(classify_anew, "http", small)),
+        Kind("gateway, small", 3, gateway, partial(post_image, small)),
+        Kind("gateway, large", 1, gateway, partial(post_image, large)),
+        Kind("gateway, batch of 4", 0.5, gateway, partial(post_batch, small)),
     ]
 
 
-@contextmanager
-def single(
-    protocol: ProtocolName,
-    photo: Photo,
-    target: Target,
-    memory: Memory | None = None,
-    route_key: str = "",
-) -> Iterator[Send]:
-    """Send requests over one connection; with a route key, the key must decide the variant."""
-    with Classifier(target.url(protocol), protocol, shared_memory=memory) as classifier:
-
-        def send() -> str:
-            prediction = classifier.classify(photo.file, route_key=route_key)
-            is_kept = not route_key or prediction.reason == "route-key"
-            return (
-                photo.fault(prediction)
-                if is_kept
-                else f"expected the reason route-key, got {prediction.reason}"
-            )
-
-        yield send
-
-
-@contextmanager
-def of_version(protocol: ProtocolName, photo: Photo, version: str, target: Target) -> Iterator[Send]:
-    """Request a version; the response of any other version is wrong."""
-    with Classifier(target.url(protocol), protocol) as classifier:
-
-        def send() -> str:
-            prediction = classifier.classify(photo.file, version=version)
-            is_it = prediction.version == version
-            return (
-                photo.fault(prediction) if is_it else f"expected version {version}, got {prediction.version}"
-            )
-
-        yield send
-
-
-@contextmanager
-def anew(protocol: ProtocolName, photo: Photo, target: Target) -> Iterator[Send]:
-    """Open a connection with shared memory for each request, and close it."""
-
-    def send() -> str:
-        with Classifier(target.url(protocol), protocol, shared_memory="system") as classifier:
-            return photo.fault(classifier.classify(photo.file))
-
-    yield send
-
-
-@contextmanager
-def gathered(
-    protocol: ProtocolName, photo: Photo, target: Target, memory: Memory | None = None
-) -> Iterator[Send]:
-    """Send parallel requests from asyncio."""
-    with opened_async(target, protocol, memory) as (runner, classifier):
-
-        async def send() -> str:
-            found = await asyncio.gather(*(classifier.classify(photo.file) for _ in range(TOGETHER)))
-            return "; ".join(filter(None, map(photo.fault, found)))
-
-        yield lambda: runner.run(send())
+def opened(
+    protocol: ProtocolName, target: Target, memory: Memory | None = None
+) -> AbstractContextManager[Classifier]:
+    """Open a classifier."""
+    return Classifier(target.url(protocol), protocol, shared_memory=memory)
 
 
 @contextmanager
 def opened_async(
-    target: Target, protocol: ProtocolName, memory: Memory | None = None
-) -> Iterator[tuple[asyncio.Runner, AsyncClassifier]]:
+    protocol: ProtocolName, target: Target, memory: Memory | None = None
+) -> Iterator[AsyncClient]:
     """Open a classifier for asyncio; gives it with the runner of its event loop."""
     with asyncio.Runner() as runner:
         classifier = AsyncClassifier(target.url(protocol), protocol, shared_memory=memory)
@@ -144,36 +93,70 @@ def opened_async(
             runner.run(classifier.close())
 
 
+_async = partial(partial, opened_async)
+
+
 @contextmanager
-def batch(protocol: ProtocolName, photo: Photo, target: Target) -> Iterator[Send]:
-    """Send several images, one of them invalid; only that one may be rejected."""
-    files = [photo.file] * 8
-    files[BAD_PLACE] = NOT_AN_IMAGE
-    with Classifier(target.url(protocol), protocol) as classifier:
-
-        def send() -> str:
-            outcomes = classifier.classify_many(files, batch_size=4)
-            return "; ".join(
-                filter(None, (outcome_fault(place, one, photo) for place, one in enumerate(outcomes)))
-            )
-
-        yield send
-
-
-def outcome_fault(place: int, outcome: Prediction | Exception, photo: Photo) -> str:
-    """Return the fault of one outcome in a batch, empty for a correct one."""
-    if place == BAD_PLACE:
-        return (
-            "" if type(outcome) is RequestRefused else f"image {place}: expected a rejection, got {outcome}"
-        )
-    if isinstance(outcome, Exception):
-        return f"image {place}: {type(outcome).__name__}: {outcome}"
-    return photo.fault(outcome)
+def addressed(target: Target) -> Iterator[Target]:
+    """Open nothing; each request opens its own connection."""
+    yield target
 
 
 def connected(address: str) -> AbstractContextManager[http.client.HTTPConnection]:
     """Open a lazy connection to HOST:PORT for the duration of the context."""
     return closing(http.client.HTTPConnection(address, timeout=TIMEOUT_S))
+
+
+def gateway(target: Target) -> AbstractContextManager[http.client.HTTPConnection]:
+    """Open a connection to the gateway."""
+    return connected(target.gateway)
+
+
+def classify(photo: Photo, classifier: Classifier, route_key: str = "", version: str = "") -> str:
+    """Classify once; a route key or a version must decide the response."""
+    options: Any = {"version": version} if version else {"route_key": route_key}
+    prediction = classifier.classify(photo.file, **options)
+    if route_key and prediction.reason != "route-key":
+        return f"expected the reason route-key, got {prediction.reason}"
+    if version and prediction.version != version:
+        return f"expected version {version}, got {prediction.version}"
+    return photo.fault(prediction)
+
+
+def classify_anew(protocol: ProtocolName, photo: Photo, target: Target) -> str:
+    """Open a connection with shared memory, classify once, and close it."""
+    with opened(protocol, target, "system") as classifier:
+        return photo.fault(classifier.classify(photo.file))
+
+
+def classify_parallel(photo: Photo, client: AsyncClient) -> str:
+    """Send parallel requests from asyncio."""
+    runner, classifier = client
+
+    async def send() -> str:
+        found = await asyncio.gather(*(classifier.classify(photo.file) for _ in range(TOGETHER)))
+        return "; ".join(filter(None, map(photo.fault, found)))
+
+    return runner.run(send())
+
+
+def classify_batch(photo: Photo, classifier: Classifier) -> str:
+    """Send several images, one of them invalid; only that one may be rejected."""
+    files = [photo.file] * 8
+    files[BAD_PLACE] = NOT_AN_IMAGE
+    outcomes = classifier.classify_many(files, batch_size=4)
+    faults = (outcome_fault(place, one, photo) for place, one in enumerate(outcomes))
+    return "; ".join(filter(None, faults))
+
+
+def outcome_fault(place: int, outcome: Prediction | Exception, photo: Photo) -> str:
+    """Return the fault of one outcome in a batch, empty for a correct one."""
+    if place == BAD_PLACE:
+        is_rejected = type(outcome) is RequestRefused
+        return "" if is_rejected else f"image {place}: expected a rejection, got {outcome}"
+    if isinstance(outcome, Exception):
+        return f"image {place}: {type(outcome).__name__}: {outcome}"
+    return photo.fault(outcome)
 
 
 def post(
@@ -185,37 +168,22 @@ def post(
         return response.status, json.loads(response.read())
 
 
-@contextmanager
-def through_gateway(photo: Photo, target: Target) -> Iterator[Send]:
-    """Send single images to the gateway."""
-    with connected(target.gateway) as connection:
-
-        def send() -> str:
-            status, document = post(connection, "/predict", photo.file, JPEG)
-            return (
-                photo.fault(as_prediction(document))
-                if status == http.HTTPStatus.OK
-                else f"{status} {document}"
-            )
-
-        yield send
+def post_image(photo: Photo, connection: http.client.HTTPConnection) -> str:
+    """Send a single image to the gateway."""
+    status, document = post(connection, "/predict", photo.file, JPEG)
+    is_ok = status == http.HTTPStatus.OK
+    return photo.fault(as_prediction(document)) if is_ok else f"{status} {document}"
 
 
-@contextmanager
-def batch_through_gateway(photo: Photo, target: Target) -> Iterator[Send]:
+def post_batch(photo: Photo, connection: http.client.HTTPConnection) -> str:
     """Send several images to the gateway in one request."""
     part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%s\r\n' % photo.file
     body, headers = part * 4 + b"--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
-    with connected(target.gateway) as connection:
-
-        def send() -> str:
-            status, document = post(connection, "/v1/classify", body, headers)
-            found = document.get("results", [])
-            if status != http.HTTPStatus.OK or len(found) != 4 or any("error" in each for each in found):
-                return f"{status} {document}"
-            return "; ".join(filter(None, (photo.fault(as_prediction(each)) for each in found)))
-
-        yield send
+    status, document = post(connection, "/v1/classify", body, headers)
+    found = document.get("results", [])
+    if status != http.HTTPStatus.OK or len(found) != 4 or any("error" in each for each in found):
+        return f"{status} {document}"
+    return "; ".join(filter(None, (photo.fault(as_prediction(each)) for each in found)))
 
 
 def as_prediction(document: Mapping[str, Any]) -> Prediction:
