@@ -1,6 +1,6 @@
 """Files that the package serves and uses: the default model repository, Triton's adapters, sample photos.
 
-A wheel carries them in `nereid/data`; a checkout has them beside the package.
+A wheel carries them in `nereid/data`; a checkout has them next to the package.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ REPOSITORY = (CHECKOUT if IS_CHECKOUT else _DATA) / "model_repository"
 ADAPTERS = (CHECKOUT if IS_CHECKOUT else _DATA) / "python_backend"
 _PHOTOS = CHECKOUT / "clients" / "samples" if IS_CHECKOUT else _DATA / "samples"
 
-# Both photos are CC0; `CREDITS.md` beside them names their sources.
+# Both photos are CC0; `CREDITS.md` in their folder names their sources.
 COFFEE = _PHOTOS / "coffee.jpg"
 CHELSEA = _PHOTOS / "chelsea.jpg"
 SAMPLES = (COFFEE, CHELSEA)

@@ -13,6 +13,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from nereid.imaging.buffers import Buffers
 from nereid.serving_errors import InvalidImage
+from nereid.units import format_bytes
 
 # Our own limit is checked on every header; Pillow's would warn or raise at other sizes.
 Image.MAX_IMAGE_PIXELS = None
@@ -113,7 +114,8 @@ def open_image(encoded: bytes, limits: Limits) -> EncodedImage:
     if not encoded:
         raise InvalidImage(f"expected the bytes of an image file ({', '.join(FORMATS)}), got 0 bytes")
     if len(encoded) > limits.max_image_bytes:
-        raise InvalidImage(f"expected at most {limits.max_image_bytes} bytes, got {len(encoded)}")
+        limit, size = format_bytes(limits.max_image_bytes), format_bytes(len(encoded))
+        raise InvalidImage(f"expected at most {limit}, got {size}")
     if encoded[:3] == JPEG_MAGIC:
         return _open_jpeg(encoded, limits)
     got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
@@ -229,7 +231,7 @@ def _check_mode(image: Image.Image) -> None:
 
 
 def _check_chunks(encoded: bytes) -> None:
-    """Refuse a PNG with so many chunks that reading them takes longer than decoding an image."""
+    """Refuse a PNG if reading its chunks would take longer than decoding an image."""
     place, chunks = len(PNG_MAGIC), 0
     while encoded.startswith(PNG_MAGIC) and place < len(encoded):
         place += 12 + int.from_bytes(encoded[place : place + 4])

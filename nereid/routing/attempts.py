@@ -107,7 +107,7 @@ class Attempt:
         return self.admitted.table.network_versions[self.variant.name]
 
     def blames_variant(self, error: ServingError | None) -> bool | None:
-        """Return whether the variant is at fault; None if the outcome is no evidence about the variant."""
+        """Return whether the variant is at fault; None if the outcome says nothing about it."""
         if error is None:
             return False
         if isinstance(error, (InvalidRequest, Overloaded, Cancelled)):

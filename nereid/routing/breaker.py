@@ -48,7 +48,7 @@ class Breaker:
         return self.state is State.CLOSED
 
     def record(self, has_failed: bool | None, now: float, is_trial: bool = False) -> None:
-        """Record the outcome of an allowed request; None for one that is no evidence about the variant.
+        """Record the outcome of an allowed request; None if it says nothing about the variant.
 
         While the breaker is half open, only the trial counts, not earlier requests.
         """

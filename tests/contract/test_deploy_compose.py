@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from nereid.cli import gateway
+from nereid.gateway.http import serving
 from nereid.server.command_line import KEEP_BUFFERS, ServerOptions, command
 from nereid.server.embedded_server import STOP_TIMEOUT_S
 from nereid.server.wheel import Wheel
@@ -79,7 +79,9 @@ def test_compose_file_follows_its_schema(tmp_path):
     assert (check_schema(COMPOSE), check_schema(wrong) != 0) == (0, True)
 
 
-@pytest.mark.skipif(not shutil.which("docker-compose"), reason="needs docker-compose; fix: apt-get install docker-compose")
+@pytest.mark.skipif(
+    not shutil.which("docker-compose"), reason="needs docker-compose; fix: apt-get install docker-compose"
+)
 def test_compose_reads_the_file(tmp_path):
     """A real Compose takes it, with all profiles, and only with a token."""
     profiles = [word for name in PROFILES for word in ("--profile", name)]
@@ -236,7 +238,7 @@ def test_requests_have_time_to_end():
     for service in SERVERS:
         (exit_s,) = re.findall(r"--exit-timeout-secs=(\d+)", " ".join(command_line(service)))
         assert seconds(SERVICES[service]["stop_grace_period"]) > int(exit_s)
-    assert seconds(SERVICES["gateway"]["stop_grace_period"]) > gateway.STOP_S
+    assert seconds(SERVICES["gateway"]["stop_grace_period"]) > serving.STOP_S
     (drain_s,) = re.findall(r"--drain-s=(\d+)", " ".join(SERVICES["server-a"]["command"]))
     assert seconds(SERVICES["server-a"]["stop_grace_period"]) > int(drain_s) + STOP_TIMEOUT_S
     (hard_stop,) = re.findall(r"^\s*hard-stop-after (\w+)", PROXY_CONFIG.read_text(), re.M)

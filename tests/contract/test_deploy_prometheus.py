@@ -49,7 +49,7 @@ OPERATORS = {"and", "or", "unless", "bool", "offset"}
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *shown(), *scaling()]
 METRICS_PORT = ServerOptions().ports.metrics
-GATEWAY_PORT = inspect.signature(commands.gateway).parameters["port"].default
+GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
 GRID_WIDTH = 24
 # That of Grafana 13, which docker-compose.yml runs: what is older, it rewrites when it loads it.
 # Source: @grafana/schema 13.2, `defaultDashboard`.

@@ -26,7 +26,6 @@ from loadtest import (
 from loadtest.bench import __main__ as benchmark
 from loadtest.bench import page as benchmarks
 from loadtest.soak import verdict
-from tools import commands_page as docs
 from nereid.cli.main import app
 from nereid.imaging.decode import Limits
 from nereid.imaging.preprocess_settings import PRESETS, Resources, Shorthand
@@ -36,6 +35,7 @@ from nereid.server.health import METRICS
 from nereid.triton.metrics import ROUTE_METRICS
 from tests import prose
 from tests.conftest import ROOT
+from tools import commands_page as docs
 
 GROUP = typer.main.get_command(app)
 COMMANDS = docs.commands(GROUP)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES = 14, 350, 60
+MAX_MODULES, MAX_LINES, MAX_BODY_LINES = 14, 350, 50
 PACKAGES = ("nereid", "python_backend", "loadtest", "clients")
 # An adapter of Triton composes these rooms and adds nothing of its own.
 ADAPTERS_MAY_IMPORT = {"config", "imaging", "inference", "routing", "triton", "serving_errors"}
@@ -89,16 +89,23 @@ def test_modules_are_short(root):
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
+def first_statement(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
+    """Return the first statement of a function that is not its docstring."""
+    return function.body[1 if ast.get_docstring(function) and function.body[1:] else 0]
+
+
 def test_functions_are_short(root):
-    """A function does one thing; its docstring is counted here, too."""
+    """The body of a function has at most 50 lines, without its parameters and its docstring."""
     long = {
-        f"{path.relative_to(root)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
+        f"{path.relative_to(root)}:{node.lineno} {node.name}": node.end_lineno
+        - first_statement(node).lineno
+        + 1
         for path in product_modules(root)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
 
-    assert {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES} == {}
+    assert {name: lines for name, lines in long.items() if lines > MAX_BODY_LINES} == {}
 
 
 def test_file_names_mean_one_thing(root):
@@ -106,6 +113,7 @@ def test_file_names_mean_one_thing(root):
     rooms: dict[str, list[str]] = {}
     for path in product_modules(root):
         rooms.setdefault(path.name, []).append(path.parent.relative_to(root / "nereid").as_posix())
-    twice = {name: folders for name, folders in rooms.items() if len(set(folders) - {"cli"}) > 1}
+    domains = {name: {each for each in found if each.split("/")[0] != "cli"} for name, found in rooms.items()}
+    twice = {name: folders for name, folders in domains.items() if len(folders) > 1}
 
     assert twice == {}
