@@ -28,6 +28,22 @@ def test_what_was_not_answered_has_no_latency():
     assert gateway.load_cells(load(0, None)) == ["100", "2.0", "0", "0", "0", "", ""]
 
 
+def test_lost_requests_miss_the_target():
+    """A request without any response is neither answered nor refused."""
+    assert gateway.missed([], [load(80), load(80) | {"lost": 2}]) == [
+        "2 requests neither answered nor refused"
+    ]
+
+
+@pytest.mark.parametrize(("compared", "is_missed"), [(0.89, True), (0.9, False)])
+def test_route_is_judged_by_its_share_of_the_throughput(compared, is_missed):
+    """A smaller share than the target is missed, a smaller p50 is not."""
+    row = {"profile": "cpu", "path": route.ROUTE, "unit": route.RATE, "compared": compared}
+
+    assert bool(route.missed([row])) is is_missed
+    assert route.missed([row | {"unit": route.P50, "compared": -0.2}]) == []
+
+
 def test_shadow_that_is_not_counted_is_told(monkeypatch):
     """A share of nothing is no share, and what was compared had no shadow."""
     monkeypatch.setattr(metrics_page, "fetch", lambda *address, timeout_s: "")
