@@ -9,7 +9,7 @@ from nereid.assets import ADAPTERS
 from nereid.errors import ServerError
 from nereid.server import preflight
 
-INSTALL = "pip install -e '.[embedded,cpu]'"
+INSTALL = "pip install 'nereid-serving[embedded,cpu]'"
 
 
 @dataclass(frozen=True, slots=True)
