@@ -1,4 +1,4 @@
-"""`nereid add`: from an ONNX file to a public name that answers."""
+"""Addition of an ONNX file under a public name: network, preprocessing, pinned model and route."""
 
 import re
 import shutil
@@ -30,23 +30,23 @@ PROFILES = ("cpu", "gpu")
 PIXELS = ("TYPE_FP32", "TYPE_FP16", "TYPE_UINT8")
 SCORES = ("TYPE_FP32", "TYPE_FP16", "TYPE_FP64")
 CHANNELS = 3
-# What a preset resizes to is meant for this side; others keep the proportion.
+# The presets' `resize_shorter_px` is for this side; other sides scale it in proportion.
 USUAL_SIDE_PX = 224
 
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """What is to be made of an ONNX file.
+    """The ONNX file to add, and the properties of its models.
 
     Args:
         source: the file, or a folder with it and its external data.
-        name: the public one.
-        preset: of the preprocessing.
-        labels: a file with one class a line.
-        with_softmax: whether one is appended, for networks that give logits.
-        size_px: height and width of the input, for a network that takes any.
-        output: which one gives the scores, for a network that has several.
-        profiles: the hardware profiles that configs are written for.
+        name: the public name.
+        preset: name of the preprocessing preset.
+        labels: a file with one class per line.
+        with_softmax: whether to append a softmax, for networks that return logits.
+        size_px: height and width of the input, for a network that accepts any size.
+        output: the output with the scores, for a network with several outputs.
+        profiles: hardware profiles to write configs for.
     """
 
     source: Path
@@ -61,7 +61,7 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A public name that is served now, its models, and what was measured of its network."""
+    """A served public name, its models, and the measurements of its network."""
 
     name: str
     models: tuple[str, ...]
@@ -71,65 +71,67 @@ class Added:
 
 def add(
     repository: Path,
-    wish: AddRequest,
+    request: AddRequest,
     record: ServerRecord | None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Added:
-    """Make an ONNX file a public name: network, preprocessing, pinned model and route, and load them.
+    """Write network, preprocessing, pinned model and route for an ONNX file, and load them.
 
-    Killed at any point, the next command that changes the repository finishes it, or undoes it.
+    If it is killed, the next command that changes the repository finishes or undoes the addition.
 
     Raises:
-        WrongUsage: the wish does not fit the file, or the name is taken.
-        OperationFailed: the network is rejected, or the server refuses a model: nothing has changed.
+        WrongUsage: the request does not fit the file, or the name is taken.
+        OperationFailed: the network is rejected, or the server refuses a model, and nothing has changed.
         OSError: a file cannot be read or written.
     """
     start = time.monotonic()
-    _check_wish(repository, wish)
+    _check_request(repository, request)
     repository.mkdir(parents=True, exist_ok=True)
-    with locked_repository(repository, record, report) as (log, at):
-        operation, site = begin(log, at, "add", wish.name, 1)
-        names = Names(wish.name)
+    with locked_repository(repository, record, report) as (log, unstaged):
+        operation, workspace = begin(log, unstaged, "add", request.name, 1)
+        names = Names(request.name)
         try:
-            _check_names(site.repository, names)
-            measured = _stage(wish, names, operation.user, site)
+            _check_names(workspace.repository, names)
+            measured = _stage(request, names, operation.user, workspace)
         except BaseException as error:
             log.write("undone", operation, str(error))
             raise
-        commit(log, with_fields(operation, actions=_actions(names)), site)
+        commit(log, with_fields(operation, actions=_actions(names)), workspace)
         models = (names.network, names.preprocess, names.pinned, names.route)
-        return Added(wish.name, models, measured, time.monotonic() - start)
+        return Added(request.name, models, measured, time.monotonic() - start)
 
 
-def _check_wish(repository: Path, wish: AddRequest) -> None:
-    if not NAME.fullmatch(wish.name):
-        raise WrongUsage(f"a name has letters, digits, '.', '_' and '-', got '{wish.name}'")
-    if wish.preset not in PRESETS:
-        raise WrongUsage(f"preset must be one of {', '.join(PRESETS)}, got '{wish.preset}'")
-    if unknown := [each for each in wish.profiles if each not in PROFILES]:
-        raise WrongUsage(f"profile must be one of {', '.join(PROFILES)}, got '{unknown[0]}'")
-    if wish.labels and not wish.labels.is_file():
-        raise WrongUsage(f"{wish.labels} is no file")
+def _check_request(repository: Path, request: AddRequest) -> None:
+    if not NAME.fullmatch(request.name):
+        raise WrongUsage(
+            f"invalid name: expected at most 51 letters, digits, '.', '_' and '-', got '{request.name}'"
+        )
+    if request.preset not in PRESETS:
+        raise WrongUsage(f"invalid preset: expected one of {', '.join(PRESETS)}, got '{request.preset}'")
+    if unknown := [each for each in request.profiles if each not in PROFILES]:
+        raise WrongUsage(f"invalid profile: expected one of {', '.join(PROFILES)}, got '{unknown[0]}'")
+    if request.labels and not request.labels.is_file():
+        raise WrongUsage(f"label file '{request.labels}' does not exist")
     if repository.exists() and not repository.is_dir():
-        raise WrongUsage(f"{repository} is no folder")
+        raise WrongUsage(f"model repository '{repository}' is not a folder")
 
 
 def _check_names(repository: Path, names: Names) -> None:
     for name in (names.route, names.network, names.preprocess, names.pinned):
         if (repository / name).exists():
             raise WrongUsage(
-                f"{repository} has a model '{name}' already; "
+                f"'{repository}' already has a model '{name}'; "
                 f"fix: nereid publish {names.route} for a new version, or another --name"
             )
     route = repository / f"{names.route}.route.json"
     if route.exists():
         raise WrongUsage(
-            f"{repository} has a file '{route.name}' already; fix: put it elsewhere, or another --name"
+            f"'{repository}' already has a file '{route.name}'; fix: move the file away, or another --name"
         )
 
 
 def _actions(names: Names) -> tuple[Action, ...]:
-    """Return what is to be done: whatever a server that starts meanwhile finds can be loaded."""
+    """Return the actions in an order in which a server that starts meanwhile can load every model."""
     return (
         Install(names.network, names.network),
         Install(names.preprocess, names.preprocess),
@@ -145,39 +147,44 @@ def _actions(names: Names) -> tuple[Action, ...]:
     )
 
 
-def _stage(wish: AddRequest, names: Names, user: str, site: Workspace) -> Report:
-    """Write all that comes into the repository, and examine it."""
-    new = site.staging / "new"
+def _stage(request: AddRequest, names: Names, user: str, workspace: Workspace) -> Report:
+    """Write all new files to the staging folder, and examine the network."""
+    new = workspace.staging / "new"
     version = new / names.network / "1"
-    candidate.stage(wish.source, version, "model.onnx")
-    if wish.with_softmax:
-        wish = replace(wish, output=append_softmax(version / "model.onnx", wish.output))
-    addition = _describe(version / "model.onnx", wish, names)
-    _write(new, addition, wish)
+    candidate.stage(request.source, version, "model.onnx")
+    if request.with_softmax:
+        request = replace(request, output=append_softmax(version / "model.onnx", request.output))
+    addition = _describe(version / "model.onnx", request, names)
+    _write(new, addition, request)
     _check(new)
-    site.report(f"{wish.source.name}: staged as '{names.network}', with its preprocessing and route")
-    measured = examine(_question(new, names, wish), progress=site.report)
+    workspace.report(f"{request.source.name}: staged as '{names.network}', with its preprocessing and route")
+    measured = examine(
+        _examination_request(new, names, request),
+        progress=lambda line: workspace.report(f"examination: {line}"),
+    )
     for note in measured.notes:
-        site.report(f"note: {note}")
-    candidate.write_checksums(version, wish.source, user)
+        workspace.report(f"note: {note}")
+    candidate.write_checksums(version, request.source, user)
     return measured
 
 
-def _describe(path: Path, wish: AddRequest, names: Names) -> Addition:
-    """Read the network's tensors.
+def _describe(path: Path, request: AddRequest, names: Names) -> Addition:
+    """Return the tensors of a network and the parameters of its preprocessing.
 
     Raises:
-        WrongUsage: it is no network that takes images and gives scores.
+        WrongUsage: the network does not take images and return scores.
     """
     signature = onnx_file.read(path).signature
-    taken, parameters = _taken(signature.inputs, wish)
-    given = _given(signature.outputs, wish)
-    return Addition(names, taken, given, (("preset", wish.preset), *parameters), wish.labels is not None)
+    image, parameters = _input(signature.inputs, request)
+    scores = _output(signature.outputs, request)
+    return Addition(
+        names, image, scores, (("preset", request.preset), *parameters), request.labels is not None
+    )
 
 
-def _taken(inputs: Mapping[str, NetworkTensor], wish: AddRequest) -> tuple[Tensor, list[tuple[str, str]]]:
+def _input(inputs: Mapping[str, NetworkTensor], request: AddRequest) -> tuple[Tensor, list[tuple[str, str]]]:
     if len(inputs) != 1:
-        raise WrongUsage(f"the network must have one input, for images, it has: {', '.join(inputs)}")
+        raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs)}")
     ((name, tensor),) = inputs.items()
     is_last = tensor.shape[-1:] == (CHANNELS,) and tensor.shape[1:2] != (CHANNELS,)
     sides = tensor.shape[1:3] if is_last else tensor.shape[2:4]
@@ -188,19 +195,19 @@ def _taken(inputs: Mapping[str, NetworkTensor], wish: AddRequest) -> tuple[Tenso
             f"got {describe(tensor)}"
         )
     _check_batch("input", name, tensor)
-    height, width = (wish.size_px if side == -1 else side for side in sides)
+    height, width = (request.size_px if side == -1 else side for side in sides)
     if not height or not width:
         raise WrongUsage(
-            f"input '{name}' is {describe(tensor)}; fix: say with --size how large images are to be"
+            f"input '{name}' has no fixed size, {describe(tensor)}; fix: set height and width with --size"
         )
-    if wish.size_px and (height, width) != (wish.size_px, wish.size_px):
-        raise WrongUsage(f"input '{name}': expected {height} x {width} pixels, got --size {wish.size_px}")
+    if request.size_px and (height, width) != (request.size_px, request.size_px):
+        raise WrongUsage(f"input '{name}': expected {height} x {width} pixels, got --size {request.size_px}")
     dims = (height, width, CHANNELS) if is_last else (CHANNELS, height, width)
-    return Tensor(name, tensor.datatype, dims), _parameters(wish.preset, height, width, is_last)
+    return Tensor(name, tensor.datatype, dims), _parameters(request.preset, height, width, is_last)
 
 
 def _parameters(preset: str, height: int, width: int, is_last: bool) -> list[tuple[str, str]]:
-    """Return what a preset does not say: the layout, and how far to resize for an unusual side."""
+    """Return the parameters that differ from the preset: the layout, and the resize for an unusual side."""
     found = [("layout", "NHWC")] if is_last else []
     usual = PRESETS[preset].get("resize_shorter_px")
     if usual and max(height, width) != USUAL_SIDE_PX:
@@ -208,10 +215,12 @@ def _parameters(preset: str, height: int, width: int, is_last: bool) -> list[tup
     return found
 
 
-def _given(outputs: Mapping[str, NetworkTensor], wish: AddRequest) -> Tensor:
-    names = [wish.output] if wish.output else [*outputs]
+def _output(outputs: Mapping[str, NetworkTensor], request: AddRequest) -> Tensor:
+    names = [request.output] if request.output else [*outputs]
     if len(names) != 1 or names[0] not in outputs:
-        raise WrongUsage(f"say with --output which one gives the scores: {', '.join(outputs)}")
+        raise WrongUsage(
+            f"expected one output with scores, got: {', '.join(outputs)}; fix: name one with --output"
+        )
     (name,) = names
     tensor = outputs[name]
     if len(tensor.shape) != 2 or tensor.shape[1] < 1 or tensor.datatype not in SCORES:
@@ -223,12 +232,12 @@ def _given(outputs: Mapping[str, NetworkTensor], wish: AddRequest) -> Tensor:
 def _check_batch(side: str, name: str, tensor: NetworkTensor) -> None:
     if not tensor.can_batch:
         raise WrongUsage(
-            f"{side} '{name}' is {describe(tensor)}: expected -1 first, for any number of images; fix: "
-            f"export it with a dynamic batch (torch.onnx.export: dynamic_axes={{'{name}': {{0: 'N'}}, …}})"
+            f"{side} '{name}': expected -1 as first dim, for any batch size, got {describe(tensor)}; "
+            f"fix: export it with torch.onnx.export(…, dynamic_axes={{'{name}': {{0: 'N'}}, …}})"
         )
 
 
-def _write(new: Path, addition: Addition, wish: AddRequest) -> None:
+def _write(new: Path, addition: Addition, request: AddRequest) -> None:
     names = addition.names
     files = {
         names.network: {"": addition.network(), "gpu": addition.network_on_gpu()},
@@ -240,14 +249,14 @@ def _write(new: Path, addition: Addition, wish: AddRequest) -> None:
         folder = new / name
         (folder / "1").mkdir(parents=True, exist_ok=True)
         for profile, text in texts.items():
-            if not profile or profile in wish.profiles:
+            if not profile or profile in request.profiles:
                 path = folder / "configs" / f"{profile}.pbtxt" if profile else folder / "config.pbtxt"
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
         if name != names.network:
             (folder / "1" / ".gitkeep").touch()
-        if wish.labels and name != names.preprocess:
-            shutil.copyfile(wish.labels, folder / candidate.LABELS)
+        if request.labels and name != names.preprocess:
+            shutil.copyfile(request.labels, folder / candidate.LABELS)
     variant = Variant(name="v1", model=names.pinned, version=1, weight=100)
     salts = Salts(variants=names.route, shadows=f"{names.route} shadows")
     route = Route(variants=(variant,), default="v1", salts=salts)
@@ -255,12 +264,12 @@ def _write(new: Path, addition: Addition, wish: AddRequest) -> None:
 
 
 def _check(new: Path) -> None:
-    """Look at what is staged as `nereid check` does at a repository."""
+    """Check the staged models like a repository with `nereid check`."""
     if failures := [finding for finding in check(new) if finding.verdict == "fail"]:
         raise OperationFailed("; ".join(f"{each.model}, {each.what}: {each.found}" for each in failures))
 
 
-def _question(new: Path, names: Names, wish: AddRequest) -> ExaminationRequest:
+def _examination_request(new: Path, names: Names, request: AddRequest) -> ExaminationRequest:
     return ExaminationRequest(
         model=names.network,
         candidate=new / names.network / "1",
@@ -270,8 +279,8 @@ def _question(new: Path, names: Names, wish: AddRequest) -> ExaminationRequest:
         preprocess_version=1,
         images=SAMPLES,
         tolerance=0,
-        accept_change=True,
+        is_change_accepted=True,
         max_slowdown=0,
         max_memory_ratio=0,
-        labels=new / names.network / candidate.LABELS if wish.labels else None,
+        labels=new / names.network / candidate.LABELS if request.labels else None,
     )

@@ -1,4 +1,4 @@
-"""The config files that `nereid add` writes: a network, its preprocessing, a pinned model and a route."""
+"""Configs for an added model: its network, preprocessing, pinned model and route."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ CPU_BATCH, GPU_BATCH = 8, 64
 CPU_INSTANCES = 2
 IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
 VERSION = "version_policy { specific { versions: [ 1 ] } }"
-# So that a new version is only a new folder: a changed config may make Triton load the others anew.
+# A new version then needs only a folder: a changed config may make Triton reload the other versions.
 ALL_VERSIONS = "version_policy { all {} }"
 ON_CPU = f"instance_group {{ kind: KIND_CPU count: {CPU_INSTANCES} }}"
 ON_GPU = "instance_group { kind: KIND_GPU count: 1 }"
-TOLD = "\n".join(
+ROUTE_OUTPUTS = "\n".join(
     f'output {{ name: "{name}" data_type: TYPE_STRING dims: [ 1 ] }}'
     for name in ("variant", "version", "route_reason")
 )
@@ -28,7 +28,7 @@ class Tensor:
     dims: tuple[int, ...]
 
     def declare(self, side: str, more: str = "", name: str = "") -> str:
-        """Write it as an `input` or `output`, perhaps under another name."""
+        """Return the entry `input` or `output` for the tensor, under its own or another name."""
         return (
             f"{side} {{ name: {_quoted(name or self.name)} data_type: {self.datatype} "
             f"dims: [ {', '.join(map(str, self.dims))} ]{more} }}"
@@ -37,36 +37,33 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the models of one public name are called."""
+    """Names of the models behind one public name."""
 
     route: str
 
     @property
     def network(self) -> str:
-        """The network."""
+        """Return the name of the network."""
         return f"{self.route}_network"
 
     @property
     def preprocess(self) -> str:
-        """Its preprocessing."""
+        """Return the name of the preprocessing."""
         return f"{self.route}_preprocess"
 
     @property
     def pinned(self) -> str:
-        """Both, in their first version."""
+        """Return the name of the pinned model with the first version of both."""
         return f"{self.route}_v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A network that gets a public name: what it takes and gives, and how images are made into that.
-
-    `parameters` are those of the preprocessing; `has_labels` tells whether there is a label file.
-    """
+    """A network with a public name: its input and output, and the parameters of its preprocessing."""
 
     names: Names
-    taken: Tensor
-    given: Tensor
+    input: Tensor
+    output: Tensor
     parameters: tuple[tuple[str, str], ...]
     has_labels: bool
 
@@ -75,34 +72,38 @@ class Addition:
         return ' label_filename: "labels.txt"' if self.has_labels else ""
 
     @property
-    def _scores(self) -> str:
-        return self.given.declare("output", self._labels, "scores")
+    def _scores_output(self) -> str:
+        return self.output.declare("output", self._labels, "scores")
 
     def network(self) -> str:
-        """The network, in instances on the CPU."""
+        """Return the config of the network on the CPU."""
         return self._network("Images in, scores out.", CPU_BATCH, ON_CPU)
 
     def network_on_gpu(self) -> str:
-        """The network on a GPU."""
+        """Return the config of the network on a GPU."""
         return (
-            self._network("On a GPU: the input is bound where the preprocessing left it.", GPU_BATCH, ON_GPU)
-            + "# Without it Triton copies every input of a Python-based backend to the host first.\n"
+            self._network(
+                "On a GPU: the input stays in GPU memory.",
+                GPU_BATCH,
+                ON_GPU,
+            )
+            + "# Without this, Triton first copies every input of a Python-based backend to the host.\n"
             + _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
-            + "# The default tries all algorithms at the first run of every batch size.\n"
+            + "# The default tries all algorithms in the first run of every batch size.\n"
             + 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" '
             + 'parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" } } } }\n'
         )
 
     def preprocess(self) -> str:
-        """The preprocessing on the CPU."""
+        """Return the config of the preprocessing on the CPU."""
         return self._preprocess("Encoded images to the network's input.", CPU_BATCH, ON_CPU)
 
     def preprocess_on_gpu(self) -> str:
-        """The preprocessing on a GPU."""
+        """Return the config of the preprocessing on a GPU."""
         return self._preprocess("On a GPU: JPEGs are decoded there.", GPU_BATCH, ON_GPU)
 
     def pinned(self) -> str:
-        """Preprocessing and network as an ensemble."""
+        """Return the config of the pinned model as an ensemble."""
         names = self.names
         return _lines(
             "# Preprocessing, then version 1 of the network. Profile `cpu` runs both in one process instead.",
@@ -110,16 +111,16 @@ class Addition:
             'platform: "ensemble"',
             f"max_batch_size: {CPU_BATCH}",
             IMAGE,
-            self._scores,
+            self._scores_output,
             VERSION,
             "ensemble_scheduling {",
-            _step(names.preprocess, ("image", "image"), (self.taken.name, "input")),
-            _step(names.network, (self.taken.name, "input"), (self.given.name, "scores")),
+            _step(names.preprocess, ("image", "image"), (self.input.name, "input")),
+            _step(names.network, (self.input.name, "input"), (self.output.name, "scores")),
             "}",
         )
 
     def pinned_on_cpu(self) -> str:
-        """Preprocessing and network in one process."""
+        """Return the config of the pinned model as one process."""
         names = self.names
         return _lines(
             "# On a CPU: the models that config.pbtxt names as steps, in one process.",
@@ -127,10 +128,10 @@ class Addition:
             'backend: "fused"',
             f"max_batch_size: {CPU_BATCH}",
             IMAGE,
-            self._scores,
+            self._scores_output,
             VERSION,
             ON_CPU,
-            "# Small batches, so that each instance gets its share of what waits.",
+            "# Small batches, so that every instance gets queued requests.",
             "dynamic_batching { preferred_batch_size: [ 2, 4 ] }",
         ) + "".join(
             _parameter(key, value)
@@ -143,15 +144,15 @@ class Addition:
         )
 
     def route(self) -> str:
-        """The public name."""
+        """Return the config of the route."""
         return _lines(
             "# The public name: an A/B route between the pinned models.",
             f"name: {_quoted(self.names.route)}",
             'backend: "ab_router"',
             f"max_batch_size: {CPU_BATCH}",
             IMAGE,
-            self._scores,
-            TOLD,
+            self._scores_output,
+            ROUTE_OUTPUTS,
             VERSION,
             "instance_group { kind: KIND_CPU count: 1 }",
         ) + _parameter("route", f"{self.names.route}.route.json")
@@ -162,20 +163,20 @@ class Addition:
             f"name: {_quoted(self.names.network)}",
             'backend: "onnxruntime"',
             f"max_batch_size: {batch}",
-            self.taken.declare("input"),
-            self.given.declare("output", self._labels),
+            self.input.declare("input"),
+            self.output.declare("output", self._labels),
             ALL_VERSIONS,
             instances,
             "dynamic_batching {}",
-            "# Every batch size is a new shape, and the first run of one is slow.",
+            "# Every batch size is a new shape, and its first run is slow.",
             *(self._warm_up(size) for size in range(1, batch + 1)),
         )
 
     def _warm_up(self, size: int) -> str:
-        dims = ", ".join(map(str, self.taken.dims))
+        dims = ", ".join(map(str, self.input.dims))
         return (
             f'model_warmup {{ name: "{size}" batch_size: {size} inputs {{ '
-            f"key: {_quoted(self.taken.name)} value {{ data_type: {self.taken.datatype} "
+            f"key: {_quoted(self.input.name)} value {{ data_type: {self.input.datatype} "
             f"dims: [ {dims} ] zero_data: true }} }} }}"
         )
 
@@ -186,17 +187,17 @@ class Addition:
             'backend: "preprocess"',
             f"max_batch_size: {batch}",
             IMAGE,
-            self.taken.declare("output"),
+            self.input.declare("output"),
             VERSION,
             instances,
             "dynamic_batching {}",
         ) + "".join(_parameter(key, value) for key, value in self.parameters)
 
 
-def _step(model: str, taken: Sequence[str], given: Sequence[str]) -> str:
+def _step(model: str, input_map: Sequence[str], output_map: Sequence[str]) -> str:
     maps = "".join(
         f"    {side} {{ key: {_quoted(key)} value: {_quoted(value)} }}\n"
-        for side, (key, value) in (("input_map", taken), ("output_map", given))
+        for side, (key, value) in (("input_map", input_map), ("output_map", output_map))
     )
     return f"  step {{\n    model_name: {_quoted(model)}\n    model_version: 1\n{maps}  }}"
 
@@ -206,7 +207,7 @@ def _parameter(key: str, value: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Write a string as the text format of protobuf has it, whatever characters are in it."""
+    """Return a string in the text format of protobuf, with any characters."""
     return f'"{CEscape(text, as_utf8=True)}"'
 
 

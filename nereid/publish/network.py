@@ -1,4 +1,4 @@
-"""A network of a repository, with all that stands in front of it: pinned models, and variants of routes."""
+"""A network of a repository, with the pinned models and the variants of routes in front of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,70 +6,71 @@ from pathlib import Path
 
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import WrongUsage
-from nereid.publish import pinned
+from nereid.publish.pinned import PinnedVariant, pinned_variants
 from nereid.repository.layout import Pin, backend_of, pins, readable_configs, served_versions
-from nereid.routes.target import find_routes, read_state
+from nereid.routes.target import check_repository, find_routes, read_state
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network of a repository, the pinned models that run it, and the routes' variants that call those."""
+    """A network of a repository, the pinned models that run it, and the variants that call those."""
 
     folder: Path
     pins: list[Pin]
-    branches: list[pinned.PinnedVariant]
+    variants: list[PinnedVariant]
 
     @property
     def name(self) -> str:
-        """The network's name, as a model."""
+        """Return the name of the network's model."""
         return self.folder.name
 
     def config(self, version: int) -> ModelConfig:
-        """Return the plain config, for one version."""
+        """Return the plain config for one version."""
         return ModelConfig.from_file(self.folder, version)
 
     def served(self) -> list[int]:
-        """Return the versions that are to be served, ascending."""
+        """Return the versions that version_policy serves, ascending."""
         return served_versions(self.folder, read_pbtxt(self.folder / "config.pbtxt"))
 
-    def of(self, version: int) -> "Network":
-        """Return the same with only the pinned models and variants of one version."""
-        pins_of = [pin for pin in self.pins if pin.network_version == version]
-        branches_of = [each for each in self.branches if each.pin.network_version == version]
-        return Network(self.folder, pins_of, branches_of)
+    def at_version(self, version: int) -> "Network":
+        """Return the network with the pinned models and variants of one version only."""
+        pins = [pin for pin in self.pins if pin.network_version == version]
+        variants = [each for each in self.variants if each.pin.network_version == version]
+        return Network(self.folder, pins, variants)
 
 
 def find_network(repository: Path, name: str) -> Network:
-    """Return the network that a name stands for: its own, that of a pinned model, or that of a route.
+    """Return the network with a name, or behind the pinned model or route with that name.
 
-    What cannot be read of other models must not hinder a change, and is passed over.
+    Other models and routes that cannot be read are skipped, so that they do not prevent a change.
 
     Raises:
         WrongUsage: nothing has that name, or several networks are behind it.
         OperationFailed: the route of that name cannot be read.
     """
-    if not repository.is_dir():
-        raise WrongUsage(f"{repository} is no model repository: there is no such folder")
+    check_repository(repository)
     known = readable_configs(repository)
-    of_model = {pin.model: pin for pin in pins(repository, known)}
-    behind = _behind_route(repository, name, of_model)
+    pin_of = {pin.model: pin for pin in pins(repository, known)}
+    behind = _behind_route(repository, name, pin_of)
     if len(behind) > 1:
-        raise WrongUsage(f"'{name}' has several networks, say which: {', '.join(sorted(behind))}")
+        raise WrongUsage(
+            f"route '{name}' has several networks; fix: name one of them: {', '.join(sorted(behind))}"
+        )
     name = behind.pop() if behind else name
-    name = of_model[name].network if name in of_model else name
+    name = pin_of[name].network if name in pin_of else name
     plain = {model for model in known if backend_of(repository / model, known[model]) == "onnxruntime"}
-    networks = sorted(plain.union(pin.network for pin in of_model.values()))
+    networks = sorted(plain.union(pin.network for pin in pin_of.values()))
     if name not in networks:
-        raise WrongUsage(f"{repository} has no network '{name}', it has: {', '.join(networks) or 'none'}")
-    found = [pin for pin in of_model.values() if pin.network == name]
-    return Network(repository / name, found, pinned.branches(find_routes(repository), found))
+        raise WrongUsage(f"'{repository}' has no network '{name}', it has: {', '.join(networks) or 'none'}")
+    found = [pin for pin in pin_of.values() if pin.network == name]
+    return Network(repository / name, found, pinned_variants(find_routes(repository), found))
 
 
-def _behind_route(repository: Path, name: str, of_model: Mapping[str, Pin]) -> set[str]:
-    """Return the networks behind the route `name`; none if there is no such route."""
+def _behind_route(repository: Path, name: str, pin_of: Mapping[str, Pin]) -> set[str]:
+    """Return the networks behind the route `name`; none if it is not a route."""
     return {
-        of_model[variant.model].network if variant.model in of_model else variant.model
-        for target in find_routes(repository)
-        if target.name == name
-        for variant in read_state(target).route().variants
+        pin_of[variant.model].network if variant.model in pin_of else variant.model
+        for location in find_routes(repository)
+        if location.name == name
+        for variant in read_state(location).route().variants
     }

@@ -1,4 +1,4 @@
-"""The pinned models in front of a network's version: which there are, and one like them for a new version."""
+"""Pinned models in front of a version of a network, and copies of them for a new version."""
 
 import contextlib
 import re
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from nereid.errors import OperationFailed
+from nereid.repository import pbtxt
 from nereid.repository.layout import Pin, config_files, versions_there
 from nereid.routes.target import RouteLocation, read_state
 from nereid.routing.assignment import Variant
 
-# How the first line of what is written here begins and ends.
+# Begin and end of the first line of a written config; `nereid tune` recognizes its own profile by them.
 LIKE, WRITTEN = "# Like ", "written by nereid publish."
 
 
@@ -30,15 +30,15 @@ class PinnedVariant:
     is_default: bool
 
 
-def branches(routes: Iterable[RouteLocation], pins: Iterable[Pin]) -> list[PinnedVariant]:
-    """Return the variants of all routes that can be read which call one of some pinned models."""
+def pinned_variants(routes: Iterable[RouteLocation], pins: Iterable[Pin]) -> list[PinnedVariant]:
+    """Return the variants that call one of some pinned models, without routes that cannot be read."""
     by_model = {pin.model: pin for pin in pins}
     found = []
-    for target in routes:
+    for location in routes:
         with contextlib.suppress(OperationFailed):
-            route = read_state(target).route()
+            route = read_state(location).route()
             found += [
-                PinnedVariant(target.name, variant, by_model[variant.model], variant.name == route.default)
+                PinnedVariant(location.name, variant, by_model[variant.model], variant.name == route.default)
                 for variant in route.variants
                 if variant.model in by_model
             ]
@@ -46,7 +46,7 @@ def branches(routes: Iterable[RouteLocation], pins: Iterable[Pin]) -> list[Pinne
 
 
 def successor(name: str, old: int, new: int) -> str:
-    """Return what the new version of a thing is called: `classify_v1` is followed by `classify_v3`."""
+    """Return the name for a new version: `classify_v1` is followed by `classify_v3`."""
     stem = re.sub(rf"(^|[^A-Za-z0-9])v{old}$", r"\1", name)
     return f"{stem}v{new}" if stem != name else f"{name}_v{new}"
 
@@ -56,15 +56,14 @@ def write_like(template: Path, pin: Pin, version: int, target: Path) -> None:
 
     Args:
         template: folder of the pinned model.
-        pin: what it stands for.
-        version: of the network, for the new one.
-        target: the new folder; its name is the model's.
+        pin: the network and version that the template runs.
+        version: the version of the network that the new model runs.
+        target: the new folder; its name is the model's name.
 
     Raises:
         OperationFailed: a profile of the template pins another version than its plain config does.
     """
-    own = versions_there(template)
-    skipped = {str(number) for number in own}
+    skipped = {str(number) for number in versions_there(template)}
     shutil.copytree(
         template, target, ignore=lambda folder, names: skipped if Path(folder) == template else ()
     )
@@ -72,20 +71,20 @@ def write_like(template: Path, pin: Pin, version: int, target: Path) -> None:
     (target / "1" / ".gitkeep").touch()
     head = f"{LIKE}{template.name}, with version {version} of {pin.network}; {WRITTEN}\n"
     for path in config_files(target):
-        config = text_format.Parse(path.read_text(), ModelConfig())
+        config = pbtxt.parse(path.read_text())
         config.name = target.name
         config.version_policy.Clear()
         config.version_policy.specific.versions.append(1)
         if not _repin(config, pin, version):
             raise OperationFailed(
-                f"'{template / path.relative_to(target)}' does not pin version {pin.network_version} of "
-                f"'{pin.network}', as the plain config does"
+                f"cannot copy '{template / path.relative_to(target)}': expected a config with version "
+                f"{pin.network_version} of '{pin.network}', as in config.pbtxt; fix: correct that profile"
             )
         path.write_text(head + text_format.MessageToString(config))
 
 
 def _repin(config: Any, pin: Pin, version: int) -> bool:
-    """Make a config name another version of its network; returns whether it named the present one."""
+    """Set another version of the network in a config; return whether the config had the version of `pin`."""
     for step in config.ensemble_scheduling.step:
         if (step.model_name, step.model_version) == (pin.network, pin.network_version):
             step.model_version = version

@@ -1,27 +1,27 @@
-"""Versions of a network: published, rolled back and retired, while a server goes on answering.
+"""Publication, rollback and retirement of a network's versions while a server continues to respond.
 
-A version is staged beside the repository, examined in a process of its own, and only then moved in, loaded,
-asked in every batch size, and given to the routes. What is done is in the journal before it is done.
+A version is staged next to the repository and examined in a separate process. Only then it is moved in,
+loaded, warmed up, and added to the routes. Every change is in the journal before it is made.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from nereid.assets import SAMPLES
-from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import candidate, pinned
+from nereid.publish.callers import check_retirable
 from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Policy, Warm, Workspace
 from nereid.publish.engine.engine import begin, commit, locked_repository, undo
 from nereid.publish.engine.journal import Journal, Operation
 from nereid.publish.engine.variants import Propose, rolled_back
 from nereid.publish.examination.examine import ExaminationRequest, Report, examine
 from nereid.publish.network import Network, find_network
-from nereid.repository.layout import config_files, steps_of, versions_there
+from nereid.repository.layout import versions_there
 from nereid.routes.change import change_with_retry
 from nereid.routes.served import RunningServer
 from nereid.routes.target import RouteLocation, find_routes, read_state
@@ -33,19 +33,20 @@ ROLLBACK_S = 30.0
 
 
 class RouteFull(OperationFailed):
-    """A route has as many variants as it can have; older ones must be retired first."""
+    """A route has the maximum number of variants; older ones must be retired first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What a new version must keep to, against the current one.
+    """Limits for a new version, compared with the current one.
 
     Args:
-        images: what both are shown.
-        tolerance: how far outputs may differ, relative to the largest one of the current version.
-        is_change_accepted: whether they may differ as they like.
-        max_slowdown, max_memory_ratio: how many times its time per image, and its memory, it may take.
-        against: the version to compare with; 0 for the one behind a route's default variant.
+        images: the images that both versions classify.
+        tolerance: maximum difference of outputs, relative to the current version's largest |output|.
+        is_change_accepted: whether outputs may differ by more.
+        max_slowdown: maximum ratio of the times per image.
+        max_memory_ratio: maximum ratio of the memory sizes.
+        against: version to compare with; 0 for the version of a route's default variant.
     """
 
     images: tuple[Path, ...] = SAMPLES
@@ -58,7 +59,7 @@ class Gates:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version that is served now: of which network, behind which pinned models, and what was measured."""
+    """A served version: its network, the pinned models in front of it, and its measurements."""
 
     model: str
     version: int
@@ -76,38 +77,38 @@ def publish(
     weight: float = 0,
     report: Callable[[str], None] = lambda line: None,
 ) -> Published:
-    """Make a network's next version of an ONNX file: examined, loaded, and behind a variant of its routes.
+    """Make an ONNX file the next version of a network: examined, loaded, and a variant of its routes.
 
-    Killed at any point, the next command that changes the repository finishes it, or undoes it.
+    If it is killed, the next command that changes the repository finishes or undoes the publication.
 
     Args:
-        repository: where the model is.
-        name: of the network, or of a route or pinned model that has only this one.
+        repository: the model repository.
+        name: the network, or a route or pinned model with this network only.
         source: the ONNX file, or a folder with it and its external data.
-        record: of the running server, if there is one.
-        gates: what it is held to.
-        weight: what its variant gets at once; 0 is for callers that ask for it by name.
-        report: gets a line for everything that was done.
+        record: the running server, if there is one.
+        gates: limits of the examination.
+        weight: initial traffic weight of its variant; 0 serves it only on request.
+        report: receives a line per step.
 
     Raises:
-        WrongUsage: there is no such model or file.
-        OperationFailed: it is rejected, or the server refuses it: nothing changed. `NotReached`: the server
-            is gone, and the next command goes on.
+        WrongUsage: the model or file does not exist.
+        OperationFailed: the examination or the server rejects it, and nothing has changed. `NotReached`: the
+            server has gone away, and the next command continues.
         OSError: a file cannot be read or written.
     """
     start = time.monotonic()
     if not 0 <= weight <= MAX_WEIGHT:
-        raise WrongUsage(f"a weight is 0 to {MAX_WEIGHT:g}, got {weight:g}")
-    with locked_repository(repository, record, report) as (log, at):
+        raise WrongUsage(f"invalid weight: expected 0 to {MAX_WEIGHT:g}, got {weight:g}")
+    with locked_repository(repository, record, report) as (log, unstaged):
         network, gates = find_network(repository, name), gates or Gates()
         current = _current(network, gates.against)
-        operation, site = begin(log, at, "publish", network.name, _next_version(log, network))
+        operation, workspace = begin(log, unstaged, "publish", network.name, _next_version(log, network))
         try:
-            measured, actions = _prepare(operation, network, current, source, gates, weight, site)
+            measured, actions = _prepare(operation, network, current, source, gates, weight, workspace)
         except BaseException as error:
             log.write("undone", operation, str(error))
             raise
-        commit(log, replace(operation, actions=actions), site)
+        commit(log, replace(operation, actions=actions), workspace)
         models = tuple(each.model for each in actions if isinstance(each, Install) and not each.version)
         return Published(network.name, operation.version, models, measured, time.monotonic() - start)
 
@@ -119,74 +120,79 @@ def retire(
     record: ServerRecord | None,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Take a version away: out of the routes, then out of the server once it is idle, then from the disk.
+    """Remove a version from the routes, then from the server once it is idle, then from the disk.
 
     Raises:
-        WrongUsage: there is no such version, or requests still go to it.
-        OperationFailed: the server does not do it; the next command goes on.
+        WrongUsage: the version does not exist, or requests can still reach it.
+        OperationFailed: the server refuses; the next command continues.
         OSError: a file cannot be read or written.
     """
-    with locked_repository(repository, record, report) as (log, at):
+    with locked_repository(repository, record, report) as (log, unstaged):
         network = find_network(repository, name)
-        _check_retirable(repository, network, version)
-        gone = network.of(version)
+        check_retirable(repository, network, version)
+        gone = network.at_version(version)
         actions: tuple[Action, ...] = (
             Install(f"{network.name}/{version}", network.name, version),
             Policy(network.name, version),
             *(Install(pin.model, pin.model) for pin in gone.pins),
-            *(AddVariant(b.route, b.variant.name, b.variant.model, b.variant.weight) for b in gone.branches),
+            *(AddVariant(v.route, v.variant.name, v.variant.model, v.variant.weight) for v in gone.variants),
         )
-        operation, site = begin(log, at, "retire", network.name, version)
+        operation, workspace = begin(log, unstaged, "retire", network.name, version)
         operation = replace(operation, actions=actions)
         log.write("undo", operation)
-        undo(log, operation, site)
+        undo(log, operation, workspace)
 
 
 def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:
-    """Take all traffic from the newest version that has any, and give it to those that had it before.
+    """Take all traffic from the newest version with traffic, and restore the weights from before it.
 
-    It waits for nobody who is publishing, and the version stays loaded. Returns what was done, by route.
+    It does not wait for a publication, and the version stays loaded. Returns a line for each changed route.
 
     Raises:
         WrongUsage: no route has the network, or no earlier version of it.
         OperationFailed, InvalidConfig: a route cannot be changed.
     """
     network = find_network(repository, name)
-    used = {each.pin.network_version for each in network.branches if each.variant.weight}
+    used = {each.pin.network_version for each in network.variants if each.variant.weight}
     if not used:
-        raise WrongUsage(f"no route sends anything to '{network.name}': its callers name versions themselves")
+        raise WrongUsage(
+            f"cannot roll back '{network.name}': no route sends traffic to it, callers request its versions"
+        )
     newest = max(used)
-    routes = {each.route for each in network.of(newest).branches if each.variant.weight}
+    routes = {each.route for each in network.at_version(newest).variants if each.variant.weight}
     found = [
-        (target, _way_back(target, network, newest))
-        for target in find_routes(repository)
-        if target.name in routes
+        (location, _rollback_change(location, network, newest))
+        for location in find_routes(repository)
+        if location.name in routes
     ]
-    return [_roll_back(target, propose, record) for target, propose in found]
+    return [_roll_back(location, propose, record) for location, propose in found]
 
 
-def _roll_back(target: RouteLocation, propose: Propose, record: ServerRecord | None) -> str:
-    """Change a route; a server that does not answer finds the change when it is back."""
+def _roll_back(location: RouteLocation, propose: Propose, record: ServerRecord | None) -> str:
+    """Change a route; a server that does not respond reads the change when it starts again."""
     try:
         server = RunningServer(record) if record else None
-        return change_with_retry(target, propose, server, ROLLBACK_S)
+        return change_with_retry(location, propose, server, ROLLBACK_S)
     except NotReached as error:
-        return f"{change_with_retry(target, propose, None)}: {error}"
+        return f"{change_with_retry(location, propose, None)}: {error}"
 
 
-def _way_back(target: RouteLocation, network: Network, newest: int) -> Propose:
+def _rollback_change(location: RouteLocation, network: Network, newest: int) -> Propose:
     """Return the change that takes a route back from a version.
 
     Raises:
         WrongUsage: there is no earlier version.
     """
-    branches = [each for each in network.branches if each.route == target.name]
-    current = [b.variant.name for b in branches if b.pin.network_version == newest]
+    variants = [each for each in network.variants if each.route == location.name]
+    current = [each.variant.name for each in variants if each.pin.network_version == newest]
     earlier = sorted(
-        (b for b in branches if b.pin.network_version < newest), key=lambda b: -b.pin.network_version
+        (each for each in variants if each.pin.network_version < newest),
+        key=lambda each: -each.pin.network_version,
     )
     if not earlier:
-        raise WrongUsage(f"route '{target.name}' has no version of '{network.name}' before {newest}")
+        raise WrongUsage(
+            f"cannot roll back: route '{location.name}' has no version of '{network.name}' before {newest}"
+        )
     return rolled_back(tuple(current), tuple(each.variant.name for each in earlier))
 
 
@@ -197,20 +203,22 @@ def _prepare(
     source: Path,
     gates: Gates,
     weight: float,
-    site: Workspace,
+    workspace: Workspace,
 ) -> tuple[Report, tuple[Action, ...]]:
-    """Stage and examine a version; returns what was measured, and what is to be done with it."""
+    """Stage and examine a version; return its measurements, and the actions that publish it."""
     config, version = network.config(operation.version), operation.version
-    models, variants = _successors(network, current, version, weight, site)
-    staged = site.staging / "new" / network.name / str(version)
+    models, variants = _successors(network, current, version, weight, workspace)
+    staged = workspace.staging / "new" / network.name / str(version)
     candidate.check_labels(source, network.folder)
     candidate.stage(source, staged, config.document.get("default_model_filename") or "model.onnx")
-    site.report(f"{source.name}: staged as version {version} of {network.name}")
-    measured = examine(_question(network, current, staged, gates, site), progress=site.report)
+    workspace.report(f"{source.name}: staged as version {version} of '{network.name}'")
+    request = _examination_request(network, current, staged, gates, workspace)
+    measured = examine(request, progress=lambda line: workspace.report(f"examination: {line}"))
     candidate.write_checksums(staged, source, operation.user)
     for template, model in models.items():
         pin = next(pin for pin in network.pins if pin.model == template)
-        pinned.write_like(site.repository / template, pin, version, site.staging / "new" / model)
+        target = workspace.staging / "new" / model
+        pinned.write_like(workspace.repository / template, pin, version, target)
     ready = [action for model in models.values() for action in (Load(model, 1), Warm(model, 1))]
     return measured, (
         Install(f"{network.name}/{version}", network.name, version),
@@ -224,39 +232,43 @@ def _prepare(
 
 
 def _successors(
-    network: Network, current: int, version: int, weight: float, site: Workspace
+    network: Network, current: int, version: int, weight: float, workspace: Workspace
 ) -> tuple[dict[str, str], list[AddVariant]]:
-    """Return what the pinned models of a new version are called, by their templates, and its variants."""
-    now = network.of(current)
-    # One variant of each route, and its default rather than another.
-    chosen = {b.route: b for b in sorted(now.branches, key=lambda b: b.is_default)}
-    templates = [b.pin.model for b in chosen.values()] or [pin.model for pin in now.pins[:1]]
+    """Return the names of a new version's pinned models by their templates, and its variants."""
+    now = network.at_version(current)
+    # One variant of each route; the default one is the last, and wins.
+    chosen = {each.route: each for each in sorted(now.variants, key=lambda each: each.is_default)}
+    templates = [each.pin.model for each in chosen.values()] or [pin.model for pin in now.pins[:1]]
     models = {name: pinned.successor(name, current, version) for name in templates}
     for model in models.values():
-        if (site.repository / model).exists():
+        if (workspace.repository / model).exists():
             raise OperationFailed(
-                f"model '{model}' is there already, which is to be that of version {version}"
+                f"cannot publish version {version}: its model '{model}' already exists; "
+                "fix: move that folder out of the repository"
             )
-    routes = {target.name: read_state(target).route() for target in find_routes(site.repository)}
+    routes = {location.name: read_state(location).route() for location in find_routes(workspace.repository)}
     variants = []
-    for branch in chosen.values():
-        name = pinned.successor(branch.variant.name, current, version)
-        names = [variant.name for variant in routes[branch.route].variants]
+    for each in chosen.values():
+        name = pinned.successor(each.variant.name, current, version)
+        names = [variant.name for variant in routes[each.route].variants]
         if len(names) >= MAX_VARIANTS:
             raise RouteFull(
-                f"route '{branch.route}' has {len(names)} variants, which is all it can have: "
-                f"{', '.join(names)}; fix: nereid retire old versions"
+                f"route '{each.route}' is full: expected fewer than {MAX_VARIANTS} variants, "
+                f"got {', '.join(names)}; fix: nereid retire old versions"
             )
         if name in names:
-            raise OperationFailed(f"route '{branch.route}' has a variant '{name}' already")
-        variants.append(AddVariant(branch.route, name, models[branch.pin.model], weight))
+            raise OperationFailed(
+                f"cannot publish version {version}: route '{each.route}' already has a variant '{name}'; "
+                "fix: rename that variant"
+            )
+        variants.append(AddVariant(each.route, name, models[each.pin.model], weight))
     return models, variants
 
 
-def _question(
-    network: Network, current: int, staged: Path, gates: Gates, site: Workspace
+def _examination_request(
+    network: Network, current: int, staged: Path, gates: Gates, workspace: Workspace
 ) -> ExaminationRequest:
-    pin = next(iter(network.of(current).pins), None)
+    pin = next(iter(network.at_version(current).pins), None)
     config = network.config(current)
     labels = [output.get("label_filename") for output in config.document.get("output", ())]
     return ExaminationRequest(
@@ -264,11 +276,11 @@ def _question(
         candidate=staged,
         document=config.document,
         current=network.folder / str(current),
-        preprocess=site.repository / pin.preprocess if pin and pin.preprocess else None,
+        preprocess=workspace.repository / pin.preprocess if pin and pin.preprocess else None,
         preprocess_version=pin.preprocess_version if pin else 0,
         images=gates.images,
         tolerance=gates.tolerance,
-        accept_change=gates.is_change_accepted,
+        is_change_accepted=gates.is_change_accepted,
         max_slowdown=gates.max_slowdown,
         max_memory_ratio=gates.max_memory_ratio,
         labels=next((network.folder / name for name in labels if name), None),
@@ -279,60 +291,24 @@ def _current(network: Network, against: int) -> int:
     """Return the version that a new one is compared with.
 
     Raises:
-        WrongUsage: it is not served.
+        WrongUsage: that version is not served.
     """
     served = network.served()
-    default = [b.pin.network_version for b in network.branches if b.is_default]
+    default = [each.pin.network_version for each in network.variants if each.is_default]
     current = against or next(iter(default), served[-1] if served else 0)
     if current not in served:
         known = ", ".join(map(str, served)) or "none"
-        raise WrongUsage(f"version {current} of '{network.name}' is not served, these are: {known}")
+        raise WrongUsage(
+            f"cannot compare with version {current} of '{network.name}': expected a served version, {known}"
+        )
     return current
 
 
 def _next_version(log: Journal, network: Network) -> int:
-    """Return the number of the next version: never one that was used before."""
+    """Return the number of the next version, which no earlier version has had."""
     used = [
         line.operation.version
         for line in log.lines()
         if line.operation.model == network.name and line.event in ("commit", "undo")
     ]
     return max([*used, *versions_there(network.folder)], default=0) + 1
-
-
-def _check_retirable(repository: Path, network: Network, version: int) -> None:
-    served = network.served()
-    if version not in versions_there(network.folder):
-        known = ", ".join(map(str, versions_there(network.folder)))
-        raise WrongUsage(f"'{network.name}' has no version {version}, it has: {known}")
-    if served == [version]:
-        raise WrongUsage(f"version {version} is the only one of '{network.name}' that is served")
-    gone = network.of(version)
-    for branch in gone.branches:
-        name, route = branch.variant.name, branch.route
-        if branch.variant.weight:
-            raise WrongUsage(
-                f"variant '{name}' of route '{route}' has weight {branch.variant.weight:g}; "
-                f"fix: nereid route set {name}=0, or nereid rollback {network.name}"
-            )
-        if branch.is_default:
-            raise WrongUsage(f"variant '{name}' is the default of route '{route}'; fix: make it another one")
-        if branch.variant.headers:
-            raise WrongUsage(f"header rules of route '{route}' lead to variant '{name}'; fix: take them away")
-    if user := next(_users(repository, network.name, version, {pin.model for pin in gone.pins}), None):
-        raise WrongUsage(f"{user} calls version {version} of '{network.name}'; fix: change or remove it")
-
-
-def _users(repository: Path, network: str, version: int, pinned_models: set[str]) -> Iterator[str]:
-    """Name what would call a version, or a pinned model of it, once those of its variants are gone."""
-    for path in sorted(repository.glob("*/config.pbtxt")):
-        for file in config_files(path.parent):
-            is_step = (network, version) in steps_of(read_pbtxt(file))
-            if path.parent.name not in pinned_models and is_step:
-                yield f"model '{path.parent.name}'"
-    for target in find_routes(repository):
-        route = read_state(target).route()
-        for each in route.targets():
-            is_shadow = each in route.shadows and each.model in pinned_models
-            if is_shadow or (each.model, each.version) == (network, version):
-                yield f"'{each.name}' of route '{target.name}'"

@@ -1,4 +1,4 @@
-"""`nereid versions`: what there is of a network, what is served, and who gets it."""
+"""The versions of a network with their states and shares of the traffic, for `nereid versions`."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nereid.publish.network import Network, find_network
-from nereid.repository.check import SUMS, digest
+from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.layout import versions_there
 from nereid.repository.onnx_file import network_path
 from nereid.routes.target import find_routes, read_state
@@ -21,9 +21,11 @@ PUBLISHED = re.compile(r"^# published (?P<when>\S+) by (?P<who>\S+) from (?P<sou
 class VersionState:
     """One version of a network.
 
-    `state` is `ready` (the running server answers with it), `not loaded` (it should, and does not),
-    `published` (no server runs), or `not served`; `shares` has, by route, its part of the traffic, 0 to 1,
-    and `published` is empty for a version that was put there by hand.
+    Args:
+        state: `ready` (loaded by the running server), `not loaded` (the policy serves it, the server has not
+            loaded it), `published` (the policy serves it, no server runs), or `not served`.
+        published: time of the publication; empty for a version that was copied by hand.
+        shares: part of the traffic, 0 to 1, by route.
     """
 
     version: int
@@ -40,45 +42,46 @@ def versions(repository: Path, name: str, record: ServerRecord | None) -> tuple[
     """Return a network's name, and its versions, the newest first.
 
     Raises:
-        WrongUsage: there is no such network.
-        OperationFailed, InvalidConfig: a route or config cannot be read, or the server does not answer.
+        WrongUsage: the network does not exist.
+        OperationFailed, InvalidConfig: a route or config cannot be read, or the server does not respond.
     """
     network = find_network(repository, name)
     ready = Control(record).ready_versions() if record else None
-    found = [_state(repository, network, version, ready) for version in versions_there(network.folder)]
+    found = [
+        _version_state(repository, network, version, ready) for version in versions_there(network.folder)
+    ]
     return network.name, found[::-1]
 
 
-def _state(
+def _version_state(
     repository: Path, network: Network, version: int, ready: Mapping[str, set[int]] | None
 ) -> VersionState:
-    folder, own = network.folder / str(version), network.of(version)
-    sums = folder / SUMS
-    told = PUBLISHED.search(sums.read_text()) if sums.exists() else None
+    folder, own = network.folder / str(version), network.at_version(version)
+    checksums = folder / CHECKSUMS
+    origin = PUBLISHED.search(checksums.read_text()) if checksums.exists() else None
     files = [path for path in folder.rglob("*") if path.is_file()]
-    document = network.config(version).document
-    model = network_path(folder, document)
+    model = network_path(folder, network.config(version).document)
     names = tuple(pin.model for pin in own.pins)
     return VersionState(
         version=version,
-        state=_word(network, version, names, ready),
+        state=_state(network, version, names, ready),
         size_bytes=sum(path.stat().st_size for path in files),
         sha256=digest(model) if model.is_file() else "",
-        published=told["when"] if told else "",
-        source=told["source"] if told else "",
+        published=origin["when"] if origin else "",
+        source=origin["source"] if origin else "",
         pinned=names,
         shares=_shares(repository, own),
     )
 
 
-def _word(
+def _state(
     network: Network, version: int, pinned: tuple[str, ...], ready: Mapping[str, set[int]] | None
 ) -> str:
     if version not in network.served():
         return "not served"
     if ready is None:
         return "published"
-    # What callers ask is the pinned models; a network without any is asked itself.
+    # Clients call the pinned models, or the network itself if it has none.
     is_loaded = version in ready.get(network.name, ())
     is_ready = all(name in ready for name in pinned) if pinned else is_loaded
     return "ready" if is_ready else "not loaded"
@@ -86,9 +89,9 @@ def _word(
 
 def _shares(repository: Path, own: Network) -> dict[str, float]:
     found: dict[str, float] = {}
-    for target in find_routes(repository):
-        names = [branch.variant.name for branch in own.branches if branch.route == target.name]
+    for location in find_routes(repository):
+        names = [each.variant.name for each in own.variants if each.route == location.name]
         if names:
-            parts = shares(read_state(target).route())
-            found[target.name] = sum(parts[name] for name in names)
+            parts = shares(read_state(location).route())
+            found[location.name] = sum(parts[name] for name in names)
     return found

@@ -1,4 +1,4 @@
-"""`nereid watch`: a folder whose networks are published as they appear, each once it is complete."""
+"""The loop of `nereid watch`: networks that appear in a folder are published once they are complete."""
 
 import contextlib
 import importlib.util
@@ -11,17 +11,18 @@ from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.processes import StopFlag
 from nereid.publish import publisher
-from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Publish, Tell, TemporaryFailure
+from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Publish, Report, TemporaryFailure
 from nereid.publish.engine.engine import locked_repository
 from nereid.publish.examination.examine import ExaminationFailed
 from nereid.publish.network import Network, find_network
-from nereid.repository.check import SUMS, digest
+from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.onnx_file import network_path
+from nereid.routes.target import check_repository
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
 from nereid.watched_folder import POLL_S, changes
 
-LOCK_S = 0.5
+LOCK_TIMEOUT_S = 0.5
 
 
 def publication(
@@ -29,12 +30,12 @@ def publication(
     find_record: Callable[[], ServerRecord | None],
     gates: publisher.Gates,
     weight: float,
-    report: Tell,
+    report: Report,
 ) -> Publish:
-    """Return what publishes to a repository, and to the server that runs at that moment.
+    """Return a function that publishes to a repository and its running server.
 
-    What is the newest served version already is not published again: so nothing is published twice when it
-    was a kill, or a server that was gone, that came between a publication and its being remembered.
+    A copy of the newest served version is not published again. This prevents a second publication if a kill
+    or the loss of the server came before the first one was written to the drop folder's journal.
     """
 
     def publish(name: str, source: Path) -> tuple[str, int]:
@@ -52,7 +53,7 @@ def publication(
             raise TemporaryFailure(str(error)) from error
         network = find_network(repository, name)
         if version := find_published(network, source):
-            report(f"{source.name}: version {version} of '{network.name}' is the same")
+            report(f"{source.name}: identical to version {version} of '{network.name}'")
             return network.name, version
         done = publisher.publish(repository, name, source, record, gates, weight, report)
         return done.model, done.version
@@ -61,7 +62,7 @@ def publication(
 
 
 def find_published(network: Network, source: Path) -> int:
-    """Return the newest served version of a network if it was made of the same files, else 0."""
+    """Return the newest served version of a network if it has the same files as `source`, else 0."""
     version = max(network.served(), default=0)
     own = _digests_below(network.folder / str(version)) if version else set()
     theirs = _digests_below(source)
@@ -70,64 +71,73 @@ def find_published(network: Network, source: Path) -> int:
 
 
 def check(folder: Path, repository: Path, model: str) -> None:
-    """Refuse what would only have every file rejected.
+    """Refuse a folder, repository or model with which every file would be rejected.
 
     Raises:
-        WrongUsage: there is no such folder, repository or model, or the first two are not apart.
+        WrongUsage: one of them does not exist, or one folder contains the other.
         OperationFailed: a package is missing, or a route cannot be read.
         InvalidConfig: a config cannot be read.
     """
     if not folder.is_dir():
-        raise WrongUsage(f"{folder} is no folder")
+        raise WrongUsage(f"cannot watch '{folder}': it is not a folder; fix: mkdir {folder}")
     ours, theirs = folder.resolve(), repository.resolve()
     if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
-        raise WrongUsage(f"{folder} and the repository {repository} must not lie one in the other")
-    if not repository.is_dir():
-        raise WrongUsage(f"{repository} is no model repository: there is no such folder")
+        raise WrongUsage(
+            f"cannot watch '{folder}': it contains the repository '{repository}', or is inside it; "
+            "fix: watch a separate folder"
+        )
+    check_repository(repository)
     if model:
         find_network(repository, model)
     for package in ("watchfiles", "onnx"):
         if not importlib.util.find_spec(package):
             raise OperationFailed(
-                f"nereid watch needs the package '{package}'; fix: pip install -e '.[publish]'"
+                f"nereid watch needs the package '{package}'; fix: pip install 'nereid-serving[publish]'"
             )
 
 
 def watch(
     folder: Path, publish: Publish, *, settle_s: float, model: str, terms: str, is_polling: bool
 ) -> None:
-    """Publish what appears in a folder until SIGINT or SIGTERM, which lets a publication come to its end.
+    """Publish networks that appear in a folder until SIGINT or SIGTERM; finish a running publication first.
 
-    A second signal ends it at once, which the repository's journal makes good.
+    A second signal ends it immediately; the next command repairs the repository by its journal.
 
     Args:
-        is_polling: whether to ask the filesystem rather than to be told.
+        is_polling: whether to poll the filesystem instead of waiting for its events.
 
     Raises:
         OperationFailed: another `nereid watch` watches the folder.
         OSError: its journal cannot be written.
     """
     folder = folder.resolve()
-    with files.locked_file(folder / JOURNAL, "nereid watch", LOCK_S) as log:
+    with files.locked_file(folder / JOURNAL, "nereid watch", LOCK_TIMEOUT_S) as log:
         stop = StopFlag()
         shutil.rmtree(folder / STAGING, ignore_errors=True)
         drops = DropFolder(
-            folder, log, publish, settle_s=settle_s, model=model, terms=terms, say=_say, tell=tell
+            folder,
+            log,
+            publish,
+            settle_s=settle_s,
+            model=model,
+            terms=terms,
+            announce=_announce,
+            report=report,
         )
-        tell(f"watching {folder}")
-        for _ in changes(folder, min(settle_s / 2, POLL_S), is_polling, stop, tell):
+        report(f"watching {folder}")
+        for _ in changes(folder, min(settle_s / 2, POLL_S), is_polling, stop, report):
             while not stop.is_set() and drops.step():
                 pass
-    tell("stopped")
+    report("stopped")
 
 
-def tell(line: str) -> None:
-    """Write a line to stderr; a reader that went away stops nothing."""
+def report(line: str) -> None:
+    """Write a line to stderr; a closed stderr does not stop the watcher."""
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
 
 
-def _say(line: str) -> None:
+def _announce(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(line, flush=True)
 
@@ -138,5 +148,5 @@ def _networks_of(folder: Path) -> set[str]:
 
 
 def _digests_below(path: Path) -> set[str]:
-    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    return {digest(each) for each in files if each.name != SUMS}
+    paths = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    return {digest(each) for each in paths if each.name != CHECKSUMS}

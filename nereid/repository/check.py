@@ -1,6 +1,5 @@
-"""`nereid check`: most of what a server would refuse of a repository, told without one, in every profile."""
+"""Checks of a repository in all profiles that find most reasons for a failed load, without a server."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any, Literal
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.inference.signature import validate
-from nereid.repository import ensembles, onnx_file
+from nereid.repository import ensembles, onnx_file, onnx_runtimes
+from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
 from nereid.repository.labels import InvalidLabels, check_count
 from nereid.repository.layout import CONFIGS, backend_of, config_files, served_versions
 from nereid.repository.onnx_file import OnnxFile
@@ -17,15 +17,12 @@ from nereid.routing import route_file
 from nereid.serving_errors import InvalidConfig
 
 PLAIN = "config.pbtxt"
-SUMS = "SHA256SUMS"
-# What may lie in a version folder and is no part of it: git's placeholder, and what the backend writes.
-NO_PART = (".gitkeep", ".shared-weights-")
 Verdict = Literal["ok", "note", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: `ok`, `note` (works without) or `fail`, what was found, and what mends it."""
+    """The result of one check: `ok`, `note` (works anyway) or `fail`, the finding, and a fix if known."""
 
     verdict: Verdict
     model: str
@@ -35,7 +32,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Networks:
+class NetworkCache:
     """The ONNX files of a repository, each read once."""
 
     read: dict[Path, OnnxFile | str] = field(default_factory=dict)
@@ -44,13 +41,13 @@ class Networks:
         """Return the file, without its weights.
 
         Raises:
-            InvalidConfig: it cannot be served; with the reason that was given the first time.
+            InvalidConfig: it cannot be served.
         """
         if path not in self.read:
             try:
                 file = onnx_file.read(path)
                 onnx_file.check_external_data(file)
-                onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
+                onnx_runtimes.check_runtimes(file, onnx_runtimes.supported_runtimes())
                 onnx_file.check_with_onnx(path)
                 self.read[path] = replace(file, model=None)
             except onnx_file.InvalidOnnx as error:
@@ -63,12 +60,12 @@ class Networks:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A repository as a server sees it: the config file that it takes for each model, and what is in it."""
+    """A repository in one profile: the config file that a server uses for each model, and its content."""
 
     root: Path
     files: Mapping[str, str]
     documents: Mapping[str, Mapping[str, Any]]
-    networks: Networks
+    networks: NetworkCache
 
     def backend(self, model: str) -> str:
         """Return the name of the backend that runs `model`."""
@@ -88,10 +85,10 @@ class Profile:
         return self.networks.open(onnx_file.network_path(self.root / model / str(version), document))
 
     def config(self, model: str, version: int) -> ModelConfig:
-        """Return the config of a version, completed as the server completes it.
+        """Return the config of a version, completed like the server completes it.
 
         Raises:
-            InvalidConfig: what is needed of its network cannot be read.
+            InvalidConfig: its network is needed and cannot be read.
         """
         document = {"name": model, **self.documents[model], "backend": self.backend(model)}
         if document["backend"] == "onnxruntime":
@@ -99,28 +96,22 @@ class Profile:
         return ModelConfig.from_document(document, self.root / model, version)
 
 
-def digest(path: Path) -> str:
-    """Return a file's SHA-256, as the checksums of a version have it."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 Check = Callable[[Profile, str], Iterator[tuple[Verdict, str]]]
 
 
 def check(repository: Path) -> list[Finding]:
-    """Look at every model of a repository, in every profile.
+    """Check every model of a repository in every profile.
 
     Raises:
         OperationFailed: the package that reads ONNX files is not installed.
     """
     documents, findings = _read_configs(repository)
-    networks = Networks()
+    networks = NetworkCache()
     profiles = sorted({name for model in documents.values() for name in model})
     for name in profiles:
         profile = _profile(repository, documents, name, networks)
         for model in profile.documents:
-            findings += _look_at(profile, model)
+            findings += _check_model(profile, model)
     for folder in _version_folders(repository):
         findings += _version_folder(folder)
     findings += _hidden_folders(repository)
@@ -128,7 +119,7 @@ def check(repository: Path) -> list[Finding]:
 
 
 def count(repository: Path, findings: list[Finding]) -> str:
-    """Return the line of counts, such as `5 models, 9 versions: 2 notes, 0 failures`."""
+    """Return the counts as a line, such as `5 models, 9 versions: 2 notes, 0 failures`."""
     models, versions = len(_models(repository)), len(_version_folders(repository))
     notes, failures = (sum(each.verdict == verdict for each in findings) for verdict in ("note", "fail"))
     parts = [(models, "model"), (versions, "version"), (notes, "note"), (failures, "failure")]
@@ -150,7 +141,7 @@ def _version_folders(repository: Path) -> list[Path]:
 
 
 def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
-    """Return each model's configs by profile (the plain one is "") as far as they can be read."""
+    """Return each model's readable configs by profile; the plain config has the profile ""."""
     found: dict[str, dict[str, Any]] = {}
     findings: list[Finding] = []
     for folder in _models(repository):
@@ -164,14 +155,14 @@ def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Fin
                 continue
             name = document.get("name", folder.name)
             if name != folder.name:
-                text = f"name is '{name}', its folder is '{folder.name}'"
+                text = f"expected name '{folder.name}' like the folder, got '{name}'"
                 findings.append(Finding("fail", folder.name, what, text, f'name: "{folder.name}"'))
             found[folder.name]["" if path.parent == folder else path.stem] = document
     return found, findings
 
 
 def _profile(
-    root: Path, documents: Mapping[str, Mapping[str, Any]], name: str, networks: Networks
+    root: Path, documents: Mapping[str, Mapping[str, Any]], name: str, networks: NetworkCache
 ) -> Profile:
     taken = {model: name if name in found else "" for model, found in documents.items()}
     taken = {model: each for model, each in taken.items() if each in documents[model]}
@@ -183,16 +174,16 @@ def _profile(
     )
 
 
-def _look_at(profile: Profile, model: str) -> Iterator[Finding]:
-    """Make every check that is for this model; each yields what it found, or raises."""
-    for name, look in _checks(profile, model):
+def _check_model(profile: Profile, model: str) -> Iterator[Finding]:
+    """Run all checks for the kind of a model."""
+    for name, run in _checks(profile, model):
         what = f"{profile.files[model]}, {name}"
         try:
-            for verdict, found in look(profile, model):
+            for verdict, found in run(profile, model):
                 yield Finding(verdict, model, what, found)
         except (InvalidConfig, InvalidLabels, OSError) as error:
             yield Finding("fail", model, what, _line(error))
-        except (LookupError, ValueError) as error:  # what protobuf lets pass: a tensor or step without a name
+        except (LookupError, ValueError) as error:  # such as a tensor or step without a name
             found = f"the config is incomplete: {type(error).__name__}: {error}"
             yield Finding("fail", model, what, found)
 
@@ -210,10 +201,10 @@ def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
 def _versions(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
     served = profile.versions(model)
     if not served:
-        yield "fail", "no version of it would be served"
+        yield "fail", "no version would be served: version_policy selects none"
     for version in served:
         if not (profile.root / model / str(version)).is_dir():
-            yield "fail", f"version_policy serves version {version}, which is not there"
+            yield "fail", f"version_policy serves version {version}, which does not exist"
     yield "ok", f"serves {', '.join(map(str, served))}"
 
 
@@ -231,15 +222,20 @@ def _networks(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
         yield "ok", f"version {version}: {stamps}, fits its config"
         if file.custom_domains:
             domains = ", ".join(file.custom_domains)
-            yield "note", f"version {version} has operators of {domains}, which every server must be given"
+            yield (
+                "note",
+                f"version {version} has custom operators of {domains}; every server needs their library",
+            )
 
 
 def _ensemble(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
-    yield from _failures(ensembles.problems(profile, model), "its steps are pinned, served, and line up")
+    yield from _failures(
+        ensembles.problems(profile, model), "its steps are pinned and served, and their tensors fit"
+    )
 
 
 def _fused(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
-    yield from _failures(ensembles.fused_problems(profile, model), "its parts are there, and line up")
+    yield from _failures(ensembles.fused_problems(profile, model), "its parts exist, and their tensors fit")
 
 
 def _failures(problems: Iterator[str], otherwise: str) -> Iterator[tuple[Verdict, str]]:
@@ -249,7 +245,7 @@ def _failures(problems: Iterator[str], otherwise: str) -> Iterator[tuple[Verdict
 
 def _preprocess(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
     settings = PreprocessSettings.from_config(profile.config(model, 1))
-    yield "ok", f"gives {settings.transform.height_px}x{settings.transform.width_px} px"
+    yield "ok", f"returns images of {settings.transform.height_px}x{settings.transform.width_px} px"
 
 
 def _route(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
@@ -263,7 +259,10 @@ def _route(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
     for target in table.route.targets():
         served = profile.versions(target.model) if target.model in profile.documents else [target.version]
         if target.version not in served:
-            yield "fail", f"'{target.name}' names version {target.version} of '{target.model}': not served"
+            yield (
+                "fail",
+                f"'{target.name}' names version {target.version} of '{target.model}', which is not served",
+            )
     yield "ok", f"{path.name}: {len(table.route.variants)} variants"
 
 
@@ -276,14 +275,16 @@ def _labels(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
         if not name:
             continue
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise InvalidLabels(f"'{name}' leaves the model's folder, which Triton refuses from 26.02 on")
+            raise InvalidLabels(
+                f"label file '{name}' is outside the model's folder, which Triton 26.02 and later refuses"
+            )
         if (folder / name).is_symlink():
-            raise InvalidLabels(f"'{name}' is a link; it must be a file of the model's own")
+            raise InvalidLabels(f"label file '{name}' is a link; fix: replace it by a copy of its target")
         labels = check_count(folder / name, outputs[entry["name"]])
         yield "ok", f"{name} has {labels} labels for output '{entry['name']}'"
 
 
-# By backend; any other is left alone.
+# By backend; other backends are not checked.
 CHECKS: Mapping[str, Check] = {
     "onnxruntime": _networks,
     "ensemble": _ensemble,
@@ -295,51 +296,29 @@ CHECKS: Mapping[str, Check] = {
 
 def _hidden_folders(repository: Path) -> Iterator[Finding]:
     for path in repository.glob(".*/"):
-        found = "Triton takes it for a model when it is told to load all"
-        yield Finding("note", path.name, "hidden folder", found, "keep the models in a folder of their own")
+        found = "Triton takes a hidden folder for a model when it loads all models"
+        yield Finding("note", path.name, "hidden folder", found, "move the folder out of the repository")
 
 
 def _version_folder(folder: Path) -> Iterator[Finding]:
-    """Say whether git would keep the folder, and whether its files are those that were published."""
+    """Check that git would keep the folder, and that its files are unchanged since publication."""
     model, what = folder.parent.name, f"version {folder.name}"
     if not any(folder.iterdir()):
-        found = "the folder is empty: git, and so every clone, would lose it"
+        found = "the folder is empty, and git does not store empty folders"
         yield Finding("note", model, what, found, f"touch {folder}/.gitkeep")
         return
-    files = _files(folder)
-    if SUMS not in files:
+    files = listed_files(folder)
+    if CHECKSUMS not in files:
         if files:
-            yield Finding("note", model, what, f"not published by nereid: no {SUMS}")
+            yield Finding("note", model, what, f"not published by nereid: no {CHECKSUMS}")
         return
-    problems = list(_unlike_published(folder, files))
+    problems = list(changes_since_publication(folder))
     for found in problems:
-        yield Finding("fail", model, what, found, "versions are immutable: publish a new one")
+        yield Finding(
+            "fail", model, what, found, "versions are immutable; publish a new one with nereid publish"
+        )
     if not problems:
-        yield Finding("ok", model, what, f"as published: {len(files) - 1} files")
-
-
-def _files(folder: Path) -> set[str]:
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
-    return {str(path) for path in paths if not path.parts[0].startswith(NO_PART)}
-
-
-def _unlike_published(folder: Path, files: set[str]) -> Iterator[str]:
-    listed = {}
-    lines = (folder / SUMS).read_text(errors="replace").splitlines()
-    for line in (line for line in lines if line.strip() and not line.startswith("#")):
-        sha256, _, name = line.partition(" ")
-        listed[name[1:]] = sha256
-        # The second character is sha256sum's mark of a binary file, or a space.
-        if len(sha256) != 64 or name[:1] not in (" ", "*"):
-            yield f"{SUMS}: '{line}' is no line of sha256sum"
-            return
-    for name in sorted(files - listed.keys() - {SUMS}):
-        yield f"'{name}' is not listed in {SUMS}: added later"
-    for name, sha256 in listed.items():
-        if name not in files:
-            yield f"'{name}' is listed in {SUMS}, but not there"
-        elif digest(folder / name) != sha256:
-            yield f"'{name}' has another SHA-256 than in {SUMS}: changed"
+        yield Finding("ok", model, what, f"unchanged since publication: {len(files) - 1} files")
 
 
 def _line(error: Exception) -> str:

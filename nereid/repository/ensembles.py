@@ -1,4 +1,4 @@
-"""Whether the models that stand for several others, ensembles and fused ones, fit what they are made of."""
+"""Checks that ensembles and fused models fit the models that they consist of."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,17 +8,19 @@ from typing import Any, Protocol
 from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, dims_fit, read_pbtxt
 from nereid.serving_errors import InvalidConfig
 
+ITS_INPUT = "its input"
+
 
 class Models(Protocol):
-    """The models of a repository as one profile serves them."""
+    """The models of a repository in one profile."""
 
     @property
     def root(self) -> Path:
-        """Its folder."""
+        """Return the folder of the repository."""
 
     @property
     def documents(self) -> Mapping[str, Mapping[str, Any]]:
-        """The configs that could be read, by model."""
+        """Return the readable configs by model."""
 
     def versions(self, model: str) -> list[int]:
         """Return the versions that are served."""
@@ -32,18 +34,18 @@ class Models(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What passes between steps: Triton's datatype, and dims with the batch's first, if there is one."""
+    """A tensor between steps: Triton's datatype, and dims that begin with the batch if there is one."""
 
     datatype: str
     dims: tuple[int, ...]
 
     @classmethod
     def of(cls, tensor: TensorSpec, max_batch_size: int) -> "Tensor":
-        """Return what a model with this `max_batch_size` takes or gives."""
+        """Return the tensor of a model with this `max_batch_size`."""
         return cls(tensor.datatype, (-1, *tensor.dims) if max_batch_size else tensor.dims)
 
     def fits(self, other: "Tensor") -> bool:
-        """Tell whether one can be the other; a dim of -1 is any."""
+        """Return whether the tensors fit each other; a dim of -1 fits any size."""
         return self.datatype == other.datatype and dims_fit(self.dims, other.dims)
 
     def __str__(self) -> str:
@@ -52,27 +54,27 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What the steps of an ensemble give, by name, and what they take: who, its name, and what it must be."""
+    """The tensors that an ensemble's steps provide, by name, and need: user, name and expected tensor."""
 
-    given: dict[str, Tensor]
-    taken: list[tuple[str, str, Tensor]]
+    provided: dict[str, Tensor]
+    needed: list[tuple[str, str, Tensor]]
 
     def mismatches(self) -> Iterator[str]:
-        """Say what is taken that nothing gives, or that is something else."""
-        for who, name, wanted in self.taken:
-            if name not in self.given:
-                yield f"{who} needs '{name}', which nothing gives"
-            elif not wanted.fits(self.given[name]):
-                yield f"{who} needs '{name}' {wanted}, what is given is {self.given[name]}"
+        """Yield the needed tensors that are missing or do not fit."""
+        for user, name, wanted in self.needed:
+            if name not in self.provided:
+                yield f"{user} needs tensor '{name}', which no step provides"
+            elif not wanted.fits(self.provided[name]):
+                yield f"{user} needs tensor '{name}': expected {wanted}, got {self.provided[name]}"
 
 
 def problems(models: Models, name: str) -> Iterator[str]:
-    """Say what of the ensemble `name` a server would refuse, or answer wrong."""
+    """Yield the problems of the ensemble `name` that prevent a load, or give wrong outputs."""
     steps = models.documents[name]["ensemble_scheduling"].get("step", ())
     if not steps:
-        yield "has no steps"
-    if way := _way_back(models, name):
-        yield f"its steps lead back to it: {', '.join(way)}"
+        yield "expected steps in ensemble_scheduling, got none"
+    if cycle := _cycle(models, name):
+        yield f"its steps form a cycle: {', '.join(cycle)}"
     ensemble = models.config(name, 1)
     size = ensemble.max_batch_size
     flow = Flow({each.name: Tensor.of(each, size) for each in ensemble.inputs}, [])
@@ -81,13 +83,13 @@ def problems(models: Models, name: str) -> Iterator[str]:
         yield from refused
         if not refused and step["model_name"] in models.documents:
             yield from _step_problems(models, step, size, flow)
-    who = "the ensemble's output"
-    flow.taken.extend((who, each.name, Tensor.of(each, size)) for each in ensemble.outputs)
+    user = "the ensemble's output"
+    flow.needed.extend((user, each.name, Tensor.of(each, size)) for each in ensemble.outputs)
     yield from flow.mismatches()
 
 
-def _way_back(models: Models, name: str) -> list[str]:
-    """Return the models that lead from an ensemble to itself, by way of others; empty if none do."""
+def _cycle(models: Models, name: str) -> list[str]:
+    """Return the models of a cycle from an ensemble through others to itself; empty if there is none."""
     ways, seen = [[name]], {name}
     for way in ways:
         steps = models.documents.get(way[-1], {}).get("ensemble_scheduling", {}).get("step", ())
@@ -100,31 +102,31 @@ def _way_back(models: Models, name: str) -> list[str]:
 
 
 def _step_problems(models: Models, step: Mapping[str, Any], size: int, flow: Flow) -> Iterator[str]:
-    """Say what of a step is wrong, and add what it gives and takes to `flow`."""
+    """Yield the problems of a step, and add its tensors to `flow`."""
     who = f"step '{step['model_name']}'"
     try:
         config = models.config(step["model_name"], int(step["model_version"]))
-    except InvalidConfig:  # told where the model itself is checked
+    except InvalidConfig:  # reported by the check of the model itself
         return
     yield from _unmapped(who, step, config)
     if config.max_batch_size < size:
-        yield f"{who} takes batches of {config.max_batch_size}, the ensemble of {size}"
+        yield f"{who}: expected max_batch_size {size} or more, like the ensemble, got {config.max_batch_size}"
     outputs = _mapped(step.get("output_map", {}), config.outputs, config.max_batch_size)
-    for tensor in outputs.keys() & flow.given.keys():
-        yield f"'{tensor}' is given twice, once by {who}"
-    flow.given.update(outputs)
+    for tensor in outputs.keys() & flow.provided.keys():
+        yield f"tensor '{tensor}' is provided twice, once by {who}"
+    flow.provided.update(outputs)
     inputs = _mapped(step.get("input_map", {}), config.inputs, config.max_batch_size)
-    flow.taken.extend((who, tensor, wanted) for tensor, wanted in inputs.items())
+    flow.needed.extend((who, tensor, wanted) for tensor, wanted in inputs.items())
 
 
 def _unservable(models: Models, name: str, step: Mapping[str, Any]) -> Iterator[str]:
     model, version = step["model_name"], int(step.get("model_version", -1))
     if model == name or not (models.root / model).is_dir():
-        yield f"step '{model}' is {'the ensemble itself' if model == name else 'not there'}"
+        yield f"step '{model}' {'is the ensemble itself' if model == name else 'does not exist'}"
     elif version < 1:
-        yield f"step '{model}' must be pinned to a version, got {version}"
+        yield f"step '{model}' must be pinned: expected model_version 1 or more, got {version}"
     elif not (models.root / model / str(version)).is_dir():
-        yield f"step '{model}' is pinned to version {version}, which is not there"
+        yield f"step '{model}' is pinned to version {version}, which does not exist"
     elif model in models.documents and version not in models.versions(model):
         yield f"step '{model}' is pinned to version {version}, which its version_policy does not serve"
 
@@ -136,7 +138,7 @@ def _unmapped(who: str, step: Mapping[str, Any], config: ModelConfig) -> Iterato
             yield f"{who} has no {side} '{key}', it has: {', '.join(sorted(names))}"
     optional = {tensor.name for tensor in config.inputs if tensor.is_optional}
     for key in sorted({each.name for each in config.inputs} - optional - step.get("input_map", {}).keys()):
-        yield f"{who} needs input '{key}', which its input_map does not give"
+        yield f"{who} needs input '{key}', which is not in its input_map"
 
 
 def _mapped(
@@ -147,10 +149,10 @@ def _mapped(
 
 
 def fused_problems(models: Models, name: str) -> Iterator[str]:
-    """Say what of the fused model `name` would fail its load, or be another model than the ensemble.
+    """Yield the problems of the fused model `name` that prevent a load, or differ from the ensemble.
 
     Raises:
-        InvalidConfig: a parameter is wrong, or a part is missing.
+        InvalidConfig: a parameter is invalid, or a part is missing.
     """
     config = models.config(name, 1)
     parts = config.settings(FusedSettings)
@@ -159,39 +161,39 @@ def fused_problems(models: Models, name: str) -> Iterator[str]:
         (parts.network, parts.network_version),
     ):
         config.sibling(model, version)
-        if model not in models.documents:  # told where the model itself is checked
+        if model not in models.documents:  # reported by the check of the model itself
             return
     preprocess = models.config(parts.preprocess, parts.preprocess_version)
     network = models.config(parts.network, parts.network_version)
     models.network(parts.network, parts.network_version)
     for who, wanted, given in (
-        (f"network '{parts.network}' takes", network.inputs, preprocess.outputs),
-        ("it answers", config.outputs, network.outputs),
-        ("it takes", config.inputs, preprocess.inputs),
+        (f"the input of network '{parts.network}'", network.inputs, preprocess.outputs),
+        ("its output", config.outputs, network.outputs),
+        (ITS_INPUT, config.inputs, preprocess.inputs),
     ):
         yield from _differences(who, wanted, given)
-    yield from _not_the_ensemble(models.root / name / "config.pbtxt", parts)
+    yield from _differs_from_ensemble(models.root / name / "config.pbtxt", parts)
 
 
 def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSpec, ...]) -> Iterator[str]:
-    """Compare one tensor with another; only the name of what it takes counts."""
+    """Compare one tensor with another; names are compared for the model's input only."""
     if len(wanted) != 1 or not given:
-        yield f"{who} {len(wanted)} tensors, expected one"
+        yield f"{who}: expected one tensor, got {len(wanted)}"
         return
     ours, theirs = (
         f"{each.datatype.removeprefix('TYPE_')} {list(each.dims)}" for each in (wanted[0], given[0])
     )
-    if who == "it takes":
+    if who == ITS_INPUT:
         ours, theirs = f"'{wanted[0].name}' {ours}", f"'{given[0].name}' {theirs}"
     if ours != theirs:
-        yield f"{who} {ours}, what is given is {theirs}"
+        yield f"{who}: expected {theirs}, got {ours}"
 
 
-def _not_the_ensemble(plain: Path, parts: FusedSettings) -> Iterator[str]:
+def _differs_from_ensemble(plain: Path, parts: FusedSettings) -> Iterator[str]:
     document = read_pbtxt(plain) if plain.exists() else {}
     steps = document.get("ensemble_scheduling", {}).get("step", ())
     expected = {(step["model_name"], int(step.get("model_version", -1))) for step in steps}
     named = {(parts.preprocess, parts.preprocess_version), (parts.network, parts.network_version)}
     for model, version in sorted(expected - named) if steps else ():
         got = ", ".join(f"version {each} of '{other}'" for other, each in sorted(named - expected))
-        yield f"config.pbtxt has version {version} of '{model}' as a step, this names {got}"
+        yield f"expected version {version} of '{model}', a step of config.pbtxt, got {got}"

@@ -1,4 +1,4 @@
-"""A model's label file: one line per class of the output that it is for."""
+"""Label files of models: one line per class of an output."""
 
 from math import prod
 from pathlib import Path
@@ -8,19 +8,21 @@ from nereid.errors import OperationFailed
 
 
 class InvalidLabels(OperationFailed):
-    """The labels are not those of the output; the message says why."""
+    """The labels do not fit the output; the message has the reason."""
 
 
 def check_count(labels: Path, output: TensorSpec) -> int:
-    """Count the lines of a label file against the elements of an output; returns the count.
+    """Check that a label file has one line per class of an output; return the number of lines.
 
     Raises:
-        InvalidLabels: they are not as many, or the file cannot be read.
+        InvalidLabels: the numbers differ, or the file cannot be read.
     """
     try:
         count = len(labels.read_text().removesuffix("\n").split("\n"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidLabels(f"cannot read the labels '{labels}': {error}") from None
+        raise InvalidLabels(f"cannot read label file '{labels}': {error}") from None
     if -1 not in output.dims and count != (classes := prod(output.dims)):
-        raise InvalidLabels(f"{labels.name} has {count} labels, output '{output.name}' has {classes} classes")
+        raise InvalidLabels(
+            f"{labels.name}: expected {classes} labels for the classes of output '{output.name}', got {count}"
+        )
     return count

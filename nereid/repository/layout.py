@@ -1,4 +1,4 @@
-"""What a model repository serves in one profile, read from its config files."""
+"""The configs, versions, pinned models and threads of a model repository in one profile."""
 
 import contextlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Documents = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """How many threads the CPU instances of one model run their network with, each."""
+    """The CPU instances of a model, and the threads of each."""
 
     model: str
     instances: int
@@ -29,16 +29,16 @@ class Threads:
 
 
 def configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
-    """Return each model's config in `profile`, or the plain one; empty where Triton writes it itself.
+    """Return each model's config in `profile`, or the plain one; empty if Triton completes it.
 
     Raises:
-        InvalidConfig: a file is no ModelConfig.
+        InvalidConfig: a file is not a ModelConfig.
     """
     return {folder.name: _config(folder, profile) for folder in _folders(repository)}
 
 
 def readable_configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
-    """Return each model's config in `profile`, but for those that cannot be read."""
+    """Return each model's config in `profile`, without those that cannot be read."""
     found = {}
     for folder in _folders(repository):
         with contextlib.suppress(InvalidConfig, OSError):
@@ -57,10 +57,10 @@ def _config(folder: Path, profile: str) -> dict[str, Any]:
 
 
 def hidden_models(repository: Path, profile: str) -> set[str]:
-    """Return the models that only ensembles use which are no ensembles in `profile`.
+    """Return the models that are used only by ensembles which `profile` replaces by other models.
 
     Raises:
-        InvalidConfig: a file is no ModelConfig.
+        InvalidConfig: a file is not a ModelConfig.
     """
     plain, served = configs(repository), configs(repository, profile)
     replaced = {name for name in plain if _steps(plain[name]) and not _steps(served[name])}
@@ -68,10 +68,12 @@ def hidden_models(repository: Path, profile: str) -> set[str]:
 
 
 def served_versions(folder: Path, document: Mapping[str, Any], without: int = 0) -> list[int]:
-    """Return the versions that a model's config asks to be served, ascending; those named need not exist.
+    """Return the versions that a model's config serves, ascending; named versions need not exist.
 
     Args:
-        without: a version that is taken for one that is not there.
+        folder: of the model.
+        document: the model's config.
+        without: a version that is ignored.
     """
     policy = document.get("version_policy", {})
     if "specific" in policy:
@@ -93,10 +95,7 @@ def config_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What a pinned model stands for: one version of a network, and of the preprocessing in front of it.
-
-    Without preprocessing, that is empty.
-    """
+    """A pinned model, with its versions of a network and a preprocessing; "" and 0 without preprocessing."""
 
     model: str
     network: str
@@ -106,16 +105,12 @@ class Pin:
 
 
 def pins(repository: Path, documents: Documents) -> list[Pin]:
-    """Return the pinned models: ensembles with one step on ONNX Runtime, and fused models.
-
-    Args:
-        documents: the configs of all models, by name.
-    """
+    """Return the pinned models: ensembles with one step on ONNX Runtime, and fused models."""
     return [pin for name in documents if (pin := _pin(repository, name, documents))]
 
 
 def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return the models and versions that a pinned model runs, in their order; -1 is no version."""
+    """Return the models and versions that a pinned model runs, in their order; version -1 if unpinned."""
     if document.get("backend") == "fused":
         given = {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
         parts = [
@@ -139,7 +134,7 @@ def thread_budget(repository: Path, profile: str) -> list[Threads]:
     """Return the threads of every model of `profile` that runs a network on the CPU.
 
     Raises:
-        InvalidConfig: a file is no ModelConfig, or names what is not there.
+        InvalidConfig: a file is not a ModelConfig, or names a model that does not exist.
     """
     hidden = hidden_models(repository, profile)
     found = []
@@ -159,7 +154,7 @@ def thread_budget(repository: Path, profile: str) -> list[Threads]:
 
 
 def describe_threads(budget: list[Threads]) -> tuple[str, bool]:
-    """Return one line about the sum over all models, and whether it fits the cores."""
+    """Return a line with the sum over all models, and whether it fits the cores."""
     total, cores = sum(each.instances * each.threads for each in budget), available_cores()
     parts = ", ".join(map(str, budget)) or "none"
     text = f"{total} network threads on {cores} cores ({parts})"
@@ -169,7 +164,7 @@ def describe_threads(budget: list[Threads]) -> tuple[str, bool]:
 
 
 def backend_of(folder: Path, document: Mapping[str, Any]) -> str:
-    """Return the backend that runs the model: Triton finds ONNX Runtime's by the name of the file."""
+    """Return the backend of a model; without an entry, Triton selects ONNX Runtime by the file's name."""
     if document.get("backend"):
         return str(document["backend"])
     is_onnx = document.get("platform") == "onnxruntime_onnx" or any(folder.glob("*/model.onnx"))

@@ -1,9 +1,9 @@
-"""What an ONNX file says of itself, read without running it, and which of the two supported_runtimes can run that."""
+"""ONNX files, read without running them: signature, opsets, external data and damage."""
 
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,38 +11,19 @@ from typing import Any
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.inference.session_options import BackendSettings
 from nereid.inference.signature import NetworkTensor, Signature, complete, needs_completion
+from nereid.repository.onnx_graph import custom_domains, is_external, names, tensors
 
-INSTALL = "pip install -e '.[publish]'"
-# The newest operator set and IR version that each minor release of ONNX Runtime 1.x opens.
-# Source: measured 2026-11-21 with the wheels of 1.24.4, 1.25.1, 1.26.0 to 1.30.0 and 1.31.1: a Relu of every
-# opset and IR version was opened.
-CAPABILITIES = {24: (25, 13), **dict.fromkeys(range(25, 32), (26, 13))}
-# Source: triton-inference-server/server, pull 8918 (2026-08-05, for 26.08) sets 1.28, and pull 8966
-# (2026-09-11, for 26.09) replaces 1.28.0. The image itself was not opened.
-CONTAINER, CONTAINER_MINOR = "the container 26.08", 28
-# Source: ONNX Runtime, docs/Versioning.md: opset 7 is the oldest that is supported.
-OLDEST_OPSET = 7
+INSTALL = "pip install 'nereid-serving[publish]'"
 DEFAULT_MAX_BATCH_SIZE = BackendSettings().default_max_batch_size
-# Domains whose operators every ONNX Runtime brings along.
-BUILT_IN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
 
 
 class InvalidOnnx(OperationFailed):
-    """The file is no ONNX network, or not one that can be served; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """A server that is to run the network, and the newest opset and IR version it opens."""
-
-    name: str
-    opset: int
-    ir_version: int
+    """The file is not an ONNX network, or cannot be served; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalData:
-    """A piece of another file that holds the values of one tensor; `length` -1: to the end of the file."""
+    """The part of another file with the values of one tensor; `length` -1 is up to the end of the file."""
 
     tensor: str
     location: str
@@ -54,7 +35,7 @@ class ExternalData:
 class OnnxFile:
     """An ONNX file: `opsets` by domain, `external` its values in other files, `model` the ModelProto.
 
-    `custom_domains` are those of operators that ONNX Runtime does not bring along.
+    `custom_domains` are the domains of operators that ONNX Runtime does not include.
     """
 
     path: Path
@@ -69,38 +50,21 @@ class OnnxFile:
 
     @property
     def opset(self) -> int:
-        """The version of the standard operators."""
+        """Return the version of the standard operators."""
         return self.opsets.get("", 0)
 
 
-def supported_runtimes() -> tuple[Runtime, Runtime]:
-    """Return the embedded server, which runs the installed ONNX Runtime, and the container."""
-    import onnxruntime
-
-    installed = int(onnxruntime.__version__.split(".")[1])
-    return (
-        _home("the embedded server", installed),
-        _home(CONTAINER, CONTAINER_MINOR),
-    )
-
-
-def _home(name: str, minor: int) -> Runtime:
-    # A release that is newer than the table runs at least what the last one in it does.
-    return Runtime(f"{name} (ONNX Runtime 1.{minor})", *CAPABILITIES[max(24, min(minor, max(CAPABILITIES)))])
-
-
 def network_path(folder: Path, document: Mapping[str, Any]) -> Path:
-    """Return where the network of a version folder lies, as the config `document` has it."""
+    """Return the path of the network in a version folder, for a model's config."""
     path = folder / (document.get("default_model_filename") or "model.onnx")
     return path / "model.onnx" if path.is_dir() else path
 
 
 def read(path: Path) -> OnnxFile:
-    """Read the ONNX file at `path`; values in other files are not.
+    """Read the ONNX file at `path` without values in other files.
 
     Raises:
-        InvalidOnnx: it is empty, truncated, no ONNX, or has an input or output that is no tensor, or what no
-            network has, such as a name that is no text.
+        InvalidOnnx: the file is empty, truncated, damaged or not ONNX, or an input or output is not a tensor.
         OperationFailed: the `onnx` package is not installed.
     """
     onnx = _library()
@@ -108,7 +72,7 @@ def read(path: Path) -> OnnxFile:
         content = path.read_bytes()
     except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
         raise InvalidOnnx(f"cannot read '{path}': {getattr(error, 'strerror', error)}") from None
-    with _blamed(path):
+    with _reported_as_damage(path):
         model = _parse(onnx, path, content)
         _check_text(path, model)
         for tensor in tensors(model):
@@ -121,19 +85,20 @@ def read(path: Path) -> OnnxFile:
             opsets={_domain(each): each.version for each in model.opset_import},
             signature=_signature(onnx, model.graph),
             external=tuple(external_data(path, each) for each in tensors(model) if is_external(each)),
-            custom_domains=_custom_domains(model),
+            custom_domains=custom_domains(model),
             model=model,
         )
 
 
 def complete_document(document: dict[str, Any], signature: Callable[[], Signature]) -> None:
-    """Fill in what a config leaves to be read from the network, as the server does; `name` must be there.
+    """Complete a config from the network like the server does; `name` must be present.
 
     Args:
-        signature: asked only if something is missing.
+        document: the config, which is changed.
+        signature: returns the network's signature; called only if an entry is missing.
 
     Raises:
-        InvalidConfig: it asks for batches, which the network cannot do.
+        InvalidConfig: the config has batches, which the network does not support.
     """
     document.setdefault("max_batch_size", 0)
     if needs_completion(document):
@@ -141,10 +106,10 @@ def complete_document(document: dict[str, Any], signature: Callable[[], Signatur
 
 
 def check_external_data(file: OnnxFile) -> int:
-    """Check that values in other files are beside the network and complete; returns the bytes of those files.
+    """Check that values in other files are next to the network and complete; return the files' bytes.
 
     Raises:
-        InvalidOnnx: a file is elsewhere, missing, or shorter than the network says.
+        InvalidOnnx: a file is outside the folder, missing, or too short.
     """
     folder = file.path.resolve().parent
     sizes = {each.location: _external_size(folder, each) for each in file.external}
@@ -152,17 +117,17 @@ def check_external_data(file: OnnxFile) -> int:
         end = each.offset + max(0, each.length)
         if sizes[each.location] < end:
             raise InvalidOnnx(
-                f"'{each.location}' must hold {end:,} bytes for tensor '{each.tensor}', "
-                f"it has {sizes[each.location]:,}: truncated?"
+                f"'{each.location}': expected {end:,} bytes for tensor '{each.tensor}', "
+                f"got {sizes[each.location]:,}; fix: copy the file again"
             )
     return sum(sizes.values())
 
 
 def check_with_onnx(path: Path) -> None:
-    """Refuse what ONNX's own checker refuses, such as an operator that does not exist.
+    """Refuse a file that ONNX's own checker refuses, for example with an unknown operator.
 
     Raises:
-        InvalidOnnx: with the checker's words, on one line.
+        InvalidOnnx: with the checker's message on one line.
         OperationFailed: the `onnx` package is not installed.
     """
     _library()
@@ -172,54 +137,14 @@ def check_with_onnx(path: Path) -> None:
         onnx.checker.check_model(path)
     except Exception as error:  # its own class, and protobuf's
         words = " ".join(str(error).split())
-        raise InvalidOnnx(f"ONNX's checker refuses '{path.name}': {words}") from None
-
-
-def check_runtimes(file: OnnxFile, servers: Iterable[Runtime]) -> None:
-    """Check that every server can open a network of this opset and IR version.
-
-    Raises:
-        InvalidOnnx: naming what is too new or too old, and for which server.
-    """
-    if file.opset < OLDEST_OPSET:
-        found = f"opset {file.opset}" if file.opset else "no opset"
-        raise InvalidOnnx(f"'{file.path.name}' has {found}: ONNX Runtime runs opset {OLDEST_OPSET} and later")
-    problems = []
-    for what, has, field_name in (
-        ("opset", file.opset, "opset"),
-        ("IR version", file.ir_version, "ir_version"),
-    ):
-        limits = [(each.name, getattr(each, field_name)) for each in servers]
-        if short := [f"{name} takes {most} at most" for name, most in limits if has > most]:
-            least = min(most for _, most in limits)
-            problems.append(f"has {what} {has}, but {', '.join(short)}; export it with {what} {least}")
-    if problems:
-        raise InvalidOnnx(f"'{file.path.name}' {'; '.join(problems)}")
-
-
-def tensors(model: Any) -> Iterator[Any]:
-    """Yield every TensorProto of a ModelProto: weights and constants, also of subgraphs and functions."""
-    for graph in _graphs(model.graph):
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield sparse.values
-    for node in _nodes(model):
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-
-
-def is_external(tensor: Any) -> bool:
-    """Tell whether the values of a TensorProto lie in another file."""
-    return bool(tensor.data_location == 1)
+        raise InvalidOnnx(f"the ONNX checker refuses '{path.name}': {words}") from None
 
 
 def external_data(path: Path, tensor: Any) -> ExternalData:
-    """Return where the values of a TensorProto lie, of the ONNX file at `path`, if they are external.
+    """Return the place of an external tensor's values, for the ONNX file at `path`.
 
     Raises:
-        InvalidOnnx: it does not say so.
+        InvalidOnnx: the tensor does not name a valid place.
     """
     entries = {each.key: each.value for each in tensor.external_data}
     try:
@@ -227,15 +152,15 @@ def external_data(path: Path, tensor: Any) -> ExternalData:
     except ValueError:
         offset = -1
     if offset < 0 or not entries.get("location"):
-        raise InvalidOnnx(f"'{path.name}': tensor '{tensor.name}' does not say where its values lie")
+        raise InvalidOnnx(f"'{path.name}': external tensor '{tensor.name}' has no location of its values")
     return ExternalData(tensor.name, entries["location"], offset, length)
 
 
 def append_softmax(path: Path, output: str = "") -> str:
-    """Append a softmax over the last dim to an ONNX file's output; returns the output's new name.
+    """Append a softmax over the last dim to an ONNX file's output; return the output's new name.
 
     Raises:
-        WrongUsage: the file has several outputs, and `output` names none of them.
+        WrongUsage: the file has several outputs, and `output` is not one of them.
     """
     import onnx
     from onnx import helper
@@ -244,7 +169,7 @@ def append_softmax(path: Path, output: str = "") -> str:
     found = [each for each in model.graph.output if output in ("", each.name)]
     if len(found) != 1:
         names = ", ".join(each.name for each in model.graph.output)
-        raise WrongUsage(f"say with --output which one gives the scores: {names}")
+        raise WrongUsage(f"expected one output with scores, got: {names}; fix: name one with --output")
     (logits,) = found
     used = {name for node in model.graph.node for name in (*node.input, *node.output)}
     name = next(
@@ -257,7 +182,7 @@ def append_softmax(path: Path, output: str = "") -> str:
 
 
 def describe(tensor: NetworkTensor) -> str:
-    """Write a tensor as `FP32 [-1,3,224,224]`."""
+    """Return a tensor as text, such as `FP32 [-1,3,224,224]`."""
     return f"{tensor.provided.removeprefix('TYPE_')} [{','.join(map(str, tensor.shape))}]"
 
 
@@ -265,13 +190,13 @@ def _library() -> Any:
     try:
         import onnx
     except ImportError as error:
-        raise OperationFailed(f"reading ONNX files needs the package 'onnx' ({error}); {INSTALL}") from None
+        raise OperationFailed(f"ONNX files need the package 'onnx' ({error}); fix: {INSTALL}") from None
     return onnx
 
 
 @contextlib.contextmanager
-def _blamed(path: Path) -> Iterator[None]:
-    """Blame the file for what Python raises of its content."""
+def _reported_as_damage(path: Path) -> Iterator[None]:
+    """Report Python's errors about the content as damage of the file."""
     try:
         yield
     except (ValueError, OverflowError, OSError) as error:
@@ -288,36 +213,25 @@ def _parse(onnx: Any, path: Path, content: bytes) -> Any:
     try:
         model = onnx.ModelProto.FromString(content)
     except Exception:  # protobuf's implementations have different classes
-        hint = "a text file" if _is_text(content) else "truncated, or no ONNX file"
-        raise InvalidOnnx(f"'{path}' is no ONNX network ({len(content):,} bytes): {hint}") from None
+        kind = "a text file" if _is_text(content) else "a truncated or other file"
+        raise InvalidOnnx(
+            f"'{path}': expected an ONNX network, got {kind} of {len(content):,} bytes"
+        ) from None
     if not model.ir_version or not model.opset_import or not model.graph.node:
-        raise InvalidOnnx(f"'{path}' is no ONNX network: no IR version, opset or operators in it; truncated?")
+        raise InvalidOnnx(f"'{path}' is not a complete ONNX network: no IR version, opset or operators")
     return model
 
 
 def _check_element(onnx: Any, name: str, element: int) -> None:
     if element not in onnx.TensorProto.DataType.values():
-        raise InvalidOnnx(f"'{name}' of the network has element type {element}: no such")
+        raise InvalidOnnx(f"'{name}' of the network has an unknown element type, {element}")
 
 
 def _check_text(path: Path, model: Any) -> None:
-    """Refuse names that are not UTF-8, on which other readers break; protobuf gives them as bytes."""
-    for name in _names(model):
+    """Refuse names that are not UTF-8, which other readers cannot parse."""
+    for name in names(model):
         if isinstance(name, bytes):
-            raise InvalidOnnx(f"'{path}' is damaged, it has a name that is no UTF-8 text: {name!r}")
-
-
-def _names(model: Any) -> Iterator[Any]:
-    yield from (each.domain for each in (*model.opset_import, *model.functions))
-    for graph in _graphs(model.graph):
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            yield value.name
-            yield from (each.dim_param for each in value.type.tensor_type.shape.dim)
-    for tensor in tensors(model):
-        yield tensor.name
-        yield from (text for each in tensor.external_data for text in (each.key, each.value))
-    for node in _nodes(model):
-        yield from (node.op_type, node.domain, *node.input, *node.output)
+            raise InvalidOnnx(f"'{path}' is damaged: expected a name in UTF-8, got {name!r}")
 
 
 def _is_text(content: bytes) -> bool:
@@ -340,7 +254,7 @@ def _tensor(onnx: Any, value: Any) -> NetworkTensor:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         found = (kind or "none").removesuffix("_type")
-        raise InvalidOnnx(f"'{value.name}' of the network must be a tensor, got {found}")
+        raise InvalidOnnx(f"'{value.name}' of the network: expected a tensor, got {found}")
     declared = value.type.tensor_type
     _check_element(onnx, value.name, declared.elem_type)
     element = onnx.TensorProto.DataType.Name(declared.elem_type).lower()
@@ -350,39 +264,20 @@ def _tensor(onnx: Any, value: Any) -> NetworkTensor:
 
 def _external_size(folder: Path, data: ExternalData) -> int:
     """Return the size of the file; `folder` is resolved."""
-    where = f"tensor '{data.tensor}' lies in '{data.location}'"
+    where = f"values of tensor '{data.tensor}' are in '{data.location}'"
     if not data.location.isprintable():
-        raise InvalidOnnx(f"tensor '{data.tensor}' lies in {data.location!r}: no characters of a file name")
+        raise InvalidOnnx(
+            f"tensor '{data.tensor}': expected a file name for its values, got {data.location!r}"
+        )
     location = Path(data.location)
     if location.is_absolute() or ".." in location.parts:
-        raise InvalidOnnx(f"{where}: it must lie beside the network, save it with a plain file name")
+        raise InvalidOnnx(f"{where}, outside the network's folder; fix: save it with a plain file name")
     try:
         target = (folder / location).resolve()
         if not target.is_relative_to(folder):
-            raise InvalidOnnx(f"{where}, a link that leads out of the network's folder, to '{target}'")
+            raise InvalidOnnx(f"{where}, a link to '{target}' outside the folder; fix: copy the file")
         if not target.is_file():
-            raise InvalidOnnx(f"{where}, which is not there: it belongs to the network, copy it, too")
+            raise InvalidOnnx(f"{where}, which is missing; fix: copy that file next to the network")
         return target.stat().st_size
     except (OSError, RuntimeError) as error:  # a link to itself is a RuntimeError
         raise InvalidOnnx(f"{where}, which cannot be read: {getattr(error, 'strerror', error)}") from None
-
-
-def _custom_domains(model: Any) -> tuple[str, ...]:
-    known = BUILT_IN_DOMAINS | {function.domain for function in model.functions}
-    return tuple(sorted({node.domain for node in _nodes(model)} - known))
-
-
-def _nodes(model: Any) -> Iterator[Any]:
-    for graph in _graphs(model.graph):
-        yield from graph.node
-    for function in model.functions:
-        yield from function.node
-
-
-def _graphs(graph: Any) -> Iterator[Any]:
-    """Yield a graph and those within it, such as the branches of an If."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _graphs(inner)

@@ -1,1 +1,1 @@
-"""Reading and changing the route files of a repository."""
+"""Routes of a repository: reading, explanation, and changes."""

@@ -1,4 +1,4 @@
-"""Changes of a route: proposed, checked, written, kept in the history, and seen to be served."""
+"""Changes of a route: proposal, check, write, history, and confirmation by the server."""
 
 import contextlib
 import math
@@ -30,7 +30,7 @@ MAX_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a route is to be, its generation aside, and what the history says of it."""
+    """A new route without its generation, and a note for the history."""
 
     route: Route
     note: str
@@ -40,12 +40,12 @@ Propose = Callable[[RouteState], Proposal]
 
 
 class Superseded(OperationFailed):
-    """The change was written, and another one followed before the server had taken it."""
+    """The change was written, and another change followed before the server used it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A change that has been checked: from what is present to the new route, in use as `table`."""
+    """A checked change from the present state to the new route, which is served as `table`."""
 
     present: RouteState
     table: Table
@@ -53,20 +53,20 @@ class Plan:
 
     @property
     def route(self) -> Route:
-        """The new route, with its generation."""
+        """Return the new route, with its generation."""
         return self.table.route
 
     @property
     def is_needed(self) -> bool:
-        """Whether the new route says anything else than the present one."""
+        """Return whether the new route differs from the present one."""
         return self.present.differs_from(self.route)
 
 
 def read_weights(words: list[str]) -> dict[str, float]:
-    """Read `NAME=WEIGHT` words.
+    """Parse `NAME=WEIGHT` words.
 
     Raises:
-        WrongUsage: one is not that, or a name comes twice.
+        WrongUsage: a word has another form, or a name occurs twice.
     """
     weights: dict[str, float] = {}
     for word in words:
@@ -75,19 +75,19 @@ def read_weights(words: list[str]) -> dict[str, float]:
         if not name or not is_number or not math.isfinite(float(text)):
             raise WrongUsage(f"expected NAME=WEIGHT, such as v2=10, got '{word}'")
         if name in weights:
-            raise WrongUsage(f"'{name}' has two weights")
+            raise WrongUsage(f"expected one weight for each variant, got two for '{name}'")
         weights[name] = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
     return weights
 
 
 def reweighted(weights: Mapping[str, float]) -> Propose:
-    """Propose the present route with other weights."""
+    """Propose the present route with new weights."""
 
     def propose(present: RouteState) -> Proposal:
         route = present.route()
         known = [variant.name for variant in route.variants]
         if unknown := [name for name in weights if name not in known]:
-            raise WrongUsage(f"unknown variant '{unknown[0]}', known are: {', '.join(known)}")
+            raise WrongUsage(f"unknown variant '{unknown[0]}': expected one of {', '.join(known)}")
         document = msgspec.to_builtins(route)
         for variant in document["variants"]:
             variant["weight"] = weights.get(variant["name"], variant["weight"])
@@ -97,7 +97,7 @@ def reweighted(weights: Mapping[str, float]) -> Propose:
 
 
 def replaced(text: bytes, source: str) -> Propose:
-    """Propose the route that `text` from `source` is."""
+    """Propose the route in `text`, which was read from `source`."""
 
     def propose(present: RouteState) -> Proposal:
         try:
@@ -109,10 +109,10 @@ def replaced(text: bytes, source: str) -> Propose:
 
 
 def reverted(generation: int | None) -> Propose:
-    """Propose what the route was: in that generation, or before it became what it is (see `previous`).
+    """Propose the route of a generation, or the previous one (see `previous`).
 
-    Of several entries of one generation it is the newest that differs from the present file: a file that
-    was edited by hand has the number of the one before.
+    If a generation has several entries, the newest one that differs from the present file is used: a file
+    that was edited by hand keeps its number.
     """
 
     def propose(present: RouteState) -> Proposal:
@@ -127,34 +127,35 @@ def reverted(generation: int | None) -> Propose:
 
 
 def previous(present: RouteState) -> Route | None:
-    """Return the newest route of the history that differs from the file's, whatever the generations."""
+    """Return the newest route of the history that differs from the file's, apart from the generation."""
     return next((route for _, route in _former(present, None) if present.differs_from(route)), None)
 
 
 def _former(present: RouteState, generation: int | None) -> list[tuple[Entry, Route]]:
-    """Return what the route has been, newest first, in one generation or ever."""
+    """Return the former routes, newest first, of one generation or of all."""
     entries = [e for e in reversed(present.all_entries) if generation in (None, e.generation)]
     return [(entry, route) for entry in entries if (route := entry.parsed())]
 
 
 def _nothing_to_revert_to(present: RouteState, generation: int | None) -> str:
     if generation is None:
-        return f"'{present.path}' has been nothing else: there is nothing to revert to"
+        return f"cannot revert '{present.path}': its history has no other route"
     known = sorted({entry.generation for entry, _ in _former(present, None)})
-    return f"the history has no generation {generation}, known are: {', '.join(map(str, known)) or 'none'}"
+    generations = ", ".join(map(str, known)) or "none"
+    return f"cannot revert: the history has no generation {generation}, it has: {generations}"
 
 
 def plan(target: RouteLocation, propose: Propose) -> Plan:
-    """Work out a change, without a server and without writing anything.
+    """Check a change without a server, and without writing anything.
 
     Raises:
         WrongUsage: the proposal does not fit the route.
-        OperationFailed, InvalidConfig: the new route is wrong, or names what is not in the repository.
+        OperationFailed, InvalidConfig: the new route is invalid, or names models that do not exist.
         OSError: the file or its history cannot be read.
     """
     present = read_state(target)
     proposal = propose(present)
-    # Also above the history's: a file that was put in place by hand may have any number.
+    # The highest of all, as a file that was copied by hand may have any number.
     generation = max((entry.generation for entry in present.all_entries), default=0) + 1
     text = format_route(replace(proposal.route, generation=generation))
     return Plan(present, check(target, text), proposal.note)
@@ -167,50 +168,50 @@ def change(
     is_offline: bool = False,
     wait_s: float = SERVED_S,
 ) -> str:
-    """Change a route: check it, write it, record it, and wait until it is served; returns what was done.
+    """Check, write and record a change of a route, and wait until it is served; return a line about it.
 
-    Killed at any point, the file is whole: the old one, or the new one. Then the history may lack the new
-    one, and the next change adds it.
+    If the command is killed, the file has either the old or the new content. The history may then lack the
+    new content, and the next change adds it.
 
     Args:
         target: the route.
-        propose: tells what it is to be.
-        server: what has to be ready for it and to take it, if one runs.
-        is_offline: whether no server need run.
-        wait_s: how long to wait for the server.
+        propose: returns the new route for the present state.
+        server: the running server, which must have the models and use the route.
+        is_offline: whether a change without a running server is allowed.
+        wait_s: how long to wait until the server uses the route.
 
     Raises:
         WrongUsage: the proposal does not fit the route.
-        OperationFailed, InvalidConfig: it is wrong, no server runs, or that is not ready for it or has not
-            taken it.
+        OperationFailed, InvalidConfig: the route is invalid, no server runs, or the server lacks a model or
+            does not use the route.
         OSError: a file cannot be read or written.
     """
     if not (planned := plan(target, propose)).is_needed:
         return _nothing_to_change(target, planned.present, server)
     if server is None and not is_offline:
         raise OperationFailed(
-            f"no server of {target.config.folder.parent} runs; "
-            "fix: start one, or write without asking with --offline"
+            f"no server runs for repository '{target.config.folder.parent}'; "
+            "fix: nereid serve, or write the route with --offline"
         )
     with route_history.locked(target.history) as history:
-        # Once more: until now another change may have come between.
+        # Again under the lock, as another command may have changed the route.
         if not (planned := plan(target, propose)).is_needed:
             return _nothing_to_change(target, planned.present, server)
         if server:
             route_file.check_ready(planned.route, server.is_ready)
         _write(target, planned, history)
-    told = f"{target.name}: {describe(planned.route)}"
+    summary = f"{target.name}: {describe(planned.route)}"
     if server is None:
-        return f"{told}, written without asking a server"
-    return f"{told}, served after {_wait_served(target, planned.table, server, wait_s):.1f} s"
+        return f"{summary}, written without a server"
+    return f"{summary}, served after {_wait_served(target, planned.table, server, wait_s):.1f} s"
 
 
 def change_with_retry(
     target: RouteLocation, propose: Propose, server: Server | None, wait_s: float = SERVED_S
 ) -> str:
-    """Change a route, and once more if another change comes in between, which may have kept this one.
+    """Change a route, and try again if another change follows before the server uses this one.
 
-    The arguments, what is returned and what is raised are those of `change`; no server need run.
+    Arguments, result and errors are those of `change`; a server need not run.
     """
     for _ in range(MAX_ATTEMPTS - 1):
         with contextlib.suppress(Superseded):
@@ -219,8 +220,8 @@ def change_with_retry(
 
 
 def _nothing_to_change(target: RouteLocation, present: RouteState, server: Server | None) -> str:
-    told = f", {served_status(server, target.name, present.sha256)[0]}" if server else ""
-    return f"{target.name}: nothing to change, {describe(present.route())}{told}"
+    status = f", {served_status(server, target.name, present.sha256)[0]}" if server else ""
+    return f"{target.name}: nothing to change, {describe(present.route())}{status}"
 
 
 def _write(target: RouteLocation, planned: Plan, history: BinaryIO) -> None:
@@ -233,26 +234,26 @@ def _write(target: RouteLocation, planned: Plan, history: BinaryIO) -> None:
     try:
         json_lines.append(history, entry)
     except OSError as error:
-        raise OperationFailed(f"'{target.path}' is written, its history is not: {error.strerror}") from None
+        raise OperationFailed(f"wrote '{target.path}', but not its history: {error.strerror}") from None
 
 
 def _wait_served(target: RouteLocation, table: Table, server: Server, wait_s: float) -> float:
-    """Return after how many seconds the server served `table`."""
+    """Wait until the server uses `table`; return the seconds."""
     begin = time.monotonic()
     while True:
-        told, _ = served_status(server, target.name, table.sha256)
+        status, _ = served_status(server, target.name, table.sha256)
         passed_s = time.monotonic() - begin
-        if told == SERVED:
+        if status == SERVED:
             return passed_s
         if read_state(target).sha256 != table.sha256:
             raise Superseded(
-                f"'{target.path}' was written, generation {table.route.generation}, and then changed again"
+                f"wrote generation {table.route.generation} of '{target.path}', but another change followed"
             )
         if passed_s > wait_s:
             break
         time.sleep(POLL_S)
     generation = table.route.generation
     raise OperationFailed(
-        f"'{target.path}' is written, generation {generation}, but after {wait_s:g} s it is {told}; "
-        "fix: see the server's log for the reason"
+        f"wrote generation {generation} of '{target.path}', but after {wait_s:g} s it is {status}; "
+        "fix: see the reason in the server's log"
     )

@@ -1,4 +1,4 @@
-"""What is different between two routes: fields, and where sticky keys go."""
+"""Differences between two routes: fields, and the variants of sticky keys."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ ABSENT = "—"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field of a route: its path, such as `variants[v1].weight`, and what it was and is."""
+    """One field of a route: its path, such as `variants[v1].weight`, and its old and new value."""
 
     path: str
     old: str
@@ -24,7 +24,7 @@ class Difference:
 
 
 def differences(old: Route, new: Route) -> list[Difference]:
-    """Return the fields in which two routes differ, but for the generation; defaults count as written."""
+    """Return the fields in which two routes differ, without the generation; defaults count as written."""
     before, after = dict(_flat(old)), dict(_flat(new))
     paths = [*before, *(path for path in after if path not in before)]
     pairs = [(path, before.get(path, ABSENT), after.get(path, ABSENT)) for path in paths]
@@ -32,9 +32,9 @@ def differences(old: Route, new: Route) -> list[Difference]:
 
 
 def moves(old: Route, new: Route) -> dict[tuple[str, str], float]:
-    """Return the share of sticky keys that change their variant, by variant before and after.
+    """Return the shares of sticky keys that change their variant, by variant before and after.
 
-    That is counted for `SAMPLE_KEYS` keys, `key-0` and so on.
+    The shares are counted for `SAMPLE_KEYS` keys: `key-0`, `key-1` and so on.
     """
     keys = [f"key-{number}" for number in range(SAMPLE_KEYS)]
     pairs = Counter((assign(old, key).name, assign(new, key).name) for key in keys)
@@ -42,7 +42,7 @@ def moves(old: Route, new: Route) -> dict[tuple[str, str], float]:
 
 
 def describe_moves(moved: dict[tuple[str, str], float]) -> str:
-    """Say how many sticky keys move, and where to."""
+    """Return the moves of sticky keys as one line."""
     if not moved:
         return "no sticky key moves"
     total = f"{sum(moved.values()) * 100:.1f} % of sticky keys move: "
@@ -52,7 +52,7 @@ def describe_moves(moved: dict[tuple[str, str], float]) -> str:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of every field; variants and shadows go by their names."""
+    """Yield path and value of every field; variants and shadows are identified by their names."""
     if isinstance(value, Struct):
         for field in fields(value):
             if field.name != "generation":

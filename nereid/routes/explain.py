@@ -1,4 +1,4 @@
-"""Why a request gets the variant it gets, in words and numbers."""
+"""Explanation of the variant that a request gets, in words and numbers."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from nereid.server.command_line import ROUTE_HEADERS
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variant's claim to a sticky key: its hash value in (0, 1), its weight, and the score of both."""
+    """A variant's score for a sticky key, from its hash value in (0, 1) and its weight."""
 
     variant: str
     unit: float
@@ -33,11 +33,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Which variant a request gets, all being healthy, and why.
+    """The variant that a request gets if all variants are healthy, and the reason.
 
-    `variant` is empty where chance decides, then by `shares`. `candidates` are there if a sticky key
-    decides. `mirrored` has, by shadow, how likely the request is mirrored to it, 0 to 1; `ignored` the
-    headers that no route ever looks at.
+    Args:
+        variant: empty if chance decides, by `shares`.
+        candidates: scores of all variants, if a sticky key decides.
+        mirrored: probability that the request is mirrored, 0 to 1, by shadow.
+        ignored: the given headers that routes do not read.
     """
 
     variant: str
@@ -50,10 +52,10 @@ class Explanation:
 
 
 def explain(table: Table, parameters: Mapping[str, str]) -> Explanation:
-    """Explain what a request with these parameters or headers gets.
+    """Explain the variant for a request with these parameters or headers.
 
     Raises:
-        InvalidRequest: it asks for a variant or version that the route does not have.
+        InvalidRequest: the request names a variant or version that the route does not have.
     """
     choice = choose(table, parameters, unit=0.0)
     is_chance = choice.reason == "weight"
@@ -75,7 +77,7 @@ def _why(table: Table, choice: Choice, key: str) -> str:
     rules = " and ".join(f"{header} is one of {values}" for header, values in _rules(choice.variant))
     given = ", ".join(f"{name} {percent(share)}" for name, share in shares(table.route).items())
     return {
-        "variant": f"{name} serves because the request asks for variant '{name}'.",
+        "variant": f"{name} serves because the request names variant '{name}'.",
         "version": f"{name} serves because it is the first variant whose network has version {version}.",
         "header": f"{name} serves because its header rule is met: {rules}.",
         "route-key": f"{name} serves because it has the highest score of all variants for key {key!r}.",
@@ -100,7 +102,7 @@ def _mirrored(route: Route, variant: Variant | None, key: str) -> dict[str, floa
     salt = route.salts.shadows
     likely = {}
     for shadow in route.shadows:
-        # The server never mirrors a request to what has just answered it.
+        # The server never mirrors a request to the model that serves it.
         if variant and (shadow.model, shadow.version) == (variant.model, variant.version):
             likely[shadow.name] = 0.0
         else:

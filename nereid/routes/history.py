@@ -1,6 +1,6 @@
-"""The history of a route file: every content it had, one JSON line each, in a file beside it.
+"""History of a route file: every content it has had, as JSON lines in a file next to it.
 
-The history is also the lock of all that write the route file.
+The history is also the lock for changes of the route file.
 """
 
 import os
@@ -22,9 +22,9 @@ FIRST_SEEN, BY_HAND = "first seen", "edited by hand"
 
 
 class Entry(Struct, frozen=True):
-    """One content of the route file: since when, by whom, why, its SHA-256, and the whole of it.
+    """One content of the route file, with its time, user, reason and SHA-256.
 
-    `route` is JSON: the document, or a string with the file's text if that is no JSON at all.
+    `route` is JSON: the document, or a string with the file's text if the text is not JSON.
     """
 
     time: Annotated[datetime, Meta(tz=True)]
@@ -35,47 +35,47 @@ class Entry(Struct, frozen=True):
     route: Raw
 
     def parsed(self) -> Route | None:
-        """Return the route, or None if the file was none, which only an edit by hand can make it."""
+        """Return the route, None if the content was invalid, as after an edit by hand."""
         try:
             return parse_route(bytes(self.route))
         except InvalidConfig:
             return None
 
 
-def path_beside(route_file: Path) -> Path:
-    """Return where the history of a route file lies."""
+def path_of(route_file: Path) -> Path:
+    """Return the path of a route file's history."""
     return route_file.with_suffix(".history.jsonl")
 
 
 def read(path: Path) -> tuple[Entry, ...]:
-    """Return the entries, oldest first; lines that are damaged are left out."""
+    """Return the entries, oldest first, without damaged lines."""
     return json_lines.read(path, Entry)
 
 
-def locked(path: Path, wait_s: float = files.LOCK_TIMEOUT_S) -> AbstractContextManager[BinaryIO]:
-    """Open the history for `json_lines.append`; inside, nobody else writes it or the route file.
+def locked(path: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> AbstractContextManager[BinaryIO]:
+    """Open the history for `json_lines.append` under its lock, which is also that of the route file.
 
     Raises:
-        OperationFailed: another one has been writing for `wait_s`.
+        OperationFailed: another process held the lock for `timeout_s`.
         OSError: the history cannot be written.
     """
-    return files.locked_file(path, "nereid route", wait_s)
+    return files.locked_file(path, "nereid route", timeout_s)
 
 
 def make_entry(text: bytes, note: str, generation: int, when: datetime, user_id: int) -> Entry:
-    """Describe the content `text` of a route file."""
+    """Return the entry for the content `text` of a route file."""
     return Entry(
         when, json_lines.user_name(user_id), generation, sha256(text).hexdigest(), note, _document(text)
     )
 
 
 def unrecorded(entries: Sequence[Entry], text: bytes, status: os.stat_result) -> Entry | None:
-    """Return the entry that is missing for the file's present content, if it is not the last one's.
+    """Return the entry that the history lacks for the file's content; None if the last entry has it.
 
     Args:
         entries: the history.
-        text: what the file holds.
-        status: of the file: its owner and time stand for who wrote it, and when.
+        text: the file's content.
+        status: the file's status; its owner and time become those of the entry.
     """
     if entries and entries[-1].sha256 == sha256(text).hexdigest():
         return None

@@ -1,4 +1,4 @@
-"""What a running server tells about its routes: what is ready, which route file it serves, its breakers."""
+"""The routes of a running server: ready models, the route file in use, and circuit breakers."""
 
 import http.client
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ BREAKER_STATES = {0: "closed", 1: "half-open", 2: "open"}
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the server serves a route by: the files' SHA-256, one if all instances of the route agree.
+    """The SHA-256 of the route files in use (one if all instances agree), and the states of the breakers.
 
-    `breakers` are those of the variants that have been asked, by variant and version of the network; where
-    instances differ, the one that is open most.
+    `breakers` contains the variants that received requests, by variant and version of the network. If
+    instances differ, the most open state counts.
     """
 
     sha256s: frozenset[str]
@@ -27,19 +27,19 @@ class Served:
 
 
 class Server(Protocol):
-    """What a change of a route needs of a server."""
+    """The part of a server that a change of a route needs."""
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Tell whether a version of a model can be called."""
+        """Return whether a version of a model accepts requests."""
 
     def served(self, route: str) -> Served:
-        """Tell what the server serves the route by."""
+        """Return the route files and breakers that the server uses for a route."""
 
 
 class RunningServer:
-    """A server on this machine, asked through gRPC and its metrics page.
+    """A server on this machine, read through gRPC and its metrics page.
 
-    All methods raise `OperationFailed` when it does not answer within `timeout_s`.
+    All methods raise `OperationFailed` if the server does not respond within `timeout_s`.
     """
 
     def __init__(self, record: ServerRecord, timeout_s: float = RESPONSE_S) -> None:
@@ -48,39 +48,39 @@ class RunningServer:
         self._control = Control(record, timeout_s)
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Tell whether a version of a model can be called."""
+        """Return whether a version of a model accepts requests."""
         return self._control.is_ready(model, version)
 
     def served(self, route: str) -> Served:
-        """Tell what the server serves the route by."""
+        """Return the route files and breakers that the server uses for a route."""
         url = self._record.url("metrics")
         try:
             page = metrics_page.fetch(self._record.host, self._record.ports.metrics, self._timeout_s)
         except (OSError, http.client.HTTPException) as error:
-            raise NotReached(f"the server at {url} does not answer: {error}") from None
+            raise NotReached(f"the server at {url} does not respond: {error}") from None
         return read_metrics(page, route)
 
 
 def served_status(server: Server | None, route: str, sha256: str) -> tuple[str, Served | None]:
-    """Ask whether the server serves the route file with this SHA-256.
+    """Return whether the server uses the route file with this SHA-256, and the details it reports.
 
-    Returns `SERVED` or words for what it does instead, and what it told, if anything.
+    The status is `SERVED`, or a phrase with the reason why not.
     """
     if server is None:
         return NO_SERVER, None
     try:
         served = server.served(route)
     except OperationFailed as error:
-        return f"not known to be served: {error}", None
+        return f"not confirmed: {error}", None
     if served.sha256s == {sha256}:
         return SERVED, served
     others = ", ".join(sorted(other[:12] for other in served.sha256s - {sha256}))
-    has = f"has SHA-256 {others}" if others else f"tells of no route '{route}'"
+    has = f"uses SHA-256 {others}" if others else f"reports no route '{route}'"
     return f"not served yet: the server {has}", served
 
 
 def read_metrics(page: str, route: str) -> Served:
-    """Read what a metrics page says about one route."""
+    """Parse the metrics of one route."""
     served: dict[str, tuple[float, str]] = {}
     states: dict[tuple[str, str], int] = {}
     for sample in metrics_page.parse(page):
@@ -88,9 +88,9 @@ def read_metrics(page: str, route: str) -> Served:
         if labels.get("route") != route:
             continue
         if sample.name == "nereid_route_served_since_seconds":
-            # A process that was killed leaves its series behind: the youngest counts.
-            told, instance = (value, labels["sha256"]), labels["model_instance"]
-            served[instance] = max(told, served.get(instance, told))
+            # A killed process leaves its series behind: the newest one counts.
+            latest, instance = (value, labels["sha256"]), labels["model_instance"]
+            served[instance] = max(latest, served.get(instance, latest))
         if sample.name == "nereid_route_breaker_state":
             variant = labels["variant"], labels["version"]
             states[variant] = max(int(value), states.get(variant, 0))

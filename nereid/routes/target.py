@@ -1,4 +1,4 @@
-"""A route of a repository: where its file and history lie, and what they hold."""
+"""Routes of a repository: their locations, files and histories."""
 
 import os
 from dataclasses import dataclass
@@ -20,27 +20,27 @@ BACKEND = "ab_router"
 
 @dataclass(frozen=True, slots=True)
 class RouteLocation:
-    """A route of a repository: its model's config, and where its file lies, links followed."""
+    """A route of a repository: its model's config, and the path of its file with links resolved."""
 
     config: ModelConfig
     path: Path
 
     @property
     def name(self) -> str:
-        """The model's name."""
+        """Return the name of the route's model."""
         return self.config.name
 
     @property
     def history(self) -> Path:
-        """Where the file's history lies."""
-        return history.path_beside(self.path)
+        """Return the path of the file's history."""
+        return history.path_of(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class RouteState:
-    """A route file as it is: its text, None if there is no file, and its history, oldest first.
+    """A route file as it is now: its text, None if the file is missing, and its history, oldest first.
 
-    `unrecorded` is what the history lacks of the present content.
+    `unrecorded` is the entry that the history lacks for the present text.
     """
 
     path: Path
@@ -50,119 +50,130 @@ class RouteState:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the file, empty if there is none."""
+        """Return the SHA-256 of the file, empty if the file is missing."""
         return sha256(self.text).hexdigest() if self.text is not None else ""
 
     @property
     def all_entries(self) -> tuple[Entry, ...]:
-        """The history as it will be once the present content is in it."""
+        """Return the history including the present text."""
         return (*self.entries, self.unrecorded) if self.unrecorded else self.entries
 
     def route(self) -> Route:
         """Return the route.
 
         Raises:
-            OperationFailed: there is no file, or it holds none.
+            OperationFailed: the file is missing or invalid.
         """
         if self.text is None:
-            raise OperationFailed(f"'{self.path}' is not there; fix: nereid route set --file FILE, or revert")
+            raise OperationFailed(
+                f"route file '{self.path}' is missing; fix: nereid route set --file FILE, or route revert"
+            )
         try:
             return parse_route(self.text)
         except InvalidConfig as error:
             raise OperationFailed(
-                f"'{self.path}': {error}; fix: correct it, or nereid route revert"
+                f"invalid route file '{self.path}': {error}; fix: correct it, or nereid route revert"
             ) from None
 
     def differs_from(self, route: Route | None) -> bool:
-        """Tell whether the file's route is another one, whatever the generations."""
+        """Return whether the file has another route, apart from the generation."""
         try:
-            return route is None or content(self.route()) != content(route)
+            return route is None or without_generation(self.route()) != without_generation(route)
         except OperationFailed:
             return True
 
 
-def find_route(repository: Path, name: str = "") -> RouteLocation:
-    """Return the route `name`, or the repository's only one.
+def check_repository(repository: Path) -> None:
+    """Check that a model repository exists.
 
     Raises:
-        WrongUsage: no such repository or route, or several.
-        InvalidConfig: its config does not say where its file lies.
+        WrongUsage: it is not a folder.
     """
     if not repository.is_dir():
-        raise WrongUsage(f"{repository} is no model repository: there is no such folder")
+        raise WrongUsage(f"'{repository}' is not a folder; fix: name a model repository, or nereid init DIR")
+
+
+def find_route(repository: Path, name: str = "") -> RouteLocation:
+    """Return the route `name`, or the repository's only route.
+
+    Raises:
+        WrongUsage: the repository or route does not exist, or there are several routes.
+        InvalidConfig: the route's config has no path of a route file.
+    """
+    check_repository(repository)
     found, broken = _route_names(repository)
     known = ", ".join(found)
     if not found:
         reasons = "".join(f"; {reason}" for reason in broken)
-        raise WrongUsage(f"{repository} has no route: no model with backend {BACKEND}{reasons}")
+        raise WrongUsage(f"'{repository}' has no route: expected a model with backend {BACKEND}{reasons}")
     if name and name not in found:
-        raise WrongUsage(f"{repository} has no route '{name}', it has: {known}")
+        raise WrongUsage(f"'{repository}' has no route '{name}', it has: {known}")
     if not name and len(found) > 1:
-        raise WrongUsage(f"{repository} has several routes, say which with --route: {known}")
-    return _target(repository / (name or found[0]))
+        raise WrongUsage(f"'{repository}' has several routes; fix: name one with --model: {known}")
+    return _location(repository / (name or found[0]))
 
 
 def find_routes(repository: Path) -> list[RouteLocation]:
     """Return all routes of a repository.
 
     Raises:
-        InvalidConfig: the config of one does not say where its file lies.
+        InvalidConfig: the config of a route has no path of a route file.
     """
-    return [_target(repository / name) for name in _route_names(repository)[0]]
+    return [_location(repository / name) for name in _route_names(repository)[0]]
 
 
-def _target(folder: Path) -> RouteLocation:
+def _location(folder: Path) -> RouteLocation:
     config = ModelConfig.from_file(folder, 1)
     return RouteLocation(config, Path(os.path.realpath(route_file.path_of(config))))
 
 
 def _route_names(repository: Path) -> tuple[list[str], list[str]]:
-    """Return the models that are routes, and why others cannot be read."""
+    """Return the models that are routes, and the reasons why others cannot be read."""
     found, broken = [], []
     for path in sorted(repository.glob("*/config.pbtxt")):
         try:
             if read_pbtxt(path).get("backend") == BACKEND:
                 found.append(path.parent.name)
-        except (InvalidConfig, OSError) as error:  # another model's config must not hinder a change
+        except (InvalidConfig, OSError) as error:  # another model's config must not prevent a change
             broken.append(str(error))
     return found, broken
 
 
-def read_state(target: RouteLocation) -> RouteState:
-    """Read a route's file and history as they are.
+def read_state(location: RouteLocation) -> RouteState:
+    """Read a route's file and history.
 
     Raises:
-        InvalidConfig: there is something else than a file, or far too much.
-        OSError: one cannot be read.
+        InvalidConfig: the path is not a regular file, or the file is too large.
+        OSError: the file or history cannot be read.
     """
-    entries = history.read(target.history)
+    entries = history.read(location.history)
     try:
-        text, status = route_file.read(target.path)
+        text, status = route_file.read(location.path)
     except FileNotFoundError:
-        return RouteState(target.path, None, entries, None)
-    return RouteState(target.path, text, entries, history.unrecorded(entries, text, status))
+        return RouteState(location.path, None, entries, None)
+    return RouteState(location.path, text, entries, history.unrecorded(entries, text, status))
 
 
-def content(route: Route) -> Route:
-    """Return what a route says, without the number of its change."""
+def without_generation(route: Route) -> Route:
+    """Return a route without the number of its change."""
     return replace(route, generation=0)
 
 
-def check(target: RouteLocation, text: bytes) -> Table:
-    """Read a route file's text as the server will.
+def check(location: RouteLocation, text: bytes) -> Table:
+    """Parse the text of a route file as the server does.
 
     Raises:
-        InvalidConfig: it is no route, or names what is not in the repository.
+        InvalidConfig: it is not a route, or names models that are not in the repository.
     """
-    return route_file.read_table(target.config, text)
+    return route_file.read_table(location.config, text)
 
 
 def describe(route: Route) -> str:
-    """Say in one line which generation gives whom how much."""
-    told = [f"{name} {percent(share)}" for name, share in shares(route).items()]
-    return f"generation {route.generation}, {', '.join(told)}"
+    """Return the generation and the variants' shares as one line."""
+    parts = [f"{name} {percent(share)}" for name, share in shares(route).items()]
+    return f"generation {route.generation}, {', '.join(parts)}"
 
 
 def percent(share: float) -> str:
-    """Write a share of 0 to 1 in percent, to three decimals at most."""
+    """Format a share of 0 to 1 in percent, with at most three decimals."""
     return f"{share * 100:.3f}".rstrip("0").rstrip(".") + " %"

@@ -97,12 +97,12 @@ def test_version_that_the_server_refuses_is_taken_back(served, record, tmp_path)
     before = contents(served.repository)
 
     def damage(line: str) -> None:
-        if "is to be served" in line:
+        if "added to version_policy" in line:
             (network,) = set((served.repository / NET).glob("*/model.onnx")) - known
             network.write_bytes(b"no network")
 
     known = set((served.repository / NET).glob("*/model.onnx"))
-    with pytest.raises(OperationFailed, match=r"failed, and was taken back: .*onnx runtime error"):
+    with pytest.raises(OperationFailed, match=r"failed and was undone: .*onnx runtime error"):
         publish(served.repository, NET, candidate(tmp_path, 9), record, OTHER_ANSWERS, report=damage)
 
     assert contents(served.repository) == before

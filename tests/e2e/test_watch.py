@@ -147,7 +147,7 @@ def test_killed_while_it_publishes_publishes_once(site):
     command = [sys.executable, "-m", "nereid", "watch", str(folder), "--settle-s", str(SETTLE_S), *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         # Its first action is done then, and more are to come.
-        assert any(line == "net/2: in the repository\n" for line in process.stderr)
+        assert any(line == "net/2: added to the repository\n" for line in process.stderr)
         process.kill()
 
     with watching(folder, environment, *options) as watch:

@@ -91,26 +91,30 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
 
 def test_softmax_is_called_for(repository, file):
     """Logits are told of, unless a softmax is appended."""
-    assert "--softmax appends" in add(repository, wish(file), None).report.notes[0]
+    assert "add --softmax" in add(repository, wish(file), None).report.notes[0]
     assert add(repository, wish(file, name="other", with_softmax=True), None).report.notes == ()
 
 
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
-        (classifier(), {"name": "a b"}, r"a name has letters, digits, '\.', '_' and '-', got 'a b'"),
-        (classifier(), {"preset": "vgg"}, r"preset must be one of imagenet, .*, got 'vgg'"),
-        (classifier(), {"profiles": ("tpu",)}, r"profile must be one of cpu, gpu, got 'tpu'"),
+        (
+            classifier(),
+            {"name": "a b"},
+            r"invalid name: expected .*letters, digits, '\.', '_' and '-', got 'a b'",
+        ),
+        (classifier(), {"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
+        (classifier(), {"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
         (classifier(), {"size_px": 64}, r"input 'images': expected 32 x 32 pixels, got --size 64"),
         (
             classifier(shape=["N", 3, "H", "W"]),
             {},
-            r"input 'images' is FP32 \[-1,3,-1,-1\]; fix: say with --size",
+            r"input 'images' has no fixed size, FP32 \[-1,3,-1,-1\]; fix: .* --size",
         ),
         (
             classifier(shape=[1, 3, SIDE, SIDE]),
             {},
-            r"input 'images' is FP32 \[1,3,32,32\]: expected -1 first, .*dynamic_axes",
+            r"input 'images': expected -1 as first dim, .* got FP32 \[1,3,32,32\]; .*dynamic_axes",
         ),
         (
             classifier(shape=["N", 4, SIDE, SIDE]),
@@ -118,8 +122,16 @@ def test_softmax_is_called_for(repository, file):
             r"expected FP32, FP16 or UINT8 \[-1,3,height,width\] or .*, got FP32 \[-1,4,32,32\]",
         ),
         (classifier("INT64"), {}, r"expected FP32, FP16 or UINT8 .*, got INT64 \[-1,3,32,32\]"),
-        (classifier(outputs=("a", "b")), {}, r"say with --output which one gives the scores: a, b"),
-        (classifier(), {"output": "other"}, r"say with --output which one gives the scores: logits"),
+        (
+            classifier(outputs=("a", "b")),
+            {},
+            r"expected one output with scores, got: a, b; fix: name one with --output",
+        ),
+        (
+            classifier(),
+            {"output": "other"},
+            r"expected one output with scores, got: logits; fix: name one with --output",
+        ),
     ],
     ids=[
         "name",
@@ -158,7 +170,9 @@ def test_labels_of_another_number_are_refused(repository, file, tmp_path):
     """Four labels for five classes is a mistake, and leaves nothing behind."""
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
 
-    with pytest.raises(OperationFailed, match=r"labels.txt has 4 labels, output 'logits' has 5 classes"):
+    with pytest.raises(
+        OperationFailed, match=r"labels.txt: expected 5 labels for the classes of output 'logits', got 4"
+    ):
         add(repository, wish(file, labels=tmp_path / "labels.txt"), None)
 
     assert contents(repository) == {}
@@ -170,7 +184,7 @@ def test_name_that_is_taken_is_refused(repository, file):
     before = contents(repository)
 
     with pytest.raises(
-        WrongUsage, match=r"has a model 'small' already; fix: nereid publish small .* or another --name"
+        WrongUsage, match=r"already has a model 'small'; fix: nereid publish small .* or another --name"
     ):
         add(repository, wish(file), None)
 
@@ -182,7 +196,7 @@ def test_route_file_that_is_there_is_kept(repository, file):
     repository.mkdir()
     (repository / "small.route.json").write_text("mine")
 
-    with pytest.raises(WrongUsage, match=r"has a file 'small\.route\.json' already; fix: .* another --name"):
+    with pytest.raises(WrongUsage, match=r"already has a file 'small\.route\.json'; fix: .* another --name"):
         add(repository, wish(file), None)
 
     assert [path.read_text() for path in repository.iterdir()] == ["mine"]

@@ -39,15 +39,19 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("location", "filename", "message"),
     [
-        ("SHA256SUMS", "model.onnx", "must not be called as another file of a version, 'SHA256SUMS'"),
-        ("sub/SHA256SUMS", "model.onnx", "another file of a version, 'sub/SHA256SUMS'"),
-        ("model.onnx", "model.onnx", "another file of a version, 'model.onnx'"),
-        ("./net", "sub/net", "another file of a version, 'net'"),
-        ("model.onnx/w.bin", "model.onnx", "another file of a version, 'model.onnx/w.bin'"),
-        ("new.onnx", "model.onnx", "another file of a version, 'new.onnx'"),
-        (".w.bin", "model.onnx", "must not be hidden, got '.w.bin'"),
-        (".git/w.bin", "model.onnx", "must not be hidden, got '.git/w.bin'"),
-        ("w\n.bin", "model.onnx", "no characters of a file name"),
+        (
+            "SHA256SUMS",
+            "model.onnx",
+            "external data has the name of another file of the version, 'SHA256SUMS'",
+        ),
+        ("sub/SHA256SUMS", "model.onnx", "another file of the version, 'sub/SHA256SUMS'"),
+        ("model.onnx", "model.onnx", "another file of the version, 'model.onnx'"),
+        ("./net", "sub/net", "another file of the version, 'net'"),
+        ("model.onnx/w.bin", "model.onnx", "another file of the version, 'model.onnx/w.bin'"),
+        ("new.onnx", "model.onnx", "another file of the version, 'new.onnx'"),
+        (".w.bin", "model.onnx", "external data is a hidden file, '.w.bin'"),
+        (".git/w.bin", "model.onnx", "external data is a hidden file, '.git/w.bin'"),
+        ("w\n.bin", "model.onnx", "expected a file name for its values"),
     ],
 )
 def test_external_data_must_not_be_called_as_other_files(tmp_path, location, filename, message):

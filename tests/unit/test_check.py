@@ -195,37 +195,46 @@ FAULTS = {
     ),
     "no-such-operator": (
         version(operator="Softmaxx"),
-        "version 2: ONNX's checker refuses 'model.onnx': No Op registered for Softmaxx",
+        "version 2: the ONNX checker refuses 'model.onnx': No Op registered for Softmaxx",
     ),
     "circle-of-two": (
         circle("other"),
-        "whole, config.pbtxt, ensemble: its steps lead back to it: whole, other, whole",
+        "whole, config.pbtxt, ensemble: its steps form a cycle: whole, other, whole",
     ),
     "circle-of-three": (
         circle("other", "another"),
-        "another, config.pbtxt, ensemble: its steps lead back to it: another, whole, other, another",
+        "another, config.pbtxt, ensemble: its steps form a cycle: another, whole, other, another",
     ),
     "no-steps": (
         edit("whole/config.pbtxt", ENSEMBLE.partition("ensemble_scheduling")[2], "{}"),
-        "whole, .*ensemble: has no steps",
+        "whole, .*ensemble: expected steps in ensemble_scheduling, got none",
     ),
     "config-text": (edit("net/config.pbtxt", "dims:", "dim:"), 'net, config.pbtxt: .*no field named "dim"'),
     "profile-text": (write(CPU, "{"), "whole, configs/cpu.pbtxt: "),
     "name": (
         edit("pre/config.pbtxt", '"pre"', '"other"'),
-        "pre, config.pbtxt: name is 'other', its folder is",
+        "pre, config.pbtxt: expected name 'pre' like the folder, got 'other'",
     ),
-    "version-missing": (edit("net/config.pbtxt", "1, 2", "1, 3"), "version 3, which is not there"),
+    "version-missing": (edit("net/config.pbtxt", "1, 2", "1, 3"), "version 3, which does not exist"),
     "nothing-served": (
         edit("net/config.pbtxt", "[ 1, 2 ]", "[ ]"),
-        "net, config.pbtxt, versions: no version of it would be served",
+        "net, config.pbtxt, versions: no version would be served",
     ),
     "network-missing": (remove("net/2/model.onnx"), "net, config.pbtxt, onnxruntime: version 2: cannot read"),
-    "network-text": (write("net/1/model.onnx", "oops"), "version 1: .* is no ONNX network"),
-    "external-missing": (remove("net/1/w.bin"), "version 1: tensor 'w' .* not there"),
-    "external-short": (write("net/2/w.bin", b"123"), "version 2: 'w.bin' must hold 3,072 bytes"),
-    "opset": (version(opset=27), "version 2: 'model.onnx' has opset 27, but the embedded server"),
-    "ir-version": (version(ir_version=14), "version 2: 'model.onnx' has IR version 14"),
+    "network-text": (
+        write("net/1/model.onnx", "oops"),
+        "version 1: .* got a text file",
+    ),
+    "external-missing": (remove("net/1/w.bin"), "version 1: values of tensor 'w' .* is missing; fix: "),
+    "external-short": (
+        write("net/2/w.bin", b"123"),
+        "version 2: 'w.bin': expected 3,072 bytes .* got 3",
+    ),
+    "opset": (
+        version(opset=27),
+        "version 2: 'model.onnx': expected opset at most .*, got 27",
+    ),
+    "ir-version": (version(ir_version=14), "version 2: 'model.onnx': expected IR version at most .*, got 14"),
     "shape": (
         edit("net/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
         r"version 1: model 'net', tensor 'x': the model expects 4 dimensions \(shape \[-1,3,8,8\]\)",
@@ -236,16 +245,16 @@ FAULTS = {
     ),
     "step-model": (
         edit("whole/config.pbtxt", '"pre"', '"gone"'),
-        "whole, .*ensemble: step 'gone' is not there",
+        "whole, .*ensemble: step 'gone' does not exist",
     ),
     "step-self": (edit("whole/config.pbtxt", '"pre"', '"whole"'), "step 'whole' is the ensemble itself"),
     "step-unpinned": (
         edit("whole/config.pbtxt", "model_version: 2", "model_version: -1"),
-        "step 'net' must be pinned to a version, got -1",
+        "step 'net' must be pinned: expected model_version 1 or more, got -1",
     ),
     "step-version": (
         edit("whole/config.pbtxt", "model_version: 2", "model_version: 3"),
-        "step 'net' is pinned to version 3, which is not there",
+        "step 'net' is pinned to version 3, which does not exist",
     ),
     "step-not-served": (
         edit("net/config.pbtxt", "1, 2", "1"),
@@ -257,7 +266,7 @@ FAULTS = {
     ),
     "map-missing": (
         edit("whole/config.pbtxt", 'input_map { key: "x" value: "between" }', ""),
-        "step 'net' needs input 'x', which its input_map does not give",
+        "step 'net' needs input 'x', which is not in its input_map",
     ),
     "map-value": (
         edit(
@@ -265,19 +274,19 @@ FAULTS = {
             'input_map { key: "x" value: "between" }',
             'input_map { key: "x" value: "z" }',
         ),
-        "step 'net' needs 'z', which nothing gives",
+        "step 'net' needs tensor 'z', which no step provides",
     ),
     "step-shape": (
         edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
-        r"step 'net' needs 'between' FP32 \[-1,3,8,8\], what is given is FP32 \[-1,3,9,9\]",
+        r"step 'net' needs tensor 'between': expected FP32 \[-1,3,8,8\], got FP32 \[-1,3,9,9\]",
     ),
     "ensemble-output": (
         edit("whole/config.pbtxt", "dims: [ 4 ]", "dims: [ 5 ]"),
-        r"the ensemble's output needs 'scores' FP32 \[-1,5\], what is given is FP32 \[-1,4\]",
+        r"the ensemble's output needs tensor 'scores': expected FP32 \[-1,5\], got FP32 \[-1,4\]",
     ),
     "ensemble-batch": (
         edit("whole/config.pbtxt", "max_batch_size: 8", "max_batch_size: 9"),
-        "step 'pre' takes batches of 8, the ensemble of 9",
+        "step 'pre': expected max_batch_size 9 or more, like the ensemble, got 8",
     ),
     "given-twice": (
         edit(
@@ -285,25 +294,25 @@ FAULTS = {
             'output_map { key: "x" value: "between" }',
             'output_map { key: "x" value: "image" }',
         ),
-        "'image' is given twice, once by step 'pre'",
+        "tensor 'image' is provided twice, once by step 'pre'",
     ),
     "fused-version": (edit(CPU, '"2"', '"3"'), "fused: model 'whole' names version 3 of 'net', which is not"),
     "fused-parameter": (edit(CPU, '"network_version"', '"net_version"'), "unknown parameter 'net_version'"),
     "fused-steps": (
         edit(CPU, '"2"', '"1"'),
-        "config.pbtxt has version 2 of 'net' as a step, this names version 1 of 'net'",
+        "expected version 2 of 'net', a step of config.pbtxt, got version 1 of 'net'",
     ),
     "fused-shape": (
         edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
-        r"fused: network 'net' takes FP32 \[3, 8, 8\], what is given is FP32 \[3, 9, 9\]",
+        r"fused: the input of network 'net': expected FP32 \[3, 9, 9\], got FP32 \[3, 8, 8\]",
     ),
     "fused-output": (
         edit(CPU, "dims: [ 4 ]", "dims: [ 5 ]"),
-        r"fused: it answers FP32 \[5\], what is",
+        r"fused: its output: expected FP32 \[4\], got FP32 \[5\]",
     ),
     "preprocess": (
         edit("pre/config.pbtxt", "efficientnet_lite", "resnet"),
-        "pre, .*preprocess: .*preset must be",
+        "pre, .*preprocess: .*preset: expected one of",
     ),
     "route-file": (remove("route.json"), "route, config.pbtxt, ab_router: cannot read '.*route.json'"),
     "route-text": (edit("route.json", '"default": "a"', '"default": "b"'), "route, .*ab_router: "),
@@ -312,27 +321,33 @@ FAULTS = {
         edit(
             "whole/config.pbtxt", "ensemble_scheduling", "version_policy { specific { } } ensemble_scheduling"
         ),
-        "'a' names version 1 of 'whole': not served",
+        "'a' names version 1 of 'whole', which is not served",
     ),
     "labels-count": (
         write("whole/labels.txt", "a\nb\nc\n"),
-        "labels.txt has 3 labels, output 'scores' has 4",
+        "labels.txt: expected 4 labels for the classes of output 'scores', got 3",
     ),
-    "labels-missing": (remove("route/labels.txt"), "route, config.pbtxt, labels: cannot read the labels"),
+    "labels-missing": (remove("route/labels.txt"), "route, config.pbtxt, labels: cannot read label file"),
     "labels-elsewhere": (
         edit("whole/config.pbtxt", '"labels.txt"', '"../net/labels.txt"'),
-        "labels: '../net/labels.txt' leaves the model's folder",
+        "labels: label file '../net/labels.txt' is outside the model's folder",
     ),
-    "labels-link": (link_labels, "labels: 'labels.txt' is a link"),
-    "changed": (write("net/1/w.bin", bytes(3072)[:-1] + b"\1"), "version 1: 'w.bin' has another SHA-256"),
-    "added": (write("net/1/notes.txt", "new"), "version 1: 'notes.txt' is not listed in SHA256SUMS"),
-    "listed-gone": (remove("net/1/w.bin"), "version 1: 'w.bin' is listed in SHA256SUMS, but not there"),
+    "labels-link": (link_labels, "labels: label file 'labels.txt' is a link; fix: "),
+    "changed": (
+        write("net/1/w.bin", bytes(3072)[:-1] + b"\1"),
+        "version 1: 'w.bin' has changed: ",
+    ),
+    "added": (write("net/1/notes.txt", "new"), "version 1: 'notes.txt' was added later"),
+    "listed-gone": (remove("net/1/w.bin"), "version 1: 'w.bin' is missing: it is in SHA256SUMS"),
     "listed-elsewhere": (
         edit("net/1/SHA256SUMS", "w.bin", "../2/w.bin"),
-        "version 1: '../2/w.bin' is listed in SHA256SUMS, but not there",
+        "version 1: '../2/w.bin' is missing: it is in SHA256SUMS",
     ),
-    "sums-short": (write("net/1/SHA256SUMS", "abc  w.bin"), "'abc  w.bin' is no line of sha256sum"),
-    "sums-text": (write("net/1/SHA256SUMS", "oops"), "version 1: SHA256SUMS: 'oops' is no line of sha256sum"),
+    "sums-short": (write("net/1/SHA256SUMS", "abc  w.bin"), "expected a line of sha256sum, got 'abc  w.bin'"),
+    "sums-text": (
+        write("net/1/SHA256SUMS", "oops"),
+        "version 1: SHA256SUMS: expected a .*, got 'oops'",
+    ),
 }
 
 
@@ -353,7 +368,7 @@ def test_what_git_loses_and_what_was_not_published_is_noted(repository):
 
     assert told(repository) == [
         "net, version 1: not published by nereid: no SHA256SUMS",
-        "pre, version 1: the folder is empty: git, and so every clone, would lose it",
+        "pre, version 1: the folder is empty, and git does not store empty folders",
     ]
 
 
@@ -365,7 +380,7 @@ def test_hidden_folder_is_noted(repository):
     (finding,) = (each for each in check(repository) if each.verdict != "ok")
 
     assert (finding.verdict, finding.model) == ("note", ".git")
-    assert finding.found == "Triton takes it for a model when it is told to load all"
+    assert finding.found == "Triton takes a hidden folder for a model when it loads all models"
 
 
 def test_config_that_leaves_the_rest_to_triton_passes(repository):
@@ -392,8 +407,8 @@ def test_operators_of_others_are_noted(repository):
     store(repository, "custom", model, None)
 
     assert told(repository)[0] == (
-        "custom, config.pbtxt, onnxruntime: version 1 has operators of com.example, "
-        "which every server must be given"
+        "custom, config.pbtxt, onnxruntime: version 1 has custom operators of com.example; "
+        "every server needs their library"
     )
 
 
@@ -423,5 +438,5 @@ def test_repository_that_is_none_is_wrong_usage(tmp_path):
 
     assert (result.exit_code, result.stderr) == (
         2,
-        f"error: '{tmp_path / 'nowhere'}' is not a folder; fix: name a model repository, or nereid init DIR\n",
+        f"error: '{tmp_path}/nowhere' is not a folder; fix: name a model repository, or nereid init DIR\n",
     )

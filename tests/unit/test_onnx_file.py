@@ -10,21 +10,18 @@ from onnx import helper
 
 from nereid.inference.signature import NetworkTensor, Signature
 from nereid.repository.onnx_file import (
-    CAPABILITIES,
-    Runtime,
     InvalidOnnx,
     append_softmax,
     check_external_data,
-    check_runtimes,
     check_with_onnx,
     describe,
-    supported_runtimes,
     read,
 )
+from nereid.repository.onnx_runtimes import CAPABILITIES, Runtime, check_runtimes, supported_runtimes
 from tests.networks import OPSET, constant, identity, network, run, value
 
 WEIGHTS = np.arange(12, dtype=np.float32)
-HOMES = (Runtime("here", 26, 13), Runtime("there", 21, 10))
+RUNTIMES = (Runtime("here", 26, 13), Runtime("there", 21, 10))
 
 
 def save(folder: Path, model: onnx.ModelProto) -> Path:
@@ -94,7 +91,7 @@ def test_tensor_is_written_in_tritons_words(tensor, text):
 NO_NETWORKS = {
     "empty": (b"", r"is empty \(0 bytes\)"),
     "text": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "a text file"),
-    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "truncated, or no ONNX file"),
+    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "expected an ONNX network, got a truncated or other file"),
     "truncated": (weighted().SerializeToString()[:-20], "truncated"),
     "cut-at-a-field": (onnx.ModelProto(ir_version=8).SerializeToString(), "no IR version, opset or op"),
 }
@@ -138,13 +135,13 @@ def weights_typed(element: int) -> bytes:
 
 
 DAMAGED = {
-    "element-type-of-weights": (weights_typed(126), "'w' of the network has element type 126"),
-    "element-type": (typed(99), "'x' of the network has element type 99"),
-    "input-name": (garbled(weighted(), "x"), r"is damaged, it has a name that is no UTF-8 text: b'\\xff'"),
-    "dim-name": (garbled(weighted(), "N"), "is damaged, it has a name that is no UTF-8 text"),
+    "element-type-of-weights": (weights_typed(126), "'w' of the network has an unknown element type, 126"),
+    "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
+    "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
+    "dim-name": (garbled(weighted(), "N"), "is damaged: expected a name in UTF-8"),
     "name-of-external": (
         garbled(weighted(location="w.bin"), "w"),
-        "is damaged, it has a name that is no UTF-8 text",
+        "is damaged: expected a name in UTF-8",
     ),
 }
 
@@ -165,7 +162,7 @@ def test_sequence_is_no_tensor(tmp_path):
         [helper.make_node("SequenceConstruct", ["x"], ["y"])], [value("x", "FP32", [1])], [sequence]
     )
 
-    with pytest.raises(InvalidOnnx, match="'y' of the network must be a tensor, got sequence"):
+    with pytest.raises(InvalidOnnx, match="'y' of the network: expected a tensor, got sequence"):
         read(save(tmp_path, model))
 
 
@@ -188,22 +185,26 @@ def write(size: int):
 
 
 MISPLACED = {
-    "parent-folder": ({"location": "../w.bin"}, write(48), "must lie beside the network"),
-    "absolute": ({"location": "/etc/passwd"}, write(48), "must lie beside the network"),
-    "link-out": ({"location": "w.bin"}, lead_out, "a link that leads out"),
-    "linked-folder": ({"location": "sub/w.bin"}, link_folder_out, "a link that leads out"),
+    "parent-folder": ({"location": "../w.bin"}, write(48), "outside the network's folder; fix: "),
+    "absolute": ({"location": "/etc/passwd"}, write(48), "outside the network's folder; fix: "),
+    "link-out": ({"location": "w.bin"}, lead_out, "a link to '.*' outside the folder"),
+    "linked-folder": ({"location": "sub/w.bin"}, link_folder_out, "a link to '.*' outside the folder"),
     "long": ({"location": "w" * 300}, write(48), "which cannot be read: File name too long"),
-    "nul": ({"location": "w\0"}, write(48), r"lies in 'w\\x00': no characters of a file name"),
-    "two-lines": ({"location": "w\nv"}, write(48), r"lies in 'w\\nv': no characters of a file name"),
+    "nul": ({"location": "w\0"}, write(48), r"'w': expected a file name for its values, got 'w\\x00'"),
+    "two-lines": (
+        {"location": "w\nv"},
+        write(48),
+        r"'w': expected a file name .*, got 'w\\nv'",
+    ),
     "link-to-itself": (
         {"location": "w.bin"},
         lambda folder: (folder / "w.bin").symlink_to("w.bin"),
-        "which (cannot be read|is not there)",
+        "which (cannot be read|is missing)",
     ),
-    "missing": ({"location": "w.bin"}, lambda folder: None, "which is not there"),
-    "a-folder": ({"location": "w.bin"}, lambda folder: (folder / "w.bin").mkdir(), "which is not there"),
-    "short": ({"location": "w.bin", "length": 48}, write(47), "must hold 48 bytes for tensor 'w', it has 47"),
-    "short-of-offset": ({"location": "w.bin", "offset": 16, "length": 48}, write(48), "must hold 64 bytes"),
+    "missing": ({"location": "w.bin"}, lambda folder: None, "which is missing"),
+    "a-folder": ({"location": "w.bin"}, lambda folder: (folder / "w.bin").mkdir(), "which is missing"),
+    "short": ({"location": "w.bin", "length": 48}, write(47), "expected 48 bytes for tensor 'w', got 47"),
+    "short-of-offset": ({"location": "w.bin", "offset": 16, "length": 48}, write(48), "expected 64 bytes"),
 }
 
 
@@ -222,7 +223,7 @@ def test_external_data_is_beside_the_network_and_whole(tmp_path, external, prepa
 )
 def test_place_of_external_data_is_told(tmp_path, entries):
     """A tensor without a location, or with an offset that is none, is refused."""
-    with pytest.raises(InvalidOnnx, match="tensor 'w' does not say where its values lie"):
+    with pytest.raises(InvalidOnnx, match="external tensor 'w' has no location of its values"):
         read(save(tmp_path, weighted(**entries)))
 
 
@@ -239,11 +240,11 @@ def test_external_data_is_counted_once(tmp_path):
 @pytest.mark.parametrize(
     ("opset", "ir_version", "reason"),
     [
-        (22, 8, "has opset 22, but there takes 21 at most; export it with opset 21$"),
-        (27, 8, "has opset 27, but here takes 26 at most, there takes 21 at most"),
-        (21, 11, "has IR version 11, but there takes 10 at most; export it with IR version 10"),
-        (22, 11, "has opset 22, .*; has IR version 11, "),
-        (6, 8, "has opset 6: ONNX Runtime runs opset 7 and later"),
+        (22, 8, "expected opset at most 21 for there, got 22; fix: export it with opset 21$"),
+        (27, 8, "expected opset at most 26 for here, at most 21 for there, got 27"),
+        (21, 11, "expected IR version at most 10 for there, got 11; fix: export it with IR version 10"),
+        (22, 11, "expected opset .*, got 22; .*; expected IR version .*, got 11; "),
+        (6, 8, "expected opset 7 or later, got opset 6"),
     ],
     ids=["opset-for-one", "opset-for-both", "ir", "both-too-new", "too-old"],
 )
@@ -253,7 +254,7 @@ def test_home_that_cannot_run_it_is_named(tmp_path, opset, ir_version, reason):
     model.opset_import[0].version, model.ir_version = opset, ir_version
 
     with pytest.raises(InvalidOnnx, match=reason):
-        check_runtimes(read(save(tmp_path, model)), HOMES)
+        check_runtimes(read(save(tmp_path, model)), RUNTIMES)
 
 
 def test_network_that_both_homes_run_passes(tmp_path):
@@ -261,7 +262,7 @@ def test_network_that_both_homes_run_passes(tmp_path):
     model = weighted()
     model.opset_import[0].version, model.ir_version = 21, 10
 
-    check_runtimes(read(save(tmp_path, model)), HOMES)
+    check_runtimes(read(save(tmp_path, model)), RUNTIMES)
 
 
 def opens(opset: int, ir_version: int) -> bool:
@@ -312,7 +313,7 @@ def test_operator_that_does_not_exist_is_refused(tmp_path):
     model.graph.node[0].op_type = "Adds"
 
     with pytest.raises(
-        InvalidOnnx, match=r"^ONNX's checker refuses 'model.onnx': No Op registered for Adds.*$"
+        InvalidOnnx, match=r"^the ONNX checker refuses 'model.onnx': No Op registered for Adds.*$"
     ):
         check_with_onnx(save(tmp_path, model))
 

@@ -68,7 +68,7 @@ def test_network_is_found_by_any_of_its_names(repository, name):
     found = find_network(repository, name)
 
     assert (found.name, [pin.model for pin in found.pins]) == (NET, ["net_v1"])
-    assert [(each.route, each.variant.name, each.is_default) for each in found.branches] == [
+    assert [(each.route, each.variant.name, each.is_default) for each in found.variants] == [
         (ROUTE, "v1", True)
     ]
 
@@ -129,7 +129,7 @@ def test_labels_of_another_model_are_refused(repository, tmp_path):
     folder.mkdir()
     candidate(folder, 2)
     (folder / "labels.txt").write_text("left\nright\n")
-    with pytest.raises(OperationFailed, match=r"has 2 labels, expected 3"):
+    with pytest.raises(OperationFailed, match=r"expected 3 labels, got 2"):
         publish(repository, NET, folder, None, OTHER_ANSWERS)
 
     (folder / "labels.txt").write_text("left\ncentre\nright\n")
@@ -141,10 +141,10 @@ def test_labels_of_another_model_are_refused(repository, tmp_path):
     ("change", "message"),
     [
         ({"weight": 5}, r"variant 'v2' of route 'r' has weight 5; fix: nereid route set v2=0"),
-        ({"headers": {"x-route-a": ["b"]}}, r"header rules of route 'r' lead to variant 'v2'"),
-        ({"default": "v2"}, r"variant 'v2' is the default of route 'r'"),
-        ({"shadows": "net_v2"}, r"'copy' of route 'r' calls version 2 of 'net'; fix"),
-        ({"shadows": "net"}, r"'copy' of route 'r' calls version 2 of 'net'; fix"),
+        ({"headers": {"x-route-a": ["b"]}}, r"variant 'v2' of route 'r' has header rules"),
+        ({"default": "v2"}, r"variant 'v2' of route 'r' is the default"),
+        ({"shadows": "net_v2"}, r"cannot retire version 2 of 'net': 'copy' of route 'r' calls it; fix"),
+        ({"shadows": "net"}, r"cannot retire version 2 of 'net': 'copy' of route 'r' calls it; fix"),
     ],
     ids=["weight", "headers", "default", "shadow", "shadow-on-the-network"],
 )
@@ -185,7 +185,7 @@ def test_version_that_another_model_runs_is_not_retired(repository, tmp_path, pr
             twice.replace("model_version: 2", "model_version: 1")
         )
 
-    with pytest.raises(WrongUsage, match=r"model 'both' calls version 2 of 'net'"):
+    with pytest.raises(WrongUsage, match=r"cannot retire version 2 of 'net': model 'both' calls it"):
         retire(repository, NET, 2, None)
 
 
@@ -194,13 +194,13 @@ def test_route_may_name_the_network_itself(repository, tmp_path):
     publish_number(repository, tmp_path, None, 2)
     write_route(repository, variant("v1", "net_v1", 1), variant("own", NET, 0, version=2))
 
-    with pytest.raises(WrongUsage, match=r"'own' of route 'r' calls version 2 of 'net'"):
+    with pytest.raises(WrongUsage, match=r"cannot retire version 2 of 'net': 'own' of route 'r' calls it"):
         retire(repository, NET, 2, None)
 
 
 def test_last_version_is_not_retired(repository):
     """A model without a version cannot be served."""
-    with pytest.raises(WrongUsage, match=r"version 1 is the only one of 'net' that is served"):
+    with pytest.raises(WrongUsage, match=r"cannot retire version 1 of 'net': it is the only served version"):
         retire(repository, NET, 1, None)
 
 
@@ -308,20 +308,20 @@ def test_unfinished_operation_is_made_good(repository, tmp_path, event):
     """Begun, it is forgotten; decided, it is done; being taken back, it is taken back: once, by anybody."""
     before = contents(repository)
     with locked_repository(repository, None, print) as (log, at):
-        operation, site = begin(log, at, "publish", NET, 2)
-        (site.staging / "new" / NET / "2").mkdir(parents=True)
-        (site.staging / "new" / NET / "2" / "model.onnx").write_bytes(b"x")
+        operation, workspace = begin(log, at, "publish", NET, 2)
+        (workspace.staging / "new" / NET / "2").mkdir(parents=True)
+        (workspace.staging / "new" / NET / "2" / "model.onnx").write_bytes(b"x")
         if event != "begin":
             operation = replace(operation, actions=(Install(f"{NET}/2", NET, 2),))
             log.write(event, operation)
         if event == "undo":
-            operation.actions[0].forward(site)
+            operation.actions[0].do(workspace)
 
     told = []
     with locked_repository(repository, None, told.append) as (log, _):
         last = log.lines()[-1]
 
-    assert told[0].startswith("publish net 2 of ")
+    assert told[0].startswith("recovery: 'publish net 2' of ")
     assert last.event in FINISHED
     assert versions_there(repository / NET) == ([1, 2] if event == "commit" else [1])
     assert (contents(repository) == before) is (event != "commit")
@@ -334,12 +334,12 @@ def test_what_was_there_before_is_not_taken_back(repository, tmp_path):
     before = contents(repository)
 
     def intrude(line: str) -> None:
-        if "version 2 is to be served" in line:
+        if "version 2 added to version_policy" in line:
             (repository / "net_v2").mkdir()
             (repository / "net_v2" / "mine.txt").write_text("mine")
 
     new = candidate(tmp_path, 2)
-    with pytest.raises(OperationFailed, match=r"'.*/net_v2' is there already"):
+    with pytest.raises(OperationFailed, match=r"cannot install 'net_v2': '.*/net_v2' already exists"):
         publish(repository, NET, new, None, OTHER_ANSWERS, report=intrude)
 
     assert (repository / "net_v2" / "mine.txt").read_text() == "mine"
@@ -365,7 +365,9 @@ def test_retiring_is_given_up_when_the_version_is_used_again(repository, tmp_pat
     with locked_repository(repository, None, told.append) as (log, _):
         assert log.lines()[-1].event == "undone"
 
-    assert told[1].startswith("variant 'v2' has weight 50; fix: nereid route set v2=0")
+    assert told[1].startswith(
+        "cannot remove variant 'v2': expected weight 0, got 50; fix: nereid route set v2=0"
+    )
     assert (contents(repository / "net_v2"), weights(repository)["v2"]) == (there, 50)
 
 
@@ -387,18 +389,18 @@ def test_journal_of_another_release_is_not_passed_over(repository):
 def test_staged_files_do_not_stay_when_nothing_was_decided(repository):
     """What is staged is removed first: a disk that is full of it could not take the line that says so."""
     with locked_repository(repository, None, print) as (log, at):
-        operation, site = begin(log, at, "publish", NET, 2)
-        (site.staging / "new").mkdir()
+        operation, workspace = begin(log, at, "publish", NET, 2)
+        (workspace.staging / "new").mkdir()
         with Path(os.devnull).open("rb") as read_only, pytest.raises(OSError, match="write"):
             Journal(log.folder, read_only).write("undone", operation)
 
-    assert not site.staging.exists()
+    assert not workspace.staging.exists()
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan"), 1e10])
 def test_weight_that_no_route_takes_is_refused_first(repository, tmp_path, weight):
     """Before anything is staged."""
-    with pytest.raises(WrongUsage, match=r"a weight is 0 to 1e\+09, got"):
+    with pytest.raises(WrongUsage, match=r"invalid weight: expected 0 to 1e\+09, got"):
         publish_number(repository, tmp_path, None, 2, weight=weight)
 
     assert not journal.folder_of(repository).exists()
@@ -408,7 +410,9 @@ def test_server_that_loads_by_itself_is_not_told(repository, tmp_path):
     """In poll mode a load is refused: nothing is begun."""
     record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "", "", 0, "poll")
 
-    with pytest.raises(OperationFailed, match=r"runs with --model-control-mode poll"):
+    with pytest.raises(
+        OperationFailed, match=r"expected a server with --model-control-mode explicit, got poll"
+    ):
         publish_number(repository, tmp_path, record, 2)
 
 
@@ -425,5 +429,5 @@ def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
 
 def test_repository_that_is_a_mount_of_its_own_is_refused():
     """What is staged must be renamed into it, which no mount allows."""
-    with pytest.raises(OperationFailed, match=r"/proc is a mount of its own"), journal.opened(Path("/proc")):
+    with pytest.raises(OperationFailed, match=r"'/proc': it is a mount point"), journal.opened(Path("/proc")):
         pass

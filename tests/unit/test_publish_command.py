@@ -28,7 +28,7 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
         "publish", NET, candidate(tmp_path, 2), "--accept-change", "--max-slowdown", 100, "--weight", 7
     )
     assert (done.exit_code, done.stdout.split(",")[0]) == (0, "net 2: in the repository")
-    assert "adds-2.onnx: staged as version 2 of net\n" in done.stderr
+    assert "adds-2.onnx: staged as version 2 of 'net'\n" in done.stderr
 
     listed = json.loads(nereid("versions", "r", "--json").stdout)
     assert [(each["version"], each["shares"]) for each in listed["versions"]] == [
@@ -52,19 +52,19 @@ def test_network_is_added(nereid, tmp_path):
     done = nereid("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet", "--profile", "cpu")
 
     assert (done.exit_code, done.stdout.split(",")[0]) == (0, "small: in the repository")
-    assert "note: output 'logits' holds no probabilities" in done.stderr
+    assert "note: output 'logits' does not contain probabilities" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "status", "reason"),
     [
         (("publish", NET, "{bad}"), 1, "is empty (0 bytes)"),
-        (("publish", NET, "nowhere.onnx"), 2, "nowhere.onnx does not exist"),
+        (("publish", NET, "nowhere.onnx"), 2, "'nowhere.onnx' does not exist"),
         (("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
         (("publish", NET, "{bad}", "--images", "nowhere"), 2, "'nowhere' does not exist"),
-        (("add", "{bad}", "--name", "a b", "--preset", "imagenet"), 2, "a name has letters"),
+        (("add", "{bad}", "--name", "a b", "--preset", "imagenet"), 2, "invalid name: expected at most 51 letters"),
         (("rollback", NET), 2, "has no version of 'net' before 1"),
-        (("retire", NET, 5), 2, "'net' has no version 5, it has: 1"),
+        (("retire", NET, 5), 2, "cannot retire version 5 of 'net': it does not exist, the versions are: 1"),
         (("versions", "other"), 2, "has no network 'other', it has: net"),
     ],
     ids=["empty", "no-file", "no-model", "no-images", "bad-name", "no-way-back", "no-version", "unknown"],

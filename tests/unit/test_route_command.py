@@ -132,9 +132,7 @@ def test_weights_are_set_and_recorded(nereid, repository):
     """The other fields stay, the generation is the next, and the history begins with what was there."""
     done = nereid("set", "v2=30", "v1=69.5", "--offline")
 
-    assert done.stdout == (
-        "classify: generation 1, v1 69.849 %, v2 30.151 %, written without a server\n"
-    )
+    assert done.stdout == ("classify: generation 1, v1 69.849 %, v2 30.151 %, written without a server\n")
     expected = ROUTE | {"variants": [V1 | {"weight": 69.5}, V2 | {"weight": 30}], "generation": 1}
     assert (done.exit_code, document(repository)) == (0, expected)
     recorded = json.loads(nereid("history", "--json").stdout)
@@ -189,7 +187,10 @@ def test_no_change_writes_nothing(nereid, repository, words):
         (["explain", "--header", "x-variant"], "expected --header NAME=VALUE, got 'x-variant'"),
         (["show", "--model", "other"], "'{repository}' has no route 'other', it has: classify"),
         (["show", "--model", "../x"], "'{repository}' has no route '../x', it has: classify"),
-        (["show", "--repository", "/no"], "model repository '/no' is not a folder; fix: correct --repository or NEREID_REPOSITORY"),
+        (
+            ["show", "--repository", "/no"],
+            "'/no' is not a folder; fix: name a model repository, or nereid init DIR",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -228,7 +229,7 @@ def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
         (
             ["set", "v1=1"],
             "",
-            "no server runs for repository '{repository}'; fix: nereid serve, or write the route with --offline",
+            "no server runs for repository '{repository}'; fix: nereid serve, or write",
         ),
         (["revert", "4"], "", "cannot revert: the history has no generation 4, it has: 0"),
         (["revert"], "", "cannot revert '{repository}/classify.route.json': its history has no other route"),
@@ -293,7 +294,10 @@ def test_endless_file_is_refused(nereid):
     """What is no route by its size is not read to its end."""
     done = nereid("set", "--file", "/dev/zero", "--offline")
 
-    assert (done.exit_code, done.stderr) == (1, "error: '/dev/zero': expected at most 1,000,000 bytes, got more\n")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "error: '/dev/zero': expected at most 1,000,000 bytes, got more\n",
+    )
 
 
 def test_place_that_cannot_be_written_is_named(nereid, repository):
@@ -437,7 +441,9 @@ def test_route_is_the_only_one_or_named(repository, tmp_path):
     assert find_route(repository).name == "classify"
 
     shutil.copytree(repository / "classify", repository / "another")
-    with pytest.raises(OperationFailed, match=r"several routes; fix: name one with --model: another, classify$"):
+    with pytest.raises(
+        OperationFailed, match=r"several routes; fix: name one with --model: another, classify$"
+    ):
         find_route(repository)
     assert find_route(repository, "another").name == "another"
 
@@ -607,7 +613,7 @@ def test_second_writer_waits_its_turn_and_not_forever(tmp_path):
     with (
         history.locked(path),
         pytest.raises(OperationFailed, match=r"history' is locked by another `nereid route`"),
-        history.locked(path, wait_s=0.05),
+        history.locked(path, timeout_s=0.05),
     ):
         pass
 

@@ -17,7 +17,8 @@ from nereid import files, json_lines
 from nereid.cli.main import app
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import watch
-from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Line, TemporaryFailure, Publish, copied, see
+from nereid.publish.drop_entry import copied, read_entry
+from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Line, Publish, TemporaryFailure
 from nereid.publish.network import find_network
 from nereid.publish.publisher import Gates
 from nereid.server.control import NotReached
@@ -51,8 +52,8 @@ class Drop:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.publisher, self.seconds = folder, Publisher(), 0.0
-        self.said: list[str] = []
-        self.told: list[str] = []
+        self.announced: list[str] = []
+        self.reported: list[str] = []
         self._held = contextlib.ExitStack()
         self.start()
 
@@ -65,8 +66,8 @@ class Drop:
             log,
             self.publisher,
             settle_s=SETTLE_S,
-            say=self.said.append,
-            tell=self.told.append,
+            announce=self.announced.append,
+            report=self.reported.append,
             clock=lambda: self.seconds,
             now=lambda: NOW,
             **options,
@@ -151,7 +152,7 @@ def test_complete_file_is_published_once_and_put_away(drop, name, model):
 
     put_away = f"published/{name.removesuffix('.onnx')}-v2.onnx"
     assert (drop.published, drop.visible) == ([(model, "a")], {put_away: "a"})
-    assert drop.said == [f"{name}: published as version 2 of 'net'"]
+    assert drop.announced == [f"{name}: published as version 2 of 'net'"]
     assert [(line.entry, line.version, line.stays) for line in drop.lines] == [(name, 2, False)]
     assert not (drop.folder / STAGING).exists()
 
@@ -204,7 +205,7 @@ def test_what_is_meant_otherwise_is_left_alone(drop, name):
 
     drop.wait()
 
-    assert (drop.published, [*drop.visible], drop.said) == ([], before, [])
+    assert (drop.published, [*drop.visible], drop.announced) == ([], before, [])
 
 
 def test_unfinished_file_in_a_folder_holds_it_back(drop):
@@ -243,7 +244,7 @@ def test_empty_file_is_one_that_was_just_begun(drop):
     path = drop.folder / "net.onnx"
     path.touch()
     drop.wait(60)
-    assert (drop.published, drop.said) == ([], [])
+    assert (drop.published, drop.announced) == ([], [])
 
     path.write_text("a")
     drop.wait()
@@ -309,7 +310,7 @@ def test_deleted_while_settling(drop, name):
 
     drop.wait()
 
-    assert (drop.published, drop.said, drop.told) == ([], [], [])
+    assert (drop.published, drop.announced, drop.reported) == ([], [], [])
 
 
 def test_what_is_replaced_while_it_is_published_is_another_version(drop):
@@ -330,7 +331,7 @@ def test_what_is_deleted_while_it_is_published_is_published(drop):
 
     drop.wait()
 
-    assert (drop.published, drop.visible, drop.told) == ([("net", "a")], {}, [])
+    assert (drop.published, drop.visible, drop.reported) == ([("net", "a")], {}, [])
 
 
 def test_what_is_deleted_while_it_is_rejected_may_come_again(drop):
@@ -352,7 +353,7 @@ def test_what_is_deleted_while_it_is_rejected_may_come_again(drop):
 def test_copy_that_is_not_what_settled_is_thrown_away(drop, name, is_deleted):
     """Whoever writes between digest and copy has his new content looked at anew."""
     path = drop.write(name, "a")
-    entry = see(drop.folder / name.partition("/")[0])
+    entry = read_entry(drop.folder / name.partition("/")[0])
     digests, staging = entry.digests(), drop.folder / STAGING
 
     with copied(entry, digests, staging) as copy:
@@ -381,7 +382,7 @@ def test_rejected_is_moved_aside_with_its_reason(drop, name, error):
     target = "net@x-20261121T123005Z" + ("" if inside else ".onnx")
     put_away = f"rejected/{target}/{inside}" if inside else f"rejected/{target}"
     assert drop.visible == {put_away: "a", f"rejected/{target}.reason.txt": "it is bad\n"}
-    assert (drop.said, drop.published) == ([f"{entry}: rejected: it is bad"], [])
+    assert (drop.announced, drop.published) == ([f"{entry}: rejected: it is bad"], [])
 
     drop.write(name, "a")
     drop.wait()
@@ -429,7 +430,7 @@ def test_reason_is_one_line_and_names_the_original(drop):
 
     drop.wait()
 
-    assert drop.said == [f"net.onnx: rejected: '{drop.folder / 'net.onnx'}' is bad indeed"]
+    assert drop.announced == [f"net.onnx: rejected: '{drop.folder / 'net.onnx'}' is bad indeed"]
 
 
 def caused(error: Exception) -> OperationFailed:
@@ -458,14 +459,14 @@ def test_what_is_not_its_fault_is_tried_again(drop, error):
     drop.publisher.during = lambda: tries.append(drop.seconds)
     drop.write("net.onnx", "a")
     drop.wait()
-    assert ([*drop.visible], drop.said) == (["net.onnx"], [])
+    assert ([*drop.visible], drop.announced) == (["net.onnx"], [])
 
     drop.wait(400)
 
     assert [later - earlier for earlier, later in pairwise(tries)] == [2, 4, 8, 16, 32, 60, 60]
-    assert [line.partition(" s: ")[0] for line in drop.told[:2]] == [
-        "net.onnx: not now, again in 2",
-        "net.onnx: not now, again in 4",
+    assert [line.partition(" s: ")[0] for line in drop.reported[:2]] == [
+        "net.onnx: not possible now, next attempt in 2",
+        "net.onnx: not possible now, next attempt in 4",
     ]
     assert drop.published == [("net", "a")]
 
@@ -558,7 +559,7 @@ def test_link_to_nothing_waits(drop, tmp_path):
     """Its target may come later."""
     (drop.folder / "net.onnx").symlink_to(tmp_path / "later")
     drop.wait()
-    assert (drop.published, drop.told) == ([], [])
+    assert (drop.published, drop.reported) == ([], [])
 
     (tmp_path / "later").write_text("a")
     drop.wait()
@@ -574,7 +575,7 @@ def test_rejected_link_is_tried_again_on_other_terms_only(drop, tmp_path):
     drop.wait(20)
     drop.start()
     drop.wait(20)
-    assert (drop.published, drop.said) == ([], ["net.onnx: rejected: it answers otherwise"])
+    assert (drop.published, drop.announced) == ([], ["net.onnx: rejected: it answers otherwise"])
     assert [*drop.visible] == ["net.onnx", "rejected/net-20261121T123005Z.onnx.reason.txt"]
 
     drop.start(terms="accept")
@@ -592,7 +593,9 @@ def test_what_cannot_be_moved_is_published_once(drop):
     drop.wait(20)
 
     assert (drop.published, (drop.folder / "net.onnx").exists()) == ([("net", "a")], True)
-    assert [line.partition(": [")[0] for line in drop.told] == ["net.onnx: stays where it is"]
+    assert [line.partition(": [")[0] for line in drop.reported] == [
+        "net.onnx: cannot be moved to 'published' and stays"
+    ]
 
 
 def test_folder_that_is_away_for_a_while(drop):
@@ -600,7 +603,7 @@ def test_folder_that_is_away_for_a_while(drop):
     drop.write("net.onnx", "a")
     away = drop.folder.rename(drop.folder.with_name("away"))
     drop.wait()
-    assert drop.told == [f"{drop.folder} cannot be read: No such file or directory"]
+    assert drop.reported == [f"cannot read '{drop.folder}': No such file or directory"]
 
     away.rename(drop.folder)
     drop.wait()
@@ -616,7 +619,7 @@ def test_pipe_holds_nobody_up(drop):
 
     drop.wait()
 
-    assert drop.said == ["net: published as version 2 of 'net'"]
+    assert drop.announced == ["net: published as version 2 of 'net'"]
 
 
 CONFIG = (
@@ -682,7 +685,7 @@ def test_folder_with_the_newest_version_as_a_side_file_is_another(repository, tm
     shutil.copyfile(repository / "net" / "1" / "model.onnx", source / "before" / "net.onnx")
     (source / "net.onnx").write_text("bad")
 
-    with pytest.raises(OperationFailed, match="no ONNX network"):
+    with pytest.raises(OperationFailed, match="expected an ONNX network"):
         publish_to(repository)("net", source)
 
 
@@ -710,12 +713,22 @@ def test_failed_recovery_is_not_the_files_fault(repository, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "repository_name", "model", "reason"),
     [
-        ("absent", "repository", "", "{base}/absent is no folder"),
-        ("file", "repository", "", "{base}/file is no folder"),
-        ("link", "repository", "", "{base}/link and the repository {base}/repository must not lie"),
-        (".", "repository", "", "{base} and the repository {base}/repository must not lie one in the"),
-        ("drop", "absent", "", "{base}/absent is no model repository"),
-        ("drop", "repository", "other", "{base}/repository has no network 'other', it has: net"),
+        ("absent", "repository", "", "cannot watch '{base}/absent': it is not a folder; fix: mkdir "),
+        ("file", "repository", "", "cannot watch '{base}/file': it is not a folder"),
+        (
+            "link",
+            "repository",
+            "",
+            "cannot watch '{base}/link': it contains the repository '{base}/repository', or is inside",
+        ),
+        (
+            ".",
+            "repository",
+            "",
+            "cannot watch '{base}': it contains the repository '{base}/repository', or is inside",
+        ),
+        ("drop", "absent", "", "'{base}/absent' is not a folder; fix: "),
+        ("drop", "repository", "other", "'{base}/repository' has no network 'other', it has: net"),
     ],
     ids=["absent", "file", "in-repository", "around-repository", "repository", "model"],
 )
@@ -742,7 +755,7 @@ def test_wrong_usage_ends_the_command(repository, tmp_path):
     """The exit code is 2, and nothing is written."""
     done = nereid(repository, str(tmp_path / "absent"))
 
-    assert (done.exit_code, done.stderr) == (2, f"error: {tmp_path / 'absent'} is no folder\n")
+    assert (done.exit_code, "is not a folder; fix: mkdir" in done.stderr) == (2, True)
     assert [*tmp_path.rglob(JOURNAL)] == []
 
 

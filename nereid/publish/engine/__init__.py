@@ -1,1 +1,1 @@
-"""Journaled steps of a publish operation, which can be resumed or undone."""
+"""Journaled actions of a publish operation, which can be resumed or undone."""

@@ -1,7 +1,7 @@
-"""The actions that a change of a repository is made of: each can be done twice, and taken back twice.
+"""Actions on a model repository, each of which can be repeated and undone.
 
-So whoever finds some of them done, however that came about, does them all, or takes them all back. Their
-order keeps the repository such that a server which starts at any moment can load it.
+A recovery that finds some actions done repeats all of them, or undoes all of them. Their order keeps the
+repository loadable for a server that starts at any moment.
 """
 
 import shutil
@@ -25,17 +25,17 @@ from nereid.server.control import Control, Refused
 from nereid.server.run_dir import ServerRecord
 
 READY_S, POLL_S = 60.0, 0.05
-# How long a request that chose a variant just before it left the route may take to reach its model.
+# Time in which a request that chose a variant just before its removal reaches its model.
 DRAIN_S = 1.0
 ROUTE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where actions take place.
+    """The repository of an operation, its staging folder, and the running server.
 
-    `staging` holds `new`, what is to come into the repository; `old`, what was taken out of it; and `before`,
-    files as they were. `record` is that of the running server, if there is one; `report` gets what is done.
+    `staging` contains `new` (what comes into the repository), `old` (what was taken out) and `before` (files
+    in their former state). `record` is None if no server runs. `report` receives progress lines.
     """
 
     repository: Path
@@ -45,201 +45,208 @@ class Workspace:
 
     @property
     def control(self) -> Control | None:
-        """The running server, to be told what to load."""
+        """Return the client that loads and unloads models, None if no server runs."""
         return Control(self.record) if self.record else None
 
     @property
     def server(self) -> RunningServer | None:
-        """The running server, to be asked about routes."""
+        """Return the client that reads the served routes, None if no server runs."""
         return RunningServer(self.record) if self.record else None
 
 
 class Install(Struct, frozen=True, tag=True):
-    """A file or folder that comes into the repository: a `model`, a `version` of one, or neither."""
+    """Move a file or folder into the repository.
+
+    The folder is a model if only `model` is set, and a version of the model if `version` is set, too.
+    """
 
     path: str
     model: str = ""
     version: int = 0
 
-    def forward(self, site: Workspace) -> None:
-        """Move it in, at once."""
-        source, target = site.staging / "new" / self.path, site.repository / self.path
+    def do(self, workspace: Workspace) -> None:
+        """Move it in atomically.
+
+        Raises:
+            OperationFailed: something else has its place, or the staged files have disappeared.
+        """
+        source, target = workspace.staging / "new" / self.path, workspace.repository / self.path
         if source.exists():
             if target.exists():
-                raise OperationFailed(f"'{target}' is there already")
+                raise OperationFailed(f"cannot install '{self.path}': '{target}' already exists")
             files.move(source, target)
         elif not target.exists():
-            raise OperationFailed(f"'{target}' is gone")
-        site.report(f"{self.path}: in the repository")
+            raise OperationFailed(f"cannot install '{self.path}': '{target}' has disappeared")
+        workspace.report(f"{self.path}: added to the repository")
 
-    def backward(self, site: Workspace) -> None:
-        """Move it out, at once; a server may have it loaded, and then lets go of it.
+    def undo(self, workspace: Workspace) -> None:
+        """Move it out atomically, and unload it from a server that has loaded it.
 
-        What is still staged never came in: then another thing of that name is there, and stays.
+        While the files are still staged, they were never installed: a file of that name is somebody else's.
         """
-        source, target = site.repository / self.path, site.staging / "old" / self.path
-        if (site.staging / "new" / self.path).exists():
+        source, target = workspace.repository / self.path, workspace.staging / "old" / self.path
+        if (workspace.staging / "new" / self.path).exists():
             return
         if source.exists():
             shutil.rmtree(target, ignore_errors=True)
             files.move(source, target)
         if self.version:
-            _let_go(site, self.model, self.version)
-        elif self.model and site.control:
-            site.control.unload(self.model)
-        site.report(f"{self.path}: out of the repository")
+            _unload_version(workspace, self.model, self.version)
+        elif self.model and workspace.control:
+            workspace.control.unload(self.model)
+        workspace.report(f"{self.path}: removed from the repository")
 
 
 class Policy(Struct, frozen=True, tag=True):
-    """A version that is served: in config.pbtxt and in those of all profiles.
+    """Add a version to `version_policy` in config.pbtxt and in the configs of all profiles.
 
-    Files that say `all` stay as they are: Triton 24.10 loads every version anew, in the background, when a
-    config changes that is not the one in use.
+    Files with the policy `all` stay unchanged: Triton 24.10 reloads every version in the background when a
+    config changes that is not in use.
     """
 
     model: str
     version: int
 
-    def forward(self, site: Workspace) -> None:
-        """Add it; each file is replaced at once."""
-        for path in self._files(site):
-            before = self._before(site, path)
+    def do(self, workspace: Workspace) -> None:
+        """Add the version; each file is replaced atomically."""
+        for path in self._files(workspace):
+            before = self._before(workspace, path)
             if not before.exists():
                 before.parent.mkdir(parents=True, exist_ok=True)
                 files.replace(before, path.read_bytes())
-            self._write(site, path, {*self._others(path), self.version})
-        site.report(f"{self.model}: version {self.version} is to be served")
+            self._write(workspace, path, {*self._others(path), self.version})
+        workspace.report(f"{self.model}: version {self.version} added to version_policy")
 
-    def backward(self, site: Workspace) -> None:
-        """Take it out, or restore the files as they were, and let a server that has it let go of it."""
-        files = self._files(site)
-        for path in files:
-            before = self._before(site, path)
+    def undo(self, workspace: Workspace) -> None:
+        """Remove the version, or restore the former files, and unload the version."""
+        changed = self._files(workspace)
+        for path in changed:
+            before = self._before(workspace, path)
             if before.exists():
-                self._replace(site, path, before.read_text())
+                self._replace(workspace, path, before.read_text())
             else:
-                self._write(site, path, self._others(path))
-        if files:
-            _let_go(site, self.model, self.version)
-        site.report(f"{self.model}: version {self.version} is not to be served any more")
+                self._write(workspace, path, self._others(path))
+        if changed:
+            _unload_version(workspace, self.model, self.version)
+        workspace.report(f"{self.model}: version {self.version} removed from version_policy")
 
-    def _files(self, site: Workspace) -> list[Path]:
-        files = config_files(site.repository / self.model)
-        return [path for path in files if "all" not in read_pbtxt(path).get("version_policy", {})]
+    def _files(self, workspace: Workspace) -> list[Path]:
+        found = config_files(workspace.repository / self.model)
+        return [path for path in found if "all" not in read_pbtxt(path).get("version_policy", {})]
 
-    def _before(self, site: Workspace, path: Path) -> Path:
-        return site.staging / "before" / path.relative_to(site.repository)
+    def _before(self, workspace: Workspace, path: Path) -> Path:
+        return workspace.staging / "before" / path.relative_to(workspace.repository)
 
     def _others(self, path: Path) -> set[int]:
         folder = path.parent.parent if path.parent.name == CONFIGS else path.parent
         return {*served_versions(folder, read_pbtxt(path), without=self.version)}
 
-    def _write(self, site: Workspace, path: Path, versions: set[int]) -> None:
-        self._replace(site, path, pbtxt.with_versions(path.read_text(), sorted(versions)))
+    def _write(self, workspace: Workspace, path: Path, versions: set[int]) -> None:
+        self._replace(workspace, path, pbtxt.with_versions(path.read_text(), sorted(versions)))
 
-    def _replace(self, site: Workspace, path: Path, text: str) -> None:
+    def _replace(self, workspace: Workspace, path: Path, text: str) -> None:
         if text != path.read_text():
-            files.replace(path, text.encode(), site.staging)
+            files.replace(path, text.encode(), workspace.staging)
 
 
-class Load(Struct, frozen=True, tag=True):
-    """A version of a model that the running server is to have loaded."""
+class Load(Struct, frozen=True, tag="Serve"):
+    """Load a version of a model into the running server."""
 
     model: str
     version: int
 
-    def forward(self, site: Workspace) -> None:
-        """Load it, if its profile has use for it."""
-        control = site.control
-        if control is None or not self._is_wanted(site, control):
+    def do(self, workspace: Workspace) -> None:
+        """Load the version if the server's profile uses the model, and wait until it is ready."""
+        control = workspace.control
+        if control is None or not self._is_used(workspace, control):
             return
         control.load(self.model)
-        _wait(lambda: control.is_ready(self.model, self.version), f"{self} is not ready")
-        site.report(f"{self.model}: version {self.version} is ready")
+        name = f"version {self.version} of '{self.model}'"
+        _wait(lambda: control.is_ready(self.model, self.version), f"cannot load {name}: it is not ready")
+        workspace.report(f"{self.model}: version {self.version} is ready")
 
-    def backward(self, site: Workspace) -> None:
-        """Do nothing: whoever takes the files away tells the server."""
+    def undo(self, workspace: Workspace) -> None:
+        """Do nothing: the action that removes the files also unloads them."""
 
-    def __str__(self) -> str:
-        return f"version {self.version} of '{self.model}'"
-
-    def _is_wanted(self, site: Workspace, control: Control) -> bool:
-        profile = site.record.profile if site.record else ""
-        is_hidden = self.model in hidden_models(site.repository, profile)
+    def _is_used(self, workspace: Workspace, control: Control) -> bool:
+        profile = workspace.record.profile if workspace.record else ""
+        is_hidden = self.model in hidden_models(workspace.repository, profile)
         return not is_hidden or self.model in control.ready_versions()
 
 
 class Warm(Struct, frozen=True, tag=True):
-    """A loaded version that answers batches of every size before anybody depends on it."""
+    """Send a loaded version one batch of every size before it receives traffic."""
 
     model: str
     version: int
 
-    def forward(self, site: Workspace) -> None:
-        """Ask it."""
-        if site.record and site.control and site.control.is_ready(self.model, self.version):
-            sizes = warm.warm(site.record, site.repository / self.model, self.version)
-            site.report(f"{self.model}: version {self.version} answers batches of 1 to {sizes}")
+    def do(self, workspace: Workspace) -> None:
+        """Send the batches if the version is loaded."""
+        if workspace.record and workspace.control and workspace.control.is_ready(self.model, self.version):
+            size = warm.warm(workspace.record, workspace.repository / self.model, self.version)
+            sizes = f"batches of 1 to {size}" if size > 1 else "one request"
+            workspace.report(f"{self.model}: version {self.version} is warm, tried with {sizes}")
 
-    def backward(self, site: Workspace) -> None:
-        """Do nothing."""
+    def undo(self, workspace: Workspace) -> None:
+        """Do nothing: a request leaves no trace."""
 
 
-class AddVariant(Struct, frozen=True, tag=True):
-    """A variant of a route."""
+class AddVariant(Struct, frozen=True, tag="Vary"):
+    """Add a variant to a route."""
 
     route: str
     name: str
     model: str
     weight: float
 
-    def forward(self, site: Workspace) -> None:
-        """Add it to the route, and wait until that is served."""
-        self._change(site, variants.added(self.name, self.model, self.weight))
+    def do(self, workspace: Workspace) -> None:
+        """Add the variant, and wait until the server uses the new route."""
+        self._change(workspace, variants.added(self.name, self.model, self.weight))
 
-    def backward(self, site: Workspace) -> None:
-        """Take it out, and give requests that have chosen it time to reach its model.
+    def undo(self, workspace: Workspace) -> None:
+        """Remove the variant, and give requests that chose it time to reach its model.
 
         Raises:
-            VariantInUse: it has been given other traffic since.
+            VariantInUse: the variant has received other traffic in the meantime.
         """
-        if not (site.repository / self.route).exists():
+        if not (workspace.repository / self.route).exists():
             return
-        self._change(site, variants.removed(self.name, self.model, self.weight))
-        if site.server:
+        self._change(workspace, variants.removed(self.name, self.model, self.weight))
+        if workspace.server:
             time.sleep(DRAIN_S)
 
-    def _change(self, site: Workspace, propose: variants.Propose) -> None:
-        target = find_route(site.repository, self.route)
-        site.report(change_with_retry(target, propose, site.server, ROUTE_S))
+    def _change(self, workspace: Workspace, propose: variants.Propose) -> None:
+        location = find_route(workspace.repository, self.route)
+        workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_S))
 
 
 Action = Install | Policy | Load | Warm | AddVariant
 
 
-def forward(actions: Iterable[Action], site: Workspace) -> None:
-    """Do all actions, in their order."""
+def do_all(actions: Iterable[Action], workspace: Workspace) -> None:
+    """Do all actions in their order."""
     for action in actions:
-        action.forward(site)
+        action.do(workspace)
 
 
-def backward(actions: Iterable[Action], site: Workspace) -> None:
-    """Take all actions back, the last one first."""
+def undo_all(actions: Iterable[Action], workspace: Workspace) -> None:
+    """Undo all actions, the last one first."""
     for action in reversed([*actions]):
-        action.backward(site)
+        action.undo(workspace)
 
 
-def _let_go(site: Workspace, model: str, version: int) -> None:
-    """Load a model as its folder is now, if the server still has a version that is gone from there."""
-    control = site.control
+def _unload_version(workspace: Workspace, model: str, version: int) -> None:
+    """Reload a model without a version whose files are gone, if the server still has that version."""
+    control = workspace.control
     if control and version in control.ready_versions().get(model, ()):
         control.load(model)
-        _wait(lambda: not control.is_ready(model, version), f"version {version} of '{model}' is still loaded")
+        name = f"version {version} of '{model}'"
+        _wait(lambda: not control.is_ready(model, version), f"cannot unload {name}: it is still loaded")
 
 
-def _wait(is_so: Callable[[], bool], otherwise: str) -> None:
+def _wait(is_done: Callable[[], bool], failure: str) -> None:
     deadline = time.monotonic() + READY_S
-    while not is_so():
+    while not is_done():
         if time.monotonic() > deadline:
-            raise Refused(f"{otherwise} after {READY_S:g} s")
+            raise Refused(f"{failure} after {READY_S:g} s; fix: see the reason in the server's log")
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""How a change of a repository is carried out, such that no kill and no refusal leaves it half done."""
+"""Changes of a repository that neither a kill nor a refusal leaves half done."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from nereid import json_lines
 from nereid.errors import OperationFailed
 from nereid.publish.engine import journal
-from nereid.publish.engine.actions import Workspace, backward, forward
+from nereid.publish.engine.actions import Workspace, do_all, undo_all
 from nereid.publish.engine.journal import Journal, Kind, Operation
 from nereid.publish.engine.variants import VariantInUse
 from nereid.server.control import NotReached
@@ -23,26 +23,26 @@ EXPLICIT = "explicit"
 def locked_repository(
     repository: Path, record: ServerRecord | None, report: Callable[[str], None]
 ) -> Iterator[tuple[Journal, Workspace]]:
-    """Hold the journal, after making good what the last holder left unfinished.
+    """Hold the repository's journal and lock; first finish or undo what a killed command left.
 
     Raises:
-        OperationFailed: somebody else holds it, what is left cannot be made good now, or the server does not
-            load and unload models when told to.
+        OperationFailed: another command holds the lock, the recovery is not possible now, or the server does
+            not accept load requests.
     """
     repository = repository.resolve()
     if record and record.model_control_mode != EXPLICIT:
         raise OperationFailed(
-            f"the server runs with --model-control-mode {record.model_control_mode} and cannot be told what "
-            "to load; fix: nereid serve without it, or stop it first"
+            f"cannot load models: expected a server with --model-control-mode {EXPLICIT}, got "
+            f"{record.model_control_mode}; fix: nereid serve without that option, or stop the server first"
         )
     with journal.opened(repository) as log:
-        site = Workspace(repository, log.folder, record, report)
-        recover(log, site)
-        yield log, site
+        workspace = Workspace(repository, log.folder, record, report)
+        recover(log, workspace)
+        yield log, workspace
 
 
-def recover(log: Journal, site: Workspace) -> None:
-    """Finish or undo what a killed command left.
+def recover(log: Journal, workspace: Workspace) -> None:
+    """Finish or undo the operation of a killed command.
 
     Raises:
         OperationFailed: that is not possible now.
@@ -50,70 +50,72 @@ def recover(log: Journal, site: Workspace) -> None:
     if not (line := log.unfinished()):
         return
     operation = line.operation
-    site = _at(site, log, operation)
-    site.report(f"{operation} of {line.time:%Y-%m-%d %H:%M:%S} UTC was left unfinished")
+    workspace = _with_staging(workspace, log, operation)
+    workspace.report(f"recovery: '{operation}' of {line.time:%Y-%m-%d %H:%M:%S} UTC was not finished")
     try:
         if line.event == "begin":
             log.write("undone", operation, "recovered")
         elif line.event == "commit":
-            commit(log, operation, site)
+            commit(log, operation, workspace)
         else:
-            undo(log, operation, site, line.note)
+            undo(log, operation, workspace, line.note)
     except OperationFailed as error:
         if log.unfinished():
             raise
-        site.report(str(error))
-    site.report(f"{operation}: {log.lines()[-1].event}")
+        workspace.report(str(error))
+    workspace.report(f"recovery: '{operation}' is {log.lines()[-1].event}")
 
 
-def commit(log: Journal, operation: Operation, site: Workspace) -> None:
-    """Do the actions of an operation; if one fails, take all of them back.
+def commit(log: Journal, operation: Operation, workspace: Workspace) -> None:
+    """Do the actions of an operation; if one fails, undo all of them.
 
     Raises:
-        OperationFailed: one failed, and all are taken back; `NotReached`: the server is gone.
+        OperationFailed: an action failed, and all are undone; `NotReached`: the server has gone away.
     """
     log.write("commit", operation)
     try:
-        forward(operation.actions, site)
+        do_all(operation.actions, workspace)
     except NotReached:
         raise
     except Exception as error:
         log.write("undo", operation, str(error))
-        site.report(f"refused, taking it back: {error}")
-        undo(log, operation, site, str(error))
-        raise OperationFailed(f"{operation} failed, and was taken back: {error}") from error
+        workspace.report(f"failed, undoing all steps: {error}")
+        undo(log, operation, workspace, str(error))
+        raise OperationFailed(f"'{operation}' failed and was undone: {error}") from error
     except KeyboardInterrupt:
-        site.report(f"{operation} was interrupted: the next command finishes it")
+        workspace.report(f"'{operation}' was interrupted; the next publish, add or retire finishes it")
         raise
     log.write("done", operation)
 
 
-def undo(log: Journal, operation: Operation, site: Workspace, note: str = "") -> None:
-    """Take the actions of an operation back, from where `undo` was written.
+def undo(log: Journal, operation: Operation, workspace: Workspace, note: str = "") -> None:
+    """Undo the actions of an operation whose event `undo` is in the journal.
 
     Raises:
-        VariantInUse: requests are sent to what is to go. A version that was to be retired then stays.
-        OperationFailed: the server does not do it.
+        VariantInUse: a variant to be removed receives requests; a version to be retired then stays.
+        OperationFailed: the server refuses.
     """
     try:
-        backward(operation.actions, site)
+        undo_all(operation.actions, workspace)
     except VariantInUse as error:
-        # Variants go first, so nothing is missing yet.
+        # Variants are removed first, so nothing is missing yet.
         if operation.kind == "retire":
             log.write("undone", operation, str(error))
         raise
-    log.write(operation.taken_back, operation, note)
+    log.write(operation.event_when_undone, operation, note)
 
 
-def begin(log: Journal, at: Workspace, kind: Kind, model: str, version: int) -> tuple[Operation, Workspace]:
-    """Write down that an operation begins; returns it, and its own site."""
+def begin(
+    log: Journal, workspace: Workspace, kind: Kind, model: str, version: int
+) -> tuple[Operation, Workspace]:
+    """Write the begin of an operation to the journal; return it, and a workspace with its own staging."""
     user = json_lines.user_name(os.getuid())
     operation = Operation(secrets.token_hex(8), kind, model, version, user)
     log.write("begin", operation)
-    return operation, _at(at, log, operation)
+    return operation, _with_staging(workspace, log, operation)
 
 
-def _at(site: Workspace, log: Journal, operation: Operation) -> Workspace:
+def _with_staging(workspace: Workspace, log: Journal, operation: Operation) -> Workspace:
     staging = log.staging(operation)
     staging.mkdir(exist_ok=True)
-    return dataclasses.replace(site, staging=staging)
+    return dataclasses.replace(workspace, staging=staging)

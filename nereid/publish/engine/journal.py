@@ -1,7 +1,7 @@
-"""What is being done to a repository, written down before it is done, so that a kill can be made good.
+"""Journal of a repository: every change is written there before it is made, so that a kill can be repaired.
 
-It lies in a folder beside the repository, on the same filesystem, together with what is staged: inside it,
-Triton would take the folder for a model. Its file is also the lock of all that change the set of models.
+The journal and the staged files are in a folder next to the repository, on the same filesystem: Triton takes
+every folder inside the repository for a model. The file is also the lock of the set of models.
 """
 
 import contextlib
@@ -19,14 +19,13 @@ from nereid.errors import OperationFailed
 from nereid.publish.engine.actions import Action
 
 Kind = Literal["add", "publish", "retire"]
-# Up to `commit` nothing in the repository has changed; from then on the actions are to be done, or, from
-# `undo` on, to be taken back.
+# Up to `commit` the repository is unchanged. From `commit` on the actions are done, from `undo` on undone.
 Event = Literal["begin", "commit", "undo", "done", "undone"]
 FINISHED = frozenset({"done", "undone"})
 
 
 class Operation(Struct, frozen=True):
-    """One change of the repository; `actions` are known from `commit` on."""
+    """One change of the repository; `actions` are known from the event `commit` on."""
 
     id: str
     kind: Kind
@@ -39,13 +38,13 @@ class Operation(Struct, frozen=True):
         return f"{self.kind} {self.model} {self.version}"
 
     @property
-    def taken_back(self) -> "Event":
-        """What has happened when all actions are taken back, which is what retiring is for."""
+    def event_when_undone(self) -> "Event":
+        """Return the event after all actions are undone; to retire is to undo what a publication did."""
         return "done" if self.kind == "retire" else "undone"
 
 
 class Line(Struct, frozen=True):
-    """One event of an operation, and the whole of the operation as it was then."""
+    """One event of an operation, with the whole operation as it was then."""
 
     time: Annotated[datetime, Meta(tz=True)]
     event: Event
@@ -61,13 +60,13 @@ class Journal:
     file: BinaryIO
 
     def staging(self, operation: Operation) -> Path:
-        """Return the folder of what an operation has staged, and of what it has put away."""
+        """Return the folder for the staged and the removed files of an operation."""
         return self.folder / operation.id
 
     def write(self, event: Event, operation: Operation, note: str = "") -> None:
-        """Write an event down; what it has staged is removed when an operation is finished."""
+        """Append an event; a finished operation loses its staged files."""
         if event in FINISHED and not operation.actions:
-            # First, as the disk may be full of it; nothing of it is needed to take nothing back.
+            # Before the line, as they may fill the disk; without actions, undoing needs none of them.
             shutil.rmtree(self.staging(operation), ignore_errors=True)
         json_lines.append(self.file, Line(datetime.now(UTC), event, operation, note))
         if event in FINISHED:
@@ -78,25 +77,25 @@ class Journal:
         return read(self.folder)
 
     def unfinished(self) -> Line | None:
-        """Return the last event of the operation that was not finished, if there is one."""
+        """Return the last event of an unfinished operation, None if all are finished."""
         lines = self.lines()
         return lines[-1] if lines and lines[-1].event not in FINISHED else None
 
 
 @contextlib.contextmanager
 def opened(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterator[Journal]:
-    """Open a repository's journal; inside, nobody else changes its set of models.
+    """Open a repository's journal under its lock: no other command changes the set of models meanwhile.
 
     Raises:
-        OperationFailed: somebody else does, or nothing can be staged beside the repository.
+        OperationFailed: another command holds the lock, or staged files could not be renamed.
         OSError: the journal cannot be written.
     """
     folder = folder_of(repository)
     parent = folder.parent
     if parent.stat().st_dev != repository.stat().st_dev:
         raise OperationFailed(
-            f"{repository} is a mount of its own, so that nothing staged beside it can be renamed into it; "
-            "fix: keep the repository in a folder of that mount"
+            f"cannot stage files for '{repository}': it is a mount point, and files outside cannot be "
+            "renamed into it; fix: move the repository into a folder of that mount"
         )
     folder.mkdir(exist_ok=True)
     with files.locked_file(folder / "journal.jsonl", "nereid publish", timeout_s) as file:
@@ -107,7 +106,7 @@ def read(folder: Path) -> tuple[Line, ...]:
     """Return all events of a journal, oldest first.
 
     Raises:
-        OperationFailed: one cannot be read, so that nobody knows what is left to be done.
+        OperationFailed: an event is of an unknown format, so that nobody knows what is unfinished.
     """
     return json_lines.read_all(folder / "journal.jsonl", Line)
 

@@ -1,4 +1,4 @@
-"""What publishing does to a route: a variant more, a variant less, or back to what was before one."""
+"""Changes of a route by publishing: add a variant, remove a variant, or roll back."""
 
 import msgspec
 from msgspec.structs import replace
@@ -13,11 +13,11 @@ __all__ = ["Propose", "VariantInUse", "added", "removed", "rolled_back"]
 
 
 class VariantInUse(OperationFailed):
-    """Requests are sent to a variant that is to go."""
+    """Requests are sent to a variant that is to be removed."""
 
 
 def added(name: str, model: str, weight: float) -> Propose:
-    """Propose the present route with a variant more, version 1 of the pinned `model`."""
+    """Propose the present route with one more variant, version 1 of the pinned `model`."""
 
     def propose(present: RouteState) -> Proposal:
         route = present.route()
@@ -31,9 +31,9 @@ def added(name: str, model: str, weight: float) -> Propose:
 
 
 def removed(name: str, model: str, weight: float) -> Propose:
-    """Propose the present route without a variant that is in it as it was put there.
+    """Propose the present route without a variant that is unchanged since it was added.
 
-    Proposing raises `VariantInUse` if it has another weight than `weight`, is the default, or has header rules.
+    The proposal raises `VariantInUse` if its weight differs, or it is the default or has header rules.
     """
 
     def propose(present: RouteState) -> Proposal:
@@ -48,24 +48,25 @@ def removed(name: str, model: str, weight: float) -> Propose:
 
 
 def _check_unused(route: Route, variant: Variant, weight: float) -> None:
+    name = f"cannot remove variant '{variant.name}'"
     if variant.weight != weight:
         raise VariantInUse(
-            f"variant '{variant.name}' has weight {variant.weight:g}; "
+            f"{name}: expected weight {weight:g}, got {variant.weight:g}; "
             f"fix: nereid route set {variant.name}={weight:g}, or nereid rollback"
         )
     if variant.name == route.default:
-        raise VariantInUse(f"variant '{variant.name}' is the default; fix: make it another one")
+        raise VariantInUse(f"{name}: it is the route's default; fix: make another variant the default")
     if variant.headers:
-        raise VariantInUse(f"header rules lead to variant '{variant.name}'; fix: take them away")
+        raise VariantInUse(f"{name}: it has header rules; fix: remove them from the route file")
 
 
 def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
-    """Propose that some variants get no traffic, and earlier ones what they had before those had any.
+    """Propose weight 0 for some variants, and for earlier ones the weights from before those had any.
 
     Args:
         current: names of the variants of the current version.
-        earlier: names of the variants with earlier versions, the latest first: the first one stands in if
-            the history does not know.
+        earlier: names of the variants with earlier versions, the latest first. The first one gets all traffic
+            if the history has no such weights.
     """
 
     def propose(present: RouteState) -> Proposal:
@@ -84,7 +85,7 @@ def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
 def _weights_before(
     present: RouteState, current: tuple[str, ...], earlier: tuple[str, ...]
 ) -> dict[str, float]:
-    """Return the newest weights that earlier variants had while the current ones had none."""
+    """Return the newest weights of the earlier variants from when the current ones had none."""
     for entry in reversed(present.all_entries):
         route = entry.parsed()
         if route and not _weights(route, current) and (weights := _weights(route, earlier)):
@@ -97,7 +98,7 @@ def _weights(route: Route, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _checked(route: Route) -> Route:
-    """Return the route if a file may hold it: msgspec's `replace` does not look."""
+    """Return the route if a file may contain it; the `replace` of msgspec does not validate."""
     try:
         return parse_route(msgspec.json.encode(route))
     except InvalidConfig as error:

@@ -1,4 +1,4 @@
-"""The first requests of a model that was just loaded: every batch size it may meet, before anybody waits."""
+"""Warm-up of a model that was just loaded: one request with every batch size."""
 
 from pathlib import Path
 
@@ -14,31 +14,33 @@ from nereid.server.run_dir import ServerRecord
 
 
 def warm(record: ServerRecord, folder: Path, version: int) -> int:
-    """Ask a model once in every batch size; returns the largest.
+    """Send a model one batch of every size; return the largest size.
 
     Raises:
-        OperationFailed: it does not answer, or answers what is no number.
+        OperationFailed: a request fails, or an output has values that are not finite.
     """
     config = ModelConfig.from_file(folder, version)
     with tritonclient.grpc.InferenceServerClient(record.url("grpc"), channel_args=DIRECT) as client:
         for size in range(1, max(1, config.max_batch_size) + 1):
-            _ask(client, config, size)
+            _infer(client, config, size)
     return max(1, config.max_batch_size)
 
 
-def _ask(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig, size: int) -> None:
+def _infer(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig, size: int) -> None:
     tensors = [
         _tensor(spec, config.max_batch_size > 0, size) for spec in config.inputs if not spec.is_optional
     ]
-    what = f"version {config.version} of '{config.name}', asked with a batch of {size},"
+    failure = f"warm-up of version {config.version} of '{config.name}' failed with a batch of {size}"
     try:
         result = client.infer(config.name, tensors, str(config.version), client_timeout=LOAD_S)
     except InferenceServerException as error:
-        raise OperationFailed(f"{what} fails: {error.message()}") from None
+        raise OperationFailed(f"{failure}: {error.message()}") from None
     for output in config.outputs:
         array = result.as_numpy(output.name)
         if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise OperationFailed(f"{what} answers '{output.name}' with values that are no finite numbers")
+            raise OperationFailed(
+                f"{failure}: expected finite numbers in output '{output.name}', got NaN or infinity"
+            )
 
 
 def _tensor(spec: TensorSpec, is_batched: bool, size: int) -> tritonclient.grpc.InferInput:

@@ -1,1 +1,1 @@
-"""Examination of a candidate network in a process of its own."""
+"""Examination of a candidate network in a separate process."""

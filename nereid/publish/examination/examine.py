@@ -1,7 +1,7 @@
-"""Whether a network may take the place of another: asked of a process of its own, which may fall.
+"""Examination of a network in a separate process, `nereid.publish.examination.examiner`.
 
-A broken network can end the process that opens it, or take all memory; the server never meets it, and the
-command that asks survives it. `nereid.publish.examination.examiner` is that process.
+A broken network can crash the process that opens it, or use all memory. Here it affects neither the server
+nor the command.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ PATHS = ("candidate", "current", "preprocess", "labels")
 
 @dataclass(frozen=True, slots=True)
 class ExaminationRequest:
-    """What is asked about a network.
+    """The network to examine, and the limits for it.
 
     Args:
         model: its name, for messages.
-        candidate: a version folder, numbered or not.
+        candidate: a version folder, with or without a number as its name.
         document: the model's config, with protobuf field names.
-        current: the version folder it is compared with; None for a first version.
-        preprocess: folder of the model that makes inputs of images; None for random inputs of a fixed seed.
-        preprocess_version: of that model.
-        images: golden images, encoded.
-        tolerance: greatest difference of outputs, relative to the current version's largest |output|.
-        accept_change: whether other answers are meant.
-        max_slowdown: greatest ratio of median latencies.
-        max_memory_ratio: greatest ratio of memory.
-        labels: label file to count against the classes of the output.
+        current: the version folder to compare with; None for a first version.
+        preprocess: folder of the model that converts images to inputs; None for random inputs.
+        preprocess_version: the version of that model.
+        images: files of encoded golden images.
+        tolerance: maximum difference of outputs, relative to the current version's largest |output|.
+        is_change_accepted: whether a larger difference is only noted.
+        max_slowdown: maximum ratio of median latencies.
+        max_memory_ratio: maximum ratio of memory sizes.
+        labels: label file whose lines are counted against the classes of the output.
     """
 
     model: str
@@ -50,20 +50,20 @@ class ExaminationRequest:
     preprocess_version: int
     images: tuple[Path, ...]
     tolerance: float
-    accept_change: bool
+    is_change_accepted: bool
     max_slowdown: float
     max_memory_ratio: float
     labels: Path | None
 
     def to_json(self) -> str:
-        """Write it as one line, with paths that hold in any working directory."""
+        """Return the request as one line of JSON, with absolute paths."""
         fields = {name: str(each.resolve()) if (each := getattr(self, name)) else None for name in PATHS}
         images = [str(image.resolve()) for image in self.images]
         return json.dumps(asdict(self) | fields | {"images": images})
 
     @classmethod
     def from_json(cls, text: str) -> "ExaminationRequest":
-        """Read what `to_json` wrote."""
+        """Parse the result of `to_json`."""
         fields = json.loads(text)
         paths = {name: Path(fields[name]) if fields[name] else None for name in PATHS}
         return cls(**fields | paths | {"images": tuple(map(Path, fields["images"]))})
@@ -71,10 +71,12 @@ class ExaminationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured of a network that may be served; ratios are to the current version, if there is one.
+    """Measurements of an accepted network; ratios are to the current version, None for a first version.
 
-    `difference` is the greatest over the inputs, relative to the current version's largest |output|;
-    `size_bytes` includes external data; `latency_ms` is the median of one row on one thread.
+    Args:
+        size_bytes: the network and its external data.
+        latency_ms: median of one row on one thread.
+        difference: the largest over all inputs, relative to the current version's largest |output|.
     """
 
     sha256: str
@@ -90,11 +92,11 @@ class Report:
 
 
 class Rejected(OperationFailed):
-    """The network is not to be served; the message is the reason, on one line."""
+    """The network must not be served; the message is the reason on one line."""
 
 
 class ExaminationFailed(OperationFailed):
-    """The network was not examined, by no fault of its own."""
+    """The examination failed for a reason outside the network."""
 
 
 def _ignore(line: str) -> None:
@@ -102,38 +104,41 @@ def _ignore(line: str) -> None:
 
 
 def examine(
-    question: ExaminationRequest, timeout_s: float = 600.0, progress: Callable[[str], None] = _ignore
+    request: ExaminationRequest, timeout_s: float = 600.0, progress: Callable[[str], None] = _ignore
 ) -> Report:
-    """Examine a network in a process of its own, which is ended with this one.
+    """Examine a network in a separate process, which ends with this one.
 
     Args:
-        timeout_s: after which the process is killed.
-        progress: called with a line about each step before it is made.
+        request: the network and its limits.
+        timeout_s: time after which the process is killed.
+        progress: receives a line before each step.
 
     Raises:
-        Rejected: the network is not to be served, ended the process, or was not done in time.
-        ExaminationFailed: the examination itself failed, such as for want of the `onnx` package.
+        Rejected: the network must not be served, crashed the process, or exceeded the time.
+        ExaminationFailed: the examination itself failed, for example because the `onnx` package is missing.
     """
     with tempfile.TemporaryFile() as errors, _process(errors) as process:
         is_late = threading.Event()
-        timer = threading.Timer(timeout_s, _give_up, (process, is_late))
+        timer = threading.Timer(timeout_s, _stop_late, (process, is_late))
         timer.start()
         try:
-            report, last = _converse(process, question, progress)
+            report, last = _read_results(process, request, progress)
             status = process.wait()
         finally:
             timer.cancel()
         if report:
             return report
         if is_late.is_set():
-            late = f"was ended after {timeout_s:g} s"
-            raise Rejected(f"the examination of '{question.model}' {late}, while it was: {last}")
-        raise _unanswered(question.model, status, last, errors)
+            raise Rejected(
+                f"the examination of '{request.model}' was stopped: expected a result within "
+                f"{timeout_s:g} s, last step: {last}"
+            )
+        raise _crash(request.model, status, last, errors)
 
 
 @contextlib.contextmanager
 def _process(errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
-    """Start the examiner in a session of its own; whatever happens, its process group is gone afterwards."""
+    """Run the examiner in its own session; kill its process group at the end."""
     process = subprocess.Popen(
         [sys.executable, *EXAMINER, str(os.getpid())],
         stdin=subprocess.PIPE,
@@ -154,19 +159,19 @@ def _kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _give_up(process: subprocess.Popen[str], is_late: threading.Event) -> None:
+def _stop_late(process: subprocess.Popen[str], is_late: threading.Event) -> None:
     is_late.set()
     _kill(process)
 
 
-def _converse(
-    process: subprocess.Popen[str], question: ExaminationRequest, progress: Callable[[str], None]
+def _read_results(
+    process: subprocess.Popen[str], request: ExaminationRequest, progress: Callable[[str], None]
 ) -> tuple[Report | None, str]:
-    """Return the report if there is one, and the last line of progress."""
+    """Return the report, None if there is none, and the last line of progress."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it ended already; its status says how
-        process.stdin.write(question.to_json())
+    with contextlib.suppress(BrokenPipeError):  # it has already ended; its status tells how
+        process.stdin.write(request.to_json())
         process.stdin.close()
     report, last = None, "starting"
     for line in process.stdout:
@@ -186,15 +191,14 @@ def _converse(
     return report, last
 
 
-def _unanswered(model: str, status: int, last: str, errors: IO[bytes]) -> OperationFailed:
+def _crash(model: str, status: int, last: str, errors: IO[bytes]) -> OperationFailed:
     errors.seek(0)
     lines = errors.read().decode(errors="replace").strip().splitlines()
-    said = f"; it said: {lines[-1].strip()}" if lines else ""
+    output = f"; its last output: {lines[-1].strip()}" if lines else ""
     if status < 0:
         name = signal.Signals(-status).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
-        ended = f"the examination of '{model}' ended with {name}{hint}, while it was: {last}"
-        return Rejected(f"{ended}{said}")
+        return Rejected(f"the examination of '{model}' crashed with {name}{hint}, last step: {last}{output}")
     return ExaminationFailed(
-        f"the examination of '{model}' failed (status {status}), while it was: {last}{said}"
+        f"the examination of '{model}' failed with exit code {status}, last step: {last}{output}"
     )

@@ -1,0 +1,125 @@
+"""Entries of a drop folder: ONNX files, or folders with one, and copies of them with known digests."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid.repository.checksums import digest
+
+PUBLISHED, REJECTED = "published", "rejected"
+SUFFIX, UNFINISHED = ".onnx", (".tmp", ".part")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A network in the folder as its file attributes show it; equal entries were not written in between.
+
+    Args:
+        path: an ONNX file, or a folder with one.
+        is_link: whether it is a link or contains one; links are replaced in place, and never moved.
+        files: path below `root`, inode, size in bytes and time of change in ns of each file.
+    """
+
+    path: Path
+    is_link: bool
+    files: tuple[tuple[str, int, int, int], ...]
+
+    @property
+    def root(self) -> Path:
+        """Return the folder that contains its files."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def model(self) -> str:
+        """Return the model in its name: `classify@monday.onnx` is for `classify`."""
+        return self.path.name.removesuffix(SUFFIX).partition("@")[0]
+
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of every file that is not hidden, by its path below `root`."""
+        names = [name for name, *_ in self.files if not _is_hidden(Path(name))]
+        return {name: digest(self.root / name) for name in names}
+
+    def is_same_file(self, other: "Entry | None") -> bool:
+        """Return whether another entry has the same files, whatever their names."""
+        return other is not None and [each[1:] for each in self.files] == [each[1:] for each in other.files]
+
+
+def is_candidate(path: Path) -> bool:
+    """Return whether a path in a drop folder can be an entry, judged by its name."""
+    is_own = path.name in (PUBLISHED, REJECTED)
+    # Names must fit on a line, and into the journal, which is UTF-8.
+    if is_own or path.name.startswith(".") or path.suffix in UNFINISHED or not path.name.isprintable():
+        return False
+    return path.suffix == SUFFIX or path.is_dir()
+
+
+def read_entry(path: Path) -> Entry | None:
+    """Return the entry at a path; None while it is obviously incomplete.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    is_folder = path.is_dir()
+    if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
+        return None
+    below = sorted(path.rglob("*")) if is_folder else [path]
+    if any(each.suffix in UNFINISHED for each in below):
+        return None
+    files = []
+    for each in below:
+        try:
+            status = each.stat()
+        except FileNotFoundError:  # renamed meanwhile, or a link whose target is still missing
+            return None
+        if stat.S_ISREG(status.st_mode):
+            name = str(each.relative_to(path if is_folder else path.parent))
+            files.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    # The writer of an empty file has only just begun.
+    if not files or any(name.endswith(SUFFIX) and not size for name, _, size, _ in files):
+        return None
+    return Entry(path, any(each.is_symlink() for each in (path, *below)), tuple(files))
+
+
+@contextlib.contextmanager
+def copied(entry: Entry, digests: Mapping[str, str], staging: Path) -> Iterator[Path | None]:
+    """Provide a copy of an entry inside the context; None if the entry has changed.
+
+    Args:
+        entry: the entry to copy.
+        digests: the expected SHA-256 of the copied files.
+        staging: a folder for this copy only.
+
+    Raises:
+        OSError: something cannot be read or written.
+    """
+    copy = staging / entry.path.name
+    root = copy if entry.path.is_dir() else staging
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        for name in digests:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(entry.root / name, root / name)
+        is_same = {name: _digest(root / name) for name in digests} == digests
+        yield copy if is_same else None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def combined(digests: Mapping[str, str]) -> str:
+    """Return one SHA-256 for the digests of several files."""
+    lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests.items()))
+    return hashlib.sha256(os.fsencode(lines)).hexdigest()
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _digest(path: Path) -> str:
+    return digest(path) if path.exists() else ""

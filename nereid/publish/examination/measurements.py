@@ -1,0 +1,170 @@
+"""Latency and memory of a network, compared with the current version and the free memory."""
+
+import ctypes
+import gc
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from nereid.config.model_config import ModelConfig
+from nereid.publish.examination.examine import ExaminationRequest, Rejected
+from nereid.publish.examination.samples import Arrays, Sample
+from nereid.serving_errors import ServingError
+
+if TYPE_CHECKING:
+    from nereid.inference.session import Session
+
+WARM_RUNS, TIMED_RUNS = 3, 15
+MIN_DURATION_S, MAX_DURATION_S = 0.1, 5.0
+# A smaller difference comes from the timer and other processes, not from the network.
+LATENCY_SLACK_MS = 0.2
+MEMORY_SLACK_BYTES = 64 * 2**20
+HEADROOM = 1.2
+
+
+class Network:
+    """An open network that runs samples on one thread of the CPU; `label` is its name in messages."""
+
+    def __init__(self, label: str, config: ModelConfig, session: "Session") -> None:
+        self.label, self.config, self._session = label, config, session
+        self._outputs = [tensor.name for tensor in config.outputs]
+
+    def run(self, sample: Sample) -> Arrays:
+        """Return the outputs by name.
+
+        Raises:
+            Rejected: ONNX Runtime reports an error.
+        """
+        outcome = self._session.run_requests([sample.inputs], [self._outputs])[0]
+        if isinstance(outcome, ServingError):
+            raise Rejected(f"{self.label} failed on {sample.name}: {outcome}")
+        return outcome
+
+    def time_ms(self, sample: Sample) -> float:
+        """Return the time of one run in milliseconds."""
+        start = time.perf_counter()
+        self.run(sample)
+        return (time.perf_counter() - start) * 1e3
+
+
+def open_network(label: str, config: ModelConfig, folder: Path) -> Network:
+    """Open the network in a version folder, as the backend does.
+
+    Raises:
+        InvalidConfig: it cannot be opened, or does not fit its config; with Triton's texts.
+    """
+    from nereid.inference.session import Session
+
+    # The folder may not have a number yet; only its name is used.
+    version = cast(int, folder.name)
+    config = replace(config, folder=folder.parent, version=version)
+    return Network(label, config, Session.from_config(config, instances=1))
+
+
+def measure_memory(label: str, config: ModelConfig, folder: Path, sample: Sample) -> tuple[Network, int]:
+    """Open a network and run it once; return it, and the growth of this process in bytes.
+
+    Raises:
+        InvalidConfig, Rejected: it cannot be opened or run.
+    """
+    _settle()
+    before = _resident_bytes()
+    network = open_network(label, config, folder)
+    network.run(sample)
+    return network, max(0, _resident_bytes() - before)
+
+
+def _settle() -> None:
+    gc.collect()
+    # Otherwise the next network uses free heap memory of the last one, which is not counted.
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_bytes() -> int:
+    """Return the available memory of this machine in bytes."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def check_latency(
+    request: ExaminationRequest, network: Network, current: Network | None, sample: Sample
+) -> tuple[float, float | None]:
+    """Compare the latency with the current version; return the median in ms, and the ratio.
+
+    Raises:
+        Rejected: it is slower than allowed.
+    """
+    networks = [network, current] if current else [network]
+    after, *rest = measure_latency(networks, sample)
+    if not rest:
+        return after, None
+    before = rest[0]
+    if is_slower(after, before, request.max_slowdown):  # once more, as other processes may have slowed it
+        after, before = measure_latency(networks, sample)
+    if is_slower(after, before, request.max_slowdown):
+        raise Rejected(
+            f"the network is too slow: expected at most {request.max_slowdown:g} times the current version's "
+            f"{before:.3g} ms for one row, got {after:.3g} ms ({after / before:.2f} times); "
+            "fix: allow it with --max-slowdown"
+        )
+    return after, after / before
+
+
+def measure_latency(networks: Sequence[Network], sample: Sample) -> list[float]:
+    """Return each network's median time in ms; runs alternate, so that a busy machine slows all equally."""
+    for network in networks:
+        for _ in range(WARM_RUNS):
+            network.run(sample)
+    times: list[list[float]] = [[] for _ in networks]
+    start = time.perf_counter()
+    while True:
+        for network, taken in zip(networks, times, strict=True):
+            taken.append(network.time_ms(sample))
+        elapsed_s = time.perf_counter() - start
+        is_enough = len(times[0]) >= TIMED_RUNS and elapsed_s > MIN_DURATION_S
+        if is_enough or elapsed_s > MAX_DURATION_S:
+            return [statistics.median(taken) for taken in times]
+
+
+def is_slower(after_ms: float, before_ms: float, max_slowdown: float) -> bool:
+    """Progress whether a median is beyond what is allowed, and by more than the machine's noise."""
+    return after_ms > before_ms * max_slowdown and after_ms - before_ms > LATENCY_SLACK_MS
+
+
+def check_memory(after: int, before: int, max_memory_ratio: float) -> float | None:
+    """Compare the bytes of two networks; return their ratio, None if the current one uses none.
+
+    Raises:
+        Rejected: the network uses more than allowed, and by more than the noise.
+    """
+    if after > before * max_memory_ratio + MEMORY_SLACK_BYTES:
+        raise Rejected(
+            f"the network uses too much memory: expected at most {max_memory_ratio:g} times the current "
+            f"version's {before / 2**20:,.0f} MB and {MEMORY_SLACK_BYTES / 2**20:.0f} MB more, "
+            f"got {after / 2**20:,.0f} MB; fix: allow it with --max-memory"
+        )
+    return after / before if before else None
+
+
+def check_headroom(memory_bytes: int, instances: int, available: int) -> None:
+    """Check that this machine has free memory for all instances.
+
+    Raises:
+        Rejected: it does not.
+    """
+    needed = HEADROOM * memory_bytes * instances
+    if needed > available:
+        mb = 2**20
+        raise Rejected(
+            f"not enough memory: expected {needed / mb:,.0f} MB ({instances} instances of "
+            f"{memory_bytes / mb:,.0f} MB, and {HEADROOM - 1:.0%} more), got {available / mb:,.0f} MB; "
+            "fix: fewer instances in config.pbtxt, or a larger machine"
+        )

@@ -1,0 +1,85 @@
+"""Requests of one row for an examination: golden images, or random inputs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nereid.config.model_config import ModelConfig, TensorSpec
+from nereid.inference.signature import DATATYPES, sequence_controls
+from nereid.publish.examination.examine import ExaminationRequest, Rejected
+from nereid.serving_errors import ServingError
+
+Arrays = Mapping[str, Any]
+
+RANDOM_INPUTS, SEED = 4, 20260826
+# The size of a free dim in random inputs: networks halve images five times.
+FREE_DIM = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request of a single row, and its name for messages."""
+
+    name: str
+    inputs: Arrays
+
+
+def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Sample]:
+    """Return the golden images as the preprocess model converts them.
+
+    Raises:
+        Rejected: its output does not fit the network's input, or an image cannot be used.
+        InvalidConfig: the preprocess model cannot be used.
+    """
+    from nereid.imaging.pipeline import Pipeline
+
+    assert request.preprocess is not None
+    preprocess = ModelConfig.from_file(request.preprocess, request.preprocess_version)
+    preprocess = replace(preprocess, parameters={**preprocess.parameters, "decode_threads": "1"})
+    pipeline = Pipeline.from_config(preprocess, max_batch_size=1, instances=1)
+    output, wanted = preprocess.outputs[0], config.inputs[0]
+    if len(config.inputs) > 1 or (output.datatype, output.dims) != (wanted.datatype, wanted.dims):
+        inputs = ", ".join(_spec(tensor) for tensor in config.inputs)
+        returned = f"{output.datatype.removeprefix('TYPE_')} {list(output.dims)}"
+        raise Rejected(
+            f"preprocessing '{preprocess.name}' returns {returned}, but the network's inputs are {inputs}"
+        )
+    samples = []
+    for image in request.images:
+        batch = pipeline.run([[image.read_bytes()]])
+        if isinstance(batch.outcomes[0], ServingError):
+            raise Rejected(f"golden image '{image}': {batch.outcomes[0]}")
+        shape = (*([1] if config.max_batch_size else []), *wanted.network_dims)
+        samples.append(Sample(image.name, {wanted.name: batch.tensor.copy().reshape(shape)}))
+    if not samples:
+        raise Rejected("expected at least one golden image, got none; fix: name one with --images")
+    return samples
+
+
+def _spec(tensor: TensorSpec) -> str:
+    return f"'{tensor.name}' {tensor.datatype.removeprefix('TYPE_')} {list(tensor.dims)}"
+
+
+def random_samples(config: ModelConfig) -> list[Sample]:
+    """Return random inputs that are the same in every examination."""
+    rng = np.random.default_rng(SEED)
+    tensors = [*(each for each in config.inputs if not each.is_optional), *sequence_controls(config)]
+    return [
+        Sample(f"random input {number}", {tensor.name: _random(tensor, config, rng) for tensor in tensors})
+        for number in range(1, RANDOM_INPUTS + 1)
+    ]
+
+
+def _random(tensor: TensorSpec, config: ModelConfig, rng: np.random.Generator) -> np.ndarray:
+    shape = [FREE_DIM if dim < 0 else dim for dim in tensor.network_dims]
+    shape = [1, *shape] if config.max_batch_size else shape
+    element = next(name for name, datatype in DATATYPES.items() if datatype == tensor.datatype)
+    if element == "string":
+        return np.full(shape, b"0", dtype=object)
+    dtype = np.dtype({"float": "float32", "double": "float64"}.get(element, element))
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    # Integers may be indices of a table of any length; bytes are pixels.
+    return rng.integers(0, 256 if element == "uint8" else 2, shape).astype(dtype)

@@ -1,0 +1,41 @@
+"""Checksums of a version's files, in the format of `sha256sum`."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+CHECKSUMS = "SHA256SUMS"
+# Files of a version folder that do not count: git's placeholder, and files of the backend.
+IGNORED = (".gitkeep", ".shared-weights-")
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def listed_files(folder: Path) -> set[str]:
+    """Return the files of a version that its checksums cover, and the checksums themselves."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    return {str(path) for path in paths if not path.parts[0].startswith(IGNORED)}
+
+
+def changes_since_publication(folder: Path) -> Iterator[str]:
+    """Yield the files of a version that were added, removed or changed after its publication."""
+    files, listed = listed_files(folder), {}
+    lines = (folder / CHECKSUMS).read_text(errors="replace").splitlines()
+    for line in (line for line in lines if line.strip() and not line.startswith("#")):
+        sha256, _, name = line.partition(" ")
+        listed[name[1:]] = sha256
+        # The second separator is a space, or sha256sum's mark of a binary file.
+        if len(sha256) != 64 or name[:1] not in (" ", "*"):
+            yield f"{CHECKSUMS}: expected a line of sha256sum, got '{line}'"
+            return
+    for name in sorted(files - listed.keys() - {CHECKSUMS}):
+        yield f"'{name}' was added later: it is not in {CHECKSUMS}"
+    for name, sha256 in listed.items():
+        if name not in files:
+            yield f"'{name}' is missing: it is in {CHECKSUMS}"
+        elif digest(folder / name) != sha256:
+            yield f"'{name}' has changed: its SHA-256 differs from {CHECKSUMS}"
