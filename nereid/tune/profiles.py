@@ -1,4 +1,4 @@
-"""The profile `tuned`: which models can be tuned, how a setting is written, and the profile as a whole."""
+"""The profile `tuned`: tunable models, settings in configs, and the profile's files."""
 
 import contextlib
 import os
@@ -21,11 +21,11 @@ from nereid.serving_errors import ServingError
 
 TUNED = "tuned"
 PLAIN = "config.pbtxt"
-# How the first line of what is written here begins: anything else is somebody's own.
+# Begin of the first line of a written config; a file without it belongs to the user.
 MARK = "# Written by `nereid tune"
 COPY = f"{MARK}` for another model: a copy of "
 
-# Names of settings; any other one is a parameter of the config.
+# Names of settings; other names are parameters of the config.
 INSTANCES, MAX_BATCH_SIZE = "instances", "max_batch_size"
 PREFERRED, DELAY = "preferred_batch_size", "max_queue_delay_microseconds"
 
@@ -34,10 +34,7 @@ Settings = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """A model that can be tuned, as a profile serves it.
-
-    `path` is the config in use and `text` what it says; `notes` are what its user should know.
-    """
+    """A model that can be tuned in a profile: the path and text of its config, and notes for the user."""
 
     model: str
     profile: str
@@ -48,11 +45,11 @@ class Tunable:
 
 
 def tunable(repository: Path, model: str, profile: str) -> Tunable:
-    """Find what is to be tuned.
+    """Return the config of a model for tuning.
 
     Raises:
-        WrongUsage: there is no such model, or it only stands for others, which are named.
-        OperationFailed: somebody else's profile `tuned` is there.
+        WrongUsage: the model does not exist, or only calls other models; the message has the alternatives.
+        OperationFailed: a profile `tuned` exists that `nereid tune` has not written.
     """
     documents = configs(repository, profile)
     if model not in documents:
@@ -62,15 +59,14 @@ def tunable(repository: Path, model: str, profile: str) -> Tunable:
     if "ensemble_scheduling" in document:
         steps = ", ".join(dict.fromkeys(step for step, _ in steps_of(document)))
         raise WrongUsage(
-            f"'{model}' is an ensemble in profile '{profile}', which runs nothing itself; "
-            f"tune its steps: {steps}"
+            f"cannot tune '{model}': it is an ensemble in profile '{profile}'; fix: tune its steps: {steps}"
         )
     if backend == "ab_router":
-        raise WrongUsage(f"'{model}' is a route and runs no network; tune its variants: {_variants(folder)}")
+        raise WrongUsage(f"cannot tune '{model}': it is a route; fix: tune its variants: {_variants(folder)}")
     named = folder / CONFIGS / f"{profile}.pbtxt"
     path = named if named.exists() else folder / PLAIN
     if not path.exists():
-        raise WrongUsage(f"'{model}' has no {PLAIN} to tune; fix: write one")
+        raise WrongUsage(f"cannot tune '{model}': it has no {PLAIN}; fix: write one")
     _check_ours(repository)
     return Tunable(
         model, profile, path, path.read_text(), backend, tuple(_notes(repository, model, profile, documents))
@@ -82,7 +78,7 @@ def _variants(folder: Path) -> str:
         config = ModelConfig.from_file(folder, 1)
         route = parse_route(route_file.read(route_file.path_of(config))[0])
     except (ServingError, OSError):
-        return "those in its route file"
+        return "see its route file"
     return ", ".join(dict.fromkeys(variant.model for variant in route.variants))
 
 
@@ -94,24 +90,24 @@ def _notes(
     users = [name for name, document in documents.items() if model in dict(steps_of(document))]
     return [
         f"profile '{profile}' does not load '{model}': {', '.join(users)} run it with its {PLAIN}; "
-        f"what is tuned is for who loads it, as with --profile {PLAIN_PROFILE}"
+        f"the tuned settings apply only where '{model}' is loaded, as with --profile {PLAIN_PROFILE}"
     ]
 
 
 def _check_ours(repository: Path) -> None:
     for path in sorted(repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")):
         if not _is_ours(path.read_text()):
-            raise OperationFailed(f"'{path}' was not written by nereid tune; fix: give it another name")
+            raise OperationFailed(f"'{path}' was not written by nereid tune; fix: rename that file")
 
 
 def _is_ours(text: str) -> bool:
-    """Tell whether a config is of this command, or of a publication that made a new one from such."""
+    """Return whether `nereid tune` has written a config, or a publication copied one that it wrote."""
     first = text.partition("\n")[0]
     return first.startswith(MARK) or (first.startswith(pinned.LIKE) and first.endswith(pinned.WRITTEN))
 
 
 def value_of(config: Any, name: str) -> int:
-    """Return a setting of a ModelConfig message; 0 is what is not given."""
+    """Return a setting of a ModelConfig message, 0 if it is not set."""
     if name == INSTANCES:
         return sum(group.count for group in config.instance_group)
     if name == MAX_BATCH_SIZE:
@@ -125,7 +121,7 @@ def value_of(config: Any, name: str) -> int:
 
 
 def with_settings(text: str, settings: Settings) -> str:
-    """Return the text of a config with other settings."""
+    """Return the text of a config with new settings."""
     config = pbtxt.parse(text)
     for name, value in settings.items():
         _WRITERS.get(name, _write_parameter)(config, name, value)
@@ -168,40 +164,40 @@ _WRITERS: Mapping[str, Callable[[Any, str, int], None]] = {
 
 
 def check_writable(repository: Path, tuned: Tunable) -> None:
-    """Tell in time what `write` would fail of.
+    """Check before the search that `write` will be able to write.
 
     Raises:
-        OperationFailed: a folder that a config goes to cannot be written.
+        OperationFailed: a folder for a config is not writable.
     """
     for path in _texts(repository, tuned, {}, "", ()):
         folder = path.parent if path.parent.exists() else path.parent.parent
         if not os.access(folder, os.W_OK | os.X_OK):
             raise OperationFailed(
-                f"'{folder}' cannot be written; fix: --dry-run, or a copy of the repository"
+                f"cannot write to '{folder}'; fix: --dry-run, or tune a copy of the repository"
             )
 
 
 def write(
     repository: Path, tuned: Tunable, settings: Settings, command: str, about: Sequence[str]
 ) -> list[str]:
-    """Write the whole profile `tuned`; returns the models that have a config in it.
+    """Write the whole profile `tuned`; return the models that have a config in it.
 
-    All files are complete before the first one is put in its place. 24.10 does not look at them when it
-    decides whether a model has changed, so each `config.pbtxt` is touched.
+    All files are complete before the first one is renamed. Triton 24.10 ignores them when it checks whether a
+    model has changed, so each `config.pbtxt` is touched.
 
     Args:
         repository: of the models.
-        tuned: what was tuned; every other model of its profile gets a copy of that one's config.
-        settings: the new ones.
-        command: by which it was tuned.
-        about: lines on when, where, and what was gained.
+        tuned: the tuned model; every other model of its profile gets a copy of its config there.
+        settings: the new settings.
+        command: the command line of the search.
+        about: lines for the header: time, machine and gain.
 
     Raises:
-        OperationFailed: the config that was tuned has changed meanwhile, or another command is at work.
+        OperationFailed: the tuned config has changed in the meantime, or another command holds the lock.
     """
     with journal.opened(repository.resolve()):
         if not tuned.path.exists() or tuned.path.read_text() != tuned.text:
-            raise OperationFailed(f"'{tuned.path}' has changed meanwhile: nothing is written")
+            raise OperationFailed(f"'{tuned.path}' has changed during the search; fix: run nereid tune again")
         _check_ours(repository)
         texts = _texts(repository, tuned, settings, command, about)
         stale = _stale(repository, tuned, texts)
@@ -217,7 +213,7 @@ def write(
                 if (plain := path.parent.parent / PLAIN).exists():
                     os.utime(plain)
         except OSError as error:
-            raise OperationFailed(f"the profile cannot be written: {error}") from None
+            raise OperationFailed(f"cannot write profile '{TUNED}': {error}") from None
         finally:
             for path in texts:
                 with contextlib.suppress(OSError):
@@ -230,7 +226,7 @@ def _new(path: Path) -> Path:
 
 
 def _stale(repository: Path, tuned: Tunable, texts: Mapping[Path, str]) -> list[Path]:
-    """Return the copies that belong to a profile which was made from another one than this."""
+    """Return copies from an earlier profile `tuned` that was based on another profile."""
     if tuned.profile == TUNED:
         return []
     there = [path for path in repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt") if path not in texts]
@@ -254,7 +250,7 @@ def _texts(
 
 
 def overwritten(repository: Path, tuned: Tunable) -> list[str]:
-    """Return the models that were tuned before, and would lose that to copies."""
+    """Return the tuned models whose configs would be replaced by copies."""
     if tuned.profile == TUNED:
         return []
     found = repository.glob(f"*/{CONFIGS}/{TUNED}.pbtxt")

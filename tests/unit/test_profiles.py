@@ -110,7 +110,7 @@ def test_model_of_no_profile_is_tuned_from_its_plain_config(models):
     ("model", "profile", "reason"),
     [
         ("nosuch", "cpu", "has no model 'nosuch', it has: classify, classify_v1, classify_v2, "),
-        ("classify", "cpu", "is a route and runs no network; tune its variants: classify_v1, classify_v2"),
+        ("classify", "cpu", "it is a route; fix: tune its variants: classify_v1, classify_v2"),
         ("classify_v1", "ensemble", "tune its steps: imagenet_preprocess, efficientnet_lite0"),
     ],
     ids=["unknown", "route", "ensemble"],
@@ -126,7 +126,7 @@ def test_profile_of_somebody_else_is_left_alone(models):
     path = models / "imagenet_preprocess" / "configs" / "tuned.pbtxt"
     path.write_text("# mine\n")
 
-    with pytest.raises(OperationFailed, match="was not written by nereid tune; fix: give it another name"):
+    with pytest.raises(OperationFailed, match="was not written by nereid tune; fix: rename that file"):
         tunable(models, "classify_v1", "cpu")
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_left_of_a_write_that_fails(models, monkeypatch):
     found = tunable(models, "classify_v1", "cpu")
     monkeypatch.setattr(Path, "write_text", full)
 
-    with pytest.raises(OperationFailed, match=r"cannot be written: .*No space left"):
+    with pytest.raises(OperationFailed, match=r"cannot write profile 'tuned': .*No space left"):
         write(models, found, {"instances": 3}, "nereid tune", ABOUT)
 
     assert not [*models.rglob("tuned.pbtxt"), *models.rglob(".tuned.pbtxt")]
@@ -192,7 +192,7 @@ def test_changed_config_is_not_overwritten(models):
     found = tunable(models, "classify_v1", "cpu")
     found.path.write_text(found.text.replace("count: 2", "count: 4"))
 
-    with pytest.raises(OperationFailed, match="has changed meanwhile: nothing is written"):
+    with pytest.raises(OperationFailed, match="has changed during the search; fix: run nereid tune again"):
         write(models, found, {"instances": 3}, "nereid tune", ABOUT)
 
     assert not list(models.rglob("tuned.pbtxt"))

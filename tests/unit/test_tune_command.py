@@ -122,7 +122,7 @@ def test_what_was_measured_is_told_even_if_it_cannot_be_written(tmp_path, monkey
 
     monkeypatch.setattr(tuning, "search", changing)
 
-    with pytest.raises(OperationFailed, match="has changed meanwhile"):
+    with pytest.raises(OperationFailed, match="has changed during the search"):
         tuning_run.run(TuneOptions(models, "classify_v1", "cpu"), {}, as_json)
 
     told = capsys.readouterr().out
