@@ -19,6 +19,8 @@ the class.
 import re
 from typing import ClassVar
 
+from nereid import contract
+
 
 class ServingError(Exception):
     """Base of all errors; `code` names a `TritonError` code, `prefix` starts every message of the class."""
@@ -39,19 +41,19 @@ class InvalidRequest(ServingError):
     """The request is invalid; a repeated request fails equally."""
 
     code = "INVALID_ARG"
-    prefix = "invalid request: "
+    prefix = contract.INVALID_REQUEST_PREFIX
 
 
 class InvalidImage(InvalidRequest):
     """The bytes are not an image that this model can decode."""
 
-    prefix = "invalid image: "
+    prefix = contract.INVALID_IMAGE_PREFIX
 
 
 class InferenceFailed(ServingError):
     """The runtime failed on a request that seemed valid."""
 
-    prefix = "inference failed: "
+    prefix = contract.INFERENCE_FAILED_PREFIX
 
 
 class RuntimeFailed(InferenceFailed):
@@ -64,21 +66,21 @@ class Overloaded(ServingError):
     """Too many requests are in flight; an immediate retry increases the overload."""
 
     code = "UNAVAILABLE"
-    prefix = "overloaded: "
+    prefix = contract.OVERLOADED_PREFIX
 
 
 class DeadlineExceeded(ServingError):
     """The response did not arrive in time; it may still be computed."""
 
     code = "UNAVAILABLE"
-    prefix = "deadline exceeded: "
+    prefix = contract.DEADLINE_EXCEEDED_PREFIX
 
 
 class Unavailable(ServingError):
     """The model is unreachable: it has not received the request."""
 
     code = "UNAVAILABLE"
-    prefix = "unavailable: "
+    prefix = contract.UNAVAILABLE_PREFIX
 
 
 class Died(Unavailable):
@@ -89,7 +91,7 @@ class Cancelled(ServingError):
     """The client has disconnected; the request is not computed."""
 
     code = "CANCELLED"
-    prefix = "cancelled: "
+    prefix = contract.CANCELLED_PREFIX
 
 
 class InvalidConfig(ServingError):
@@ -138,10 +140,9 @@ _RESTORABLE: tuple[type[ServingError], ...] = (
     Unavailable,
     Cancelled,
 )
-# Source: core and python_backend r24.10; each was seen.
 _TRITON_TEXTS: tuple[tuple[str, type[ServingError]], ...] = (
-    ("Exceeds maximum queue size", Overloaded),
-    ("Request timeout expired", DeadlineExceeded),
-    ("is not healthy", Died),
-    ("is not ready", Unavailable),
+    (contract.QUEUE_FULL_TEXT, Overloaded),
+    (contract.QUEUE_TIMEOUT_TEXT, DeadlineExceeded),
+    (contract.NOT_HEALTHY_TEXT, Died),
+    (contract.NOT_READY_TEXT, Unavailable),
 )

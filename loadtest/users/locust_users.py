@@ -17,8 +17,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from loadtest.users import request_mix
 from loadtest.users.request_mix import LENGTH, Classification, ImageRequest, RequestMix
 from loadtest.users.turn_scheduler import TIMEOUT_S, TurnScheduler
-from nereid.client.prediction import SCORES, VARIANT
 from nereid.client.request import CHANNEL
+from nereid.contract import SCORES, VARIANT
 
 HTTP, GRPC = "http", "grpc"
 DEFAULT_HOST = "http://127.0.0.1:8000"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.users.run_statistics import RunStatistics
-from nereid.client.prediction import SCORES, VARIANT
+from nereid.contract import SCORES, VARIANT
 from nereid.tune import photos
 
 ESPRESSO = 967

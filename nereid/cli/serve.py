@@ -6,6 +6,7 @@ import typer
 
 from nereid.assets import REPOSITORY
 from nereid.cli.options import Profile, Repository, environment, invalid_values
+from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
 from nereid.server.ports import Ports
 
@@ -22,13 +23,13 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[
         int, typer.Option(help="HTTP port; 0 selects a free port.", min=0, max=65535)
-    ] = 8000,
+    ] = HTTP_PORT,
     grpc_port: Annotated[
         int, typer.Option(help="gRPC port; 0 selects a free port.", min=0, max=65535)
-    ] = 8001,
+    ] = GRPC_PORT,
     metrics_port: Annotated[
         int, typer.Option(help="Metrics port; 0 selects a free port.", min=0, max=65535)
-    ] = 8002,
+    ] = METRICS_PORT,
     model_control_mode: Annotated[
         ControlMode,
         typer.Option(

@@ -17,10 +17,11 @@ from nereid.client.conversation import Exchange
 from nereid.client.errors import ClassifierError
 from nereid.client.group import Group, Outcome, Unusable
 from nereid.client.images import ImageLike, encoded
-from nereid.client.prediction import SCORES, Prediction, Timings
+from nereid.client.prediction import Prediction, Timings
 from nereid.client.request import CONCURRENCY, NO_LIMIT, TIMEOUT_S, Ask, Options, ProtocolName, ask, check
 from nereid.client.retry import Attempts
 from nereid.client.shared_memory import Kind, Regions
+from nereid.contract import SCORES
 
 
 class Classifier:

@@ -15,6 +15,8 @@ from typing import ClassVar, Literal
 
 from tritonclient.utils import InferenceServerException
 
+from nereid import contract
+
 Fault = Literal["caller", "server", "network"]
 # The statuses that say the request itself was at fault, as each protocol spells them.
 REFUSED = (
@@ -74,19 +76,18 @@ class Unreachable(ServerFailed):
 
 # Where each text stands in a message is not fixed: an ensemble puts its own words in front.
 _TRITONS: tuple[tuple[str, type[ClassifierError]], ...] = (
-    ("invalid request: ", RequestRefused),
-    ("invalid image: ", RequestRefused),
-    ("inference failed: ", ServerFailed),
-    ("overloaded: ", Overloaded),
-    ("deadline exceeded: ", TimedOut),
-    ("unavailable: ", Unavailable),
-    ("cancelled: ", ServerFailed),
-    # Its own, not ours. Source: core and python_backend r24.10; each was seen.
-    ("Exceeds maximum queue size", Overloaded),
-    ("Request timeout expired", TimedOut),
-    ("is not healthy", ServerFailed),
-    ("is not ready", Unavailable),
-    ("is restricted", RequestRefused),
+    (contract.INVALID_REQUEST_PREFIX, RequestRefused),
+    (contract.INVALID_IMAGE_PREFIX, RequestRefused),
+    (contract.INFERENCE_FAILED_PREFIX, ServerFailed),
+    (contract.OVERLOADED_PREFIX, Overloaded),
+    (contract.DEADLINE_EXCEEDED_PREFIX, TimedOut),
+    (contract.UNAVAILABLE_PREFIX, Unavailable),
+    (contract.CANCELLED_PREFIX, ServerFailed),
+    (contract.QUEUE_FULL_TEXT, Overloaded),
+    (contract.QUEUE_TIMEOUT_TEXT, TimedOut),
+    (contract.NOT_HEALTHY_TEXT, ServerFailed),
+    (contract.NOT_READY_TEXT, Unavailable),
+    (contract.RESTRICTED_TEXT, RequestRefused),
     ("Unable to find shared memory region", Unavailable),
 )
 _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (

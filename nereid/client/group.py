@@ -1,20 +1,16 @@
 """Images that are sent in one request: what became of each, and which are to be sent again. No I/O."""
 
-import re
 from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from nereid.client.errors import ClassifierError
 from nereid.client.prediction import Prediction
+from nereid.contract import read_bad_images, read_batch_limit
 
 # Why something that was given as an image cannot be sent: `nereid.client.images.encoded`.
 Unusable: TypeAlias = OSError | TypeError | ValueError
 Outcome: TypeAlias = Prediction | ClassifierError | Unusable
-# Source: `_merge` of nereid/imaging/pipeline.py, and core r24.10. A test asks a server for both.
-_BAD = re.compile(r"(\d+) of (\d+) images cannot be used: (.*)", re.DOTALL)
-_EACH = re.compile(r"(?:^|; )image (\d+): ")
-_LIMIT = re.compile(r"batch-size must be <= (\d+)")
 
 
 class Group:
@@ -48,32 +44,22 @@ class Group:
         """Note that the request failed: what of it may be answered otherwise is sent again."""
         places = self._requests.popleft()
         text = str(error)
-        if (most := _LIMIT.search(text)) and 0 < int(most[1]) < len(places):
-            self.limit = int(most[1])
+        if (limit := read_batch_limit(text)) and limit < len(places):
+            self.limit = limit
             self._requests.extendleft(reversed(_parts(places, self.limit)))
-        elif len(places) > 1 and (named := _BAD.search(text)):
-            bad = bad_images(named, len(places))
-            rest = [place for index, place in enumerate(places) if index not in bad]
-            prefix = text[: named.start()]
+        elif len(places) > 1 and (bad := read_bad_images(text, len(places))):
+            rest = [place for index, place in enumerate(places) if index not in bad.reasons]
             self._outcomes.update(
-                {places[index]: type(error)(prefix + reason) for index, reason in bad.items()}
+                {places[index]: type(error)(bad.prefix + reason) for index, reason in bad.reasons.items()}
             )
-            # What names no image that was sent is no reason to trust in any.
-            self._requests.extendleft(reversed(_parts(rest, len(places) if bad else 1)))
+            # If the list does not fit the request, each image goes alone.
+            self._requests.extendleft(reversed(_parts(rest, len(places) if bad.reasons else 1)))
         else:
             self._outcomes.update(dict.fromkeys(places, error))
 
     def outcomes(self) -> list[Outcome]:
         """Return what became of each image, in their order."""
         return [self._outcomes[place] for place in sorted(self._outcomes)]
-
-
-def bad_images(named: re.Match[str], count: int) -> dict[int, str]:
-    """Return why each image that a refusal names is bad, by its index; nothing if it is not understood."""
-    _, *pairs = _EACH.split(named[3])
-    reasons = {int(index): reason for index, reason in zip(pairs[::2], pairs[1::2], strict=True)}
-    is_understood = int(named[1]) == len(reasons) == len(pairs) // 2 and int(named[2]) == count
-    return reasons if is_understood and max(reasons) < count else {}
 
 
 def _parts(places: list[int], size: int) -> list[list[int]]:

@@ -8,12 +8,12 @@ from typing import IO, TypeAlias
 import numpy as np
 from PIL import Image, ImageOps
 
+from nereid.contract import MAX_IMAGE_BYTES
+
 ImageLike: TypeAlias = (
     "bytes | bytearray | memoryview | str | os.PathLike[str] | IO[bytes] | Image.Image | np.ndarray"
 )
 
-# Source: docs/contract.md; a larger file is refused.
-MOST_BYTES = 32 * 2**20
 # BMP is written and read many times faster than PNG, and as exact; it has no alpha, CMYK or 16 bits.
 BMP_MODES = ("1", "L", "P", "RGB")
 TIFF_MODES = ("RGBA", "CMYK", "I;16", "I;16B")
@@ -86,7 +86,7 @@ def _from_pixels(image: Image.Image) -> bytes:
     target = io.BytesIO()
     if is_keyed:
         image.save(target, "PNG", compress_level=1)
-    elif image.width * image.height * bytes_per_pixel + image.height * 4 + HEADERS_BYTES <= MOST_BYTES:
+    elif image.width * image.height * bytes_per_pixel + image.height * 4 + HEADERS_BYTES <= MAX_IMAGE_BYTES:
         image.save(target, "BMP" if image.mode in BMP_MODES else "TIFF")
     elif image.mode == "CMYK":
         image.save(target, "TIFF", compression="tiff_adobe_deflate")

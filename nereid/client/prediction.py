@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nereid.client.errors import Unreachable
+from nereid.contract import REASON, SCORES, VARIANT, VERSION
 
 # What tritonclient and we raise over an answer that is none of Triton's.
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError, struct.error)
-SCORES, VARIANT, VERSION, REASON = "scores", "variant", "version", "route_reason"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import tritonclient.grpc
 import tritonclient.http
 
 from nereid.client.errors import RequestRefused, Unreachable
-from nereid.client.prediction import REASON, SCORES, VARIANT, VERSION
+from nereid.contract import GRPC_PORT, HTTP_PORT, IMAGE, OPTION_HEADERS, ROUTE_OUTPUTS, SCORES
 
 ProtocolName = Literal["grpc", "http"]
-DEFAULT_PORTS: dict[ProtocolName, int] = {"http": 8000, "grpc": 8001}
+DEFAULT_PORTS: dict[ProtocolName, int] = {"http": HTTP_PORT, "grpc": GRPC_PORT}
 TENSORS: dict[ProtocolName, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TIMEOUT_S = 30.0
 CONCURRENCY = 8
@@ -113,11 +113,9 @@ def ask(options: Options, timeout_s: float, is_for_scores: bool = False) -> Ask:
     Raises:
         ValueError: one of them cannot be meant.
     """
-    given = {
+    given: dict[str, Any] = {
         **{str(name).lower(): value for name, value in options.get("headers", {}).items()},
-        "x-variant": options.get("variant", ""),
-        "x-model-version": options.get("version", ""),
-        "x-route-key": options.get("route_key", ""),
+        **{header: options.get(name, "") for name, header in OPTION_HEADERS.items()},
     }
     headers = {name: value for name, value in given.items() if value or not isinstance(value, str)}
     request_id = options.get("request_id") or uuid.uuid4().hex
@@ -137,7 +135,7 @@ def ask(options: Options, timeout_s: float, is_for_scores: bool = False) -> Ask:
 
 def image_tensor(protocol: ProtocolName, images: Sequence[bytes]) -> Any:
     """Return encoded images as the input `image`, BYTES [N, 1]."""
-    tensor = TENSORS[protocol].InferInput("image", [len(images), 1], "BYTES")
+    tensor = TENSORS[protocol].InferInput(IMAGE, [len(images), 1], "BYTES")
     tensor.set_data_from_numpy(np.array(images, dtype=object).reshape(-1, 1))
     return tensor
 
@@ -163,4 +161,4 @@ def wanted_outputs(metadata: Mapping[str, Any]) -> list[str]:
         raise RequestRefused(
             f"model '{metadata['name']}' has no output '{SCORES}', it has: {', '.join(sorted(names))}"
         )
-    return sorted(names & {SCORES, VARIANT, VERSION, REASON})
+    return sorted(names & {SCORES, *ROUTE_OUTPUTS})

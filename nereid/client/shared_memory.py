@@ -26,6 +26,7 @@ from nereid.client.errors import ClassifierError, RequestRefused, TimedOut, Unre
 from nereid.client.request import TENSORS, ProtocolName
 from nereid.client.retry import Attempts
 from nereid.client.steps import Call, Steps
+from nereid.contract import IMAGE, RESTRICTED_TEXT
 
 Kind = Literal["system", "cuda"]
 FOLDER = Path("/dev/shm")
@@ -219,7 +220,7 @@ class Regions:
         region = self._take(byte_size)
         try:
             region.write(content)
-            tensor = TENSORS[self._protocol].InferInput("image", [len(files), 1], "BYTES")
+            tensor = TENSORS[self._protocol].InferInput(IMAGE, [len(files), 1], "BYTES")
             tensor.set_shared_memory(region.name, byte_size)
             result = yield from self._read_by_server(region, attempts, lambda: call(tensor))
         except BaseException as error:
@@ -367,7 +368,7 @@ class Regions:
             return (yield from steps)
         except ClassifierError as error:
             text = str(error)
-            if "is restricted" in text:
+            if RESTRICTED_TEXT in text:
                 why = "this server lets nobody register shared memory; fix: nereid serve --allow-shm"
             elif "Unable to open shared memory" in text:
                 why = f"the server cannot open it: it must see this machine's {FOLDER}, and run as this user"

@@ -13,6 +13,7 @@ from nereid.client.errors import (
     Unavailable,
     Unreachable,
 )
+from nereid.contract import INVALID_IMAGE_PREFIX, INVALID_REQUEST_PREFIX
 
 Code = Literal[
     "invalid_image",
@@ -55,7 +56,6 @@ STATUS: dict[Code, int] = {
 # The rest of the body may be long in coming, or never come: the connection is of no more use.
 CLOSING = frozenset({"body_timeout", "too_large"})
 UNAVAILABLE_RETRY_S = 1.0
-IMAGE, REQUEST = "invalid image: ", "invalid request: "
 
 
 class Reason(msgspec.Struct):
@@ -127,10 +127,10 @@ def from_classifier(error: ClassifierError, timeout_s: float, retry_after_s: flo
             return Failure("overloaded", "too many images are in flight; come later", retry_after_s)
         case TimedOut():
             return Failure("deadline_exceeded", f"no answer within {timeout_s:.3g} s")
-        case RequestRefused() if IMAGE in text:
-            return Failure("invalid_image", text[text.index(IMAGE) + len(IMAGE) :])
-        case RequestRefused() if REQUEST in text:
-            return Failure("invalid_request", text[text.index(REQUEST) + len(REQUEST) :])
+        case RequestRefused() if INVALID_IMAGE_PREFIX in text:
+            return Failure("invalid_image", text.partition(INVALID_IMAGE_PREFIX)[2])
+        case RequestRefused() if INVALID_REQUEST_PREFIX in text:
+            return Failure("invalid_request", text.partition(INVALID_REQUEST_PREFIX)[2])
         case Unavailable() | RequestRefused():
             return Failure("unavailable", "the model that would answer is not served", UNAVAILABLE_RETRY_S)
         case Unreachable():

@@ -7,6 +7,7 @@ from types import TracebackType
 from nereid.client.errors import ClassifierError, Overloaded
 from nereid.client.prediction import Prediction
 from nereid.client.request import Options
+from nereid.contract import OPTION_HEADERS
 from nereid.gateway import image_size as images
 from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, TimingsMs, scores
 from nereid.gateway.failures import Failure, from_classifier
@@ -18,7 +19,7 @@ from nereid.gateway.request_timings import Spent
 from nereid.gateway.state import CLIENT_CLOSED, Gateway
 
 PARAMETERS = ("top_k", "variant", "version", "route_key")
-HEADERS = {"variant": b"x-variant", "version": b"x-model-version", "route_key": b"x-route-key"}
+HEADERS = {name: header.encode() for name, header in OPTION_HEADERS.items()}
 # gRPC takes no other names, and would read the value of one in `-bin` as base64.
 _RULE_HEADER = re.compile(r"x-route-[a-z0-9-]{1,56}(?<!-bin)")
 # Triton's gRPC takes 8 KiB of metadata.
@@ -186,7 +187,7 @@ def read_options(exchange: Exchange, given: dict[str, str]) -> Options:
     handed_on = {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in exchange.headers.items()
-        if name.startswith(b"x-route-") and name != b"x-route-key"
+        if name.startswith(b"x-route-") and name != HEADERS["route_key"]
     }
     if len(handed_on) > MOST_RULE_HEADERS:
         raise Failure(

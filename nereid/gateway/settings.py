@@ -3,6 +3,8 @@
 import ipaddress
 from dataclasses import dataclass
 
+from nereid.contract import GRPC_PORT, MAX_IMAGE_BYTES
+
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -26,7 +28,7 @@ class Settings:
         most_in_flight: bound of the adaptive limit; a route refuses more than 64.
     """
 
-    url: str = "127.0.0.1:8001"
+    url: str = f"127.0.0.1:{GRPC_PORT}"
     model: str = "classify"
     host: str = "127.0.0.1"
     keys_needed: bool = False
@@ -34,7 +36,7 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     rate_per_s: float | None = None
     burst: int = 10
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: int = MAX_IMAGE_BYTES
     max_buffered_bytes: int = 512 * 2**20
     max_pixels: int = 64_000_000
     max_side_px: int = 16_384

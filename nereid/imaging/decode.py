@@ -11,6 +11,7 @@ import simplejpeg
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
+from nereid.contract import MAX_IMAGE_BYTES
 from nereid.imaging.buffers import Buffers
 from nereid.serving_errors import InvalidImage
 from nereid.units import format_bytes
@@ -55,7 +56,7 @@ BLACK = 1
 class Limits:
     """Limits on an image, checked before any pixel is decoded."""
 
-    max_image_bytes: int = 32 * 2**20
+    max_image_bytes: int = MAX_IMAGE_BYTES
     max_image_pixels: int = 64_000_000
     max_image_side_px: int = 16_384
 

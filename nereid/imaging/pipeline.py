@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nereid.config.model_config import ModelConfig
+from nereid.contract import IMAGE as IMAGE_NAME
+from nereid.contract import format_bad_images
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preprocessor import CpuPreprocessor, Preprocessor
 from nereid.processes import available_cores
@@ -86,7 +88,7 @@ class Pipeline:
             return [from_exception(error)] * len(images)
 
 
-IMAGE = ("image", "TYPE_STRING", (1,))
+IMAGE = (IMAGE_NAME, "TYPE_STRING", (1,))
 
 
 def _on_cpu(config: ModelConfig, settings: PreprocessSettings, size: int, instances: int) -> Preprocessor:
@@ -111,7 +113,6 @@ def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int) -> Pre
 def _merge(errors: dict[int, ServingError], count: int) -> ServingError:
     if count == 1:
         return errors[0]
-    listed = "; ".join(f"image {index}: {error.args[0]}" for index, error in errors.items())
     kinds = {type(error) for error in errors.values()}
     kind = InvalidImage if kinds == {InvalidImage} else InferenceFailed
-    return kind(f"{len(errors)} of {count} images cannot be used: {listed}")
+    return kind(format_bad_images({index: error.args[0] for index, error in errors.items()}, count))

@@ -5,17 +5,18 @@ from dataclasses import dataclass
 
 from google.protobuf.text_encoding import CEscape
 
+from nereid import contract
+
 CPU_BATCH, GPU_BATCH = 8, 64
 CPU_INSTANCES = 2
-IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
+IMAGE = f'input {{ name: "{contract.IMAGE}" data_type: TYPE_STRING dims: [ 1 ] }}'
 VERSION = "version_policy { specific { versions: [ 1 ] } }"
 # A new version then needs only a folder: a changed config may make Triton reload the other versions.
 ALL_VERSIONS = "version_policy { all {} }"
 ON_CPU = f"instance_group {{ kind: KIND_CPU count: {CPU_INSTANCES} }}"
 ON_GPU = "instance_group { kind: KIND_GPU count: 1 }"
 ROUTE_OUTPUTS = "\n".join(
-    f'output {{ name: "{name}" data_type: TYPE_STRING dims: [ 1 ] }}'
-    for name in ("variant", "version", "route_reason")
+    f'output {{ name: "{name}" data_type: TYPE_STRING dims: [ 1 ] }}' for name in contract.ROUTE_OUTPUTS
 )
 
 
@@ -73,7 +74,7 @@ class Addition:
 
     @property
     def _scores_output(self) -> str:
-        return self.output.declare("output", self._labels, "scores")
+        return self.output.declare("output", self._labels, contract.SCORES)
 
     def network(self) -> str:
         """Return the config of the network on the CPU."""
@@ -114,8 +115,8 @@ class Addition:
             self._scores_output,
             VERSION,
             "ensemble_scheduling {",
-            _step(names.preprocess, ("image", "image"), (self.input.name, "input")),
-            _step(names.network, (self.input.name, "input"), (self.output.name, "scores")),
+            _step(names.preprocess, (contract.IMAGE, contract.IMAGE), (self.input.name, "input")),
+            _step(names.network, (self.input.name, "input"), (self.output.name, contract.SCORES)),
             "}",
         )
 

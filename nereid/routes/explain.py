@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nereid.contract import ROUTE_HEADERS, ROUTE_KEY_HEADER
 from nereid.routes.target import percent
 from nereid.routing.assignment import (
-    ROUTE_KEY,
     Choice,
     Route,
     Table,
@@ -18,7 +18,6 @@ from nereid.routing.assignment import (
     shares,
     unit_of,
 )
-from nereid.server.command_line import ROUTE_HEADERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def explain(table: Table, parameters: Mapping[str, str]) -> Explanation:
     """
     choice = choose(table, parameters, unit=0.0)
     is_chance = choice.reason == "weight"
-    key = lower(parameters).get(ROUTE_KEY, "")
+    key = lower(parameters).get(ROUTE_KEY_HEADER, "")
     given = shares(table.route)
     return Explanation(
         variant="" if is_chance else choice.variant.name,

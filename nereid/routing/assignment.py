@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from nereid.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
 from nereid.serving_errors import InvalidConfig, InvalidRequest
 
-FORCE_VARIANT, FORCE_VERSION, ROUTE_KEY = "x-variant", "x-model-version", "x-route-key"
 # Reasons for a variant: those of `choose`, and those of the router.
 FORCED = frozenset({"variant", "version"})
 BREAKER, RETRY = "breaker", "retry"
@@ -213,18 +213,18 @@ def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> Choice:
     if not parameters:
         return Choice(_by_weight(variants, unit), "weight")
     lowered = lower(parameters)
-    if lowered.get(FORCE_VARIANT):
+    if lowered.get(VARIANT_HEADER):
         names = {variant.name: variant for variant in variants}
-        return Choice(_known(names, FORCE_VARIANT, lowered[FORCE_VARIANT]), "variant")
-    if lowered.get(FORCE_VERSION):
+        return Choice(_known(names, VARIANT_HEADER, lowered[VARIANT_HEADER]), "variant")
+    if lowered.get(VERSION_HEADER):
         versions = {table.network_versions[variant.name]: variant for variant in reversed(variants)}
-        return Choice(_known(versions, FORCE_VERSION, lowered[FORCE_VERSION]), "version")
+        return Choice(_known(versions, VERSION_HEADER, lowered[VERSION_HEADER]), "version")
     for variant in variants:
         rules = variant.headers.items()
         if rules and all(lowered.get(name) in values for name, values in rules):
             return Choice(variant, "header")
-    if lowered.get(ROUTE_KEY):
-        return Choice(assign(table.route, lowered[ROUTE_KEY]), "route-key")
+    if lowered.get(ROUTE_KEY_HEADER):
+        return Choice(assign(table.route, lowered[ROUTE_KEY_HEADER]), "route-key")
     return Choice(_by_weight(variants, unit), "weight")
 
 

@@ -10,15 +10,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from nereid.contract import DEADLINE_PARAMETER
 from nereid.serving_errors import DeadlineExceeded, InvalidRequest
-
-# A time of time.monotonic_ns, which all processes of a machine share.
-PARAMETER = "deadline_monotonic_ns"
 
 
 def within(timeout_s: float) -> dict[str, int]:
     """Return the parameters of a request whose response is useless `timeout_s` seconds from now."""
-    return {PARAMETER: time.monotonic_ns() + int(timeout_s * 1e9)}
+    return {DEADLINE_PARAMETER: time.monotonic_ns() + int(timeout_s * 1e9)}
 
 
 def check(parameters: Mapping[str, Any]) -> None:
@@ -28,9 +26,9 @@ def check(parameters: Mapping[str, Any]) -> None:
         DeadlineExceeded: the deadline has passed.
         InvalidRequest: the deadline is not an integer.
     """
-    if (deadline_ns := parameters.get(PARAMETER)) is None:
+    if (deadline_ns := parameters.get(DEADLINE_PARAMETER)) is None:
         return
     if type(deadline_ns) is not int:
-        raise InvalidRequest(f"parameter '{PARAMETER}' must be an integer, got {deadline_ns!r}")
+        raise InvalidRequest(f"parameter '{DEADLINE_PARAMETER}' must be an integer, got {deadline_ns!r}")
     if deadline_ns < time.monotonic_ns():
         raise DeadlineExceeded("expired while queued for an instance")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nereid.config.model_config import ModelConfig, RouteSettings
+from nereid.contract import ROUTE_OUTPUTS
 from nereid.routing.assignment import Route, Shadow, Table, parse_route
 from nereid.serving_errors import InvalidConfig
 
 IsReady = Callable[[str, int], bool]
 MAX_BYTES = 1_000_000
 # The outputs that the route adds to those of its variants.
-ROUTE_OUTPUTS = ("variant", "version", "route_reason")
 
 
 def path_of(config: ModelConfig) -> Path:

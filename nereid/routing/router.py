@@ -7,7 +7,8 @@ from random import random
 from threading import Lock
 from typing import Any
 
-from nereid.routing.assignment import BREAKER, FORCED, RETRY, ROUTE_KEY, Choice, Table, Variant, choose, lower
+from nereid.contract import ROUTE_KEY_HEADER
+from nereid.routing.assignment import BREAKER, FORCED, RETRY, Choice, Table, Variant, choose, lower
 from nereid.routing.attempts import AdmittedRequest, Attempt, Identity, ServedVariant, identity
 from nereid.routing.breaker import RetryBudget
 from nereid.routing.interfaces import BoundedLabels, MetricSink, RoutedRequest
@@ -102,7 +103,7 @@ class Router:
             request.reject(from_exception(error))
             return
         if route.shadows:
-            key = parameters.get(ROUTE_KEY, "")
+            key = parameters.get(ROUTE_KEY_HEADER, "")
             completed = CompletedRequest(request, route, attempt.variant, response, attempt.seconds, key)
             self._shadows.mirror(completed, lambda: self._in_flight)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nereid.assets import REPOSITORY
+from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT, ROUTE_HEADERS, TOKEN_HEADER
 from nereid.errors import ServerError
 from nereid.routing.assignment import ROUTE_THREADS
 from nereid.server import preflight
@@ -15,19 +16,16 @@ from nereid.server.wheel import Wheel
 PLAIN_PROFILE = "ensemble"
 # A model without configs/cpu.pbtxt serves its plain config.pbtxt, so this default suits every repository.
 DEFAULT_PROFILE = "cpu"
-DEFAULT_PORTS = Ports(8000, 8001, 8002)
+DEFAULT_PORTS = Ports(HTTP_PORT, GRPC_PORT, METRICS_PORT)
 GPU_PROFILE = "gpu"
 # The pool for tensors between the steps of an ensemble cannot grow. Tensors that do not fit go through the
 # host, and Triton logs that only once. Two batches of 64 images are 77 MB.
 GPU_POOL = f"--cuda-memory-pool-byte-size=0:{512 * 2**20}"
-# Exactly the headers that a route reads: other `x-` headers may carry API keys.
-ROUTE_HEADERS = "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$"
 # Callers of these APIs can read files, run code or stop the server: CVE-2025-23319.
 SHARED_MEMORY = "shared-memory"
 ADMIN_APIS = ("model-repository", SHARED_MEMORY, "trace", "logging")
 LOOPBACK = ("127.0.0.1", "localhost")
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
-TOKEN_HEADER = "nereid-token"
 # By default glibc returns the buffer of an image's tensor (0.6 MB) to the kernel after every request. The
 # page faults of the next request then cost about 0.3 ms of CPU per image (by hand, /proc).
 KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}

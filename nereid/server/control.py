@@ -10,8 +10,8 @@ from typing import Any
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from nereid.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
 from nereid.errors import OperationFailed
-from nereid.server.command_line import TOKEN_HEADER
 from nereid.server.run_dir import ServerRecord
 
 RESPONSE_S, LOAD_S = 5.0, 300.0
@@ -19,7 +19,7 @@ RESPONSE_S, LOAD_S = 5.0, 300.0
 LATE = "StatusCode.DEADLINE_EXCEEDED"
 UNREACHED = ("StatusCode.UNAVAILABLE", LATE, "StatusCode.CANCELLED")
 # Refusals of Triton that have a status of the above.
-REFUSALS = ("is restricted", "explicit model load")
+REFUSALS = (RESTRICTED_TEXT, "explicit model load")
 # Never through a proxy: the server is on this machine.
 DIRECT = [("grpc.enable_http_proxy", 0)]
 
@@ -34,7 +34,7 @@ class Refused(OperationFailed):
 
 def token_headers(record: ServerRecord) -> dict[str, str]:
     """Return the gRPC metadata that opens a server's administrative APIs."""
-    return {f"triton-grpc-protocol-{TOKEN_HEADER}": record.token} if record.token else {}
+    return {GRPC_TOKEN_HEADER: record.token} if record.token else {}
 
 
 class Control:

@@ -15,6 +15,7 @@ from typing import Any
 
 from nereid.assets import COFFEE
 from nereid.client.errors import tells_of_load
+from nereid.contract import IMAGE
 from nereid.errors import ServerError
 from nereid.processes import end_with_parent
 from nereid.repository import layout as repository
@@ -221,7 +222,7 @@ def _models_to_load(options: ServerOptions) -> list[str]:
 def image_models(options: ServerOptions) -> list[str]:
     """Return the models on disk whose only input is an encoded `image`."""
     documents = repository.readable_configs(options.repository, options.profile)
-    return [name for name, document in documents.items() if _inputs(document) == [("image", "TYPE_STRING")]]
+    return [name for name, document in documents.items() if _inputs(document) == [(IMAGE, "TYPE_STRING")]]
 
 
 def _inputs(document: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,10 +12,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from nereid.config.model_config import ModelConfig
+from nereid.contract import ROUTE_OUTPUTS
 from nereid.routing import deadline
 from nereid.routing.assignment import ROUTE_THREADS, Table
 from nereid.routing.attempts import AdmittedRequest
-from nereid.routing.route_file import ROUTE_OUTPUTS, RouteWatch
+from nereid.routing.route_file import RouteWatch
 from nereid.routing.router import Router
 from nereid.serving_errors import ServingError, from_message
 from nereid.triton.metric_reporter import MetricReporter

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from nereid.contract import IMAGE
 from nereid.routing import deadline
 from nereid.serving_errors import InvalidRequest, ServingError, from_exception
 
@@ -21,7 +22,7 @@ def read_images(request: Any) -> list[bytes] | ServingError:
         deadline.check(read_parameters(request))
     except ServingError as error:
         return from_exception(error)
-    return list(pb_utils.get_input_tensor_by_name(request, "image").as_numpy().ravel())
+    return list(pb_utils.get_input_tensor_by_name(request, IMAGE).as_numpy().ravel())
 
 
 def read_tensors(request: Any, is_on_gpu: bool = False) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tritonclient.utils import triton_to_np_dtype
 
+from nereid.contract import IMAGE
 from nereid.errors import OperationFailed, ServerError, WrongUsage
 from nereid.repository.layout import CONFIGS
 from nereid.server.command_line import ServerOptions
@@ -194,7 +195,7 @@ def request_bodies(config: Any, images: Sequence[bytes]) -> list[tuple[bytes, di
         WrongUsage: the model takes neither images nor numbers.
     """
     inputs = [each for each in config.input if not each.optional]
-    if [(each.name, _datatype(each)) for each in inputs] == [("image", "STRING")]:
+    if [(each.name, _datatype(each)) for each in inputs] == [(IMAGE, "STRING")]:
         return [(image, TO_IMAGES) for image in images]
     described, arrays = [], []
     for each in inputs:

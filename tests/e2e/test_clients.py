@@ -22,8 +22,8 @@ from nereid.client import shared_memory, transport
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
 from nereid.client.errors import RequestRefused
+from nereid.contract import GRPC_TOKEN_HEADER
 from nereid.server import doctor, run_dir
-from nereid.server.command_line import TOKEN_HEADER
 from tests.classifiers import WAYS, opened
 from tests.e2e.conftest import CATS, ESPRESSO, TOKEN, url
 from tests.routes import wait_until
@@ -195,7 +195,7 @@ def test_doctor_removes_what_was_left(both_profiles, tmp_path):
     """From the machine, and from a running server, whose token it finds; a region in use stays."""
     address, base = url(both_profiles["ensemble"], "grpc"), tmp_path / f"nereid-{os.getuid()}"
     ports = both_profiles["ensemble"].options.ports
-    token = {f"triton-grpc-protocol-{TOKEN_HEADER}": TOKEN}
+    token = {GRPC_TOKEN_HEADER: TOKEN}
     used, left = (shared_memory.MAKERS["system"](2**20) for _ in range(2))
     with (
         run_dir.occupy(base, REPOSITORY) as folder,

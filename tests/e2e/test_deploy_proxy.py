@@ -31,8 +31,9 @@ from nereid.client.errors import RequestRefused
 from nereid.client.group import Outcome
 from nereid.client.prediction import Prediction
 from nereid.client.request import ProtocolName, image_tensor
+from nereid.contract import TOKEN_HEADER
 from nereid.imaging.decode import Limits
-from nereid.server.command_line import ADMIN_APIS, READABLE_ON_LOOPBACK, TOKEN_HEADER
+from nereid.server.command_line import ADMIN_APIS, READABLE_ON_LOOPBACK
 from nereid.server.ports import free_ports
 from tests.conftest import ROOT
 from tests.e2e.conftest import group_members

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from nereid.contract import DEADLINE_PARAMETER
 from nereid.routing import deadline
 from nereid.serving_errors import DeadlineExceeded, InvalidRequest
 
@@ -36,4 +37,4 @@ def test_request_whose_time_is_over_is_refused():
 def test_other_deadline_is_refused(value):
     """Clients may send the parameter, too: a value other than an integer is refused."""
     with pytest.raises(InvalidRequest, match=f"must be an integer, got {value!r}"):
-        deadline.check({deadline.PARAMETER: value})
+        deadline.check({DEADLINE_PARAMETER: value})

@@ -9,6 +9,7 @@ from PIL import Image
 from nereid.assets import COFFEE
 from nereid.client import images
 from nereid.client.images import encoded
+from nereid.contract import MAX_IMAGE_BYTES
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import Limits, open_image
 from tests.conftest import UPRIGHT
@@ -85,10 +86,10 @@ def expected(image: Image.Image) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("limit", [images.MOST_BYTES, 0], ids=["small", "large"])
+@pytest.mark.parametrize("limit", [MAX_IMAGE_BYTES, 0], ids=["small", "large"])
 def test_pixels_arrive_as_they_are(monkeypatch, mode, limit):
     """No bit is lost in any mode, in the file that is written fast nor in the one for large pictures."""
-    monkeypatch.setattr(images, "MOST_BYTES", limit)
+    monkeypatch.setattr(images, "MAX_IMAGE_BYTES", limit)
     image = of_mode(mode)
 
     np.testing.assert_array_equal(decoded(encoded(image)), expected(image))
@@ -125,7 +126,7 @@ def test_large_pictures_keep_the_servers_limit():
     """One whose plain pixels are larger than a file may be is packed."""
     flat = np.zeros((4000, 4000, 3), np.uint8)
 
-    assert len(encoded(flat)) < images.MOST_BYTES < flat.nbytes
+    assert len(encoded(flat)) < MAX_IMAGE_BYTES < flat.nbytes
 
 
 def test_damaged_picture_is_the_callers_fault():

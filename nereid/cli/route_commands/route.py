@@ -134,11 +134,11 @@ def explain(
 ) -> None:
     """Show which variant would answer a request, and why, while all variants are healthy."""
     from nereid.cli.route_commands import route_view as view
+    from nereid.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
     from nereid.routes import explain
     from nereid.routes import target as routes
-    from nereid.routing.assignment import FORCE_VARIANT, FORCE_VERSION, ROUTE_KEY
 
-    given = {FORCE_VARIANT: variant, FORCE_VERSION: version, ROUTE_KEY: key}
+    given = {VARIANT_HEADER: variant, VERSION_HEADER: version, ROUTE_KEY_HEADER: key}
     parameters = _headers(header or []) | {name: value for name, value in given.items() if value}
     target = routes.find_route(repository, route)
     present = routes.read_state(target)

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from nereid.contract import VARIANT_HEADER, VERSION_HEADER
 from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import ErrorAnswer, Failure
 from nereid.gateway.http.tracing import child_of, is_word, new_request_id, new_traceparent
@@ -24,8 +25,8 @@ SINGLE = frozenset(
         b"authorization",
         b"x-api-key",
         TIMEOUT_HEADER,
-        b"x-variant",
-        b"x-model-version",
+        VARIANT_HEADER.encode(),
+        VERSION_HEADER.encode(),
     }
 )
 encode = msgspec.json.Encoder().encode

@@ -1,0 +1,95 @@
+"""The wire contract: names, limits and texts that the server, its clients and the gateway must share.
+
+docs/contract.md describes them for users. This module imports nothing of the package.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Tensors of a model that classifies images.
+IMAGE, SCORES = "image", "scores"
+# Further outputs of a route: which variant responded, and why it was chosen.
+VARIANT, VERSION, REASON = ROUTE_OUTPUTS = "variant", "version", "route_reason"
+
+VARIANT_HEADER, VERSION_HEADER, ROUTE_KEY_HEADER = "x-variant", "x-model-version", "x-route-key"
+# Options of a request by their names in clients and in the gateway's query.
+OPTION_HEADERS = {"variant": VARIANT_HEADER, "version": VERSION_HEADER, "route_key": ROUTE_KEY_HEADER}
+# Triton forwards exactly the headers that a route reads: other `x-` headers may carry API keys.
+ROUTE_HEADERS = "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$"
+# Opens the restricted APIs. Over gRPC, Triton expects its own prefix before the name.
+TOKEN_HEADER = "nereid-token"
+GRPC_TOKEN_HEADER = f"triton-grpc-protocol-{TOKEN_HEADER}"
+# Request parameter: a time of time.monotonic_ns, which all processes of a machine share.
+DEADLINE_PARAMETER = "deadline_monotonic_ns"
+
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
+MAX_IMAGE_BYTES = 32 * 2**20
+
+# First words of the server's own errors. BLS and an ensemble pass on only the text of an error.
+INVALID_REQUEST_PREFIX = "invalid request: "
+INVALID_IMAGE_PREFIX = "invalid image: "
+INFERENCE_FAILED_PREFIX = "inference failed: "
+OVERLOADED_PREFIX = "overloaded: "
+DEADLINE_EXCEEDED_PREFIX = "deadline exceeded: "
+UNAVAILABLE_PREFIX = "unavailable: "
+CANCELLED_PREFIX = "cancelled: "
+
+# Triton's own texts. Source: core and python_backend r24.10; each was seen.
+QUEUE_FULL_TEXT = "Exceeds maximum queue size"
+QUEUE_TIMEOUT_TEXT = "Request timeout expired"
+NOT_HEALTHY_TEXT = "is not healthy"
+NOT_READY_TEXT = "is not ready"
+RESTRICTED_TEXT = "is restricted"
+_BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
+
+_BAD_IMAGES = re.compile(r"(\d+) of (\d+) images cannot be used: (.*)", re.DOTALL)
+_EACH_IMAGE = re.compile(r"(?:^|; )image (\d+): ")
+
+
+@dataclass(frozen=True, slots=True)
+class BadImages:
+    """The images that a rejected request should not contain.
+
+    Attributes:
+        prefix: the text before the list: Triton's own, then the prefix of the error.
+        reasons: why each image was rejected, by its index in the request; empty if the list does not fit
+            the request.
+    """
+
+    prefix: str
+    reasons: dict[int, str]
+
+
+def format_bad_images(reasons: Mapping[int, str], count: int) -> str:
+    """Return the message of a request with bad images; `read_bad_images` is its inverse.
+
+    Args:
+        reasons: why each image was rejected, by its index in the request.
+        count: images in the request.
+    """
+    listed = "; ".join(f"image {index}: {reason}" for index, reason in reasons.items())
+    return f"{len(reasons)} of {count} images cannot be used: {listed}"
+
+
+def read_bad_images(text: str, count: int) -> BadImages | None:
+    """Read the list of `format_bad_images` from an error's text; None if the text has none.
+
+    Args:
+        text: the message, perhaps after a prefix.
+        count: images in the request.
+    """
+    found = _BAD_IMAGES.search(text)
+    if not found:
+        return None
+    _, *pairs = _EACH_IMAGE.split(found[3])
+    reasons = {int(index): reason for index, reason in zip(pairs[::2], pairs[1::2], strict=True)}
+    is_complete = int(found[1]) == len(reasons) == len(pairs) // 2 and int(found[2]) == count
+    fits = is_complete and max(reasons, default=count) < count
+    return BadImages(text[: found.start()], reasons if fits else {})
+
+
+def read_batch_limit(text: str) -> int | None:
+    """Read the largest batch from Triton's rejection of a larger one; None if the text has no limit."""
+    found = _BATCH_LIMIT.search(text)
+    return int(found[1]) if found else None

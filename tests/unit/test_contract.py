@@ -1,0 +1,71 @@
+"""The wire contract: each text that is read again is read as it was written."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nereid import contract
+
+REASONS = st.dictionaries(st.integers(0, 15), st.text(), min_size=1)
+
+
+@given(
+    reasons=REASONS, more=st.integers(0, 4), prefix=st.sampled_from(["", "in ensemble 'x', invalid image: "])
+)
+def test_bad_images_are_read_as_they_were_written(reasons, more, prefix):
+    """A list either returns in full, or is empty because a reason looks like another entry."""
+    count = max(reasons) + 1 + more
+
+    found = contract.read_bad_images(prefix + contract.format_bad_images(reasons, count), count)
+
+    is_ambiguous = any(re.search(r"; image \d+: |^image \d+: ", reason) for reason in reasons.values())
+    assert found == contract.BadImages(prefix, reasons) or (is_ambiguous and found.reasons == {})
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("1 of 3 images cannot be used: image 0: bad", 2),
+        ("2 of 2 images cannot be used: image 0: bad", 2),
+        ("1 of 2 images cannot be used: image 2: bad", 2),
+        ("1 of 2 images cannot be used: bad", 2),
+        ("0 of 2 images cannot be used: ", 2),
+    ],
+    ids=["another count", "one is missing", "no such image", "no index", "none"],
+)
+def test_list_that_does_not_fit_is_empty(text, count):
+    """A wrong list must not put the blame on an image."""
+    assert contract.read_bad_images(text, count) == contract.BadImages("", {})
+
+
+def test_other_text_has_no_list():
+    """Most errors concern the request as a whole."""
+    assert contract.read_bad_images("invalid image: expected an image file", 2) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("inference request batch-size must be <= 8 for 'classify'", 8), ("invalid request: why", None)],
+    ids=["limit", "another error"],
+)
+def test_batch_limit_is_read(text, limit):
+    """Triton's sentence is the only place where a client sees the limit."""
+    assert contract.read_batch_limit(text) == limit
+
+
+@pytest.mark.parametrize("header", sorted(contract.OPTION_HEADERS.values()))
+def test_every_header_of_an_option_is_forwarded(header):
+    """Triton forwards to a route only the headers that match the pattern."""
+    assert re.fullmatch(contract.ROUTE_HEADERS, header)
+
+
+def test_contract_imports_nothing_of_the_package():
+    """Every room imports the contract, so the contract imports no room."""
+    code = "import sys, nereid.contract; print([n for n in sys.modules if n.startswith('nereid.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "['nereid.contract']"
