@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nereid.assets import COFFEE
 from nereid.client.async_classifier import AsyncClassifier
-from nereid.client.errors import ClassifierError
+from nereid.client.classifier_errors import ClassifierError
 from nereid.client.prediction import Prediction
 from nereid.client.request import ProtocolName
 from nereid.tune.load_generator import Send, send_repeatedly

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nereid.client.async_classifier import AsyncClassifier
     from nereid.client.classifier import Classifier
-    from nereid.client.errors import (
+    from nereid.client.classifier_errors import (
         ClassifierError,
         Overloaded,
         RequestRefused,
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncClassifier": "async_classifier",
     "Classifier": "classifier",
-    "ClassifierError": "errors",
+    "ClassifierError": "classifier_errors",
     "Label": "prediction",
-    "Overloaded": "errors",
+    "Overloaded": "classifier_errors",
     "Prediction": "prediction",
-    "RequestRefused": "errors",
-    "ServerFailed": "errors",
-    "TimedOut": "errors",
+    "RequestRefused": "classifier_errors",
+    "ServerFailed": "classifier_errors",
+    "TimedOut": "classifier_errors",
     "Timings": "prediction",
-    "Unavailable": "errors",
-    "Unreachable": "errors",
+    "Unavailable": "classifier_errors",
+    "Unreachable": "classifier_errors",
 }
 
 __all__ = [

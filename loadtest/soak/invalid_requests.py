@@ -30,7 +30,7 @@ from loadtest.soak.valid_requests import (
 )
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.errors import RequestRefused
+from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Prediction
 from nereid.client.request import Options, ProtocolName
 

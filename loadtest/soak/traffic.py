@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nereid.client.errors import ClassifierError
+from nereid.client.classifier_errors import ClassifierError
 from nereid.client.request import ProtocolName
 
 # The number of failures of a kind that are kept as text.

@@ -12,7 +12,7 @@ from loadtest.soak.traffic import Kind, Target
 from loadtest.swap import References
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
-from nereid.client.errors import RequestRefused
+from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Label, Prediction, Timings
 from nereid.client.request import ProtocolName
 from nereid.tune import photos

@@ -37,7 +37,7 @@ def reason(error: Exception) -> str:
 @contextlib.contextmanager
 def exiting() -> Iterator[None]:
     """Map errors to exit codes; the last line on stderr is then `error: REASON`."""
-    from nereid.client.errors import ClassifierError
+    from nereid.client.classifier_errors import ClassifierError
 
     try:
         yield

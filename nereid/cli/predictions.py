@@ -26,8 +26,8 @@ from rich.text import Text
 
 from nereid.cli.options import show_progress
 from nereid.cli.tables import console
+from nereid.client.batch_split import Outcome
 from nereid.client.classifier import Classifier
-from nereid.client.group import Outcome
 from nereid.client.prediction import Prediction
 from nereid.errors import OperationFailed
 from nereid.processes import StopFlag

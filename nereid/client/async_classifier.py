@@ -10,12 +10,21 @@ from typing import Any, Unpack
 import numpy as np
 
 from nereid.client import prediction, transport
-from nereid.client.conversation import Exchange
-from nereid.client.errors import ClassifierError
-from nereid.client.group import Group, Outcome, Unusable
-from nereid.client.images import ImageLike, encoded
+from nereid.client.batch_split import BatchSplit, Outcome, Unusable
+from nereid.client.classifier_errors import ClassifierError
+from nereid.client.images import ImageLike, encode
+from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Prediction, Timings
-from nereid.client.request import CONCURRENCY, NO_LIMIT, TIMEOUT_S, Ask, Options, ProtocolName, ask, check
+from nereid.client.request import (
+    CONCURRENCY,
+    NO_LIMIT,
+    TIMEOUT_S,
+    CheckedOptions,
+    Options,
+    ProtocolName,
+    check_arguments,
+    check_options,
+)
 from nereid.client.retry import Attempts
 from nereid.client.shared_memory import Kind, Regions
 from nereid.client.transport import AsyncConnection
@@ -42,15 +51,15 @@ class AsyncClassifier:
         concurrency: int = CONCURRENCY,
         shared_memory: Kind | None = None,
     ) -> None:
-        check(url, protocol, concurrency, shared_memory)
+        check_arguments(url, protocol, concurrency, shared_memory)
         self.model = model
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._limit = NO_LIMIT
         self._connection = AsyncConnection(url, protocol)
         regions = Regions(shared_memory, url, protocol) if shared_memory else None
-        self._exchange = Exchange(protocol, model, regions)
-        self._farewell = weakref.finalize(self, regions.close) if regions else None
+        self._requests = ModelRequests(protocol, model, regions)
+        self._finalizer = weakref.finalize(self, regions.close) if regions else None
 
     async def __aenter__(self) -> "AsyncClassifier":
         return self
@@ -62,27 +71,27 @@ class AsyncClassifier:
 
     async def close(self) -> None:
         """Close the connections, after what shared memory there is."""
-        if self._farewell:
-            await asyncio.to_thread(self._farewell)
+        if self._finalizer:
+            await asyncio.to_thread(self._finalizer)
         await self._connection.close()
 
     async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
         """Classify one image; see `Classifier.classify`."""
         began = time.perf_counter()
-        asked = ask(options, self._timeout_s)
-        attempts = self._exchange.attempts(asked)
-        file = await _encoded(image)
+        checked = check_options(options, self._timeout_s)
+        attempts = self._requests.attempts(checked)
+        file = await _encode(image)
         encode_s = time.perf_counter() - began
-        result = await self._request(asked, attempts, [file])
+        result = await self._request(checked, attempts, [file])
         request_s = time.perf_counter() - began - encode_s
         timings = Timings.of(encode_s, request_s, attempts.count)
-        return prediction.read(result, self.model, asked.request_id, timings)[0]
+        return prediction.read(result, self.model, checked.request_id, timings)[0]
 
     async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model gives them, float32[C]; else as `classify`."""
-        asked = ask(options, self._timeout_s, is_for_scores=True)
-        attempts = self._exchange.attempts(asked)
-        result = await self._request(asked, attempts, [await _encoded(image)])
+        checked = check_options(options, self._timeout_s, is_for_scores=True)
+        attempts = self._requests.attempts(checked)
+        result = await self._request(checked, attempts, [await _encode(image)])
         scores: np.ndarray = result.as_numpy(SCORES)[0]
         return scores
 
@@ -98,7 +107,7 @@ class AsyncClassifier:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        ask(options, self._timeout_s)
+        check_options(options, self._timeout_s)
         return self._outcomes(images, batch_size, options)
 
     async def _outcomes(
@@ -138,25 +147,25 @@ class AsyncClassifier:
 
     async def _classify_group(self, images: list[ImageLike], options: Options) -> list[Outcome]:
         began = time.perf_counter()
-        asked = ask(options, self._timeout_s)
-        attempts = self._exchange.attempts(asked)
-        group = Group([await _encoded_or_why_not(image) for image in images], self._limit)
+        checked = check_options(options, self._timeout_s)
+        attempts = self._requests.attempts(checked)
+        group = BatchSplit([await _encode_or_error(image) for image in images], self._limit)
         encode_s = time.perf_counter() - began
-        while files := group.next():
+        while files := group.next_request():
             try:
-                result = await self._request(asked, attempts, files)
+                result = await self._request(checked, attempts, files)
                 request_s = time.perf_counter() - began - encode_s
                 timings = Timings.of(encode_s, request_s, attempts.count)
-                predictions = prediction.read(result, self.model, asked.request_id, timings)
+                predictions = prediction.read(result, self.model, checked.request_id, timings)
             except (ClassifierError, OSError) as error:  # such as memory for it that is full
                 group.failed(error)
             else:
-                group.answered(predictions)
+                group.succeeded(predictions)
         self._limit = min(self._limit, group.limit)
         return group.outcomes()
 
-    async def _request(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
-        return await transport.run_async(self._connection, self._exchange.request(asked, attempts, files))
+    async def _request(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Any:
+        return await transport.run_async(self._connection, self._requests.send(checked, attempts, files))
 
 
 async def _groups(
@@ -187,13 +196,13 @@ async def _each(images: Iterable[ImageLike] | AsyncIterable[ImageLike]) -> Async
             yield image
 
 
-async def _encoded(image: ImageLike) -> bytes:
+async def _encode(image: ImageLike) -> bytes:
     # Reading a file and encoding pixels take their time; the loop goes on meanwhile.
-    return image if isinstance(image, bytes) else await asyncio.to_thread(encoded, image)
+    return image if isinstance(image, bytes) else await asyncio.to_thread(encode, image)
 
 
-async def _encoded_or_why_not(image: ImageLike) -> bytes | Unusable:
+async def _encode_or_error(image: ImageLike) -> bytes | Unusable:
     try:
-        return await _encoded(image)
+        return await _encode(image)
     except (OSError, TypeError, ValueError) as error:
         return error

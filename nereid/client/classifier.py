@@ -13,12 +13,21 @@ from typing import Any, Unpack
 import numpy as np
 
 from nereid.client import prediction, transport
-from nereid.client.conversation import Exchange
-from nereid.client.errors import ClassifierError
-from nereid.client.group import Group, Outcome, Unusable
-from nereid.client.images import ImageLike, encoded
+from nereid.client.batch_split import BatchSplit, Outcome, Unusable
+from nereid.client.classifier_errors import ClassifierError
+from nereid.client.images import ImageLike, encode
+from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Prediction, Timings
-from nereid.client.request import CONCURRENCY, NO_LIMIT, TIMEOUT_S, Ask, Options, ProtocolName, ask, check
+from nereid.client.request import (
+    CONCURRENCY,
+    NO_LIMIT,
+    TIMEOUT_S,
+    CheckedOptions,
+    Options,
+    ProtocolName,
+    check_arguments,
+    check_options,
+)
 from nereid.client.retry import Attempts
 from nereid.client.shared_memory import Kind, Regions
 from nereid.contract import SCORES
@@ -58,7 +67,7 @@ class Classifier:
         concurrency: int = CONCURRENCY,
         shared_memory: Kind | None = None,
     ) -> None:
-        check(url, protocol, concurrency, shared_memory)
+        check_arguments(url, protocol, concurrency, shared_memory)
         self.model = model
         self._timeout_s = timeout_s
         self._concurrency = concurrency
@@ -66,9 +75,9 @@ class Classifier:
         self._owner, self._pool = os.getpid(), ThreadPoolExecutor(concurrency)
         self._connection = transport.connect(url, protocol)
         regions = Regions(shared_memory, url, protocol) if shared_memory else None
-        self._exchange = Exchange(protocol, model, regions)
+        self._requests = ModelRequests(protocol, model, regions)
         # Also when the process ends, and nobody has closed it.
-        self._farewell = weakref.finalize(self, regions.close) if regions else None
+        self._finalizer = weakref.finalize(self, regions.close) if regions else None
 
     def __enter__(self) -> "Classifier":
         return self
@@ -83,8 +92,8 @@ class Classifier:
     def close(self) -> None:
         """Wait for what `classify_many` has in flight, then close all connections."""
         self._pool_of_this_process().shutdown(cancel_futures=True)
-        if self._farewell:
-            self._farewell()
+        if self._finalizer:
+            self._finalizer()
         self._connection.close()
 
     def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
@@ -104,20 +113,20 @@ class Classifier:
             RuntimeError: the classifier is closed.
         """
         began = time.perf_counter()
-        asked = ask(options, self._timeout_s)
-        attempts = self._exchange.attempts(asked)
-        file = encoded(image)
+        checked = check_options(options, self._timeout_s)
+        attempts = self._requests.attempts(checked)
+        file = encode(image)
         encode_s = time.perf_counter() - began
-        result = self._request(asked, attempts, [file])
+        result = self._request(checked, attempts, [file])
         request_s = time.perf_counter() - began - encode_s
         timings = Timings.of(encode_s, request_s, attempts.count)
-        return prediction.read(result, self.model, asked.request_id, timings)[0]
+        return prediction.read(result, self.model, checked.request_id, timings)[0]
 
     def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model gives them, float32[C]; else as `classify`."""
-        asked = ask(options, self._timeout_s, is_for_scores=True)
-        attempts = self._exchange.attempts(asked)
-        scores: np.ndarray = self._request(asked, attempts, [encoded(image)]).as_numpy(SCORES)[0]
+        checked = check_options(options, self._timeout_s, is_for_scores=True)
+        attempts = self._requests.attempts(checked)
+        scores: np.ndarray = self._request(checked, attempts, [encode(image)]).as_numpy(SCORES)[0]
         return scores
 
     def classify_many(
@@ -141,7 +150,7 @@ class Classifier:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        ask(options, self._timeout_s)
+        check_options(options, self._timeout_s)
         return self._outcomes(iter(images), batch_size, options)
 
     def _outcomes(self, images: Iterator[ImageLike], batch_size: int, options: Options) -> Iterator[Outcome]:
@@ -167,20 +176,20 @@ class Classifier:
 
     def _classify_group(self, images: list[ImageLike], options: Options) -> list[Outcome]:
         began = time.perf_counter()
-        asked = ask(options, self._timeout_s)
-        attempts = self._exchange.attempts(asked)
-        group = Group([_encoded_or_why_not(image) for image in images], self._limit)
+        checked = check_options(options, self._timeout_s)
+        attempts = self._requests.attempts(checked)
+        group = BatchSplit([_encode_or_error(image) for image in images], self._limit)
         encode_s = time.perf_counter() - began
-        while files := group.next():
+        while files := group.next_request():
             try:
-                result = self._request(asked, attempts, files)
+                result = self._request(checked, attempts, files)
                 request_s = time.perf_counter() - began - encode_s
                 timings = Timings.of(encode_s, request_s, attempts.count)
-                predictions = prediction.read(result, self.model, asked.request_id, timings)
+                predictions = prediction.read(result, self.model, checked.request_id, timings)
             except (ClassifierError, OSError) as error:  # such as memory for it that is full
                 group.failed(error)
             else:
-                group.answered(predictions)
+                group.succeeded(predictions)
         self._limit = min(self._limit, group.limit)
         return group.outcomes()
 
@@ -189,8 +198,8 @@ class Classifier:
             self._owner, self._pool = os.getpid(), ThreadPoolExecutor(self._concurrency)
         return self._pool
 
-    def _request(self, asked: Ask, attempts: Attempts, files: list[bytes]) -> Any:
-        return transport.run(self._connection, self._exchange.request(asked, attempts, files))
+    def _request(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Any:
+        return transport.run(self._connection, self._requests.send(checked, attempts, files))
 
 
 def _group(images: Iterator[ImageLike], size: int) -> tuple[list[ImageLike], Exception | None]:
@@ -202,8 +211,8 @@ def _group(images: Iterator[ImageLike], size: int) -> tuple[list[ImageLike], Exc
     return group, None
 
 
-def _encoded_or_why_not(image: ImageLike) -> bytes | Unusable:
+def _encode_or_error(image: ImageLike) -> bytes | Unusable:
     try:
-        return encoded(image)
+        return encode(image)
     except (OSError, TypeError, ValueError) as error:
         return error

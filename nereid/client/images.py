@@ -22,7 +22,7 @@ TO_RGB_MODES = ("RGBX", "YCbCr", "HSV")
 HEADERS_BYTES = 4096
 
 
-def encoded(image: ImageLike) -> bytes:
+def encode(image: ImageLike) -> bytes:
     """Return an image as the bytes of a file; files stay as they are, pixels are encoded without loss.
 
     Args:

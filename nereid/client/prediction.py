@@ -1,19 +1,25 @@
-"""What a classifier answers."""
+"""Predictions of a classifier, read from tritonclient's results."""
 
 import struct
 from dataclasses import dataclass
 from typing import Any
 
-from nereid.client.errors import Unreachable
+from nereid.client.classifier_errors import Unreachable
 from nereid.contract import REASON, SCORES, VARIANT, VERSION
 
-# What tritonclient and we raise over an answer that is none of Triton's.
+# Exceptions of tritonclient and of this module for a malformed response.
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One class and its score, a probability in 0..1."""
+    """One class and its score.
+
+    Attributes:
+        index: index of the class in the model's output.
+        name: name of the class in the model's labels; empty if the model has no labels.
+        score: probability, 0..1.
+    """
 
     index: int
     name: str
@@ -22,9 +28,12 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the caller's time went, in milliseconds: reading and encoding the image, then the request.
+    """Client-side time of a prediction, in milliseconds.
 
-    `request_ms` includes all `attempts` and the pauses between them.
+    Attributes:
+        encode_ms: reading and encoding the image, or the images of its batch.
+        request_ms: the request, with all attempts and the pauses between them.
+        attempts: number of attempts, at least 1.
     """
 
     encode_ms: float
@@ -33,21 +42,27 @@ class Timings:
 
     @classmethod
     def of(cls, encode_s: float, request_s: float, attempts: int) -> "Timings":
-        """Return seconds as milliseconds, to the microsecond."""
+        """Convert seconds to milliseconds, rounded to the microsecond."""
         return cls(round(encode_s * 1e3, 3), round(request_s * 1e3, 3), attempts)
 
     @property
     def total_ms(self) -> float:
-        """What the caller waited."""
+        """Total client-side time, in milliseconds."""
         return self.encode_ms + self.request_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The best classes of one image, and who answered.
+    """The best classes of one image, and the model that computed them.
 
-    `version` is that of the network behind a route, else that of the model called; `variant` and `reason`
-    are empty for a model that is no route.
+    Attributes:
+        labels: best first; `top_k` of them.
+        model: name of the requested model.
+        version: version of the network behind a route, otherwise of the requested model.
+        variant: variant of the route; empty for a model without a route.
+        reason: why the route chose the variant; empty for a model without a route.
+        request_id: id of the request.
+        timings: client-side time.
     """
 
     labels: tuple[Label, ...]
@@ -60,19 +75,19 @@ class Prediction:
 
 
 def read(result: Any, model: str, request_id: str, timings: Timings) -> list[Prediction]:
-    """Read one prediction per image out of tritonclient's `InferResult`, of HTTP or gRPC, that `is_whole`.
+    """Read one prediction per image from tritonclient's `InferResult` (HTTP or gRPC) that `is_complete`.
 
     Raises:
-        Unreachable: this is no answer of Triton's.
+        Unreachable: the response is malformed.
     """
     try:
         return _read(result, model, request_id, timings)
     except MALFORMED as error:
-        raise Unreachable(f"what answers is no Triton: {type(error).__name__}: {error}") from None
+        raise Unreachable(f"the peer is not a Triton server: {type(error).__name__}: {error}") from None
 
 
-def is_whole(result: Any, count: int) -> bool:
-    """Tell whether an answer has scores for `count` images."""
+def is_complete(result: Any, count: int) -> bool:
+    """Return whether a response has scores for `count` images."""
     try:
         scores = result.as_numpy(SCORES)
         return scores is not None and scores.ndim == 2 and len(scores) == count

@@ -1,4 +1,4 @@
-"""What all classifiers share of a request: its options, and how tritonclient takes it. No I/O."""
+"""Options of a request, their checks, and their form for tritonclient. No I/O."""
 
 import re
 import uuid
@@ -10,7 +10,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 
-from nereid.client.errors import RequestRefused, Unreachable
+from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.contract import GRPC_PORT, HTTP_PORT, IMAGE, OPTION_HEADERS, ROUTE_OUTPUTS, SCORES
 
 ProtocolName = Literal["grpc", "http"]
@@ -18,7 +18,7 @@ DEFAULT_PORTS: dict[ProtocolName, int] = {"http": HTTP_PORT, "grpc": GRPC_PORT}
 TENSORS: dict[ProtocolName, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TIMEOUT_S = 30.0
 CONCURRENCY = 8
-# What frames a request is the transport's own; gRPC keeps `grpc-` to itself, and bytes in `-bin`.
+# The transport sets the headers that frame a request; gRPC reserves `grpc-`, and `-bin` for bytes.
 HEADER = re.compile(r"(?!grpc-)[a-z0-9_.-]+(?<!-bin)")
 FRAMING = (
     "accept-encoding",
@@ -32,11 +32,11 @@ FRAMING = (
     "transfer-encoding",
     "upgrade",
 )
-# Until the server says how many images a request may have.
+# Images per request, until the server reports its limit.
 NO_LIMIT = 2**31
-# Triton takes a timeout in µs, as an integer; beyond this nobody waits.
-MOST_TIMEOUT_S = 86_400.0
-# A broken connection is tried again soon: by default gRPC waits a second, then longer and longer.
+# One day; Triton expects an integer of µs.
+MAX_TIMEOUT_S = 86_400.0
+# Reconnect soon after a broken connection: gRPC's default starts at a second and grows.
 CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -46,16 +46,16 @@ CHANNEL = [
 
 
 class Options(TypedDict, total=False):
-    """How an image is classified; every one may be left out.
+    """Options of one request; each is optional.
 
     Attributes:
-        top_k: how many classes to return, best first; 5.
-        variant: let this variant of the route answer.
-        version: let the variant with this version of the network answer.
-        route_key: sticky identity: the same key gets the same variant.
-        timeout_s: how long the answer may take, all attempts together; what is left of it goes to the server.
-        request_id: printable ASCII that the answer repeats; a random one.
-        headers: further ones, such as `x-route-group` for a route's rules, or `traceparent`.
+        top_k: number of classes to return, best first; default 5.
+        variant: name of the route's variant that must respond.
+        version: version of the network that must respond.
+        route_key: sticky identity: the same key always gets the same variant.
+        timeout_s: time limit of all attempts together, in seconds; the server receives the remainder.
+        request_id: printable ASCII that the response repeats; default random.
+        headers: more headers, such as `x-route-group` for the rules of a route, or `traceparent`.
     """
 
     top_k: int
@@ -68,18 +68,18 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What is asked of a model, whatever the image; `top_k` 0 is for the scores of all classes."""
+class CheckedOptions:
+    """Valid options of a request; `top_k` 0 requests the scores of all classes."""
 
     top_k: int
     headers: Mapping[str, str]
     request_id: str
     timeout_s: float
 
-    def arguments(
+    def infer_arguments(
         self, protocol: ProtocolName, tensor: Any, outputs: Sequence[str], remaining_s: float
     ) -> dict[str, Any]:
-        """Return what `infer` of tritonclient takes beside the model and its own timeout."""
+        """Return the arguments of tritonclient's `infer`, except the model and the client's timeout."""
         requested = TENSORS[protocol].InferRequestedOutput
         return {
             "inputs": [tensor],
@@ -90,11 +90,11 @@ class Ask:
         }
 
 
-def check(url: str, protocol: str, concurrency: int, shared_memory: str | None) -> None:
-    """Refuse what a classifier cannot be made of.
+def check_arguments(url: str, protocol: str, concurrency: int, shared_memory: str | None) -> None:
+    """Check the arguments of a classifier.
 
     Raises:
-        ValueError: with what was expected.
+        ValueError: an argument is invalid; the message has the expected form.
     """
     address = re.fullmatch(r"(?:\[[^\[\]/@]+\]|[^\[\]/@:\s]+):(\d{1,5})", url)
     if not address or not 0 < int(address[1]) < 2**16:
@@ -107,11 +107,11 @@ def check(url: str, protocol: str, concurrency: int, shared_memory: str | None) 
         raise ValueError(f"shared_memory must be None, 'system' or 'cuda', got '{shared_memory}'")
 
 
-def ask(options: Options, timeout_s: float, is_for_scores: bool = False) -> Ask:
-    """Read the options of one call; `timeout_s` is that of a call that says none.
+def check_options(options: Options, timeout_s: float, is_for_scores: bool = False) -> CheckedOptions:
+    """Check the options of one request; `timeout_s` is the default time limit in seconds.
 
     Raises:
-        ValueError: one of them cannot be meant.
+        ValueError: an option is invalid.
     """
     given: dict[str, Any] = {
         **{str(name).lower(): value for name, value in options.get("headers", {}).items()},
@@ -128,9 +128,9 @@ def ask(options: Options, timeout_s: float, is_for_scores: bool = False) -> Ask:
     if (top_k := options.get("top_k", 5)) < 1 and not is_for_scores:
         raise ValueError(f"top_k must be at least 1, got {top_k}")
     timeout_s = options.get("timeout_s", timeout_s)
-    if not 0 < timeout_s <= MOST_TIMEOUT_S:
-        raise ValueError(f"timeout_s must be more than 0 and at most {MOST_TIMEOUT_S:g}, got {timeout_s}")
-    return Ask(0 if is_for_scores else top_k, headers, request_id, timeout_s)
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise ValueError(f"timeout_s must be more than 0 and at most {MAX_TIMEOUT_S:g}, got {timeout_s}")
+    return CheckedOptions(0 if is_for_scores else top_k, headers, request_id, timeout_s)
 
 
 def image_tensor(protocol: ProtocolName, images: Sequence[bytes]) -> Any:
@@ -141,20 +141,20 @@ def image_tensor(protocol: ProtocolName, images: Sequence[bytes]) -> Any:
 
 
 def metadata_options(protocol: ProtocolName) -> dict[str, Any]:
-    """Return what has a model's metadata answered as a mapping."""
+    """Return the options with which tritonclient returns a model's metadata as a mapping."""
     return {"as_json": True} if protocol == "grpc" else {}
 
 
 def wanted_outputs(metadata: Mapping[str, Any]) -> list[str]:
-    """Return which of a model's outputs are asked for.
+    """Return the names of the outputs to request from a model.
 
     Raises:
-        RequestRefused: the model is none that classifies.
-        Unreachable: these are no metadata.
+        RequestRefused: the model does not classify images.
+        Unreachable: the response does not contain metadata.
     """
     if not isinstance(metadata, Mapping) or "outputs" not in metadata:
         raise Unreachable(
-            f"what answers is no Triton: it has no metadata of a model, but {str(metadata)[:200]}"
+            f"the peer is not a Triton server: expected metadata of a model, got {str(metadata)[:200]}"
         )
     names = {output["name"] for output in metadata["outputs"]}
     if SCORES not in names:

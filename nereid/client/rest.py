@@ -63,18 +63,18 @@ class RestClient:
                 raise http.client.HTTPException(f"the answer is to another request, {answered_id!r}")
             return result
 
-        return self._ask("POST", path, client_timeout, body, {**headers, **length}, read)
+        return self._request("POST", path, client_timeout, body, {**headers, **length}, read)
 
     def get_model_metadata(self, model: str, *, client_timeout: float) -> Any:
         """Return a model's metadata as a mapping."""
-        return self._ask_json("GET", f"models/{quote(model)}", client_timeout)
+        return self._get_json("GET", f"models/{quote(model)}", client_timeout)
 
     def register_system_shared_memory(
         self, name: str, key: str, byte_size: int, *, client_timeout: float
     ) -> None:
         """Let the server map a region."""
         about = {"key": key, "offset": 0, "byte_size": byte_size}
-        self._ask(
+        self._request(
             "POST", f"systemsharedmemory/region/{name}/register", client_timeout, json.dumps(about).encode()
         )
 
@@ -82,13 +82,13 @@ class RestClient:
         self, name: str, headers: Mapping[str, str] = {}, *, client_timeout: float
     ) -> None:
         """Have the server let go of a region."""
-        self._ask("POST", f"systemsharedmemory/region/{name}/unregister", client_timeout, headers=headers)
+        self._request("POST", f"systemsharedmemory/region/{name}/unregister", client_timeout, headers=headers)
 
     def get_system_shared_memory_status(
         self, headers: Mapping[str, str] = {}, *, client_timeout: float
     ) -> Any:
         """Return the regions as a list."""
-        return self._ask_json("GET", "systemsharedmemory/status", client_timeout, headers)
+        return self._get_json("GET", "systemsharedmemory/status", client_timeout, headers)
 
     def register_cuda_shared_memory(
         self, name: str, raw_handle: bytes, device_id: int, byte_size: int, *, client_timeout: float
@@ -99,7 +99,7 @@ class RestClient:
             "device_id": device_id,
             "byte_size": byte_size,
         }
-        self._ask(
+        self._request(
             "POST", f"cudasharedmemory/region/{name}/register", client_timeout, json.dumps(about).encode()
         )
 
@@ -107,16 +107,18 @@ class RestClient:
         self, name: str, headers: Mapping[str, str] = {}, *, client_timeout: float
     ) -> None:
         """Have the server let go of a region of a GPU."""
-        self._ask("POST", f"cudasharedmemory/region/{name}/unregister", client_timeout, headers=headers)
+        self._request("POST", f"cudasharedmemory/region/{name}/unregister", client_timeout, headers=headers)
 
     def get_cuda_shared_memory_status(self, headers: Mapping[str, str] = {}, *, client_timeout: float) -> Any:
         """Return the regions of GPUs as a list."""
-        return self._ask_json("GET", "cudasharedmemory/status", client_timeout, headers)
+        return self._get_json("GET", "cudasharedmemory/status", client_timeout, headers)
 
-    def _ask_json(self, method: str, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
-        return self._ask(method, path, timeout_s, headers=headers, read=lambda answer, _: json.loads(answer))
+    def _get_json(self, method: str, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
+        return self._request(
+            method, path, timeout_s, headers=headers, read=lambda answer, _: json.loads(answer)
+        )
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,
@@ -143,7 +145,7 @@ class RestClient:
             raise
         self._put_back(connection, is_sent)
         if response.status != http.client.OK:
-            raise InferenceServerException(_why(answer), str(response.status))
+            raise InferenceServerException(_error_text(answer), str(response.status))
         return result
 
     def _take(self, deadline: float) -> "_Connection":
@@ -269,7 +271,7 @@ def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
     return list(answer)
 
 
-def _why(answer: bytes) -> str:
+def _error_text(answer: bytes) -> str:
     """Return Triton's reason; of another kind of answer, what tritonclient says then."""
     try:
         return str(json.loads(answer)["error"])

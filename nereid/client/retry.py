@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nereid.client.errors import ClassifierError, TimedOut
+from nereid.client.classifier_errors import ClassifierError, TimedOut
 
-MOST_ATTEMPTS = 4
+MAX_ATTEMPTS = 4
 FIRST_PAUSE_S, PAUSE_FACTOR, JITTER = 0.1, 2.0, 0.2
 
 
@@ -22,7 +22,7 @@ class Budget:
     more than half of the tokens must be there.
     """
 
-    FEWEST, OF_EACH, GAIN = 10.0, 4.0, 0.1
+    MIN_TOKENS, TOKENS_PER_REQUEST, GAIN = 10.0, 4.0, 0.1
 
     def __init__(self) -> None:
         self._taken = 0.0
@@ -48,7 +48,7 @@ class Budget:
     def failed(self) -> bool:
         """Note a failure; tells whether the request may be sent again."""
         with self._lock:
-            most = max(self.FEWEST, self.OF_EACH * self._in_flight)
+            most = max(self.MIN_TOKENS, self.TOKENS_PER_REQUEST * self._in_flight)
             # What was taken stays so when fewer are in flight: else each new crowd would repeat again.
             self._taken = max(self._taken, min(most, self._taken + 1))
             return self._taken < most / 2
@@ -89,7 +89,7 @@ class Attempts:
         Source: gRPC connection backoff: doubled each time, a fifth more or less, so that not all come back
         together, nor are all attempts over before a proxy has noticed that a server is gone.
         """
-        if not error.is_repeatable or not self._budget.failed() or self.count == MOST_ATTEMPTS:
+        if not error.is_repeatable or not self._budget.failed() or self.count == MAX_ATTEMPTS:
             return None
         pause_s = FIRST_PAUSE_S * PAUSE_FACTOR ** (self.count - 1) * random.uniform(1 - JITTER, 1 + JITTER)
         self.count += 1

@@ -22,10 +22,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from nereid.client import transport
-from nereid.client.errors import ClassifierError, RequestRefused, TimedOut, Unreachable, is_answer
+from nereid.client.classifier_errors import ClassifierError, RequestRefused, TimedOut, Unreachable, is_final
 from nereid.client.request import TENSORS, ProtocolName
 from nereid.client.retry import Attempts
-from nereid.client.steps import Call, Steps
+from nereid.client.sans_io import Flow, Rpc
 from nereid.contract import IMAGE, RESTRICTED_TEXT
 
 Kind = Literal["system", "cuda"]
@@ -33,14 +33,14 @@ FOLDER = Path("/dev/shm")
 SMALLEST_BYTES = 2**20
 # In Triton's refusal to let go of a region that it reads, and how long to wait before asking again: while
 # requests come, and at the end.
-IN_USE, ASK_AGAIN_S, LAST_ASK_AGAIN_S = "currently in use", 1.0, 0.05
+IN_USE, RELEASE_RETRY_S, CLOSE_RETRY_S = "currently in use", 1.0, 0.05
 # For each word to a server that comes after the answers, and for it to finish reading.
-FAREWELL_S = 2.0
-UNANSWERED = (TimedOut, Unreachable)
+CLOSE_S = 2.0
+NO_RESPONSE = (TimedOut, Unreachable)
 
 
 class NoCuda(RuntimeError):
-    """CUDA shared memory was asked for where there is none; the message has what mends it."""
+    """CUDA shared memory was checked for where there is none; the message has what mends it."""
 
 
 class NoRoom(RequestRefused, OSError):
@@ -48,12 +48,12 @@ class NoRoom(RequestRefused, OSError):
 
 
 class Region(Protocol):
-    """Memory that a server can read once it `is_known` there; it may be once the server `is_told` of it."""
+    """Memory that a server can read once it `is_registered` there."""
 
     name: str
     byte_size: int
-    is_told: bool
-    is_known: bool
+    may_be_registered: bool
+    is_registered: bool
     is_in_flight: bool
 
     def write(self, content: Sequence[bytes]) -> None:
@@ -108,7 +108,7 @@ class _SystemRegion:
         self._file = _LockedFile(byte_size)
         self._memory = mmap.mmap(self._file.handle, byte_size)
         self.name, self.byte_size = self._file.name, byte_size
-        self.is_told = self.is_known = self.is_in_flight = False
+        self.may_be_registered = self.is_registered = self.is_in_flight = False
 
     def write(self, content: Sequence[bytes]) -> None:
         self._memory.seek(0)
@@ -138,7 +138,7 @@ class _CudaRegion:
         self._file = _LockedFile(0)
         self.name, self.byte_size, self._device_id = self._file.name, byte_size, device_id
         self._memory = self._cuda.create_shared_memory_region(self.name, byte_size, device_id)
-        self.is_told = self.is_known = self.is_in_flight = False
+        self.may_be_registered = self.is_registered = self.is_in_flight = False
 
     def write(self, content: Sequence[bytes]) -> None:
         self._cuda.set_shared_memory_region(self._memory, [np.frombuffer(b"".join(content), np.uint8)])
@@ -198,7 +198,7 @@ class Regions:
         self._is_swept = self._is_closed = False
         _OPEN.add(self)
 
-    def infer(self, files: Sequence[bytes], attempts: Attempts, call: Callable[[Any], Call]) -> Steps[Any]:
+    def infer(self, files: Sequence[bytes], attempts: Attempts, call: Callable[[Any], Rpc]) -> Flow[Any]:
         """Put images where the server can read them, and have it do so.
 
         Args:
@@ -212,9 +212,9 @@ class Regions:
         """
         self._check_open()
         if not self._is_swept:
-            yield from self._asked_for(sweep(self._protocol, attempts.remaining_s, kinds=(self._kind,)))
+            yield from self._with_advice(sweep(self._protocol, attempts.remaining_s, kinds=(self._kind,)))
             self._is_swept = True
-        yield from self._let_go_of_retired(attempts)
+        yield from self._release_retired(attempts)
         content = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
         byte_size = sum(map(len, content))
         region = self._take(byte_size)
@@ -222,7 +222,7 @@ class Regions:
             region.write(content)
             tensor = TENSORS[self._protocol].InferInput(IMAGE, [len(files), 1], "BYTES")
             tensor.set_shared_memory(region.name, byte_size)
-            result = yield from self._read_by_server(region, attempts, lambda: call(tensor))
+            result = yield from self._infer_from(region, attempts, lambda: call(tensor))
         except BaseException as error:
             self._return(region, error)
             raise
@@ -241,17 +241,17 @@ class Regions:
         if not regions:
             return
         connection = transport.connect(self._url, self._protocol)
-        patient_until = time.monotonic() + FAREWELL_S
+        patient_until = time.monotonic() + CLOSE_S
         try:
             is_there = True
             for region in regions:
                 refusal = None
-                while is_there and region.is_told:
-                    refusal = transport.run(connection, self._let_go_of(region, FAREWELL_S))
-                    is_there = not isinstance(refusal, UNANSWERED)
+                while is_there and region.may_be_registered:
+                    refusal = transport.run(connection, self._release(region, CLOSE_S))
+                    is_there = not isinstance(refusal, NO_RESPONSE)
                     if not _is_in_use(refusal) or time.monotonic() > patient_until:
                         break
-                    time.sleep(LAST_ASK_AGAIN_S)
+                    time.sleep(CLOSE_RETRY_S)
                 if _is_in_use(refusal):
                     region.leave()
                 else:
@@ -296,8 +296,8 @@ class Regions:
             if region not in self._lent:  # of a request that a fork has copied
                 return
             self._lent.remove(region)
-            is_free = not region.is_in_flight or error is None or is_answer(error)
-            if self._is_closed or not (region.is_known and is_free):
+            is_free = not region.is_in_flight or error is None or is_final(error)
+            if self._is_closed or not (region.is_registered and is_free):
                 self._retire(region, self._clock())
             else:
                 region.is_in_flight = False
@@ -309,7 +309,7 @@ class Regions:
         else:
             self._retired.append((due, region))
 
-    def _let_go_of_retired(self, attempts: Attempts) -> Steps[None]:
+    def _release_retired(self, attempts: Attempts) -> Flow[None]:
         with self._lock:
             due = [pair for pair in self._retired if pair[0] <= self._clock()]
             self._retired = [pair for pair in self._retired if pair not in due]
@@ -317,12 +317,12 @@ class Regions:
             while due:
                 _, region = due[-1]
                 refusal = None
-                if region.is_told:
-                    refusal = yield from self._let_go_of(region, attempts.remaining_s())
+                if region.may_be_registered:
+                    refusal = yield from self._release(region, attempts.remaining_s())
                 due.pop()
-                if _is_in_use(refusal) or isinstance(refusal, UNANSWERED):
+                if _is_in_use(refusal) or isinstance(refusal, NO_RESPONSE):
                     with self._lock:
-                        self._retire(region, self._clock() + ASK_AGAIN_S)
+                        self._retire(region, self._clock() + RELEASE_RETRY_S)
                 else:
                     region.remove()
         finally:
@@ -330,15 +330,15 @@ class Regions:
                 for at, region in due:
                     self._retire(region, at)
 
-    def _let_go_of(self, region: Region, timeout_s: float) -> Steps[ClassifierError | None]:
+    def _release(self, region: Region, timeout_s: float) -> Flow[ClassifierError | None]:
         """Have the server let go of a region that it was told of; returns why it does not."""
-        if not region.is_known:
+        if not region.is_registered:
             # It was not waited for: the server may come to it only after this, and must not find it then.
             region.unlink()
-        return (yield from _let_go(self._kind, region.name, timeout_s))
+        return (yield from _unregister(self._kind, region.name, timeout_s))
 
-    def _read_by_server(self, region: Region, attempts: Attempts, call: Callable[[], Call]) -> Steps[Any]:
-        yield from self._made_known(region, attempts)
+    def _infer_from(self, region: Region, attempts: Attempts, call: Callable[[], Rpc]) -> Flow[Any]:
+        yield from self._register(region, attempts)
         region.is_in_flight = True
         try:
             return (yield call())
@@ -346,24 +346,24 @@ class Regions:
             if region.name not in str(error):
                 raise
         # The server does not know it: it is another one than before.
-        region.is_known = region.is_in_flight = False
-        yield from self._made_known(region, attempts)
+        region.is_registered = region.is_in_flight = False
+        yield from self._register(region, attempts)
         region.is_in_flight = True
         return (yield call())
 
-    def _made_known(self, region: Region, attempts: Attempts) -> Steps[None]:
-        if region.is_known:
+    def _register(self, region: Region, attempts: Attempts) -> Flow[None]:
+        if region.is_registered:
             return
         name = f"register_{self._kind}_shared_memory"
-        region.is_told = True
+        region.may_be_registered = True
         try:
-            yield from self._asked_for(_one(Call(name, attempts.remaining_s(), region.registration())))
+            yield from self._with_advice(_one(Rpc(name, attempts.remaining_s(), region.registration())))
         except ClassifierError as error:
             if "already in manager" not in str(error):  # an answer that did not reach us
                 raise
-        region.is_known = True
+        region.is_registered = True
 
-    def _asked_for(self, steps: Steps[Any]) -> Steps[Any]:
+    def _with_advice(self, steps: Flow[Any]) -> Flow[Any]:
         try:
             return (yield from steps)
         except ClassifierError as error:
@@ -382,14 +382,14 @@ def sweep(
     remaining_s: Callable[[], float],
     headers: Mapping[str, str] = {},
     kinds: Sequence[Kind] = ("system",),
-) -> Steps[list[str]]:
+) -> Flow[list[str]]:
     """Have a server let go of this user's stale regions, and remove those; returns their names.
 
     A region without a file is stale only if the server has its files where we have ours: otherwise it is one
     of another container.
 
     Args:
-        protocol: that the server is asked by.
+        protocol: that the server is checked by.
         remaining_s: how long all that is left may take; raises TimedOut.
         headers: such as the token of a server that restricts shared memory.
         kinds: whose regions.
@@ -398,15 +398,15 @@ def sweep(
     read: set[str] = set()
     for kind in kinds:
         options = {"headers": dict(headers)} | ({"as_json": True} if protocol == "grpc" else {})
-        known = yield Call(f"get_{kind}_shared_memory_status", remaining_s(), (), options)
+        known = yield Rpc(f"get_{kind}_shared_memory_status", remaining_s(), (), options)
         every = known.get("regions", {}) if isinstance(known, Mapping) else [each["name"] for each in known]
         names = [name for name in every if name.startswith(_prefix())]
         stale = [name for name in names if is_stale(FOLDER / name)]
         gone = [name for name in names if not (FOLDER / name).exists()] if kind == "system" else []
-        if gone and (yield from _sees_our_files(remaining_s, headers)):
+        if gone and (yield from _shares_files(remaining_s, headers)):
             stale += gone
         for name in stale:
-            refusal = yield from _let_go(kind, name, remaining_s(), headers)
+            refusal = yield from _unregister(kind, name, remaining_s(), headers)
             (read if refusal else removed).add(name)
     return sorted(removed | set(remove_stale(read)))
 
@@ -468,13 +468,13 @@ def cuda_library() -> Any:
     return cuda_shared_memory
 
 
-def _let_go(
+def _unregister(
     kind: Kind, name: str, timeout_s: float, headers: Mapping[str, str] = {}
-) -> Steps[ClassifierError | None]:
+) -> Flow[ClassifierError | None]:
     """Have a server let go of a region; returns why it does not."""
     options = {"headers": dict(headers)} if headers else {}
     try:
-        yield Call(f"unregister_{kind}_shared_memory", timeout_s, (name,), options)
+        yield Rpc(f"unregister_{kind}_shared_memory", timeout_s, (name,), options)
     except ClassifierError as error:
         return error
     return None
@@ -485,7 +485,7 @@ def _is_in_use(refusal: ClassifierError | None) -> bool:
     return IN_USE in str(refusal)
 
 
-def _sees_our_files(remaining_s: Callable[[], float], headers: Mapping[str, str]) -> Steps[bool]:
+def _shares_files(remaining_s: Callable[[], float], headers: Mapping[str, str]) -> Flow[bool]:
     """Tell whether a server can open a file of this process."""
     try:
         file = _LockedFile(1)
@@ -494,8 +494,8 @@ def _sees_our_files(remaining_s: Callable[[], float], headers: Mapping[str, str]
     options = {"headers": dict(headers)} if headers else {}
     try:
         about = file.name, f"/{file.name}", 1
-        yield Call("register_system_shared_memory", remaining_s(), about, options)
-        yield from _let_go("system", file.name, remaining_s(), headers)
+        yield Rpc("register_system_shared_memory", remaining_s(), about, options)
+        yield from _unregister("system", file.name, remaining_s(), headers)
     except ClassifierError:
         return False
     finally:
@@ -508,7 +508,7 @@ def _leave_to_parent() -> None:
         regions.forked()
 
 
-def _one(call: Call) -> Steps[Any]:
+def _one(call: Rpc) -> Flow[Any]:
     return (yield call)
 
 

@@ -8,10 +8,10 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http.aio
 
-from nereid.client.errors import ClassifierError, TimedOut, from_failure
+from nereid.client.classifier_errors import ClassifierError, TimedOut, from_failure
 from nereid.client.request import CHANNEL, ProtocolName
 from nereid.client.rest import RestClient
-from nereid.client.steps import Pause, Result, Steps
+from nereid.client.sans_io import Flow, Pause, Result
 
 
 class Connection(Protocol):
@@ -29,7 +29,7 @@ class Connection(Protocol):
         """Close what is open; calls in flight fail."""
 
 
-def run(connection: Connection, steps: Steps[Result]) -> Result:
+def run(connection: Connection, steps: Flow[Result]) -> Result:
     """Do what `steps` say; returns what they return, and raises what they raise."""
     answer: Any = None
     error: ClassifierError | None = None
@@ -114,7 +114,7 @@ class AsyncConnection:
         return self._client
 
 
-async def run_async(connection: AsyncConnection, steps: Steps[Result]) -> Result:
+async def run_async(connection: AsyncConnection, steps: Flow[Result]) -> Result:
     """Do what `steps` say; see `run`."""
     answer: Any = None
     error: ClassifierError | None = None

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from nereid.client.errors import (
+from nereid.client.classifier_errors import (
     ClassifierError,
     Overloaded,
     RequestRefused,

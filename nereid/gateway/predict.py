@@ -4,7 +4,7 @@ import asyncio
 import re
 from types import TracebackType
 
-from nereid.client.errors import ClassifierError, Overloaded
+from nereid.client.classifier_errors import ClassifierError, Overloaded
 from nereid.client.prediction import Prediction
 from nereid.client.request import Options
 from nereid.contract import OPTION_HEADERS

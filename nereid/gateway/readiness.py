@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from nereid.assets import COFFEE
-from nereid.client.errors import ClassifierError, Overloaded
+from nereid.client.classifier_errors import ClassifierError, Overloaded
 from nereid.gateway.failures import from_classifier
 from nereid.gateway.http.tracing import new_request_id
 

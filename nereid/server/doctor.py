@@ -10,7 +10,7 @@ from typing import Literal
 
 from nereid.assets import REPOSITORY
 from nereid.client import shared_memory, transport
-from nereid.client.errors import ClassifierError
+from nereid.client.classifier_errors import ClassifierError
 from nereid.client.retry import Attempts, Budget
 from nereid.errors import ServerError
 from nereid.repository.layout import describe_threads, thread_budget

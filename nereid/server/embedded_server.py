@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from nereid.assets import COFFEE
-from nereid.client.errors import tells_of_load
+from nereid.client.classifier_errors import is_overload
 from nereid.contract import IMAGE
 from nereid.errors import ServerError
 from nereid.processes import end_with_parent
@@ -143,7 +143,7 @@ class EmbeddedServer:
         Overload is not a failure. Removing this server from rotation would push its load onto the next one.
         """
         refusal = self._request(infer_path(model), COFFEE.read_bytes(), "", timeout_s)
-        return None if refusal and tells_of_load(refusal) else refusal
+        return None if refusal and is_overload(refusal) else refusal
 
     def probe_server(self, timeout_s: float) -> str | None:
         """Check the server's own readiness; returns None on success, else the reason of the failure."""

@@ -6,8 +6,15 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid import serving_errors as errors
-from nereid.client import errors as client_errors
-from nereid.client.errors import Overloaded, RequestRefused, ServerFailed, TimedOut, Unavailable, from_triton
+from nereid.client import classifier_errors
+from nereid.client.classifier_errors import (
+    Overloaded,
+    RequestRefused,
+    ServerFailed,
+    TimedOut,
+    Unavailable,
+    from_triton,
+)
 
 MEANT = {
     errors.InvalidRequest: RequestRefused,
@@ -45,8 +52,8 @@ def test_only_what_the_server_has_not_seen_is_repeated():
 def test_page_has_every_error_and_whether_it_is_repeated(root):
     """Whose fault it is and whether it is sent again are what the classes say."""
     table = re.findall(
-        r"^\| `(\w+)` \| the (\w+)'s: .* \| (yes|no)", (root / "docs/clients.md").read_text(), re.M
+        r"^\| `(\w+)` \| the (\w+): .* \| (yes|no)", (root / "docs/clients.md").read_text(), re.M
     )
 
-    kinds = [client_errors.RequestRefused, ServerFailed, *ServerFailed.__subclasses__()]
+    kinds = [classifier_errors.RequestRefused, ServerFailed, *ServerFailed.__subclasses__()]
     assert table == [(kind.__name__, kind.fault, "yes" if kind.is_repeatable else "no") for kind in kinds]

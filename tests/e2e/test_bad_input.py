@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.errors import RequestRefused
+from nereid.client.classifier_errors import RequestRefused
 from tests.e2e.conftest import ESPRESSO, url
 from tests.tables import cases
 

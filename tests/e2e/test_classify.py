@@ -12,7 +12,7 @@ import tritonclient.http
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.errors import ServerFailed
+from nereid.client.classifier_errors import ServerFailed
 from nereid.server.doctor import TRITON_OF_PYTRITON
 from nereid.tune import photos
 from tests.e2e.conftest import CATS, ESPRESSO, url
@@ -27,7 +27,7 @@ PHOTOS = {
 
 
 def raw_scores(server, model: str, image: bytes) -> np.ndarray:
-    """Ask with a plain Triton client; returns float32[1000]."""
+    """CheckedOptions with a plain Triton client; returns float32[1000]."""
     with tritonclient.http.InferenceServerClient(url(server, "http")) as client:
         tensor = tritonclient.http.InferInput("image", [1, 1], "BYTES")
         tensor.set_data_from_numpy(np.array([[image]], dtype=object))

@@ -21,7 +21,7 @@ from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client import shared_memory, transport
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
-from nereid.client.errors import RequestRefused
+from nereid.client.classifier_errors import RequestRefused
 from nereid.contract import GRPC_TOKEN_HEADER
 from nereid.server import doctor, run_dir
 from tests.classifiers import WAYS, opened
@@ -162,7 +162,7 @@ def test_regions_grow_with_images(server):
         answers = [classifier.classify(image) for image in (photo, PHOTO, photo)]
 
         def one_is_left() -> set[str]:
-            """Ask once more: a region that the server still held is asked about again."""
+            """CheckedOptions once more: a region that the server still held is checked about again."""
             classifier.classify(PHOTO)
             return len(found := files_of(server)) == 1 and found
 
@@ -255,7 +255,7 @@ def test_cancelled_request_keeps_its_region_from_the_next(server):
             await classifier.classify(PHOTO)
             before = files_of(server)
             task = asyncio.create_task(classifier.classify(CHELSEA.read_bytes()))
-            regions = classifier._exchange._regions
+            regions = classifier._requests._regions
             while not any(region.is_in_flight for region in regions._lent):
                 await asyncio.sleep(0)
             task.cancel()

@@ -26,9 +26,9 @@ from tritonclient.utils import InferenceServerException
 
 from loadtest.background_load import PROTOCOLS, BackgroundLoad
 from nereid.assets import COFFEE
+from nereid.client.batch_split import Outcome
 from nereid.client.classifier import Classifier
-from nereid.client.errors import RequestRefused
-from nereid.client.group import Outcome
+from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Prediction
 from nereid.client.request import ProtocolName, image_tensor
 from nereid.contract import TOKEN_HEADER

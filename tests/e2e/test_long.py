@@ -9,7 +9,7 @@ import pytest
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.errors import RequestRefused
+from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Prediction
 from tests.e2e.conftest import CATS, ESPRESSO, group_members, url
 from tests.proof import REQUESTS

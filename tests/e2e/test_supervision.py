@@ -14,7 +14,7 @@ import pytest
 
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.errors import ClassifierError, Overloaded
+from nereid.client.classifier_errors import ClassifierError, Overloaded
 from nereid.server.control import Control
 from tests.deployment import check_health
 from tests.e2e.conftest import group_members

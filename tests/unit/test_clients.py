@@ -26,8 +26,7 @@ from nereid.cli.predictions import collect, prediction_table
 from nereid.client import retry
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
-from nereid.client.conversation import Exchange
-from nereid.client.errors import (
+from nereid.client.classifier_errors import (
     ClassifierError,
     Overloaded,
     RequestRefused,
@@ -37,6 +36,7 @@ from nereid.client.errors import (
     Unreachable,
     from_triton,
 )
+from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Label, Prediction, Timings, label
 from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import NoRoom, Region, Regions
@@ -128,7 +128,7 @@ def bounded(act: Callable[[], float]) -> float:
 
 
 def given_up_s(classifier: Any) -> float:
-    """Ask for what does not come; returns how long that took."""
+    """CheckedOptions for what does not come; returns how long that took."""
     begin = time.monotonic()
     with pytest.raises(TimedOut):
         classifier.classify(PHOTO, timeout_s=PATIENCE_S)
@@ -210,7 +210,7 @@ def test_request_outlives_broken_connections(way, steps, attempts):
     ids=["cut", "unavailable", "overloaded", "timeout", "failed", "refused"],
 )
 def test_only_what_is_safe_is_repeated(way, step, kind, count):
-    """What the server has taken no notice of is asked four times at most; anything else once."""
+    """What the server has taken no notice of is checked four times at most; anything else once."""
     script = Script(step)
     with serving(script) as url, opened(way, url, "http") as classifier, pytest.raises(kind):
         classifier.classify(PHOTO)
@@ -387,13 +387,13 @@ def test_fork_has_connections_of_its_own():
     with serving(script) as url:
         subprocess.run([sys.executable, "-c", FORKED, url], check=True, timeout=30)
 
-    asked = {(peer, re.search(rb'"id":"(\d+)"', body)[1]) for peer, body in script.peers}
-    assert len({process for _, process in asked}) == 2
-    assert len(asked) == len({peer for peer, _ in asked})
+    checked = {(peer, re.search(rb'"id":"(\d+)"', body)[1]) for peer, body in script.peers}
+    assert len({process for _, process in checked}) == 2
+    assert len(checked) == len({peer for peer, _ in checked})
 
 
 def test_error_does_not_wait_for_what_is_in_flight():
-    """Ctrl-C ends a classifier at once, also with a silent server; asked again, it says that it is closed."""
+    """Ctrl-C ends a classifier at once, also with a silent server; later requests fail."""
     script, ended = Script("silence"), threading.Event()
 
     def source() -> Iterator[bytes]:
@@ -537,7 +537,7 @@ def test_full_memory_is_an_outcome(way):
 
     with serving(Script(PREDICTION)) as url, opened(way, url, "http") as classifier:
         inner = classifier if way == "sync" else classifier._classifier
-        inner._exchange = Exchange("http", "classify", Regions("system", url, "http", make=make))
+        inner._requests = ModelRequests("http", "classify", Regions("system", url, "http", make=make))
         outcomes = list(classifier.classify_many([PHOTO] * 2))
 
     assert [type(outcome) for outcome in outcomes] == [NoRoom, NoRoom]
@@ -700,7 +700,7 @@ def test_threads_leave_nothing_open():
 
 
 def threads_fds(classifier: Classifier, count: int) -> int:
-    """Ask from as many threads, one after the other; returns how many files are open then."""
+    """CheckedOptions from as many threads, one after the other; returns how many files are open then."""
     for _ in range(count):
         thread = threading.Thread(target=classifier.classify, args=[PHOTO])
         thread.start()
@@ -726,7 +726,7 @@ def test_folders_are_searched_for_images(tmp_path):
 
 def test_missing_or_empty_path_is_named(tmp_path):
     """Nothing to classify is an error, not an empty success."""
-    with pytest.raises(ValueError, match="nope does not exist"):
+    with pytest.raises(ValueError, match="nope' does not exist"):
         collect([tmp_path / "nope"])
-    with pytest.raises(ValueError, match="holds no image"):
+    with pytest.raises(ValueError, match="has no image"):
         collect([tmp_path])

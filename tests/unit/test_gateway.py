@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from nereid.client import errors
+from nereid.client import classifier_errors as errors
 from nereid.gateway.admission.access import EXPOSED
 from nereid.gateway.admission.admission import WAITING_PER_PERMIT
 from nereid.gateway.admission.keys import KeyRing

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from nereid.client import errors
+from nereid.client import classifier_errors as errors
 from nereid.gateway.failures import STATUS
 from nereid.gateway.image_size import HEAD_BYTES, size_wh
 from nereid.gateway.readiness import Readiness

@@ -8,7 +8,7 @@ from PIL import Image
 
 from nereid.assets import COFFEE
 from nereid.client import images
-from nereid.client.images import encoded
+from nereid.client.images import encode
 from nereid.contract import MAX_IMAGE_BYTES
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import Limits, open_image
@@ -92,7 +92,7 @@ def test_pixels_arrive_as_they_are(monkeypatch, mode, limit):
     monkeypatch.setattr(images, "MAX_IMAGE_BYTES", limit)
     image = of_mode(mode)
 
-    np.testing.assert_array_equal(decoded(encoded(image)), expected(image))
+    np.testing.assert_array_equal(decoded(encode(image)), expected(image))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (5, 7, 3), (1, 9, 3)], ids=str)
@@ -103,7 +103,7 @@ def test_arrays_arrive_as_they_are(shape, order):
     given = pixels[::-1, ::-1] if order == "view" else np.asarray(pixels, order=order)
 
     grey_or_rgb = given if given.ndim == 3 else np.repeat(given[:, :, None], 3, axis=2)
-    np.testing.assert_array_equal(decoded(encoded(given)), grey_or_rgb)
+    np.testing.assert_array_equal(decoded(encode(given)), grey_or_rgb)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
@@ -117,7 +117,7 @@ def test_orientation_is_applied_once(mode, orientation):
     file.seek(0)
 
     with Image.open(file) as photo:
-        got = decoded(encoded(photo))
+        got = decoded(encode(photo))
 
     np.testing.assert_array_equal(got, UPRIGHT[orientation](np.asarray(stored.convert("RGB"))))
 
@@ -126,11 +126,11 @@ def test_large_pictures_keep_the_servers_limit():
     """One whose plain pixels are larger than a file may be is packed."""
     flat = np.zeros((4000, 4000, 3), np.uint8)
 
-    assert len(encoded(flat)) < MAX_IMAGE_BYTES < flat.nbytes
+    assert len(encode(flat)) < MAX_IMAGE_BYTES < flat.nbytes
 
 
 def test_damaged_picture_is_the_callers_fault():
-    """PIL reads a picture that it opened when its pixels are asked for, and then says SyntaxError."""
+    """PIL reads a picture that it opened when its pixels are checked for, and then says SyntaxError."""
     file = io.BytesIO()
     Image.fromarray(noise(400, 400, 3)).save(file, "PNG")
     content = bytearray(file.getvalue())
@@ -138,7 +138,7 @@ def test_damaged_picture_is_the_callers_fault():
     content[second : second + 4] = b"\0\0\0\0"
 
     with pytest.raises(ValueError, match="a PIL image cannot be read: SyntaxError"):
-        encoded(Image.open(io.BytesIO(content)))
+        encode(Image.open(io.BytesIO(content)))
 
 
 def test_files_stay_as_they_are():
@@ -146,7 +146,7 @@ def test_files_stay_as_they_are():
     file = COFFEE.read_bytes()
     forms = [file, bytearray(file), memoryview(file), COFFEE, str(COFFEE), io.BytesIO(file)]
 
-    assert {encoded(form) for form in forms} == {file}
+    assert {encode(form) for form in forms} == {file}
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_files_stay_as_they_are():
 def test_what_is_no_image_is_named(image, error, message):
     """With what was expected, and what came."""
     with pytest.raises(error, match=message):
-        encoded(image)
+        encode(image)

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.client import shared_memory, transport
-from nereid.client.errors import (
+from nereid.client.classifier_errors import (
     ClassifierError,
     RequestRefused,
     ServerFailed,
@@ -24,8 +24,8 @@ from nereid.client.errors import (
     from_triton,
 )
 from nereid.client.retry import Attempts, Budget
+from nereid.client.sans_io import Rpc
 from nereid.client.shared_memory import Regions, is_stale, remove_stale
-from nereid.client.steps import Call
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
 
 PHOTO = COFFEE.read_bytes()
@@ -42,7 +42,7 @@ def folder(monkeypatch, tmp_path):
 @pytest.fixture
 def hurried(monkeypatch):
     """Wait for no server that reads for ever."""
-    monkeypatch.setattr(shared_memory, "FAREWELL_S", 0.2)
+    monkeypatch.setattr(shared_memory, "CLOSE_S", 0.2)
 
 
 def files() -> set[str]:
@@ -107,7 +107,7 @@ def test_region_with_an_error_for_an_answer_is_used_again(way):
 
 
 def test_retired_region_goes_when_the_server_lets_go_of_it():
-    """It is asked about now and then, not with every request."""
+    """It is checked about now and then, not with every request."""
     now = 0.0
     script = Script(None, PREDICTION)
     with serving(script) as url:
@@ -118,7 +118,7 @@ def test_retired_region_goes_when_the_server_lets_go_of_it():
             attempts = Attempts(Budget(), 5)
             options = {"model": "m", "headers": {}}
             steps = regions.infer(
-                [PHOTO], attempts, lambda tensor: Call("infer", 5, (), options | {"inputs": [tensor]})
+                [PHOTO], attempts, lambda tensor: Rpc("infer", 5, (), options | {"inputs": [tensor]})
             )
             transport.run(connection, steps)
             return len(sent(script, "unregister"))
@@ -210,9 +210,9 @@ def ask(regions: Regions, triton: Triton) -> str:
     """Have an image classified; returns the name of its region."""
     names = []
 
-    def call(tensor: Any) -> Call:
+    def call(tensor: Any) -> Rpc:
         names.append(tensor._get_tensor()["parameters"]["shared_memory_region"])
-        return Call("infer", 5)
+        return Rpc("infer", 5)
 
     with contextlib.suppress(ClassifierError):
         transport.run(triton, regions.infer([PHOTO], Attempts(Budget(), 5), call))
@@ -229,7 +229,7 @@ def regions(monkeypatch):
 
 
 class Late(Triton):
-    """A server that comes to a registration after the caller has lost patience, and has asked to let go."""
+    """A server that comes to a registration after the caller has lost patience, and has checked to let go."""
 
     def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
         """Do what a method does; the first to register is told that it is late."""
@@ -243,7 +243,7 @@ class Late(Triton):
 
 
 def test_region_that_is_registered_too_late_is_not_kept(regions):
-    """A server that comes to it after it was asked to let go of it finds no file."""
+    """A server that comes to it after it was checked to let go of it finds no file."""
     triton = Late()
     regions._is_swept = True
     ask(regions, triton)
@@ -312,7 +312,7 @@ def test_region_that_was_swept_away_is_registered_again(way):
 
 def test_close_leaves_what_a_request_uses(regions):
     """Its file is closed by that request, once, and left to a sweep; the next request is refused."""
-    steps = regions.infer([PHOTO], Attempts(Budget(), 5), lambda tensor: Call("infer", 5))
+    steps = regions.infer([PHOTO], Attempts(Budget(), 5), lambda tensor: Rpc("infer", 5))
     step = steps.send(None)
     while step.name != "infer":
         step = steps.send([])

@@ -19,7 +19,7 @@ from loadtest.soak.traffic import Kind, Tally, Target, Traffic, rejection
 from loadtest.soak.valid_requests import BAD_PLACE, Photo, as_prediction, outcome_fault
 from loadtest.soak.verdict import absent, growth, markdown, not_more, traffic_markdown
 from nereid import metrics_page
-from nereid.client.errors import Overloaded, RequestRefused, ServerFailed, TimedOut
+from nereid.client.classifier_errors import Overloaded, RequestRefused, ServerFailed, TimedOut
 from nereid.client.prediction import Label, Prediction, Timings
 
 # As samples are taken: every so often, at a random moment.

@@ -1,14 +1,14 @@
-"""What a classifier raises, and whose fault it was: the same classes over every transport.
+"""Errors of a classifier, and the party at fault: the same classes over every transport.
 
     ClassifierError
-    ├── RequestRefused    caller    the request itself: the same one will be refused again
-    ├── ServerFailed      server    it took the request, and failed
-    ├── Overloaded        server    it took none: too much at once, so not again at once
-    ├── TimedOut          server    no answer in time; it may still be computed
-    ├── Unavailable       server    the model is not there: it has not seen the request
-    └── Unreachable       network   no connection, or one that broke
+    ├── RequestRefused      caller    the request is invalid; a repeated request fails equally
+    └── ServerFailed        server    the server accepted the request and failed
+        ├── Overloaded      server    the server rejected the request without running it
+        ├── TimedOut        server    no response in time; the server may still compute it
+        ├── Unavailable     server    the model is not loaded and has not seen the request
+        └── Unreachable     network   no connection, a broken one, or a peer other than Triton
 
-The texts that tell them apart are part of the server's contract: docs/contract.md.
+The texts that identify a class are part of the wire contract: docs/contract.md.
 """
 
 from typing import ClassVar, Literal
@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from nereid import contract
 
 Fault = Literal["caller", "server", "network"]
-# The statuses that say the request itself was at fault, as each protocol spells them.
+# Statuses of invalid requests, over HTTP and gRPC.
 REFUSED = (
     "400",
     "401",
@@ -30,52 +30,57 @@ REFUSED = (
     "StatusCode.PERMISSION_DENIED",
     "StatusCode.NOT_FOUND",
 )
-# gRPC's own words for a call that reached no server have these statuses, and so has what Triton sheds.
+# Statuses of gRPC for a request that reached no server; Triton uses them, too, when it sheds load.
 NOT_ANSWERED = ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED")
 LATE = ("StatusCode.DEADLINE_EXCEEDED",)
 BUSY = ("429", "StatusCode.RESOURCE_EXHAUSTED")
 
 
 class ClassifierError(Exception):
-    """Base of what a classifier raises; the message is the server's own."""
+    """Base of the errors of a classifier; the message is the server's own.
+
+    Attributes:
+        fault: the party at fault: `caller`, `server` or `network`.
+        is_repeatable: whether a classifier may send the request again.
+    """
 
     fault: ClassVar[Fault] = "server"
     is_repeatable: ClassVar[bool] = False
 
 
 class RequestRefused(ClassifierError):
-    """The request was at fault: the same one will be refused again."""
+    """The request is invalid: a repeated request fails equally."""
 
     fault = "caller"
 
 
 class ServerFailed(ClassifierError):
-    """The server took the request, and failed."""
+    """The server accepted the request and failed."""
 
 
 class Overloaded(ServerFailed):
-    """The server has too much to do, and took no notice of the request; sending it again makes it worse."""
+    """The server is overloaded and rejected the request without running it; a retry adds load."""
 
 
 class TimedOut(ServerFailed):
-    """The answer did not come in time; it may still be computed."""
+    """The response did not arrive in time; the server may still compute it."""
 
 
 class Unavailable(ServerFailed):
-    """The model that would answer is not there; it has not seen the request."""
+    """The model is not loaded; it has not seen the request."""
 
     is_repeatable = True
 
 
 class Unreachable(ServerFailed):
-    """The server cannot be reached, the connection broke, or what answers there is no Triton."""
+    """The server is unreachable, the connection broke, or the peer is not a Triton server."""
 
     fault = "network"
     is_repeatable = True
 
 
-# Where each text stands in a message is not fixed: an ensemble puts its own words in front.
-_TRITONS: tuple[tuple[str, type[ClassifierError]], ...] = (
+# The position of a text in a message varies: an ensemble inserts its own text before it.
+_SERVER_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     (contract.INVALID_REQUEST_PREFIX, RequestRefused),
     (contract.INVALID_IMAGE_PREFIX, RequestRefused),
     (contract.INFERENCE_FAILED_PREFIX, ServerFailed),
@@ -91,31 +96,31 @@ _TRITONS: tuple[tuple[str, type[ClassifierError]], ...] = (
     ("Unable to find shared memory region", Unavailable),
 )
 _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
-    *_TRITONS,
-    # gRPC's, of either side or before a proxy, and tritonclient's of an answer that has no JSON.
+    *_SERVER_TEXTS,
+    # Texts of gRPC on either side, of proxies, and of tritonclient about a response without JSON.
     ("message larger than max", RequestRefused),
     ("http2 header with status: 413", RequestRefused),
     ("client while decoding the response", Unreachable),
 )
 
 
-def tells_of_load(text: str) -> bool:
-    """Tell whether a server's refusal says that there was too much at once."""
-    return any(words in text for words, kind in _TRITONS if kind is Overloaded)
+def is_overload(text: str) -> bool:
+    """Return whether a server rejected a request because of its load."""
+    return any(words in text for words, kind in _SERVER_TEXTS if kind is Overloaded)
 
 
-def is_answer(error: BaseException) -> bool:
-    """Tell whether a server is surely done with a request: it has said itself how that ended.
+def is_final(error: BaseException) -> bool:
+    """Return whether an error proves that the server has finished the request.
 
-    gRPC has the statuses of Triton's answers for streams that broke, too.
+    Statuses prove nothing: gRPC gives broken streams the statuses of Triton's responses.
     """
     if isinstance(error, TimedOut) or not isinstance(error, ClassifierError):
         return False
-    return isinstance(error, RequestRefused) or any(words in str(error) for words, _ in _TRITONS)
+    return isinstance(error, RequestRefused) or any(words in str(error) for words, _ in _SERVER_TEXTS)
 
 
 def from_triton(error: InferenceServerException) -> ClassifierError:
-    """Return the error that Triton's answer, or the transport's failure, means."""
+    """Return the error for an exception of tritonclient: Triton's response, or a failed transport."""
     status, text = error.status(), error.message() or str(error)
     found = [(text.find(words), kind) for words, kind in _TEXTS if words in text]
     if found:
@@ -127,7 +132,7 @@ def from_triton(error: InferenceServerException) -> ClassifierError:
 
 
 def from_failure(url: str, error: Exception) -> ClassifierError:
-    """Return the error that whatever a transport raised means."""
+    """Return the error for any exception that a transport raised."""
     if isinstance(error, InferenceServerException):
         return from_triton(error)
     return Unreachable(f"{url}: {type(error).__name__}: {error}")

@@ -1,24 +1,26 @@
-"""Images that are sent in one request: what became of each, and which are to be sent again. No I/O."""
+"""Batches of `classify_many`: the outcome of each image, and the images to send again. No I/O."""
 
 from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from nereid.client.errors import ClassifierError
+from nereid.client.classifier_errors import ClassifierError
 from nereid.client.prediction import Prediction
 from nereid.contract import read_bad_images, read_batch_limit
 
-# Why something that was given as an image cannot be sent: `nereid.client.images.encoded`.
+# Errors of `nereid.client.images.encode`.
 Unusable: TypeAlias = OSError | TypeError | ValueError
 Outcome: TypeAlias = Prediction | ClassifierError | Unusable
 
 
-class Group:
-    """A few images that share a request for as long as the server takes them together.
+class BatchSplit:
+    """Images that share a request until the server rejects it.
+
+    After a rejection, good images are sent again without the bad ones, or in smaller requests.
 
     Args:
-        images: each an image file, or why there is none.
-        limit: how many images a request may have.
+        images: each an image file, or the error that prevented its encoding.
+        limit: images per request.
     """
 
     def __init__(self, images: Sequence[bytes | Unusable], limit: int) -> None:
@@ -32,16 +34,16 @@ class Group:
                 self._outcomes[place] = image
         self._requests = deque(_parts(list(self._images), limit))
 
-    def next(self) -> list[bytes] | None:
-        """Return the images of the next request, or None once all have an outcome."""
+    def next_request(self) -> list[bytes] | None:
+        """Return the images of the next request, or None after all have an outcome."""
         return [self._images[place] for place in self._requests[0]] if self._requests else None
 
-    def answered(self, predictions: Sequence[Prediction]) -> None:
-        """Note the answer to the request."""
+    def succeeded(self, predictions: Sequence[Prediction]) -> None:
+        """Record the predictions of the current request."""
         self._outcomes.update(zip(self._requests.popleft(), predictions, strict=True))
 
     def failed(self, error: ClassifierError | OSError) -> None:
-        """Note that the request failed: what of it may be answered otherwise is sent again."""
+        """Record the error of the current request, and queue the images that may still succeed."""
         places = self._requests.popleft()
         text = str(error)
         if (limit := read_batch_limit(text)) and limit < len(places):
@@ -58,7 +60,7 @@ class Group:
             self._outcomes.update(dict.fromkeys(places, error))
 
     def outcomes(self) -> list[Outcome]:
-        """Return what became of each image, in their order."""
+        """Return the outcome of each image, in the order of the images."""
         return [self._outcomes[place] for place in sorted(self._outcomes)]
 
 
