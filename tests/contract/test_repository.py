@@ -1,4 +1,4 @@
-"""The model repository: every config parses, and says what clients and the other models rely on."""
+"""The model repository: valid configs with the tensors that clients and other models need."""
 
 import hashlib
 from itertools import pairwise
@@ -55,7 +55,7 @@ def test_tensors_are_those_of_the_contract(relative):
 
 @pytest.mark.parametrize("relative", CONFIGS)
 def test_versions_are_pinned_and_present(relative):
-    """Every version that is there is served, and its folder is kept by git; no step says -1."""
+    """Every version is served and kept by git; every step is pinned."""
     config = read(relative)
     document = read_pbtxt(REPOSITORY / relative)
 
@@ -129,19 +129,19 @@ def test_every_model_has_a_row_in_the_contract():
 
 
 def test_library_reads_every_config():
-    """What Triton parses, the library parses, too."""
+    """The library parses every config that Triton parses."""
     for model in MODELS:
         assert LibraryConfig.from_file(REPOSITORY / model, 1).name == model
 
 
 def test_sample_photo_is_small():
-    """The sample is meant to be looked at, not to fill the repository."""
+    """The samples are small."""
     assert COFFEE.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("model", [m for m in MODELS if read(f"{m}/config.pbtxt").backend == "ab_router"])
 def test_route_names_what_is_there(model):
-    """The committed route is one that the server takes, and its variants are told apart by their networks."""
+    """The committed route is valid, and its variants have different networks."""
     config = LibraryConfig.from_file(REPOSITORY / model, 1)
 
     table = read_table(config, path_of(config).read_bytes())

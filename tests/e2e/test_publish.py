@@ -39,7 +39,7 @@ def served(request, tmp_path_factory):
 
 @pytest.fixture
 def record(served):
-    """What the commands know of the server; the route gets its first version's traffic back."""
+    """Provide the record of the server; afterwards the first version has all traffic again."""
     return record_of(served.server)
 
 
@@ -49,7 +49,7 @@ def set_weights(served, record, **weights: float) -> None:
 
 
 def policies(repository) -> set[str]:
-    """Return the lines that say which versions of `net` are served, in all profiles."""
+    """Return the `version_policy` lines of `net` in all profiles."""
     files = [repository / NET / "config.pbtxt", repository / NET / "configs" / "other.pbtxt"]
     return {file.read_text().splitlines(keepends=True)[-1] for file in files}
 

@@ -69,12 +69,12 @@ def memory_bytes(leader: int) -> int:
 
 
 def is_right(answer: RouteResponse | Exception) -> bool:
-    """Tell whether an answer is that of the version which it says has given it."""
+    """Return whether a response is that of its reported version."""
     return isinstance(answer, RouteResponse) and answer.added == float(answer.origin[1])
 
 
 def test_publishing_and_rolling_back_under_load_loses_nothing(served, tmp_path):
-    """Versions come and go while eight callers ask: every answer is right, and memory does not grow."""
+    """Versions come and go under the load of eight clients: all responses are correct, memory is constant."""
     record, repository, memory = record_of(served.server), served.repository, []
 
     with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, record):
@@ -153,11 +153,11 @@ def test_server_killed_meanwhile_comes_back_with_what_is_on_the_disk(tmp_path, k
 
 
 def kill_server_at(step: int, kind: str, served: Served, folder: Path) -> bool:
-    """Publish or retire a version, and kill the server after a step; tells whether there was such a step."""
+    """Publish or retire a version, and kill the server after a step; return whether the step exists."""
     repository, record, steps = served.repository, served.record, itertools.count(1)
 
     def kill(line: str) -> None:
-        # What is told of the examination, which asks no server, names no model.
+        # Lines about the examination, which needs no server, do not begin with a model.
         if line.startswith((NET, ROUTE)) and next(steps) == step:
             os.kill(record.pid, signal.SIGKILL)
 
@@ -206,19 +206,18 @@ def test_killed_publisher_is_made_good_by_the_next_command(served, tmp_path, kin
 
 
 def test_killed_add_is_made_good_by_the_next_command(tmp_path):
-    """Killed after any of its steps, a model is there and answers, or there is no trace of it."""
+    """An addition killed after any step leaves a working model, or no trace."""
     repository = tmp_path / "models"
     store_published(repository)
     before = contents(repository)
     onnx.save(resnet(blocks=(1,), width=4), tmp_path / "small.onnx")
-    wishes = (
-        f"add(repository, AddRequest(Path({str(tmp_path / 'small.onnx')!r}), 'small', 'imagenet'), record, report)"
-    )
+    file = f"Path({str(tmp_path / 'small.onnx')!r})"
+    call = f"add(repository, AddRequest({file}, 'small', 'imagenet'), record, report)"
 
     with serve_routes(repository, tmp_path) as served:
         record = record_of(served.server)
         for lines in range(2, 60, STRIDE):
-            status = run_killed(driver(record, wishes), lines)
+            status = run_killed(driver(record, call), lines)
             assert status in (0, -9)
             publish_and_retire(repository, tmp_path, record)
             is_there = (repository / "small").exists()

@@ -1,4 +1,4 @@
-"""`nereid watch` beside the real server: what is dropped is served, or lies aside with its reason."""
+"""`nereid watch` with a real server: dropped networks are served, or rejected with a reason."""
 
 import json
 import os
@@ -35,19 +35,21 @@ SETTLE_S = 0.6
 
 
 class Watch:
-    """A running `nereid watch` of a folder: what it has said so far."""
+    """A running `nereid watch` of a folder, and its output."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
         self.folder, self.process = folder, process
-        self.said: list[str] = []
-        self.told: list[str] = []
-        for stream, lines in ((process.stdout, self.said), (process.stderr, self.told)):
+        self.announced: list[str] = []
+        self.reported: list[str] = []
+        for stream, lines in ((process.stdout, self.announced), (process.stderr, self.reported)):
             threading.Thread(target=lambda s=stream, t=lines: t.extend(s), daemon=True).start()
 
     def wait(self, *starts: str) -> None:
-        """Wait until it has said lines that begin like this, and no more."""
-        wait_until(lambda: len(self.said) >= len(starts), f"{starts}: {self.said} {self.told}")
-        assert [said[: len(start)] for said, start in zip(self.said, starts, strict=True)] == [*starts]
+        """Wait for lines with these beginnings, and no others."""
+        wait_until(lambda: len(self.announced) >= len(starts), f"{starts}: {self.announced} {self.reported}")
+        assert [announced[: len(start)] for announced, start in zip(self.announced, starts, strict=True)] == [
+            *starts
+        ]
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def watching(folder: Path, environment: dict[str, str], *words: str) -> Iterator
     ) as process:
         try:
             watch = Watch(folder, process)
-            wait_until(lambda: any(line.startswith("watching ") for line in watch.told), "to be watched")
+            wait_until(lambda: any(line.startswith("watching ") for line in watch.reported), "to be watched")
             yield watch
             process.send_signal(signal.SIGTERM)
             assert process.wait(WATCHDOG_S) == 0
@@ -96,7 +98,7 @@ def added(served, version: int) -> float:
 
 
 def replaced(path: Path, content: bytes) -> None:
-    """Write a file under a name that is ignored, and give it its own at once."""
+    """Write a file under an ignored name, and rename it atomically."""
     new = path.with_name(f".{path.name}")
     new.write_bytes(content)
     new.replace(path)
@@ -135,7 +137,7 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
     assert served.send("route").added == 1
     assert (folder / "published" / "route@monday-v2.onnx").read_bytes() == content
     ((reason,), (rejected,)) = ([*folder.glob(f"rejected/net-{end}")] for end in ("*.txt", "*Z.onnx"))
-    assert watch.said[1] == f"net.onnx: rejected: {reason.read_text()}"
+    assert watch.announced[1] == f"net.onnx: rejected: {reason.read_text()}"
     assert rejected.read_bytes() == content[: len(content) // 2]
 
 

@@ -1,4 +1,4 @@
-"""What `nereid add` writes, and the files and wishes that it refuses, without a server."""
+"""Files that `nereid add` writes and requests that it refuses, without a server."""
 
 import numpy as np
 import onnx
@@ -24,7 +24,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def repository(tmp_path):
-    """Where it is to be added; there is no such folder yet."""
+    """The path of a repository that does not exist yet."""
     return tmp_path / "models"
 
 
@@ -90,7 +90,7 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
 
 
 def test_softmax_is_called_for(repository, file):
-    """Logits are told of, unless a softmax is appended."""
+    """Logits give a note, unless a softmax is appended."""
     assert "add --softmax" in add(repository, wish(file), None).report.notes[0]
     assert add(repository, wish(file, name="other", with_softmax=True), None).report.notes == ()
 
@@ -147,7 +147,7 @@ def test_softmax_is_called_for(repository, file):
     ],
 )
 def test_wish_that_does_not_fit_is_refused(repository, tmp_path, model, more, message):
-    """The message says what was expected and what came, and there is no trace in the repository."""
+    """The message has the expected and the given value, and the repository is unchanged."""
     onnx.save(model, tmp_path / "new.onnx")
 
     with pytest.raises(WrongUsage, match=message):
@@ -179,7 +179,7 @@ def test_labels_of_another_number_are_refused(repository, file, tmp_path):
 
 
 def test_name_that_is_taken_is_refused(repository, file):
-    """What is there stays, and the message names both ways on."""
+    """The existing model stays, and the message names both alternatives."""
     add(repository, wish(file), None)
     before = contents(repository)
 

@@ -1,4 +1,4 @@
-"""How a network is staged: what comes along, where it lies, and which names it must not have."""
+"""Staging of a network: its external data, their places, and reserved names."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.networks import constant, network, value
 
 
 def save(path: Path, location: str) -> Path:
-    """Write a network, and beside it the file with its weights."""
+    """Write a network, and the file with its weights next to it."""
     model = network(
         [helper.make_node("Add", ["x", "w"], ["y"])],
         [value("x", "FP32", ["N", 2])],

@@ -82,7 +82,7 @@ def publish(folder: Path) -> None:
 
 @pytest.fixture
 def repository(tmp_path) -> Path:
-    """A repository of every kind of model, with nothing to say about it."""
+    """A repository with every kind of model and no findings."""
     for version in (1, 2):
         publish(store(tmp_path, "net", classifier(), NET, version, weights="w.bin").parent)
     for name, text in {"pre": PRE, "whole": ENSEMBLE, "route": ROUTE, "foreign": FOREIGN}.items():
@@ -98,7 +98,7 @@ def repository(tmp_path) -> Path:
 
 
 def told(repository: Path, *verdicts: str) -> list[str]:
-    """Return what `check` says with these verdicts."""
+    """Return the findings of `check` with these verdicts."""
     wanted = verdicts or ("note", "fail")
     findings = [each for each in check(repository) if each.verdict in wanted]
     return [f"{each.model}, {each.what}: {each.found}" for each in findings]
@@ -141,7 +141,7 @@ def circle(*others: str) -> Callable[[Path], None]:
 
 
 def version(operator: str = "Softmax", **stamps: int) -> Callable[[Path], None]:
-    """Replace version 2 of the network by one that says it needs more than there is, and publish it."""
+    """Replace version 2 of the network by one with other stamps, and publish it."""
 
     def change(repository: Path) -> None:
         model = classifier()
@@ -171,7 +171,7 @@ def test_good_repository_has_nothing_to_tell(repository):
 
 
 def test_own_repository_has_no_failure():
-    """What is shipped is served everywhere."""
+    """The shipped repository has no failure and no note."""
     assert told(REPOSITORY, "fail") == []
 
 
@@ -400,7 +400,7 @@ def test_what_the_backend_writes_is_no_part_of_a_version(repository):
 
 
 def test_operators_of_others_are_noted(repository):
-    """A network with custom operators is served if the server gets their library: not for us to tell."""
+    """A network with custom operators is a note: the server may have their library."""
     model = classifier()
     model.graph.node[2].domain = "com.example"
     model.opset_import.add(domain="com.example", version=1)
@@ -424,7 +424,7 @@ def test_command_tells_counts_and_first_failure(repository):
 
 
 def test_command_gives_everything_as_json(repository):
-    """With --json what is right is told, too."""
+    """With --json, checks that passed are listed, too."""
     result = CliRunner().invoke(app, ["check", str(repository), "--json"])
 
     findings = json.loads(result.stdout)

@@ -1,4 +1,4 @@
-"""Which networks may not be served, and why; and that the process that tells may fall."""
+"""Networks that the examination rejects, and crashes of the examiner process."""
 
 import os
 import signal
@@ -81,8 +81,8 @@ def config(**changes) -> dict:
 
 
 @pytest.fixture
-def ask(tmp_path):
-    """Ask about a network in place of `classifier()`: `ask(candidate, **changes)` is the question.
+def make_request(tmp_path):
+    """Build requests for networks instead of `classifier()`: `make_request(candidate, **changes)`.
 
     Args:
         candidate: a network, or bytes in the place of one.
@@ -94,7 +94,7 @@ def ask(tmp_path):
             text = content if isinstance(content, bytes) else content.SerializeToString()
             (tmp_path / "net" / folder / "model.onnx").write_bytes(text)
         (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
-        asked = ExaminationRequest(
+        request = ExaminationRequest(
             model="net",
             candidate=tmp_path / "net" / "incoming",
             document=config(),
@@ -108,7 +108,7 @@ def ask(tmp_path):
             max_memory_ratio=1.5,
             labels=tmp_path / "labels.txt",
         )
-        return replace(asked, **changes)
+        return replace(request, **changes)
 
     return question
 
@@ -122,7 +122,7 @@ def preprocess(tmp_path) -> Path:
 
 
 def stamped(opset: int = 17, ir_version: int = 8) -> onnx.ModelProto:
-    """Build a network that says it needs these versions."""
+    """Build a network that declares these versions."""
     model = classifier()
     model.opset_import[0].version, model.ir_version = opset, ir_version
     return model
@@ -289,9 +289,9 @@ BAD = {
 
 
 @pytest.mark.parametrize(("candidate", "changes", "reason"), BAD.values(), ids=[*BAD])
-def test_bad_network_is_refused_with_its_reason(ask, request, candidate, changes, reason):
-    """Each kind of bad network fails at its own step, in words that say what to do about it."""
-    question = ask(candidate, **changes)
+def test_bad_network_is_refused_with_its_reason(make_request, request, candidate, changes, reason):
+    """Each kind of bad network fails at its own step, with its own message."""
+    question = make_request(candidate, **changes)
     if request.node.callspec.id == "labels":
         question.labels.write_text("a\nb\nc")
 
@@ -299,9 +299,9 @@ def test_bad_network_is_refused_with_its_reason(ask, request, candidate, changes
         examiner.examine(question, lambda line: None)
 
 
-def test_link_that_leads_out_is_refused(ask, tmp_path):
+def test_link_that_leads_out_is_refused(make_request, tmp_path):
     """External data that is a link to a file elsewhere is not read."""
-    question = ask(external("w.bin"))
+    question = make_request(external("w.bin"))
     (tmp_path / "secret").write_bytes(weights().tobytes())
     (question.candidate / "w.bin").symlink_to(tmp_path / "secret")
 
@@ -310,9 +310,9 @@ def test_link_that_leads_out_is_refused(ask, tmp_path):
 
 
 @pytest.mark.parametrize("size", [768, 767], ids=["nan", "short"])
-def test_external_weights_are_looked_at(ask, size):
+def test_external_weights_are_looked_at(make_request, size):
     """NaN in another file is found; so is a file without the length that its dims need."""
-    question = ask(external("w.bin"))
+    question = make_request(external("w.bin"))
     values = spoiled(weights(), (191, 2)).ravel()[:size]
     (question.candidate / "w.bin").write_bytes(values.tobytes())
 
@@ -320,15 +320,17 @@ def test_external_weights_are_looked_at(ask, size):
         examiner.examine(question, lambda line: None)
 
 
-def test_nan_in_a_constant_is_found_infinity_is_not_refused(ask):
+def test_nan_in_a_constant_is_found_infinity_is_not_refused(make_request):
     """Weights may be constants; a mask of -inf is none of NaN's business."""
     infinite = helper.make_node("Constant", [], ["low"], value=constant("mask", np.float32([-np.inf])))
     bad = helper.make_node("Constant", [], ["low"], value=constant("mask", np.float32([np.nan])))
     last = helper.make_node("Max", ["sound", "low"], ["scores"])
 
-    assert examiner.examine(ask(classifier(more=[infinite, last])), lambda line: None).difference == 0
+    assert (
+        examiner.examine(make_request(classifier(more=[infinite, last])), lambda line: None).difference == 0
+    )
     with pytest.raises(Rejected, match="weight 'mask': expected numbers, got NaN in 1 of 1 values"):
-        examiner.examine(ask(classifier(more=[bad, last])), lambda line: None)
+        examiner.examine(make_request(classifier(more=[bad, last])), lambda line: None)
 
 
 def nameless(*locations: str) -> onnx.ModelProto:
@@ -345,9 +347,9 @@ def nameless(*locations: str) -> onnx.ModelProto:
     return model
 
 
-def test_nameless_constants_are_each_looked_at(ask):
-    """What is looked for NaN is a constant's own file, and not that of the first without a name."""
-    question = ask(nameless("good", "bad"))
+def test_nameless_constants_are_each_looked_at(make_request):
+    """NaN is searched in each constant's own file, not in that of the first nameless one."""
+    question = make_request(nameless("good", "bad"))
     (question.candidate / "good").write_bytes(np.float32([0, 0]).tobytes())
     (question.candidate / "bad").write_bytes(np.float32([0, np.nan]).tobytes())
 
@@ -355,9 +357,9 @@ def test_nameless_constants_are_each_looked_at(ask):
         examiner.examine(question, lambda line: None)
 
 
-def test_what_is_wanted_is_taken(ask):
-    """Another network with `is_change_accepted` passes, and the report says how far its answers are."""
-    question = ask(classifier(weights(seed=1)), is_change_accepted=True)
+def test_what_is_wanted_is_taken(make_request):
+    """Another network with `is_change_accepted` passes, and the report has the difference of its outputs."""
+    question = make_request(classifier(weights(seed=1)), is_change_accepted=True)
 
     report = examiner.examine(question, lambda line: None)
 
@@ -365,21 +367,21 @@ def test_what_is_wanted_is_taken(ask):
     assert [note.split(":")[0] for note in report.notes] == ["accepted difference"]
 
 
-def test_first_version_is_compared_with_nothing(ask):
-    """Without a current version there are no ratios, but the network is opened, run and measured."""
-    report = examiner.examine(ask(classifier(), current=None), lambda line: None)
+def test_first_version_is_compared_with_nothing(make_request):
+    """Without a current version the network is opened, run and measured, but has no ratios."""
+    report = examiner.examine(make_request(classifier(), current=None), lambda line: None)
 
     assert (report.slowdown, report.memory_ratio, report.difference) == (None, None, None)
     assert report.latency_ms > 0
     assert (report.opset, report.ir_version, report.notes) == (17, 8, ())
 
 
-def test_scores_that_are_no_probabilities_are_noted(ask):
+def test_scores_that_are_no_probabilities_are_noted(make_request):
     """Logits are served as they are; the note names what makes them probabilities."""
     more = [helper.make_node("Mul", ["sound", "three"], ["scores"])]
     model = classifier(more=more, initializers=[constant("three", np.float32([3]))])
 
-    report = examiner.examine(ask(model, current=None), lambda line: None)
+    report = examiner.examine(make_request(model, current=None), lambda line: None)
 
     assert report.notes == (
         "output 'scores' does not contain probabilities: expected sum 1, got 3; "
@@ -387,38 +389,40 @@ def test_scores_that_are_no_probabilities_are_noted(ask):
     )
 
 
-def test_instances_on_a_gpu_are_noted(ask):
-    """The examination runs on the CPU, and says so."""
-    question = ask(classifier(), document=config(instance_group=[{"kind": "KIND_GPU", "count": 1}]))
+def test_instances_on_a_gpu_are_noted(make_request):
+    """A note tells that the examination ran on the CPU."""
+    question = make_request(classifier(), document=config(instance_group=[{"kind": "KIND_GPU", "count": 1}]))
 
     report = examiner.examine(question, lambda line: None)
 
     assert report.notes == ("its instances run on a GPU, but it was examined on the CPU",)
 
 
-def test_config_without_tensors_is_completed(ask):
-    """What the server reads from the network need not be in the config."""
-    report = examiner.examine(ask(classifier(), document={"name": "net"}, labels=None), lambda line: None)
+def test_config_without_tensors_is_completed(make_request):
+    """A config without tensors is completed from the network."""
+    report = examiner.examine(
+        make_request(classifier(), document={"name": "net"}, labels=None), lambda line: None
+    )
 
     assert report.difference == 0
 
 
 @pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"FP32"}))
-def test_every_datatype_gets_inputs(ask, datatype):
+def test_every_datatype_gets_inputs(make_request, datatype):
     """Without images any network is run on random inputs, free dims included."""
     model = network(
         [helper.make_node("Identity", ["x"], ["y"])],
         [value("x", datatype, ["N", 2, None])],
         [value("y", datatype, ["N", 2, None])],
     )
-    question = ask(model, current=None, document={"name": "net"}, labels=None)
+    question = make_request(model, current=None, document={"name": "net"}, labels=None)
 
     assert examiner.examine(question, lambda line: None).latency_ms > 0
 
 
-def test_images_are_what_answers_are_compared_on(ask, preprocess):
+def test_images_are_what_answers_are_compared_on(make_request, preprocess):
     """With a preprocess model, the message names the image on which answers differ most."""
-    question = ask(
+    question = make_request(
         classifier(weights(seed=1)), preprocess=preprocess, images=(CHELSEA, COFFEE), tolerance=0.001
     )
 
@@ -426,20 +430,20 @@ def test_images_are_what_answers_are_compared_on(ask, preprocess):
         examiner.examine(question, lambda line: None)
 
 
-def test_preprocess_of_other_tensors_is_refused(ask, preprocess):
-    """Images that the network cannot take are no golden inputs."""
+def test_preprocess_of_other_tensors_is_refused(make_request, preprocess):
+    """A preprocessing whose output does not fit the network is refused."""
     file = preprocess / "config.pbtxt"
     file.write_text(file.read_text().replace("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"))
-    question = ask(classifier(), preprocess=preprocess, images=(COFFEE,))
+    question = make_request(classifier(), preprocess=preprocess, images=(COFFEE,))
 
     with pytest.raises(Rejected, match=r"'pre' returns FP32 \[3, 9, 9\], but .* inputs are 'x' FP32"):
         examiner.examine(question, lambda line: None)
 
 
-def test_golden_image_that_is_none_is_named(ask, preprocess, tmp_path):
-    """A broken image says which, and that it is not the network's fault."""
+def test_golden_image_that_is_none_is_named(make_request, preprocess, tmp_path):
+    """A broken golden image is named in the message."""
     (tmp_path / "broken.jpg").write_bytes(b"nothing")
-    question = ask(classifier(), preprocess=preprocess, images=(tmp_path / "broken.jpg",))
+    question = make_request(classifier(), preprocess=preprocess, images=(tmp_path / "broken.jpg",))
 
     with pytest.raises(Rejected, match=r"golden image '.*broken.jpg'"):
         examiner.examine(question, lambda line: None)
@@ -476,7 +480,7 @@ def test_strings_differ_or_not():
     ids=["slower", "within", "within-noise", "beyond-noise"],
 )
 def test_slower_is_a_ratio_beyond_noise(after_ms, before_ms, expected):
-    """Microseconds are no reason to refuse a network."""
+    """A difference of microseconds does not reject a network."""
     assert is_slower(after_ms, before_ms, 1.5) is expected
 
 
@@ -495,35 +499,35 @@ def test_room_is_needed_for_all_instances():
         check_headroom(100 * 2**20, 3, 240 * 2**20)
 
 
-def test_question_survives_json(ask, preprocess):
-    """The process is asked exactly what was meant."""
-    question = ask(classifier(), preprocess=preprocess, images=(COFFEE,), labels=None)
+def test_question_survives_json(make_request, preprocess):
+    """The request reaches the process unchanged."""
+    question = make_request(classifier(), preprocess=preprocess, images=(COFFEE,), labels=None)
 
     assert ExaminationRequest.from_json(question.to_json()) == question
 
 
-def test_process_reports_and_tells_its_progress(ask):
-    """The real process gives the report; its steps are told in their order."""
+def test_process_reports_and_tells_its_progress(make_request):
+    """The real process returns the report, and its steps in order."""
     lines: list[str] = []
 
-    report = examine(ask(classifier()), progress=lines.append)
+    report = examine(make_request(classifier()), progress=lines.append)
 
     assert (report.difference, report.notes, report.size_bytes > 3000) == (0, (), True)
     assert (lines[0], lines[-1]) == ("reading the file", "measuring its latency")
 
 
-def test_what_the_examination_breaks_on_is_rejected(ask):
-    """An error that nobody thought of is a rejection, as all that changes is the network."""
-    question = ask(classifier(), document=config(output=[{"data_type": "TYPE_FP32", "dims": ["4"]}]))
+def test_what_the_examination_breaks_on_is_rejected(make_request):
+    """An unexpected error is a rejection, as only the network changes."""
+    question = make_request(classifier(), document=config(output=[{"data_type": "TYPE_FP32", "dims": ["4"]}]))
 
     with pytest.raises(Rejected, match=r"^the examination failed unexpectedly: KeyError: 'name'$"):
         examine(question)
 
 
-def test_rejection_comes_from_the_process(ask):
+def test_rejection_comes_from_the_process(make_request):
     """The reason is the same as in this process, on one line."""
     with pytest.raises(Rejected, match=r"^unexpected input 'mask' FP32 \[-1,4\]$"):
-        examine(ask(masked()))
+        examine(make_request(masked()))
 
 
 def children(parent: int) -> list[int]:
@@ -549,7 +553,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL], ids=lambda number: number.name)
-def test_crash_of_the_process_is_told(ask, number):
+def test_crash_of_the_process_is_told(make_request, number):
     """A network that ends the process that opens it is refused, with the signal and the step."""
     before = set(children(os.getpid()))
 
@@ -558,30 +562,30 @@ def test_crash_of_the_process_is_told(ask, number):
             (child,) = set(children(os.getpid())) - before
             os.kill(child, number)
 
-    hangs = ask(classifier(), labels=fifo(ask))
+    hangs = make_request(classifier(), labels=fifo(make_request))
 
     with pytest.raises(Rejected, match=f"'net' crashed with {number.name}.*, last step: opening it"):
         examine(hangs, progress=kill)
 
 
-def fifo(ask: Callable[..., ExaminationRequest]) -> Path:
-    """Make a label file that nobody ever writes, so that an examination waits for it without end."""
-    path = ask(classifier()).candidate.parent / "pipe"
+def fifo(make_request: Callable[..., ExaminationRequest]) -> Path:
+    """Make a label file that is never written, so that an examination hangs."""
+    path = make_request(classifier()).candidate.parent / "pipe"
     os.mkfifo(path)
     return path
 
 
-def test_examination_that_hangs_is_ended(ask):
+def test_examination_that_hangs_is_ended(make_request):
     """After its time the process is gone, and the message names the step."""
     before = set(children(os.getpid()))
 
     with pytest.raises(Rejected, match="'net' was stopped: expected a result within 2 s, last step: "):
-        examine(ask(classifier(), labels=fifo(ask)), timeout_s=2)
+        examine(make_request(classifier(), labels=fifo(make_request)), timeout_s=2)
 
     assert set(children(os.getpid())) <= before
 
 
-def test_process_is_not_waited_for_when_who_asked_gives_up(ask):
+def test_process_is_not_waited_for_when_who_asked_gives_up(make_request):
     """Ctrl-C during an examination that hangs ends both."""
     before = set(children(os.getpid()))
 
@@ -590,14 +594,16 @@ def test_process_is_not_waited_for_when_who_asked_gives_up(ask):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        examine(ask(classifier(), labels=fifo(ask)), timeout_s=DEADLINE_S, progress=interrupt)
+        examine(
+            make_request(classifier(), labels=fifo(make_request)), timeout_s=DEADLINE_S, progress=interrupt
+        )
 
     assert set(children(os.getpid())) <= before
 
 
-def test_process_ends_with_who_asked(ask, tmp_path):
-    """An examination is not left behind when the command that asked is killed."""
-    question = ask(classifier(), labels=fifo(ask))
+def test_process_ends_with_who_asked(make_request, tmp_path):
+    """The examiner ends when its command is killed."""
+    question = make_request(classifier(), labels=fifo(make_request))
     (tmp_path / "question").write_text(question.to_json())
     program = (
         "import sys; from nereid.publish.examination.examine import *\n"
@@ -607,12 +613,12 @@ def test_process_ends_with_who_asked(ask, tmp_path):
 
     with subprocess.Popen(
         [sys.executable, "-c", program, tmp_path / "question"], stdout=subprocess.PIPE, text=True
-    ) as asking:
-        for line in asking.stdout:
+    ) as command:
+        for line in command.stdout:
             if line.startswith("opening"):
                 break
-        (examining,) = children(asking.pid)
-        asking.kill()
+        (examining,) = children(command.pid)
+        command.kill()
 
     deadline = time.monotonic() + DEADLINE_S
     while is_running(examining) and time.monotonic() < deadline:
@@ -623,8 +629,8 @@ def test_process_ends_with_who_asked(ask, tmp_path):
     assert not is_left
 
 
-def test_fault_of_the_examination_is_not_the_networks(ask, tmp_path, monkeypatch):
-    """A process that does not come so far as to read the question rejects nothing; its last line is told."""
+def test_fault_of_the_examination_is_not_the_networks(make_request, tmp_path, monkeypatch):
+    """A process that fails before it reads the request rejects nothing; the message has its last line."""
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy" / "__init__.py").write_text("raise RuntimeError('broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -632,18 +638,18 @@ def test_fault_of_the_examination_is_not_the_networks(ask, tmp_path, monkeypatch
     with pytest.raises(
         OperationFailed, match=r"failed with exit code 1, last step: starting; .*RuntimeError: broken"
     ) as caught:
-        examine(ask(classifier()))
+        examine(make_request(classifier()))
 
     assert not isinstance(caught.value, Rejected)
 
 
-def test_missing_package_names_what_installs_it(ask, tmp_path, monkeypatch):
-    """Without `onnx` nothing is rejected: the command fails, and says which extra it needs."""
+def test_missing_package_names_what_installs_it(make_request, tmp_path, monkeypatch):
+    """Without `onnx` the command fails with the extra to install, and nothing is rejected."""
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "__init__.py").write_text("raise ImportError('not here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     with pytest.raises(OperationFailed, match=r"pip install 'nereid-serving\[publish\]'") as caught:
-        examine(ask(classifier()))
+        examine(make_request(classifier()))
 
     assert not isinstance(caught.value, Rejected)

@@ -1,4 +1,4 @@
-"""What is read of an ONNX file without running it, and what is refused with which words."""
+"""Reading ONNX files without running them, and the messages for invalid ones."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def save(folder: Path, model: onnx.ModelProto) -> Path:
 
 
 def weighted(**external: str | int) -> onnx.ModelProto:
-    """Build `y = x + w`; `external` says where the 48 bytes of `w` lie."""
+    """Build `y = x + w`; `external` is the place of the 48 bytes of `w`."""
     model = network(
         [helper.make_node("Add", ["x", "w"], ["y"])],
         [value("x", "FP32", ["N", 12])],
@@ -99,7 +99,7 @@ NO_NETWORKS = {
 
 @pytest.mark.parametrize(("content", "reason"), NO_NETWORKS.values(), ids=[*NO_NETWORKS])
 def test_what_is_no_network_is_named(tmp_path, content, reason):
-    """Each kind of wrong file has a message that says what it is."""
+    """Each kind of wrong file is named in the message."""
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
 
@@ -148,7 +148,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize(("content", "reason"), DAMAGED.values(), ids=[*DAMAGED])
 def test_damaged_network_is_refused(tmp_path, content, reason):
-    """What can be parsed and is no network all the same is the file's fault, not a crash."""
+    """A file that can be parsed but is damaged is refused without a crash."""
     (tmp_path / "model.onnx").write_bytes(content)
 
     with pytest.raises(InvalidOnnx, match=reason):
@@ -180,7 +180,7 @@ def link_folder_out(folder: Path) -> None:
 
 
 def write(size: int):
-    """Write `w.bin` of so many bytes."""
+    """Write `w.bin` with a number of bytes."""
     return lambda folder: (folder / "w.bin").write_bytes(bytes(size))
 
 

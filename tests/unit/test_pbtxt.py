@@ -1,4 +1,4 @@
-"""Configs changed in their text: the change is right, and the rest stays as it was written."""
+"""Changes of configs in their text: the change is correct, and the rest keeps its text."""
 
 import pytest
 
@@ -13,7 +13,7 @@ name: "net"
 max_batch_size: 8  # as clients know it
 input { name: "a{b" data_type: TYPE_FP32 dims: [ 3, 4 ] }
 input < name: 'c' data_type: TYPE_FP32 dims: 1 >
-# So many.
+# Two instances.
 instance_group [ { kind: KIND_CPU count: 2 } ]
 # Kept apart.
 parameters { key: "first" value { string_value: "1" } }
@@ -61,7 +61,7 @@ def test_only_what_changes_is_written_anew():
     ids=["list-and-entry", "joined-strings"],
 )
 def test_odd_text_is_changed_right(text):
-    """What cannot be changed piece by piece is written as a whole."""
+    """A text that cannot be changed entry by entry is written anew."""
     wanted = parse(text)
     wanted.max_batch_size = 16
     del wanted.instance_group[1:]

@@ -1,4 +1,4 @@
-"""The profile `tuned`: who can be tuned, and that what is written is complete."""
+"""The profile `tuned`: tunable models, and complete files."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def models(tmp_path):
 
 
 def test_every_model_of_the_base_is_in_the_profile(models):
-    """The tuned one has its new settings, each other one of the profile a copy; all says who wrote it."""
+    """The tuned model has new settings, and every other model of the profile a copy with a header."""
     before = (models / "classify_v2" / "config.pbtxt").stat().st_mtime_ns
     os.utime(models / "classify_v2" / "config.pbtxt", ns=(before - 10, before - 10))
 
@@ -72,7 +72,7 @@ def test_tuning_goes_on_from_the_profile(models):
 
 @pytest.mark.parametrize("after_head", ["\n\n", "\n"], ids=["as-written", "blank-line-deleted"])
 def test_head_is_replaced_and_nothing_else(models, after_head):
-    """Whether or not somebody has deleted the blank line behind it, no entry of the config goes along."""
+    """With or without the blank line after the header, no entry of the config is lost."""
     tuned = models / "classify_v1" / "configs" / "tuned.pbtxt"
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
     before = parse(tuned.read_text())
@@ -85,7 +85,7 @@ def test_head_is_replaced_and_nothing_else(models, after_head):
 
 
 def test_what_copies_would_replace_is_told(models):
-    """From another profile, what was tuned of the other models is lost; copies are no loss."""
+    """Tuned configs of other models that copies would replace are reported."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
 
     assert overwritten(models, tunable(models, "classify_v2", "cpu")) == ["classify_v1"]
@@ -94,7 +94,7 @@ def test_what_copies_would_replace_is_told(models):
 
 
 def test_model_of_no_profile_is_tuned_from_its_plain_config(models):
-    """It is written beside the copies; a note says that profile `cpu` does not ask it."""
+    """It is written in addition to the copies; a note tells that profile `cpu` does not load it."""
     network = tunable(models, "efficientnet_lite0", "cpu")
 
     done = write(models, network, {"intra_op_thread_count": 2}, "nereid tune", ABOUT)
@@ -131,7 +131,7 @@ def test_profile_of_somebody_else_is_left_alone(models):
 
 
 def test_version_published_since_can_be_tuned(models):
-    """Publishing writes the profile for its new pinned model, too, and that is nobody else's."""
+    """The profile that a publication copied belongs to `nereid tune`."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
     (pin,) = (
         each for each in repository.pins(models, repository.configs(models)) if each.model == "classify_v1"
@@ -216,7 +216,7 @@ def test_changed_config_is_not_overwritten(models):
     ids=["no-group", "gpu", "rows", "batcher", "no-preference", "new-batcher", "parameters", "taken-away"],
 )
 def test_setting_is_read_as_it_was_written(text, settings):
-    """Whatever the config had before."""
+    """A written setting is read back, with any config before."""
     config = parse(with_settings(text, settings))
 
     assert {name: value_of(config, name) for name in settings} == settings

@@ -1,16 +1,17 @@
-"""What publishing decides without a server: version numbers, texts, weights, and what a kill left."""
+"""Publishing without a server: version numbers, configs, weights, and recovery after a kill."""
 
 import json
 import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.engine import journal
-from nereid.publish.engine.actions import AddVariant, Install
+from nereid.publish.engine.actions import AddVariant, Install, Load, Policy, Warm
 from nereid.publish.engine.engine import begin, locked_repository
 from nereid.publish.engine.journal import FINISHED, Journal
 from nereid.publish.network import find_network
@@ -172,7 +173,7 @@ def test_version_in_use_is_not_retired(repository, tmp_path, change, message):
 
 @pytest.mark.parametrize("profile", ["config.pbtxt", "configs/other.pbtxt"])
 def test_version_that_another_model_runs_is_not_retired(repository, tmp_path, profile):
-    """Also an ensemble that is no pinned model, and in any profile, keeps its step."""
+    """An ensemble that is not a pinned model keeps its step in any profile."""
     publish_number(repository, tmp_path, None, 2)
     store_ensemble(repository, "both", NET, 1)
     text = (repository / "both" / "config.pbtxt").read_text().replace("model_version: 1", "model_version: 2")
@@ -294,7 +295,7 @@ def test_rollback_moves_the_default_too(repository, tmp_path):
 
 
 def test_commands_wait_for_each_other(repository):
-    """While one changes the repository, another is told so."""
+    """While one command changes the repository, another one fails with the holder's name."""
     with (
         journal.opened(repository),
         pytest.raises(OperationFailed, match=r"locked by another `nereid publish`"),
@@ -317,15 +318,15 @@ def test_unfinished_operation_is_made_good(repository, tmp_path, event):
         if event == "undo":
             operation.actions[0].do(workspace)
 
-    told = []
-    with locked_repository(repository, None, told.append) as (log, _):
+    output = []
+    with locked_repository(repository, None, output.append) as (log, _):
         last = log.lines()[-1]
 
-    assert told[0].startswith("recovery: 'publish net 2' of ")
+    assert output[0].startswith("recovery: 'publish net 2' of ")
     assert last.event in FINISHED
     assert versions_there(repository / NET) == ([1, 2] if event == "commit" else [1])
     assert (contents(repository) == before) is (event != "commit")
-    with locked_repository(repository, None, told.append) as (log, _):
+    with locked_repository(repository, None, output.append) as (log, _):
         assert log.lines()[-1] == last
 
 
@@ -361,11 +362,11 @@ def test_retiring_is_given_up_when_the_version_is_used_again(repository, tmp_pat
         log.write("undo", replace(operation, actions=actions))
     set_weights(repository, v2=50)
 
-    told = []
-    with locked_repository(repository, None, told.append) as (log, _):
+    output = []
+    with locked_repository(repository, None, output.append) as (log, _):
         assert log.lines()[-1].event == "undone"
 
-    assert told[1].startswith(
+    assert output[1].startswith(
         "cannot remove variant 'v2': expected weight 0, got 50; fix: nereid route set v2=0"
     )
     assert (contents(repository / "net_v2"), weights(repository)["v2"]) == (there, 50)
@@ -386,8 +387,34 @@ def test_journal_of_another_release_is_not_passed_over(repository):
         publish(repository, NET, repository, None)
 
 
+def test_journal_of_earlier_releases_is_read(repository):
+    """The names of actions in the journal are a format, and independent of the classes' names."""
+    actions = (
+        b'{"type":"Install","path":"net/2","model":"net","version":2},{"type":"Policy","model":"net","version":2},'
+        b'{"type":"Serve","model":"net","version":2},{"type":"Warm","model":"net","version":2},'
+        b'{"type":"Vary","route":"r","name":"v2","model":"net_v2","weight":0.0}'
+    )
+    folder = journal.folder_of(repository)
+    folder.mkdir()
+    (folder / "journal.jsonl").write_bytes(
+        b'{"time":"2026-11-01T12:00:00.000000Z","event":"done","operation":{"id":"0123456789abcdef",'
+        b'"kind":"publish","model":"net","version":2,"user":"root","actions":[' + actions + b']},"note":""}\n'
+    )
+
+    (line,) = journal.read(folder)
+
+    assert line.operation.actions == (
+        Install("net/2", "net", 2),
+        Policy("net", 2),
+        Load("net", 2),
+        Warm("net", 2),
+        AddVariant("r", "v2", "net_v2", 0.0),
+    )
+    assert msgspec.json.encode(line.operation.actions) == b"[" + actions + b"]"
+
+
 def test_staged_files_do_not_stay_when_nothing_was_decided(repository):
-    """What is staged is removed first: a disk that is full of it could not take the line that says so."""
+    """Staged files are removed first: they may fill the disk that the journal needs."""
     with locked_repository(repository, None, print) as (log, at):
         operation, workspace = begin(log, at, "publish", NET, 2)
         (workspace.staging / "new").mkdir()
@@ -422,12 +449,12 @@ def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
     (port,) = free_ports(1)
     record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), str(repository), "", "")
 
-    (told,) = rollback(repository, NET, record)
+    (output,) = rollback(repository, NET, record)
 
-    assert (weights(repository), "does not answer" in told) == ({"v1": 100, "v2": 0}, True)
+    assert (weights(repository), "does not answer" in output) == ({"v1": 100, "v2": 0}, True)
 
 
 def test_repository_that_is_a_mount_of_its_own_is_refused():
-    """What is staged must be renamed into it, which no mount allows."""
+    """A repository on its own mount is refused: staged files could not be renamed into it."""
     with pytest.raises(OperationFailed, match=r"'/proc': it is a mount point"), journal.opened(Path("/proc")):
         pass

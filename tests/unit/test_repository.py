@@ -1,4 +1,4 @@
-"""What a repository serves in a profile: which models nobody asks for, and how many threads the rest use."""
+"""Models of a repository in a profile: hidden ones, and the threads of the others."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_profile_replaces_the_plain_config(make):
 
 
 def test_model_without_a_config_is_a_model(make):
-    """Triton writes such a config itself; files in the repository are no models."""
+    """A folder without a config is a model that Triton completes; files are not models."""
     repository = make(a='name: "a"')
     (repository / "bare" / "1").mkdir(parents=True)
     (repository / "README.md").touch()
@@ -220,12 +220,12 @@ def test_budget_within_the_cores_is_a_fact():
 
 
 def test_budget_without_models_is_none():
-    """A repository without networks says so."""
+    """A repository without networks has the text `none`."""
     assert describe_threads([]) == (f"0 network threads on {available_cores()} cores (none)", True)
 
 
 def test_budget_beyond_the_cores_is_a_warning():
-    """One thread more than cores is told with what it does."""
+    """One thread more than cores gives a warning with its effect."""
     cores = available_cores()
 
     assert describe_threads([Threads("a", cores, 1), Threads("b", 1, 1)]) == (

@@ -1,4 +1,4 @@
-"""`nereid route` without a server: what it writes, refuses and tells, and that nothing is lost."""
+"""`nereid route` without a server: written files, refusals, output, and a complete history."""
 
 import json
 import os
@@ -42,7 +42,7 @@ WATCHDOG_S = 60
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with one route between two networks; its folder is all that commands may touch."""
+    """A repository with one route between two networks; commands may only change its folder."""
     folder = tmp_path / "repository"
     for version in ("classify/1", "first/1", "second/3"):
         (folder / version).mkdir(parents=True)
@@ -89,8 +89,8 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_show_tells_all_of_a_route(nereid, repository):
-    """As JSON there is the document and what follows from it; the tables have variants, shadows and rules."""
+def test_show_prints_the_whole_route(nereid, repository):
+    """JSON has the document and the values computed from it; tables have variants, shadows and rules."""
     rules = {"x-route-tenant": ["acme", "[red]zoo"]}
     shadow = {"name": "dark", "model": "second", "version": 3, "percent": 2.5}
     text = json.dumps(
@@ -99,11 +99,11 @@ def test_show_tells_all_of_a_route(nereid, repository):
     path = repository / "classify.route.json"
     path.write_text(text)
 
-    told = json.loads(nereid("show", "--json").stdout)
+    output = json.loads(nereid("show", "--json").stdout)
     shown = nereid("show").stdout
 
     summed = sha256(path.read_bytes()).hexdigest()
-    assert told == {
+    assert output == {
         "route": "classify",
         "file": str(path),
         "sha256": summed,
@@ -129,7 +129,7 @@ def test_show_tells_all_of_a_route(nereid, repository):
 
 
 def test_weights_are_set_and_recorded(nereid, repository):
-    """The other fields stay, the generation is the next, and the history begins with what was there."""
+    """Other fields stay, the generation increases by one, and the history begins with the earlier route."""
     done = nereid("set", "v2=30", "v1=69.5", "--offline")
 
     assert done.stdout == ("classify: generation 1, v1 69.849 %, v2 30.151 %, written without a server\n")
@@ -141,7 +141,7 @@ def test_weights_are_set_and_recorded(nereid, repository):
 
 
 @pytest.mark.parametrize("source", ["file", "stdin"])
-def test_whole_route_is_set_whatever_its_generation(nereid, repository, tmp_path, source):
+def test_whole_route_is_set_with_any_generation(nereid, repository, tmp_path, source):
     """A route from a file or stdin replaces all but the generation, which is the next number."""
     new = ROUTE | {"variants": [V2], "default": "v2", "generation": 99}
     (tmp_path / "new.json").write_text(json.dumps(new))
@@ -157,7 +157,7 @@ def test_whole_route_is_set_whatever_its_generation(nereid, repository, tmp_path
     "words", [["set", "v1=90"], ["set", "v1=90.0", "v2=1e1"], ["set", "--file", "-"]], ids=str
 )
 def test_no_change_writes_nothing(nereid, repository, words):
-    """What is set already is said to be, also without a server; no file is made or touched."""
+    """Weights that are already set change no file, also without a server."""
     before = files(repository)
 
     done = nereid(*words, stdin=json.dumps(ROUTE | {"generation": 5}))
@@ -195,7 +195,7 @@ def test_no_change_writes_nothing(nereid, repository, words):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
-    """What cannot be meant is refused in one line that names what is possible; nothing is written."""
+    """Wrong usage is refused in one line that names the valid values; nothing is written."""
     before = files(repository)
 
     done = nereid(*words, *(["--offline"] if words[0] == "set" else []), stdin=json.dumps(ROUTE))
@@ -247,7 +247,7 @@ def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_failure_is_exit_code_1_and_leaves_the_file(nereid, repository, words, stdin, message):
-    """What is asked for and cannot be done says why in its first line, and the repository stays as it was."""
+    """A failure has its reason in the last line, and the repository is unchanged."""
     before = files(repository)
 
     done = nereid(*words, stdin=stdin)
@@ -269,7 +269,7 @@ def test_failure_is_exit_code_1_and_leaves_the_file(nereid, repository, words, s
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
 def test_unreadable_file_is_named(nereid, repository, name, words):
-    """A file that cannot be opened, here because a folder is in its place, is an error in one line."""
+    """A folder in the file's place is an error in one line."""
     (repository / name).unlink(missing_ok=True)
     (repository / name).mkdir()
 
@@ -280,7 +280,7 @@ def test_unreadable_file_is_named(nereid, repository, name, words):
 
 @pytest.mark.parametrize("words", [["show"], ["set", "v1=1", "--offline"]], ids=" ".join)
 def test_pipe_in_the_files_place_is_refused(nereid, repository, words):
-    """A route that is no file would keep the command waiting."""
+    """A pipe in place of the route file is refused, as it would block the command."""
     path = repository / "classify.route.json"
     path.unlink()
     os.mkfifo(path)
@@ -291,7 +291,7 @@ def test_pipe_in_the_files_place_is_refused(nereid, repository, words):
 
 
 def test_endless_file_is_refused(nereid):
-    """What is no route by its size is not read to its end."""
+    """A file that is too large for a route is not read to its end."""
     done = nereid("set", "--file", "/dev/zero", "--offline")
 
     assert (done.exit_code, done.stderr) == (
@@ -301,7 +301,7 @@ def test_endless_file_is_refused(nereid):
 
 
 def test_place_that_cannot_be_written_is_named(nereid, repository):
-    """Where no file can be made, here in /proc, a change is an error in one line."""
+    """A place that cannot be written, here in /proc, is an error in one line."""
     (repository / "classify.route.json").unlink()
     (repository / "classify.route.json").symlink_to("/proc/classify.route.json")
 
@@ -312,7 +312,7 @@ def test_place_that_cannot_be_written_is_named(nereid, repository):
 
 
 def test_missing_route_file_can_be_set(nereid, repository):
-    """Without a file, weights have nothing to change, and a whole route makes one."""
+    """Weights need an existing file; a whole route creates the file."""
     (repository / "classify.route.json").unlink()
 
     refused = nereid("set", "v1=1", "--offline")
@@ -327,8 +327,8 @@ def test_missing_route_file_can_be_set(nereid, repository):
     [b"{", b"\xff\xfe", b"", b'{"variants": []}', b"[" * 100_000],
     ids=["{", "bytes", "empty", "other", "deep"],
 )
-def test_broken_file_is_mended_by_revert_and_kept(nereid, repository, broken):
-    """After a bad edit by hand one command goes back to what was last written; what was typed is kept."""
+def test_broken_file_is_replaced_by_revert_and_kept(nereid, repository, broken):
+    """After a bad manual edit, one command restores the last valid route and keeps the edited text."""
     nereid("set", "v1=50", "--offline")
     path = repository / "classify.route.json"
     path.write_bytes(broken)
@@ -345,7 +345,7 @@ def test_broken_file_is_mended_by_revert_and_kept(nereid, repository, broken):
 
 
 def test_link_is_followed(nereid, repository, tmp_path):
-    """Where the route file is a link, what it leads to is changed, and the history lies beside that."""
+    """If the route file is a link, its target is changed, and the history is next to the target."""
     (tmp_path / "elsewhere").mkdir()
     target = tmp_path / "elsewhere" / "route.json"
     (repository / "classify.route.json").rename(target)
@@ -369,7 +369,7 @@ REVERTS = {
 
 @pytest.mark.parametrize(("sets", "reverts", "expected", "note"), REVERTS.values(), ids=REVERTS)
 def test_revert_goes_to_the_newest_that_is_different(nereid, repository, sets, reverts, expected, note):
-    """Without a number, the newest entry whose route differs from the file's is what comes back."""
+    """Without a number, the newest entry that differs from the present route is restored."""
     for word in sets:
         nereid("set", word, "--offline")
 
@@ -381,7 +381,7 @@ def test_revert_goes_to_the_newest_that_is_different(nereid, repository, sets, r
 
 
 def test_revert_to_what_is_there_changes_nothing(nereid, repository):
-    """Going to the present generation is done already."""
+    """A revert to the present generation writes no file."""
     nereid("set", "v1=1", "--offline")
     before = files(repository)
 
@@ -391,7 +391,7 @@ def test_revert_to_what_is_there_changes_nothing(nereid, repository):
 
 
 def test_file_edited_by_hand_is_recorded_and_undone(nereid, repository):
-    """An edit that keeps the generation does not hide what had it before; neither is lost."""
+    """A manual edit may repeat a generation; both routes stay in the history."""
     nereid("set", "v1=1", "--offline")
     path = repository / "classify.route.json"
     path.write_text(
@@ -407,7 +407,7 @@ def test_file_edited_by_hand_is_recorded_and_undone(nereid, repository):
 
 
 def test_generation_never_falls(nereid, repository):
-    """A file put back by hand has an old number; the next change still gets one that nothing else has."""
+    """After a manual copy of an old file, the next change still gets an unused number."""
     for word in ("v1=1", "v1=2"):
         nereid("set", word, "--offline")
     (repository / "classify.route.json").write_text(json.dumps(ROUTE))
@@ -423,7 +423,7 @@ def test_generation_never_falls(nereid, repository):
     ids=["torn", "bytes", "other", "empty", "deep"],
 )
 def test_damaged_line_of_the_history_is_skipped(nereid, repository, damage):
-    """A line that a writer was killed in takes none of its neighbours along."""
+    """A line that was cut when its writer was killed does not affect the other lines."""
     nereid("set", "v1=1", "--offline")
     with (repository / "classify.route.history.jsonl").open("ab") as history:
         history.write(damage)
@@ -435,7 +435,7 @@ def test_damaged_line_of_the_history_is_skipped(nereid, repository, damage):
 
 
 def test_route_is_the_only_one_or_named(repository, tmp_path):
-    """Of several routes one must be named; a model whose config is broken is no hindrance."""
+    """One of several routes must be named; a model with a broken config does not matter."""
     (repository / "broken").mkdir()
     (repository / "broken" / "config.pbtxt").write_text("nonsense")
     assert find_route(repository).name == "classify"
@@ -456,8 +456,8 @@ def test_route_is_the_only_one_or_named(repository, tmp_path):
     assert error.type is WrongUsage
 
 
-def test_diff_tells_fields_and_moved_keys(nereid, repository):
-    """Every field of the route has its row; by a tenth of the weight more, a tenth of the keys moves."""
+def test_diff_prints_fields_and_moved_keys(nereid, repository):
+    """Each changed field has a row; moving a tenth of the weight moves a tenth of the keys."""
     new = ROUTE | {
         "variants": [V2 | {"weight": 20}, V1 | {"weight": 80, "deadline_ms": 5}],
         "max_in_flight": 3,
@@ -480,7 +480,7 @@ def test_diff_tells_fields_and_moved_keys(nereid, repository):
 
 
 def test_diff_without_arguments_looks_back(nereid):
-    """It is the difference to the newest other route of the history, if there is any."""
+    """The present route is compared with the newest different route of the history."""
     assert nereid("diff").stdout == "the history has no previous route\n"
     nereid("set", "v2=15", "--offline")
 
@@ -502,8 +502,8 @@ def test_diff_without_arguments_looks_back(nereid):
     ],
     ids=["none", "one", "two"],
 )
-def test_moves_are_said_in_a_line(moved, expected):
-    """The sum stands in front, and parts only if there are several."""
+def test_moves_are_printed_in_one_line(moved, expected):
+    """The sum comes first, and its parts follow if there are several."""
     assert describe_moves(moved) == expected
 
 
@@ -543,16 +543,16 @@ EXPLANATIONS = {
 
 @pytest.mark.parametrize(("words", "variant", "why"), EXPLANATIONS.values(), ids=EXPLANATIONS)
 def test_choice_is_explained(nereid, repository, words, variant, why):
-    """Every reason to choose a variant has its sentence; the table and the JSON say the same."""
+    """Every reason for a variant has its sentence, in the table and in JSON."""
     (repository / "classify.route.json").write_text(json.dumps(RULED))
 
-    told = json.loads(nereid("explain", *words, "--json").stdout)
+    output = json.loads(nereid("explain", *words, "--json").stdout)
     shown = nereid("explain", *words).stdout
 
-    assert (told["variant"], told["why"].startswith(why)) == (variant, True)
-    assert shown.startswith(told["why"])
-    assert told["ignored"] == (["cookie"] if "cookie=v2" in words else [])
-    assert told["shares"] == ({} if variant else {"v1": 0.9, "v2": 0.1})
+    assert (output["variant"], output["why"].startswith(why)) == (variant, True)
+    assert shown.startswith(output["why"])
+    assert output["ignored"] == (["cookie"] if "cookie=v2" in words else [])
+    assert output["shares"] == ({} if variant else {"v1": 0.9, "v2": 0.1})
 
 
 def test_key_is_explained_by_every_variants_score(nereid, repository):
@@ -560,12 +560,12 @@ def test_key_is_explained_by_every_variants_score(nereid, repository):
     route = ROUTE | {"variants": [V1, V2 | {"weight": 90}]}
     (repository / "classify.route.json").write_text(json.dumps(route))
     keys = [f"caller-{number}" for number in range(8)]
-    all_told = [json.loads(nereid("explain", "--key", key, "--json").stdout) for key in keys]
+    explanations = [json.loads(nereid("explain", "--key", key, "--json").stdout) for key in keys]
 
-    assert {told["variant"] for told in all_told} == {"v1", "v2"}
-    for told in all_told:
-        first, second = told["candidates"]
-        assert (first["variant"], first["score"] > second["score"]) == (told["variant"], True)
+    assert {output["variant"] for output in explanations} == {"v1", "v2"}
+    for output in explanations:
+        first, second = output["candidates"]
+        assert (first["variant"], first["score"] > second["score"]) == (output["variant"], True)
         # The same formula in the same float64: only the last digit may be rounded otherwise.
         assert first["score"] == pytest.approx(-first["weight"] / log(first["unit"]), rel=1e-12)
 
@@ -580,20 +580,20 @@ def test_key_is_explained_by_every_variants_score(nereid, repository):
     ids=["chance", "what answers is first", "what answers is second"],
 )
 def test_shadows_are_explained(nereid, repository, words, expected):
-    """A request is never mirrored to what answers it, and without a key as often as the shadow says."""
+    """A request is never mirrored to its own model, and without a key by the shadow's percentage."""
     (repository / "classify.route.json").write_text(json.dumps(RULED))
 
     assert json.loads(nereid("explain", *words, "--json").stdout)["mirrored"] == expected
 
 
 def test_key_is_mirrored_always_or_never(nereid, repository):
-    """For the same key the answer is certain; both answers occur."""
+    """The same key is always mirrored or never; both cases occur."""
     (repository / "classify.route.json").write_text(json.dumps(RULED))
     keys = [f"caller-{number}" for number in range(12)]
 
-    told = [json.loads(nereid("explain", "--key", key, "--json").stdout) for key in keys]
+    output = [json.loads(nereid("explain", "--key", key, "--json").stdout) for key in keys]
 
-    found = {each["mirrored"]["some"] for each in told if each["variant"] == "v1"}
+    found = {each["mirrored"]["some"] for each in output if each["variant"] == "v1"}
     assert found == {0.0, 1.0}
 
 
@@ -603,12 +603,12 @@ def test_key_is_mirrored_always_or_never(nereid, repository):
     ids=str,
 )
 def test_percent_has_no_idle_digits(share, expected):
-    """Three decimals at most, and none that says nothing."""
+    """Shares have three decimals at most, without trailing zeros."""
     assert percent(share) == expected
 
 
-def test_second_writer_waits_its_turn_and_not_forever(tmp_path):
-    """While one holds the history another waits, and then says who keeps it; freed, it gets it."""
+def test_second_writer_waits_for_a_limited_time(tmp_path):
+    """A second writer waits for the lock, and fails with the holder's name after the timeout."""
     path = tmp_path / "history"
     with (
         history.locked(path),
@@ -625,8 +625,8 @@ def test_second_writer_waits_its_turn_and_not_forever(tmp_path):
         release.join()
 
 
-def test_writers_at_once_lose_nothing(nereid, repository):
-    """Of many changes at the same time each gets a number of its own, and the last one is the file's."""
+def test_concurrent_writers_lose_nothing(nereid, repository):
+    """Concurrent changes get different numbers, and the file has the last one."""
     target = find_route(repository)
     threads = [
         threading.Thread(target=change, args=(target, reweighted({"v1": number}), None, True))
@@ -671,7 +671,7 @@ KILLS = {
 
 @pytest.mark.parametrize(("module", "name", "number", "weight"), KILLS.values(), ids=KILLS)
 def test_killed_writer_leaves_a_whole_file(nereid, repository, module, name, number, weight):
-    """Wherever a change is killed, the file is the old or the new one, and the next change loses neither."""
+    """After a kill at any point, the file is the old or the new one, and both stay in the history."""
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, module, name, str(number), "route", "set", "v1=5", "--offline"],
         env=os.environ | {"NEREID_REPOSITORY": str(repository)},
@@ -690,22 +690,22 @@ def test_killed_writer_leaves_a_whole_file(nereid, repository, module, name, num
 
 @dataclass
 class FakeServer:
-    """A server that is ready but for some models, and serves what the file has been for `polls` looks."""
+    """A server whose models are ready except some, and that serves the file after `polls` polls."""
 
     file: Path
     not_ready: frozenset = frozenset()
     polls: float = 0
     dies: bool = False
     says: Served | None = None
-    asked: list = field(default_factory=list)
+    checked: list = field(default_factory=list)
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Tell whether a version of a model can be called."""
-        self.asked.append((model, version))
+        """Return whether a version of a model is ready."""
+        self.checked.append((model, version))
         return model not in self.not_ready
 
     def served(self, route: str) -> Served:
-        """Tell the file's SHA-256, once it has been looked at often enough."""
+        """Return the file's SHA-256, from the last poll on."""
         if self.dies:
             raise OperationFailed("the server at nowhere does not respond: refused")
         if self.says:
@@ -716,17 +716,17 @@ class FakeServer:
 
 
 def test_change_is_done_when_the_server_serves_it(repository):
-    """Everything that the route names is asked for first; then the new file is waited for."""
+    """A change checks that all models are ready, and waits until the server uses the new file."""
     server = FakeServer(repository / "classify.route.json", polls=2)
 
-    told = change(find_route(repository), reweighted({"v1": 30}), server, wait_s=WATCHDOG_S)
+    printed = change(find_route(repository), reweighted({"v1": 30}), server, wait_s=WATCHDOG_S)
 
-    assert told.startswith("classify: generation 1, v1 75 %, v2 25 %, served after ")
-    assert (server.asked, weights(repository)) == ([("first", 1), ("second", 3)], [30, 10])
+    assert printed.startswith("classify: generation 1, v1 75 %, v2 25 %, served after ")
+    assert (server.checked, weights(repository)) == ([("first", 1), ("second", 3)], [30, 10])
 
 
-def test_change_needs_what_it_names_ready(repository):
-    """A route to a model that cannot be called is not written."""
+def test_change_needs_ready_models(repository):
+    """A route to a model that is not ready is not written."""
     before = files(repository)
     server = FakeServer(repository / "classify.route.json", not_ready=frozenset({"second"}))
 
@@ -749,7 +749,7 @@ def test_change_needs_what_it_names_ready(repository):
     ids=["not taken", "died"],
 )
 def test_change_that_is_not_served_is_a_failure(repository, changes, reason):
-    """The file is written and recorded, and the message says both that and what the server does instead."""
+    """The file is written and recorded, and the message has the server's state."""
     server = FakeServer(repository / "classify.route.json", **changes)
     target = find_route(repository)
 
@@ -761,8 +761,8 @@ def test_change_that_is_not_served_is_a_failure(repository, changes, reason):
     assert (weights(repository), len(history.read(target.history))) == ([30, 10], 2)
 
 
-def test_nothing_to_change_tells_what_is_served(repository):
-    """Setting again what the server has not taken does not pretend that it has."""
+def test_unchanged_route_reports_the_served_file(repository):
+    """If the server has not loaded the file, setting the same weights again reports that."""
     server = FakeServer(repository / "classify.route.json", polls=1)
     words = [change(find_route(repository), reweighted({"v1": 90}), server) for _ in range(2)]
 
@@ -778,7 +778,7 @@ def test_nothing_to_change_tells_what_is_served(repository):
     ids=["stalled", "dead"],
 )
 def test_server_that_does_not_answer_is_an_error(listens, http, grpc):
-    """A server that takes connections and says nothing, or none at all, is a reason and no traceback."""
+    """A stalled or missing server is an error without a traceback."""
     with socket.socket() as stalled:
         stalled.bind(("127.0.0.1", 0))
         if listens:
@@ -794,17 +794,17 @@ def test_server_that_does_not_answer_is_an_error(listens, http, grpc):
 
 
 def test_breaker_is_shown_of_the_version_that_is_routed_to(repository, capsys):
-    """Another version of the network under the same variant's name is not mixed in."""
+    """Another version of the network with the same variant name has no effect."""
     target = find_route(repository)
     served = Served(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
     server = FakeServer(target.path, says=served)
 
     view.show(target, read_state(target), server, as_json=True)
-    told = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     view.show(target, read_state(target), server, as_json=False)
     lines = capsys.readouterr().out.splitlines()
 
-    assert told["breakers"] == {"v2": "open"}
+    assert output["breakers"] == {"v2": "open"}
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
     assert [(row[0], row[-1]) for row in cells] == [("v1", "—"), ("v2", "open")]
     assert lines[-1] == "not served yet: the server uses SHA-256 0ff0ff0ff0ff"
@@ -842,7 +842,7 @@ nv_inference_count{model="first",version="1"} 5
     ids=["classify", "other", "none"],
 )
 def test_metrics_page_is_read_for_one_route(route, expected):
-    """Of each instance the youngest file counts, and the breaker open most; other routes are not mixed in."""
+    """The newest file of each instance and the worst breaker count; other routes have no effect."""
     assert read_metrics(PAGE, route) == expected
 
 

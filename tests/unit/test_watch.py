@@ -1,6 +1,7 @@
-"""What of a drop folder is complete, what is published, and where everything goes; nothing sleeps here."""
+"""The drop folder: complete entries, publications, and moves; no test sleeps."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -31,7 +32,7 @@ WATCHDOG_S = 60
 
 
 class Publisher:
-    """Takes everything as the next version of `net`, or fails as it is told; keeps what it was given."""
+    """Takes every file as the next version of `net`, or raises prepared failures; keeps the files."""
 
     def __init__(self) -> None:
         self.given: list[tuple[str, dict[str, str]]] = []
@@ -87,7 +88,7 @@ class Drop:
             pass
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file at once, as another inode."""
+        """Write a file atomically, as a new inode."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         new = self.folder / f".{path.name}.new"
@@ -96,18 +97,18 @@ class Drop:
 
     @property
     def published(self) -> list[tuple[str, str]]:
-        """For which model which content was published, for entries of one file."""
+        """Return model and content of the published entries of one file."""
         return [(model, *files.values()) for model, files in self.publisher.given]
 
     @property
     def visible(self) -> dict[str, str]:
-        """What an operator sees in the folder."""
+        """Return the visible files of the folder."""
         found = contents(self.folder)
         return {name: text for name, text in found.items() if not name.startswith(".")}
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The journal."""
+        """Return the lines of the journal."""
         return json_lines.read(self.folder / JOURNAL, Line)
 
 
@@ -130,7 +131,7 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def swap(link: Path, target: Path) -> None:
-    """Let a link lead elsewhere, at once, as Kubernetes does."""
+    """Change a link atomically, as Kubernetes does."""
     new = link.with_name(f".{link.name}.new")
     new.symlink_to(target)
     new.replace(link)
@@ -145,7 +146,7 @@ def swap(link: Path, target: Path) -> None:
     ],
 )
 def test_complete_file_is_published_once_and_put_away(drop, name, model):
-    """Its name says for which model; then it lies in `published`, with its version, and is remembered."""
+    """Its name selects the model; it moves to `published` with its version, and into the journal."""
     drop.write(name, "a")
 
     drop.wait(20)
@@ -157,8 +158,8 @@ def test_complete_file_is_published_once_and_put_away(drop, name, model):
     assert not (drop.folder / STAGING).exists()
 
 
-def test_all_is_for_one_model_if_so_asked(drop):
-    """With --model, a name says nothing; entries are published in the order of their names."""
+def test_option_selects_one_model_for_all(drop):
+    """With --model, names only determine the order of publication."""
     drop.start(model="net")
     for name in ("b.onnx", "a.onnx", "c.onnx"):
         drop.write(name, name)
@@ -198,7 +199,7 @@ def test_folder_is_published_with_its_data(drop):
     ],
     ids=ascii,
 )
-def test_what_is_meant_otherwise_is_left_alone(drop, name):
+def test_other_files_are_ignored(drop, name):
     """Hidden and unfinished files, folders without a network, and what was put away."""
     drop.write(name, "a")
     before = [*drop.visible]
@@ -253,7 +254,7 @@ def test_empty_file_is_one_that_was_just_begun(drop):
 
 
 def test_content_that_changes_behind_size_and_time_is_not_complete(drop):
-    """Where attributes are stale, as over NFS, the two digests still differ."""
+    """With stale attributes, as on NFS, the two digests still differ."""
     path = drop.write("net.onnx", "a")
     status = path.stat()
     for number in range(8):
@@ -278,7 +279,7 @@ def test_no_look_earlier_than_settled(drop):
 
 
 def test_renamed_into_place(drop):
-    """What was written under a name that is ignored is published when it gets its own."""
+    """A file that was written under an ignored name is published after its rename."""
     drop.write("net.onnx.part", "a")
     drop.wait()
 
@@ -351,7 +352,7 @@ def test_what_is_deleted_while_it_is_rejected_may_come_again(drop):
 @pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["written", "deleted"])
 def test_copy_that_is_not_what_settled_is_thrown_away(drop, name, is_deleted):
-    """Whoever writes between digest and copy has his new content looked at anew."""
+    """A file that changes between digest and copy is not published."""
     path = drop.write(name, "a")
     entry = read_entry(drop.folder / name.partition("/")[0])
     digests, staging = entry.digests(), drop.folder / STAGING
@@ -372,7 +373,7 @@ def test_copy_that_is_not_what_settled_is_thrown_away(drop, name, is_deleted):
 )
 @pytest.mark.parametrize("name", ["net@x.onnx", "net@x/net.onnx"])
 def test_rejected_is_moved_aside_with_its_reason(drop, name, error):
-    """The reason lies beside it, and the next one of that name is tried again."""
+    """The reason is next to it, and the next file of that name is tried again."""
     drop.publisher.failures = [error]
     drop.write(name, "a")
 
@@ -453,7 +454,7 @@ def caused(error: Exception) -> OperationFailed:
     ids=["server", "lock", "recovery", "disk", "disk-in-action", "lock-in-action"],
 )
 def test_what_is_not_its_fault_is_tried_again(drop, error):
-    """It stays, and that is said; the pauses grow up to a minute; other models are not held up."""
+    """It stays with a message, and pauses grow up to a minute; other models do not wait."""
     tries: list[float] = []
     drop.publisher.failures = [error] * 7
     drop.publisher.during = lambda: tries.append(drop.seconds)
@@ -568,7 +569,7 @@ def test_link_to_nothing_waits(drop, tmp_path):
 
 
 def test_rejected_link_is_tried_again_on_other_terms_only(drop, tmp_path):
-    """What was rejected stays rejected, until it is held to something else, or leads elsewhere."""
+    """A rejected link stays rejected until the terms or its target change."""
     (tmp_path / "a").write_text("a")
     swap(drop.folder / "net.onnx", tmp_path / "a")
     drop.publisher.failures = [OperationFailed("it answers otherwise")]
@@ -584,8 +585,25 @@ def test_rejected_link_is_tried_again_on_other_terms_only(drop, tmp_path):
     assert drop.published == [("net", "a")]
 
 
+def test_journal_of_earlier_releases_is_read(drop, tmp_path):
+    """A link that an earlier release has published is not published again."""
+    (tmp_path / "a").write_text("a")
+    swap(drop.folder / "net.onnx", tmp_path / "a")
+    line = (
+        '{"time":"2026-11-01T12:00:00.000000Z","entry":"net.onnx","sha256":"%s","model":"net","version":2,'
+        '"reason":"","stays":true,"terms":""}\n'
+    )
+    sha256 = hashlib.sha256(f"{hashlib.sha256(b'a').hexdigest()}  net.onnx\n".encode()).hexdigest()
+    (drop.folder / JOURNAL).write_text(line % sha256)
+    drop.start()
+
+    drop.wait(20)
+
+    assert drop.published == []
+
+
 def test_what_cannot_be_moved_is_published_once(drop):
-    """It is remembered like a link, and that is said."""
+    """It is recorded like a link, with a message."""
     (drop.folder / "published").write_text("in the way")
     drop.write("net.onnx", "a")
     drop.wait(20)
@@ -599,7 +617,7 @@ def test_what_cannot_be_moved_is_published_once(drop):
 
 
 def test_folder_that_is_away_for_a_while(drop):
-    """As a network drive may be: that is said once, and looked at again."""
+    """A missing folder, like a network drive, is reported once and read again later."""
     drop.write("net.onnx", "a")
     away = drop.folder.rename(drop.folder.with_name("away"))
     drop.wait()
@@ -612,7 +630,7 @@ def test_folder_that_is_away_for_a_while(drop):
 
 
 def test_pipe_holds_nobody_up(drop):
-    """What is no file is not opened, alone or in a folder."""
+    """A pipe is not opened, alone or in a folder."""
     os.mkfifo(drop.folder / "pipe.onnx")
     drop.write("net/net.onnx", "a")
     os.mkfifo(drop.folder / "net" / "pipe")
@@ -679,7 +697,7 @@ def test_server_is_looked_up_for_each_publication(repository):
 
 
 def test_folder_with_the_newest_version_as_a_side_file_is_another(repository, tmp_path):
-    """What counts is the network, not that its predecessor lies in the same folder."""
+    """The network decides, not a copy of the predecessor in the same folder."""
     source = tmp_path / "net"
     (source / "before").mkdir(parents=True)
     shutil.copyfile(repository / "net" / "1" / "model.onnx", source / "before" / "net.onnx")
@@ -690,7 +708,7 @@ def test_folder_with_the_newest_version_as_a_side_file_is_another(repository, tm
 
 
 def test_unknown_model_is_the_files_fault_and_a_lost_repository_is_not(repository, tmp_path):
-    """The first is rejected, the second waited for."""
+    """An unknown model is a rejection; a missing repository is a temporary failure."""
     source = tmp_path / "other.onnx"
     source.write_text("a")
 
@@ -702,7 +720,7 @@ def test_unknown_model_is_the_files_fault_and_a_lost_repository_is_not(repositor
 
 
 def test_failed_recovery_is_not_the_files_fault(repository, tmp_path):
-    """Whatever another publication left that cannot be made good now says nothing of this file."""
+    """A recovery that fails now does not reject the file."""
     (tmp_path / ".repository.nereid").mkdir()
     (tmp_path / ".repository.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
 
@@ -746,7 +764,7 @@ def test_what_would_have_all_rejected_is_refused(repository, folder, repository_
 
 
 def nereid(repository: Path, *words: str):
-    """Run `nereid watch WORDS`, which fails at once."""
+    """Run `nereid watch WORDS`, which fails immediately."""
     environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(repository.parent)}
     return CliRunner().invoke(app, ["watch", *words], env=environment)
 
@@ -760,7 +778,7 @@ def test_wrong_usage_ends_the_command(repository, tmp_path):
 
 
 def test_second_watcher_is_refused(repository, drop):
-    """One folder has one watcher: the second one says so, and ends."""
+    """A second watcher of a folder ends with an error."""
     done = nereid(repository, str(drop.folder))
 
     assert done.exit_code == 1
