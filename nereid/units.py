@@ -1,4 +1,4 @@
-"""Numbers with units as people read them."""
+"""Readable numbers with units."""
 
 
 def format_bytes(count: int) -> str:
@@ -12,7 +12,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_ms(value_ms: float) -> str:
-    """Return a duration such as `0.04 ms`, `12.5 ms` or `1.25 s`; never `0.0 ms` for one that took time."""
+    """Return a duration such as `0.04 ms`, `12.5 ms` or `1.25 s`; `0.0 ms` only for zero."""
     if value_ms >= 1000:
         return f"{value_ms / 1000:.2f} s"
     if value_ms >= 1 or value_ms <= 0:

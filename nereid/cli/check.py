@@ -16,7 +16,12 @@ from nereid.errors import OperationFailed, WrongUsage
 def check(
     repository: Annotated[
         Path,
-        typer.Argument(help="Model repository.", envvar="NEREID_REPOSITORY", show_default=DEFAULT_REPOSITORY),
+        typer.Argument(
+            help="Model repository.",
+            metavar="REPOSITORY",
+            envvar="NEREID_REPOSITORY",
+            show_default=DEFAULT_REPOSITORY,
+        ),
     ] = REPOSITORY,
     as_json: AsJson = False,
 ) -> None:

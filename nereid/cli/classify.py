@@ -22,7 +22,8 @@ def classify(
         list[Path] | None, typer.Argument(help="Image files, or folders with images.", metavar="IMAGE|DIR…")
     ] = None,
     url: Annotated[
-        str, typer.Option(help="HOST:PORT of the server; default: the running server of the repository.")
+        str,
+        typer.Option(help="HOST:PORT of the server.", show_default="the running server of the repository"),
     ] = "",
     protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc",
     shm: Annotated[

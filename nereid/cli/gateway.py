@@ -14,7 +14,9 @@ def gateway(
     context: typer.Context,
     url: Annotated[
         str,
-        typer.Option(help="HOST:PORT of Triton's gRPC port; default: the running server of the repository."),
+        typer.Option(
+            help="HOST:PORT of Triton's gRPC port.", show_default="the running server of the repository"
+        ),
     ] = "",
     model: Annotated[
         str,
@@ -37,15 +39,22 @@ def gateway(
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Host name that requests may use in their Host header. May be repeated."),
+        typer.Option(
+            help="Further host name that requests may use in their Host header. May be repeated.",
+            show_default="own addresses on loopback, elsewhere any",
+        ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Origin of web pages that may call this gateway. May be repeated."),
+        typer.Option(
+            help="Further origin of web pages that may call this gateway. May be repeated.",
+            show_default="the gateway's own page",
+        ),
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM); turns HTTPS on.")] = None,
     certificate_key: Annotated[
-        Path | None, typer.Option(help="Private key of the certificate (PEM).")
+        Path | None,
+        typer.Option(help="Private key of the certificate (PEM).", show_default="in the certificate's file"),
     ] = None,
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log each request on stderr: a time, and then JSON.")
@@ -54,7 +63,7 @@ def gateway(
 ) -> None:
     """Serve a REST API and a web page in front of a running server, until Ctrl-C.
 
-    When the gateway listens, it prints its port as one line of JSON on stdout. On loopback, everybody may
+    When the gateway listens, it prints its port as one line of JSON on stdout. On loopback, every caller may
     classify. Elsewhere every request needs a key. Changing a route's weights always needs a key.
     """
     from nereid.cli.route_commands.gateway_route import RepositoryRoute

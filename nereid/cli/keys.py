@@ -47,12 +47,18 @@ def default_path(environment: Mapping[str, str]) -> Path:
 @app.command()
 def add(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the key's owner.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner.", metavar="NAME")],
     scope: Annotated[
-        list[str] | None, typer.Option(help=f"Permission of the key: {', '.join(SCOPES)}. May be repeated.")
+        list[str] | None,
+        typer.Option(help=f"Permission of the key: {', '.join(SCOPES)}. Required; may be repeated."),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Quota in images per second, on average.", min=0.001)
+        float | None,
+        typer.Option(
+            help="Quota in images per second, on average.",
+            min=0.001,
+            show_default="that of `nereid gateway --rate`",
+        ),
     ] = None,
     file: KeysFile = None,
 ) -> None:

@@ -8,7 +8,7 @@ import typer
 from nereid.cli import check, classify, demo, doctor, gateway, init, keys, serve
 from nereid.cli.exit_codes import CommandGroup
 from nereid.cli.models import add, publish, tune, versions, watch
-from nereid.cli.options import show_help
+from nereid.cli.options import reflowed, show_help
 from nereid.cli.route_commands import route
 
 app = typer.Typer(
@@ -35,6 +35,9 @@ for command in (
     app.command()(command)
 app.add_typer(route.app, name="route")
 app.add_typer(keys.app, name="key")
+for group in (app, route.app, keys.app):
+    for info in group.registered_commands:
+        info.help = reflowed(getattr(info.callback, "__doc__", None))
 
 
 def print_version(wanted: bool) -> None:

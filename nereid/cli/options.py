@@ -69,6 +69,7 @@ Model: TypeAlias = Annotated[
     str,
     typer.Argument(
         help="Name of a network, or of a route or pinned model that uses the network.",
+        metavar="MODEL",
         autocompletion=complete_model,
     ),
 ]
@@ -121,6 +122,11 @@ def invalid_values() -> Iterator[None]:
 def show_progress(line: str) -> None:
     """Print a line about the progress on stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def reflowed(text: str | None) -> str:
+    """Return a help text with one line per paragraph, so that a terminal of any width wraps it."""
+    return "\n\n".join(" ".join(lines.split()) for lines in (text or "").split("\n\n"))
 
 
 def show_help(context: typer.Context, **_: Any) -> None:

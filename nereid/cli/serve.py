@@ -16,7 +16,8 @@ ControlMode = Literal["explicit", "poll", "none"]
 def serve(
     context: typer.Context,
     flags: Annotated[
-        list[str] | None, typer.Argument(help="Flags that are passed to tritonserver, after `--`.")
+        list[str] | None,
+        typer.Argument(help="Flags that are passed to tritonserver, after `--`.", metavar="-- FLAG"),
     ] = None,
     repository: Repository = REPOSITORY,
     profile: Profile = DEFAULT_PROFILE,

@@ -1,4 +1,4 @@
-"""`nereid classify` as a user runs it: what is printed where, folders with bad files, a watched folder."""
+"""`nereid classify` as a user runs it: output formats, folders with bad files, a watched folder."""
 
 import contextlib
 import csv
@@ -26,13 +26,13 @@ NEREID = str(Path(sys.executable).with_name("nereid"))
 
 @pytest.fixture
 def command(both_profiles):
-    """The command, asking a server that allows shared memory."""
+    """The command on a server that allows shared memory."""
     return [NEREID, "classify", "--url", url(both_profiles["cpu"], "grpc"), "--top", "1"]
 
 
 @pytest.fixture
 def photos(tmp_path):
-    """A folder of good images with bad ones in between, and what no image is."""
+    """A folder with good images, bad images and other files."""
     folder = tmp_path / "photos"
     folder.mkdir()
     for number in range(12):
@@ -56,16 +56,16 @@ def answers(form: str, printed: str) -> list[tuple[str, int | None, str]]:
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
-def test_forms_have_every_image(command, photos, form):
-    """Good and bad ones, in order; the reasons also go to stderr, and the exit code is 1."""
+def test_formats_have_every_image(command, photos, form):
+    """Good and bad images keep their order; reasons also go to stderr, and the exit code is 1."""
     flags = [f"--{form}", *(["--shm"] if form == "csv" else [])]
 
     done = subprocess.run([*command, photos, *flags], capture_output=True, text=True, timeout=WATCHDOG_S)
 
-    told = answers(form, done.stdout)
-    assert [name for name, _, _ in told] == [str(photos / f"{number:02}.jpg") for number in range(12)]
+    printed = answers(form, done.stdout)
+    assert [name for name, _, _ in printed] == [str(photos / f"{number:02}.jpg") for number in range(12)]
     bad = {3: "invalid image: ", 7: "invalid image: "}
-    for number, (_, index, error) in enumerate(told):
+    for number, (_, index, error) in enumerate(printed):
         assert (index, error.startswith(bad.get(number, ""))) == (None if number in bad else ESPRESSO, True)
     assert re.findall(r"(\d\d).jpg: invalid image", done.stderr) == ["03", "07"]
     assert done.stderr.endswith("error: 2 of 12 images could not be classified\n")
@@ -73,7 +73,7 @@ def test_forms_have_every_image(command, photos, form):
 
 
 def test_progress_is_shown_on_a_terminal_only(command, photos):
-    """A bar, the count, the rate and the time left on stderr; stdout stays what it is."""
+    """Stderr has a bar, the count, the rate and the remaining time; stdout is unchanged."""
     screen, stderr = pty.openpty()
     with subprocess.Popen([*command, photos, "--jsonl"], stdout=subprocess.PIPE, stderr=stderr) as running:
         os.close(stderr)
@@ -103,7 +103,7 @@ def opened_pipe(path: Path) -> IO[bytes]:
 
 
 def test_watched_folder_is_classified_as_it_fills(command, tmp_path):
-    """What was there is not; what arrives is, once complete, also during the first list; Ctrl-C ends it."""
+    """New images are classified once complete, also during the first list; Ctrl-C ends the command."""
     shutil.copy(COFFEE, tmp_path / "old.jpg")
     os.mkfifo(first := tmp_path / "first")
     output, log = tmp_path / "output", tmp_path / "log"
@@ -129,22 +129,24 @@ def test_watched_folder_is_classified_as_it_fills(command, tmp_path):
         running.kill()
         running.wait()
 
-    told = {Path(name).name: (index, error[:13]) for name, index, error in answers("csv", output.read_text())}
+    printed = {
+        Path(name).name: (index, error[:13]) for name, index, error in answers("csv", output.read_text())
+    }
     good = dict.fromkeys(["first", "early.jpg", "new.jpg"], (ESPRESSO, ""))
-    assert told == {"bad.jpg": (None, "invalid image")} | good
+    assert printed == {"bad.jpg": (None, "invalid image")} | good
     assert (status, log.read_text().splitlines()[-1]) == (0, "stopped")
 
 
 @pytest.mark.slow
 def test_a_thousand_images_survive_bad_ones(command, tmp_path):
-    """Each good one is answered, each bad one is named."""
+    """Each good image has a class, each bad image an error."""
     for number in range(1000):
         target = tmp_path / f"{number:04}.jpg"
         target.write_bytes(b"bad" if number % 50 == 7 else COFFEE.read_bytes())
 
     done = subprocess.run([*command, tmp_path, "--csv"], capture_output=True, text=True, timeout=600)
 
-    told = answers("csv", done.stdout)
-    assert [index for _, index, _ in told].count(ESPRESSO) == 980
-    assert len(told) == 1000
+    printed = answers("csv", done.stdout)
+    assert [index for _, index, _ in printed].count(ESPRESSO) == 980
+    assert len(printed) == 1000
     assert done.stderr.endswith("error: 20 of 1000 images could not be classified\n")

@@ -19,7 +19,7 @@ WATCHDOG_S = 60
 
 
 def post(address: str, key: str = "") -> tuple[int, dict]:
-    """Ask for the sample photo, with a key or without."""
+    """Classify the sample photo, with or without a key."""
     headers = {"Content-Type": "image/jpeg"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(f"{address}/predict?variant=v1", COFFEE.read_bytes(), headers)
     try:
@@ -30,8 +30,8 @@ def post(address: str, key: str = "") -> tuple[int, dict]:
             return refused.code, json.load(refused)
 
 
-def test_gateway_serves_who_has_a_key_until_it_is_told_to_stop(both_profiles, tmp_path):
-    """Keys are taken and taken back while it runs; SIGTERM ends it with status 0."""
+def test_gateway_serves_callers_with_a_key_until_a_signal(both_profiles, tmp_path):
+    """Keys are added and revoked at run time; SIGTERM ends the gateway with status 0."""
 
     def nereid_key(*words: str) -> str:
         done = CliRunner().invoke(app, ["key", *words, "--keys", str(tmp_path / "keys.json")])
@@ -65,8 +65,8 @@ def test_gateway_serves_who_has_a_key_until_it_is_told_to_stop(both_profiles, tm
     ],
     ids=["exposed without keys", "keys needed and none there", "any origin", "scheme", "key alone"],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path, words, text):
-    """The command ends with 2, and says what to do."""
+def test_wrong_usage_is_rejected(tmp_path, words, text):
+    """The command exits with code 2, and the message names the fix."""
     environment = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
 
     done = CliRunner().invoke(app, ["gateway", "--port", "0", *words], env=environment)
@@ -80,13 +80,13 @@ def test_what_cannot_be_meant_is_refused(tmp_path, words, text):
     [
         (["--host", "a..b"], "cannot listen on a..b port 0: no such name"),
         (["--certificate", "none.pem"], "cannot read 'none.pem'"),
-        (["--certificate", __file__], "are no certificate and its key (PEM, no password)"),
+        (["--certificate", __file__], "expected a certificate and its key (PEM, no password)"),
         (["--keys", "none.json"], "cannot read keys from 'none.json': No such file"),
     ],
     ids=["host", "no certificate", "no PEM", "no keys"],
 )
-def test_what_cannot_be_used_is_named(tmp_path, words, text):
-    """The command ends with 1 and one line."""
+def test_unusable_value_is_named(tmp_path, words, text):
+    """The command exits with code 1 and prints one line."""
     environment = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     CliRunner().invoke(app, ["key", "add", "me", "--scope", "infer"], env=environment)
 
@@ -97,13 +97,13 @@ def test_what_cannot_be_used_is_named(tmp_path, words, text):
 
 
 def can_connect(port: int) -> bool:
-    """Tell whether somebody listens."""
+    """Return whether a process listens."""
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_second_signal_does_not_wait(tmp_path):
-    """With a request in flight it ends the process by the signal; no line of the log lacks time and level."""
+    """It ends the process despite a request in flight; each line of the log has time and level."""
     with gateway(log := tmp_path / "log", "--url", "127.0.0.1:1", "--access-log") as (process, address):
         urllib.request.urlopen(f"{address}/healthz", timeout=WATCHDOG_S).close()
         port = int(address.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""`nereid route` with the real server: a change is seen to be served, or refused with its reason."""
+"""`nereid route` with the real server: a change is served, or rejected with a reason."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.assets import COFFEE, REPOSITORY
-from nereid.cli.route_commands.gateway_route import RepositoryRoute
 from nereid.cli.main import app
+from nereid.cli.route_commands.gateway_route import RepositoryRoute
 from nereid.client.classifier import Classifier
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused
 from nereid.server import run_dir
@@ -26,12 +26,12 @@ KEYS = [f"caller-{number}" for number in range(8)]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A running server of a copy of the repository, that `nereid` finds: the server, the environment."""
+    """Start a server on a copy of the repository that `nereid` finds; returns server and environment."""
     base = tmp_path_factory.mktemp("route")
     repository = shutil.copytree(
         REPOSITORY, base / "repository", ignore=shutil.ignore_patterns("*.history.jsonl")
     )
-    (repository / "classify_v2" / "2").mkdir()  # there, but its config does not ask for it
+    (repository / "classify_v2" / "2").mkdir()  # exists, but the config does not load it
     path = repository / "classify.route.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"generation": 0}))
     environment = {"XDG_RUNTIME_DIR": str(base), "NEREID_REPOSITORY": str(repository)}
@@ -47,7 +47,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def nereid(served):
-    """Run `nereid route WORDS` beside the server: `nereid("set", "v1=1")`."""
+    """Run `nereid route WORDS` with a running server: `nereid("set", "v1=1")`."""
 
     def run(*words: str, stdin: str = ""):
         return CliRunner().invoke(app, ["route", *words], env=served[1], input=stdin)
@@ -56,9 +56,11 @@ def nereid(served):
 
 
 def test_change_is_served_explained_and_reverted(served, nereid):
-    """What `set` and `revert` call served is what answers, and `explain` knows who that is."""
-    told = nereid("set", "v1=61", "v2=39")
-    assert told.stdout.startswith("classify: generation 1, v1 61 %, v2 39 %, served after "), told.stderr
+    """After `set` and `revert`, the reported route serves requests, as `explain` predicts."""
+    printed = nereid("set", "v1=61", "v2=39")
+    assert printed.stdout.startswith("classify: generation 1, v1 61 %, v2 39 %, served after "), (
+        printed.stderr
+    )
 
     explained = [json.loads(nereid("explain", "--key", key, "--json").stdout)["variant"] for key in KEYS]
     assert {*explained} == {"v1", "v2"}
@@ -67,18 +69,20 @@ def test_change_is_served_explained_and_reverted(served, nereid):
         nereid("set", "v1=0")
         assert {classifier.classify(COFFEE, route_key=key).variant for key in KEYS} == {"v2"}
 
-        told = nereid("revert")
-        assert told.stdout.startswith("classify: generation 3, v1 61 %, v2 39 %, served after "), told.stderr
+        printed = nereid("revert")
+        assert printed.stdout.startswith("classify: generation 3, v1 61 %, v2 39 %, served after "), (
+            printed.stderr
+        )
         assert [classifier.classify(COFFEE, route_key=key).variant for key in KEYS] == explained
 
 
-def test_show_tells_what_the_server_does(served, nereid):
-    """The file is served, and every variant that was asked has a closed breaker."""
+def test_show_has_the_state_of_the_server(served, nereid):
+    """The file is served, and every variant with requests has a closed breaker."""
     with Classifier(url(served[0], "grpc")) as classifier:
         for variant in ("v1", "v2"):
             classifier.classify(COFFEE, variant=variant)
     deadline = time.monotonic() + WATCHDOG_S
-    # The server hands its metrics on from time to time.
+    # The server updates its metrics periodically.
     while len((shown := json.loads(nereid("show", "--json").stdout))["breakers"]) < 2:
         assert time.monotonic() < deadline, shown
 
@@ -87,7 +91,7 @@ def test_show_tells_what_the_server_does(served, nereid):
 
 
 def test_gateway_shows_and_changes_the_same_route(served, nereid):
-    """A gateway's change is one like any other: checked, served, in the history; late, it is refused."""
+    """A gateway's change is checked, served and in the history; an outdated change is rejected."""
     environment, repository = served[1], served[0].options.repository
     route = RepositoryRoute(repository, "", lambda: run_dir.find(run_dir.root(environment), repository))
     before = route.show()
@@ -103,7 +107,9 @@ def test_gateway_shows_and_changes_the_same_route(served, nereid):
     assert (
         json.loads(nereid("history", "--json").stdout)[0]["note"] == "set through the gateway by key 'alice'"
     )
-    with pytest.raises(RouteConflict, match=f"expected generation {before.generation}, got {after.generation}"):
+    with pytest.raises(
+        RouteConflict, match=f"expected generation {before.generation}, got {after.generation}"
+    ):
         route.set_weights({"v1": 1}, before.generation, "")
     with pytest.raises(RouteRefused, match="unknown variant 'v9': expected one of v1, v2"):
         route.set_weights({"v9": 1}, None, "")
@@ -116,7 +122,7 @@ def test_gateway_shows_and_changes_the_same_route(served, nereid):
     ("role", "extra"), [("variants", {"weight": 1}), ("shadows", {"percent": 50})], ids=["variant", "shadow"]
 )
 def test_model_that_is_not_ready_is_refused(served, nereid, role, extra):
-    """A version that is in the repository and not loaded: a route to it is not written."""
+    """A route to a version that is not loaded is not written."""
     path = served[0].options.repository / "classify.route.json"
     before = path.read_bytes()
     route = json.loads(before)
@@ -128,8 +134,8 @@ def test_model_that_is_not_ready_is_refused(served, nereid, role, extra):
     assert done.stderr == "error: 'next' names version 2 of 'classify_v2': not ready\n"
 
 
-def test_edited_file_that_is_not_served_is_told(served, nereid):
-    """A file that the server refuses is neither called served nor lost; one command mends it."""
+def test_edited_file_that_is_not_served_is_reported(served, nereid):
+    """A rejected file is reported as not served; one command restores the route."""
     path = served[0].options.repository / "classify.route.json"
     sha256 = json.loads(nereid("show", "--json").stdout)["sha256"]
     route = json.loads(path.read_text())
@@ -137,8 +143,8 @@ def test_edited_file_that_is_not_served_is_told(served, nereid):
     edited = json.dumps(route)
     path.write_text(edited)
 
-    told = nereid("show")
-    assert told.stdout.splitlines()[-1] == f"not served yet: the server uses SHA-256 {sha256[:12]}"
+    printed = nereid("show")
+    assert printed.stdout.splitlines()[-1] == f"not served yet: the server uses SHA-256 {sha256[:12]}"
 
     assert "served after" in nereid("revert").stdout
     assert json.loads(nereid("history", "--json").stdout)[1]["route"] == json.loads(edited)

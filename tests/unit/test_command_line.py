@@ -7,12 +7,14 @@ import sys
 
 import pytest
 import typer.main
+from rich.table import Table
 from typer.testing import CliRunner
 
 from nereid import assets
-from nereid.cli import options
+from nereid.cli import demo, options
 from nereid.cli.exit_codes import exit_code, reason
 from nereid.cli.main import app
+from nereid.client.prediction import Label, Prediction, Timings
 from nereid.errors import OperationFailed, ServerError, WrongUsage
 from nereid.serving_errors import InvalidConfig
 from tools.commands_page import commands
@@ -30,7 +32,7 @@ def run(*words: str, **environment: str):
     "words", [[], *[[name] for name in GROUPS]], ids=lambda words: " ".join(words) or "bare"
 )
 def test_without_a_command_the_help_is_shown(words):
-    """A newcomer who types only the name gets the list of commands, and no failure."""
+    """The bare name prints the list of commands and succeeds."""
     done = run(*words)
 
     assert (done.exit_code, done.stderr) == (0, "")
@@ -39,7 +41,7 @@ def test_without_a_command_the_help_is_shown(words):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_short_help_option_works_everywhere(name):
-    """`-h` and `--help` are the same."""
+    """`-h` and `--help` print the same text."""
     assert run(*name.split(), "-h").stdout == run(*name.split(), "--help").stdout != ""
 
 
@@ -83,7 +85,7 @@ def test_version_is_that_of_the_distribution():
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
 def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status):
-    """Whatever fails, the last line on stderr begins with `error:`, and nothing else does."""
+    """Only the last line on stderr begins with `error:`."""
     own = tmp_path / "own"
     assert run("init", str(own)).exit_code == 0
     environment = {
@@ -124,12 +126,33 @@ def test_error_class_decides_the_exit_code(error, code, text):
 
 
 def test_closed_pipe_is_not_a_traceback():
-    """`nereid route show | head -0` ends in silence."""
+    """`nereid check --json | head -0` ends without a message."""
     words = [sys.executable, "-m", "nereid", "check", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
 
         assert process.stderr.read() == b""
+
+
+def test_demo_fails_if_the_protocols_disagree():
+    """Different classes over HTTP and gRPC end the demo with an error."""
+
+    def prediction(label: str) -> Prediction:
+        return Prediction((Label(1, label, 0.9),), "classify", "1", "v1", "hash", "", Timings(0.5, 2.0))
+
+    table = Table()
+    demo.add_rows(table, "1", prediction("cat"), prediction("cat"))
+
+    assert table.row_count == 1
+    with pytest.raises(ServerError, match="HTTP and gRPC disagree on version 1"):
+        demo.add_rows(table, "1", prediction("cat"), prediction("dog"))
+
+
+def test_help_is_wrapped_by_the_terminal():
+    """A narrow and a wide terminal both get whole lines: the source's own line breaks do not count."""
+    text = run("watch", "-h", COLUMNS="200").stdout
+
+    assert "Published files move to DIR/published." in text
 
 
 def test_init_copies_the_default_models_and_nothing_else(tmp_path):
@@ -146,7 +169,7 @@ def test_init_copies_the_default_models_and_nothing_else(tmp_path):
 
 
 def test_init_leaves_a_used_folder_alone(tmp_path):
-    """Nothing is overwritten."""
+    """Existing files are not overwritten."""
     (tmp_path / "mine.txt").write_text("mine")
 
     done = run("init", str(tmp_path))
@@ -156,7 +179,7 @@ def test_init_leaves_a_used_folder_alone(tmp_path):
 
 
 def test_packaged_models_cannot_be_changed(tmp_path, monkeypatch):
-    """An upgrade would take the change away, so the command names `nereid init`."""
+    """An upgrade would remove the change, so the message names `nereid init`."""
     monkeypatch.setattr(assets, "IS_CHECKOUT", False)
 
     done = run(
@@ -167,7 +190,7 @@ def test_packaged_models_cannot_be_changed(tmp_path, monkeypatch):
 
 
 def test_default_repository_has_no_warnings():
-    """What is shipped does not complain about itself."""
+    """The shipped models cause neither notes nor failures."""
     findings = json.loads(run("check", "--json").stdout)
 
     assert {finding["verdict"] for finding in findings} == {"ok"}
@@ -182,7 +205,7 @@ def test_doctor_gives_its_findings_as_json(tmp_path):
 
 
 def test_keys_are_listed_as_json_without_their_secrets(tmp_path):
-    """Names, scopes and quotas; never what opens the gateway."""
+    """The list has names, scopes and quotas, but not the secret."""
     secret = run(
         "key", "add", "alice", "--scope", "infer", "--rate", "5", XDG_CONFIG_HOME=str(tmp_path)
     ).stdout
@@ -221,7 +244,7 @@ def test_tables_are_not_cut_in_a_pipe(tmp_path):
     ids=["models", "profiles", "variants", "presets"],
 )
 def test_completion_knows_the_names_of_the_repository(find, expected):
-    """What a shell offers is what the repository has."""
+    """The shell completes the names of the repository."""
     assert expected <= set(find(assets.REPOSITORY))
 
 

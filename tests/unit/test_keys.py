@@ -24,12 +24,12 @@ def nereid(tmp_path, monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
-    """Where the keys are kept."""
+    """Return the path of the key file."""
     return tmp_path / "nereid" / "keys.json"
 
 
 def test_key_is_shown_once_and_kept_as_digest(nereid, path):
-    """The secret opens what its scopes say; the file, which nobody else may read, does not have it."""
+    """The secret has its scopes; the file is private and has only the digest."""
     result = nereid("add", "alice", "--scope", "infer", "--scope", "route", "--rate", "5")
 
     secret = result.stdout.strip()
@@ -41,15 +41,15 @@ def test_key_is_shown_once_and_kept_as_digest(nereid, path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_admin_may_everything(nereid, path):
-    """One scope contains the others."""
+def test_admin_has_all_scopes(nereid, path):
+    """The scope `admin` includes the others."""
     secret = nereid("add", "root", "--scope", "admin").stdout.strip()
 
     assert all(KeyRing(path).find(secret).may(scope) for scope in ("infer", "route", "admin"))
 
 
 def test_ring_takes_changes_of_its_file(nereid, path):
-    """A key opens from when it is made until it is revoked, without a restart."""
+    """A key is valid from its creation until it is revoked, without a restart."""
     first = nereid("add", "first", "--scope", "infer").stdout.strip()
     ring = KeyRing(path)
     second = nereid("add", "second", "--scope", "infer").stdout.strip()
@@ -65,7 +65,7 @@ def test_ring_takes_changes_of_its_file(nereid, path):
 
 
 def test_list_shows_no_secret(nereid):
-    """Names, scopes and rates, but nothing that opens."""
+    """The list has names, scopes and rates, but not the secret."""
     secret = nereid("add", "alice", "--scope", "infer", "--rate", "2.5").stdout.strip()
 
     shown = nereid("list").stdout
@@ -91,7 +91,7 @@ def test_list_shows_no_secret(nereid):
     ],
 )
 def test_wrong_command_changes_nothing(nereid, path, words, status, text):
-    """The reason is on stderr, and the file stays as it was."""
+    """The reason is on stderr, and the file is unchanged."""
     nereid("add", "alice", "--scope", "infer")
     before = path.read_bytes()
 
@@ -113,7 +113,7 @@ def test_wrong_command_changes_nothing(nereid, path, words, status, text):
     ids=["no JSON", "no key", "writable by others", "too large"],
 )
 def test_unusable_file_is_refused(path, text, mode, reason):
-    """A file that nobody can trust opens nothing."""
+    """An untrusted file is rejected as a whole."""
     path.parent.mkdir()
     path.write_text(text)
     path.chmod(mode)
@@ -122,8 +122,8 @@ def test_unusable_file_is_refused(path, text, mode, reason):
         KeyRing(path)
 
 
-def test_file_that_breaks_closes(nereid, path, caplog):
-    """An edit by hand that went wrong lets nobody in, and is logged once."""
+def test_file_that_becomes_invalid_rejects_all_keys(nereid, path, caplog):
+    """After an invalid manual edit, every key is rejected, and the log has one line."""
     secret = nereid("add", "alice", "--scope", "infer").stdout.strip()
     ring = KeyRing(path)
     path.write_text("{")
@@ -138,7 +138,7 @@ def test_file_that_breaks_closes(nereid, path, caplog):
 
 
 def test_file_may_come_later_unless_it_is_named(nereid, path):
-    """A gateway that was started before the first key takes it; a file that was named is there."""
+    """A gateway accepts a default file that appears later; a file named by an option must exist."""
     made = keys.ring(None, {"XDG_CONFIG_HOME": str(path.parent.parent)})
     assert len(made) == 0
 
@@ -150,7 +150,7 @@ def test_file_may_come_later_unless_it_is_named(nereid, path):
 
 
 def test_name_goes_before_id(path):
-    """A key that is called like another's id is the only one that goes."""
+    """If a name equals the id of another key, only the key with that name is revoked."""
     made = {"alice": keys.make("alice", ["infer"], None)[0]}
     made["bob"] = msgspec.structs.replace(keys.make("bob", ["infer"], None)[0], name=made["alice"].id)
     path.parent.mkdir()
@@ -164,7 +164,7 @@ def test_name_goes_before_id(path):
 
 
 def test_pipe_holds_no_keys(path):
-    """It would keep the gateway waiting for somebody who writes."""
+    """Reading a named pipe would block the gateway."""
     path.parent.mkdir()
     os.mkfifo(path, 0o600)
 
@@ -172,8 +172,8 @@ def test_pipe_holds_no_keys(path):
         KeyRing(path)
 
 
-def test_adding_at_once_loses_no_key(tmp_path, monkeypatch):
-    """Commands that run side by side wait for each other."""
+def test_concurrent_adds_lose_no_key(tmp_path, monkeypatch):
+    """Concurrent commands wait for each other."""
     path = tmp_path / "keys.json"
 
     def add(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The commands that change the set of models: what they print, where, and with which exit code."""
+"""Commands that change the models of a repository: output, progress and exit codes."""
 
 import json
 
@@ -23,7 +23,7 @@ def nereid(tmp_path):
 
 
 def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
-    """One line on stdout when it is done, progress on stderr, exit code 0."""
+    """Success prints one line on stdout, progress on stderr, and exits with code 0."""
     done = nereid(
         "publish", NET, candidate(tmp_path, 2), "--accept-change", "--max-slowdown", 100, "--weight", 7
     )
@@ -46,7 +46,7 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
 
 
 def test_network_is_added(nereid, tmp_path):
-    """The line says what it is called, and that no server has it yet."""
+    """The line has the name, and says that no server runs."""
     onnx.save(classifier(), tmp_path / "new.onnx")
 
     done = nereid("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet", "--profile", "cpu")
@@ -62,15 +62,19 @@ def test_network_is_added(nereid, tmp_path):
         (("publish", NET, "nowhere.onnx"), 2, "'nowhere.onnx' does not exist"),
         (("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
         (("publish", NET, "{bad}", "--images", "nowhere"), 2, "'nowhere' does not exist"),
-        (("add", "{bad}", "--name", "a b", "--preset", "imagenet"), 2, "invalid name: expected at most 51 letters"),
+        (
+            ("add", "{bad}", "--name", "a b", "--preset", "imagenet"),
+            2,
+            "invalid name: expected at most 51 letters",
+        ),
         (("rollback", NET), 2, "has no version of 'net' before 1"),
         (("retire", NET, 5), 2, "cannot retire version 5 of 'net': it does not exist, the versions are: 1"),
         (("versions", "other"), 2, "has no network 'other', it has: net"),
     ],
     ids=["empty", "no-file", "no-model", "no-images", "bad-name", "no-way-back", "no-version", "unknown"],
 )
-def test_failure_is_told_and_changes_nothing(nereid, tmp_path, words, status, reason):
-    """Exit code 1 for what cannot be done, 2 for what cannot be meant, and the reason on stderr."""
+def test_failure_has_its_reason_and_changes_nothing(nereid, tmp_path, words, status, reason):
+    """The exit code is 1 for a failure and 2 for wrong usage, with the reason on stderr."""
     (tmp_path / "bad.onnx").write_bytes(b"")
     before = contents(tmp_path / "models")
 

@@ -1,4 +1,4 @@
-"""`nereid tune` without a server: what it refuses, and with which exit code."""
+"""`nereid tune` without a server: rejected requests and their exit codes."""
 
 import importlib.util
 import json
@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.assets import COFFEE, REPOSITORY
-from nereid.cli.models import tuning_run
 from nereid.cli.main import app
+from nereid.cli.models import tuning_run
 from nereid.errors import OperationFailed
 from nereid.tune import tuning
 from nereid.tune.load_generator import Load
@@ -55,8 +55,8 @@ from nereid.tune.tuning import TuneOptions
         "images",
     ],
 )
-def test_what_cannot_be_meant_is_refused(words, reason):
-    """Exit code 2, before any server is started, and the reason on stderr."""
+def test_wrong_usage_is_rejected(words, reason):
+    """The command exits with code 2 before a server starts, with the reason on stderr."""
     environment = {"NEREID_REPOSITORY": str(REPOSITORY), "COLUMNS": "200"}
 
     done = CliRunner().invoke(app, ["tune", *words], env=environment)
@@ -65,8 +65,8 @@ def test_what_cannot_be_meant_is_refused(words, reason):
     assert reason in done.stderr
 
 
-def test_missing_package_is_told(monkeypatch):
-    """The load generator is an extra; the message says which."""
+def test_missing_package_is_named(monkeypatch):
+    """The load generator is an extra; the message names the extra."""
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvloop" else found(name))
 
@@ -75,7 +75,7 @@ def test_missing_package_is_told(monkeypatch):
 
 
 def test_command_has_the_same_options():
-    """It stands in what is written, so that the search can be run again."""
+    """The written profile has the command, so that the search can be repeated."""
     images = (Path("photos"), Path("a cat.jpg"))
     options = TuneOptions(Path("models"), "a b", "cpu", "latency", 12.5, 2, (1, 4), images, 7)
 
@@ -86,7 +86,7 @@ def test_command_has_the_same_options():
 
 
 def test_command_line_is_read_as_the_same_options(monkeypatch):
-    """The command writes what it would read; lists take commas as those of `python -m loadtest.bench`."""
+    """The recorded command parses to the same options; lists use commas as in `python -m loadtest.bench`."""
     options = TuneOptions(
         REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), (Path(COFFEE), Path(COFFEE)), 7
     )
@@ -103,7 +103,7 @@ BEST = (("instances", 3),)
 
 
 def found(*args):
-    """A search that is over, and has found something."""
+    """A finished search with a better candidate."""
     samples = [{1: LOAD}] * 3
     duel = Duel(samples, samples, [{1: replace(LOAD, rate=20.0)}] * 3)
     seen = {DEFAULT: samples[0], BEST: duel.best[0]}
@@ -111,12 +111,12 @@ def found(*args):
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_what_was_measured_is_told_even_if_it_cannot_be_written(tmp_path, monkeypatch, capsys, as_json):
-    """Minutes of measuring are not lost to somebody who changed the config meanwhile."""
+def test_measurements_are_printed_even_if_the_write_fails(tmp_path, monkeypatch, capsys, as_json):
+    """A concurrent change of the config does not lose minutes of measurements."""
     models = copy_repository(REPOSITORY, tmp_path / "models")
 
     def changing(*args):
-        """Change what is tuned while it is."""
+        """Change the config during the search."""
         (models / "classify_v1" / "configs" / "cpu.pbtxt").write_text("")
         return found()
 
@@ -125,14 +125,14 @@ def test_what_was_measured_is_told_even_if_it_cannot_be_written(tmp_path, monkey
     with pytest.raises(OperationFailed, match="has changed during the search"):
         tuning_run.run(TuneOptions(models, "classify_v1", "cpu"), {}, as_json)
 
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     if as_json:
-        assert json.loads(told)["written"] == []
-    assert "instances" in told
+        assert json.loads(printed)["written"] == []
+    assert "instances" in printed
 
 
-def test_folder_that_cannot_be_written_is_told_before(tmp_path, monkeypatch):
-    """Not after minutes; a dry run needs none."""
+def test_read_only_folder_is_rejected_before_the_search(tmp_path, monkeypatch):
+    """The check does not wait for the search; a dry run writes no file."""
     models = copy_repository(REPOSITORY, tmp_path / "models")
     monkeypatch.setattr(os, "access", lambda path, mode: "classify_v2" not in str(path))
     monkeypatch.setattr(tuning, "search", lambda *args: pytest.fail("it was measured"))
@@ -141,13 +141,13 @@ def test_folder_that_cannot_be_written_is_told_before(tmp_path, monkeypatch):
         tuning_run.run(TuneOptions(models, "classify_v1", "cpu"), {}, False)
 
 
-def test_termination_is_as_tidy_as_an_interruption(tmp_path, monkeypatch):
-    """What is open is closed, so that no scratch folder is left."""
+def test_sigterm_cleans_up_like_ctrl_c(tmp_path, monkeypatch):
+    """Open resources are closed, so that no temporary folder remains."""
     models = copy_repository(REPOSITORY, tmp_path / "models")
     is_closed = []
 
     def killed(*args):
-        """Get SIGTERM in the middle."""
+        """Receive SIGTERM during the search."""
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(30)

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Readable numbers with units."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from nereid.units import format_bytes, format_ms
     ],
 )
 def test_size_has_a_readable_unit(count, text):
-    """Small ones do not become 0.0 MB, limits do not become 33554432 bytes."""
+    """A small size is not 0.0 MB, and a limit is not 33554432 bytes."""
     assert format_bytes(count) == text
 
 
@@ -26,5 +26,5 @@ def test_size_has_a_readable_unit(count, text):
     [(0, "0.0 ms"), (0.001, "< 0.01 ms"), (0.04, "0.04 ms"), (12.54, "12.5 ms"), (1250, "1.25 s")],
 )
 def test_duration_has_a_readable_unit(value_ms, text):
-    """Only what took no time at all is 0.0 ms."""
+    """Only a duration of zero is 0.0 ms."""
     assert format_ms(value_ms) == text

@@ -27,15 +27,26 @@ def add(
             autocompletion=complete_preset,
         ),
     ],
-    labels: Annotated[Path | None, typer.Option(help="Text file with one class name per line.")] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Text file with one class name per line.", show_default="no class names"),
+    ] = None,
     softmax: Annotated[
         bool, typer.Option("--softmax", help="Append a softmax, for a network whose output is logits.")
     ] = False,
     size: Annotated[
-        int, typer.Option(help="Side of the input in pixels, for a network with a dynamic size.", min=0)
+        int,
+        typer.Option(
+            help="Height and width of the input in pixels, for a network that accepts any size.",
+            show_default="that of the network",
+            min=0,
+        ),
     ] = 0,
     output: Annotated[
-        str, typer.Option(help="Output with the scores, for a network with several outputs.")
+        str,
+        typer.Option(
+            help="Output with the scores, for a network with several outputs.", show_default="the only output"
+        ),
     ] = "",
     profile: Annotated[
         list[str] | None,

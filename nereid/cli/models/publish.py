@@ -59,7 +59,10 @@ def publish(
     ] = 0,
     images: Annotated[
         list[Path] | None,
-        typer.Option(help="Image files or folders for the comparison.", show_default="the two sample photos"),
+        typer.Option(
+            help="Image file, or folder with images, for the comparison. May be repeated.",
+            show_default="the two sample photos",
+        ),
     ] = None,
     repository: Repository = REPOSITORY,
 ) -> None:
@@ -97,7 +100,7 @@ def rollback(context: typer.Context, model: Model, repository: Repository = REPO
 def retire(
     context: typer.Context,
     model: Model,
-    version: Annotated[int, typer.Argument(help="Version number.", min=1)],
+    version: Annotated[int, typer.Argument(help="Version number.", metavar="VERSION", min=1)],
     repository: Repository = REPOSITORY,
 ) -> None:
     """Retire a version without traffic: unload it when it is idle, then delete it."""

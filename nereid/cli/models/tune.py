@@ -31,7 +31,9 @@ def tune(
     model: Annotated[
         str,
         typer.Argument(
-            help="A network, its preprocessing, or a fused model of both.", autocompletion=complete_model
+            help="A network, its preprocessing, or a fused model of both.",
+            metavar="MODEL",
+            autocompletion=complete_model,
         ),
     ],
     objective: Annotated[
@@ -43,7 +45,8 @@ def tune(
         typer.Option(help="Maximum p99 latency in ms of an accepted setting.", min=0.001, show_default="any"),
     ] = None,
     minutes: Annotated[
-        float, typer.Option(help="Maximum duration of the whole search.", min=0.2, callback=_finite)
+        float,
+        typer.Option(help="Maximum duration of the whole search, in minutes.", min=0.2, callback=_finite),
     ] = 5.0,
     profile: Annotated[
         str, typer.Option(help="Profile that the search starts from.", autocompletion=complete_profile)
@@ -56,7 +59,10 @@ def tune(
     ] = None,
     images: Annotated[
         list[Path] | None,
-        typer.Option(help="Image files or folders to send.", show_default="the sample photo, 640x427"),
+        typer.Option(
+            help="Image file, or folder with images, to send. May be repeated.",
+            show_default="the sample photo, 640x427",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed for the settings that are tried.", min=0)] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but write nothing.")] = False,

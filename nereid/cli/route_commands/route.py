@@ -159,7 +159,12 @@ def history(as_json: AsJson = False, route: RouteName = "", repository: Reposito
 @app.command()
 def revert(
     context: typer.Context,
-    generation: Annotated[int | None, typer.Argument(help="Generation to restore.", min=0)] = None,
+    generation: Annotated[
+        int | None,
+        typer.Argument(
+            help="Generation to restore.", metavar="GENERATION", min=0, show_default="the previous route"
+        ),
+    ] = None,
     offline: Offline = False,
     route: RouteName = "",
     repository: Repository = REPOSITORY,

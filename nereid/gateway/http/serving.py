@@ -1,4 +1,4 @@
-"""`nereid gateway`: the REST gateway in the foreground, until a signal."""
+"""The HTTP server of the gateway, in the foreground until a signal."""
 
 import asyncio
 import contextlib
@@ -22,13 +22,13 @@ from nereid.gateway.route_control import RouteControl
 from nereid.gateway.settings import Settings
 from nereid.processes import on_signals
 
-# What a request in flight gets to end in; then its connection is closed.
+# Seconds for requests in flight after a signal; then their connections are closed.
 STOP_S = 30
-# New objects after which Python's collector looks; its own 700 are a few requests.
+# New objects before a garbage collection; Python's default of 700 is a few requests.
 GC_OBJECTS = 50_000
-MOST_HEAD_BYTES = 64 * 2**10
-# The rest of a body that nobody reads any more is thrown away for as long: closing at once could cost the
-# client its answer, and a connection that it asks on again.
+MAX_HEAD_BYTES = 64 * 2**10
+# Seconds to discard the rest of a body after the response. An immediate close could lose the response, and
+# the client could not reuse the connection.
 LINGER_S = 5.0
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -37,7 +37,7 @@ _HEAD_TOO_LARGE = (
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where the gateway listens; port 0 is any free one. A certificate and its key make it HTTPS."""
+    """Address of the gateway; port 0 selects a free port. A certificate and its key turn HTTPS on."""
 
     host: str
     port: int
@@ -46,18 +46,18 @@ class Listen:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP that bounds what uvicorn reads for ever: heads, trailers, bodies that were answered already."""
+    """HTTP with limits that uvicorn lacks: for heads, trailers, and bodies after the response."""
 
     _head_bytes = 0
     _linger: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in; `MOST_HEAD_BYTES` without a byte of a body among them end the connection."""
-        for start in range(0, len(data), MOST_HEAD_BYTES):
-            piece = data[start : start + MOST_HEAD_BYTES]
+        """Read bytes; `MAX_HEAD_BYTES` without a byte of a body end the connection."""
+        for start in range(0, len(data), MAX_HEAD_BYTES):
+            piece = data[start : start + MAX_HEAD_BYTES]
             self._head_bytes += len(piece)
             super().data_received(piece)
-            if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 if self.cycle is None or self.cycle.response_complete:
                     self.transport.write(_HEAD_TOO_LARGE)
                 self.transport.close()
@@ -65,17 +65,17 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
 
     def on_headers_complete(self) -> None:
-        """Count anew."""
+        """Restart the count of head bytes."""
         self._head_bytes = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Count anew."""
+        """Restart the count of head bytes."""
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Count anew; what was thrown away has ended."""
+        """Restart the count of head bytes; the discarded body is complete."""
         self._head_bytes = 0
         if self._linger:
             self._linger.cancel()
@@ -83,14 +83,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the rest of the body, if there is one, but not for ever."""
+        """Wait for the rest of the body for a limited time."""
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
             self._linger = self.loop.call_later(LINGER_S, self.transport.close)
 
 
 class _Server(uvicorn.Server):
-    """Tells its port when it listens, and ends with status 0 after a signal."""
+    """Print the port once it listens, and end with status 0 after a signal."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -116,14 +116,14 @@ def serve(
     """Serve until SIGINT or SIGTERM; prints the port as one JSON line on stdout once it listens.
 
     Args:
-        settings: of the gateway.
-        listen: where.
-        keys: who may ask.
-        route: what shows and changes the route, if that is in reach.
-        logs_requests: each request is a line on stderr, too, not faults only.
+        settings: settings of the gateway.
+        listen: address and certificate.
+        keys: keys of the callers.
+        route: shows and changes the route, if the repository is on this machine.
+        logs_requests: log each request on stderr, not only failures.
 
     Raises:
-        WrongUsage: the settings cannot be meant, such as listening beyond loopback without keys.
+        WrongUsage: the settings are invalid, such as listening beyond loopback without keys.
         OperationFailed: the certificate or the address cannot be used.
     """
     _check_certificate(listen)
@@ -147,7 +147,7 @@ def serve(
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         if logs_requests:
             logging.getLogger("nereid.gateway").setLevel(logging.INFO)
-        # Requests leave little behind that only the collector finds, and what there is now stays.
+        # Requests create few reference cycles, and the present objects stay.
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_OBJECTS)
@@ -164,12 +164,12 @@ def _check_certificate(listen: Listen) -> None:
             raise OperationFailed(f"cannot read '{path}'")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Without a password, OpenSSL would ask the terminal for one.
+        # Without a password here, OpenSSL would prompt for one on the terminal.
         context.load_cert_chain(listen.certificate, listen.certificate_key, password="")
     except ssl.SSLError as error:
         where = f"'{listen.certificate}' and '{listen.certificate_key or listen.certificate}'"
         raise OperationFailed(
-            f"{where} are no certificate and its key (PEM, no password): {error.reason}"
+            f"{where}: expected a certificate and its key (PEM, no password), got: {error.reason}"
         ) from None
 
 
