@@ -83,11 +83,7 @@ class Addition:
     def network_on_gpu(self) -> str:
         """Return the config of the network on a GPU."""
         return (
-            self._network(
-                "On a GPU: the input stays in GPU memory.",
-                GPU_BATCH,
-                ON_GPU,
-            )
+            self._network("On a GPU: the input stays in GPU memory.", GPU_BATCH, ON_GPU)
             + "# Without this, Triton first copies every input of a Python-based backend to the host.\n"
             + _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
             + "# The default tries all algorithms in the first run of every batch size.\n"

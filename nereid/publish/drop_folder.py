@@ -17,15 +17,7 @@ from msgspec import Meta, Struct
 
 from nereid import files, json_lines
 from nereid.errors import OperationFailed
-from nereid.publish.drop_entry import (
-    PUBLISHED,
-    REJECTED,
-    Entry,
-    combined,
-    copied,
-    is_candidate,
-    read_entry,
-)
+from nereid.publish.drop_entry import PUBLISHED, REJECTED, Entry, combined, copied, is_candidate, read_entry
 from nereid.server.control import NotReached
 from nereid.serving_errors import InvalidConfig
 

@@ -89,10 +89,7 @@ def _repin(config: Any, pin: Pin, version: int) -> bool:
         if (step.model_name, step.model_version) == (pin.network, pin.network_version):
             step.model_version = version
             return True
-    if _texts(config.parameters) >= {
-        ("network", pin.network),
-        ("network_version", str(pin.network_version)),
-    }:
+    if _texts(config.parameters) >= {("network", pin.network), ("network_version", str(pin.network_version))}:
         config.parameters["network_version"].string_value = str(version)
         return True
     return False

@@ -30,10 +30,7 @@ def supported_runtimes() -> tuple[Runtime, Runtime]:
     import onnxruntime
 
     installed = int(onnxruntime.__version__.split(".")[1])
-    return (
-        _runtime("the embedded server", installed),
-        _runtime(CONTAINER, CONTAINER_MINOR),
-    )
+    return (_runtime("the embedded server", installed), _runtime(CONTAINER, CONTAINER_MINOR))
 
 
 def _runtime(name: str, minor: int) -> Runtime:

@@ -221,19 +221,10 @@ FAULTS = {
         "net, config.pbtxt, versions: no version would be served",
     ),
     "network-missing": (remove("net/2/model.onnx"), "net, config.pbtxt, onnxruntime: version 2: cannot read"),
-    "network-text": (
-        write("net/1/model.onnx", "oops"),
-        "version 1: .* got a text file",
-    ),
+    "network-text": (write("net/1/model.onnx", "oops"), "version 1: .* got a text file"),
     "external-missing": (remove("net/1/w.bin"), "version 1: values of tensor 'w' .* is missing; fix: "),
-    "external-short": (
-        write("net/2/w.bin", b"123"),
-        "version 2: 'w.bin': expected 3,072 bytes .* got 3",
-    ),
-    "opset": (
-        version(opset=27),
-        "version 2: 'model.onnx': expected opset at most .*, got 27",
-    ),
+    "external-short": (write("net/2/w.bin", b"123"), "version 2: 'w.bin': expected 3,072 bytes .* got 3"),
+    "opset": (version(opset=27), "version 2: 'model.onnx': expected opset at most .*, got 27"),
     "ir-version": (version(ir_version=14), "version 2: 'model.onnx': expected IR version at most .*, got 14"),
     "shape": (
         edit("net/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
@@ -333,10 +324,7 @@ FAULTS = {
         "labels: label file '../net/labels.txt' is outside the model's folder",
     ),
     "labels-link": (link_labels, "labels: label file 'labels.txt' is a link; fix: "),
-    "changed": (
-        write("net/1/w.bin", bytes(3072)[:-1] + b"\1"),
-        "version 1: 'w.bin' has changed: ",
-    ),
+    "changed": (write("net/1/w.bin", bytes(3072)[:-1] + b"\1"), "version 1: 'w.bin' has changed: "),
     "added": (write("net/1/notes.txt", "new"), "version 1: 'notes.txt' was added later"),
     "listed-gone": (remove("net/1/w.bin"), "version 1: 'w.bin' is missing: it is in SHA256SUMS"),
     "listed-elsewhere": (
@@ -344,10 +332,7 @@ FAULTS = {
         "version 1: '../2/w.bin' is missing: it is in SHA256SUMS",
     ),
     "sums-short": (write("net/1/SHA256SUMS", "abc  w.bin"), "expected a line of sha256sum, got 'abc  w.bin'"),
-    "sums-text": (
-        write("net/1/SHA256SUMS", "oops"),
-        "version 1: SHA256SUMS: expected a .*, got 'oops'",
-    ),
+    "sums-text": (write("net/1/SHA256SUMS", "oops"), "version 1: SHA256SUMS: expected a .*, got 'oops'"),
 }
 
 

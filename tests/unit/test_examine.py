@@ -228,18 +228,10 @@ BAD = {
         {},
         "opset at most .* the embedded server .* the container 26.08 .*, got 27",
     ),
-    "ir-version": (
-        stamped(ir_version=14),
-        {},
-        "IR version at most .* the embedded server .*, got 14",
-    ),
+    "ir-version": (stamped(ir_version=14), {}, "IR version at most .* the embedded server .*, got 14"),
     "checker": (backwards(), {}, "the ONNX checker refuses 'model.onnx': .* topologically sorted"),
     "no-labels": (classifier(), {"labels": Path("/none")}, "cannot read label file '/none': .*No such file"),
-    "nan": (
-        classifier(spoiled(weights(), (1, 1), (5, 0))),
-        {},
-        "'w': expected numbers, got NaN in 2 of 768",
-    ),
+    "nan": (classifier(spoiled(weights(), (1, 1), (5, 0))), {}, "'w': expected numbers, got NaN in 2 of 768"),
     "input-shape": (crop(9), {}, r"input 'x': expected FP32 \[-1,3,8,8\], got FP32 \[-1,3,9,9\]$"),
     "datatype": (half(), {}, r"input 'x': .* got FP16 \[-1,3,8,8\]; output 'scores': .* got FP16 \[-1,4\]$"),
     "input-name": (
@@ -269,21 +261,13 @@ BAD = {
         {"document": config()},
         "labels.txt: expected 4 labels for the classes of output 'scores', got 3",
     ),
-    "not-finite": (
-        not_finite(),
-        {},
-        "'scores' on random input 1: expected finite .* in 4 of 4 values",
-    ),
+    "not-finite": (not_finite(), {}, "'scores' on random input 1: expected finite .* in 4 of 4 values"),
     "other-answers": (
         classifier(weights(seed=1)),
         {},
         r"'scores' on random input 3: .* at most 0.01 .*\(top class \d before, \d now\); fix: .*--accept",
     ),
-    "slower": (
-        slow(),
-        {"max_slowdown": 1.5},
-        "too slow: expected at most 1.5 times .* ms for one row, got ",
-    ),
+    "slower": (slow(), {"max_slowdown": 1.5}, "too slow: expected at most 1.5 times .* ms for one row, got "),
     "larger": (large(), {}, "too much memory: expected at most 1.5 times .* MB and 64 MB more, got "),
 }
 

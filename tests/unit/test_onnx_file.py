@@ -139,10 +139,7 @@ DAMAGED = {
     "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
     "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
     "dim-name": (garbled(weighted(), "N"), "is damaged: expected a name in UTF-8"),
-    "name-of-external": (
-        garbled(weighted(location="w.bin"), "w"),
-        "is damaged: expected a name in UTF-8",
-    ),
+    "name-of-external": (garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name in UTF-8"),
 }
 
 
@@ -191,11 +188,7 @@ MISPLACED = {
     "linked-folder": ({"location": "sub/w.bin"}, link_folder_out, "a link to '.*' outside the folder"),
     "long": ({"location": "w" * 300}, write(48), "which cannot be read: File name too long"),
     "nul": ({"location": "w\0"}, write(48), r"'w': expected a file name for its values, got 'w\\x00'"),
-    "two-lines": (
-        {"location": "w\nv"},
-        write(48),
-        r"'w': expected a file name .*, got 'w\\nv'",
-    ),
+    "two-lines": ({"location": "w\nv"}, write(48), r"'w': expected a file name .*, got 'w\\nv'"),
     "link-to-itself": (
         {"location": "w.bin"},
         lambda folder: (folder / "w.bin").symlink_to("w.bin"),

@@ -87,10 +87,7 @@ POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
             "# {\nversion_policy { latest { num_versions: 2 } } # why\nname: 'a'\n",
             f"# {{\n{POLICY} # why\nname: 'a'\n",
         ),
-        "angle-brackets": (
-            "version_policy: <\n  all: <>\n>\nname: 'a}'",
-            f"{POLICY}\nname: 'a}}'\n",
-        ),
+        "angle-brackets": ("version_policy: <\n  all: <>\n>\nname: 'a}'", f"{POLICY}\nname: 'a}}'\n"),
         "a-parameter-of-that-name": (
             'parameters { key: "version_policy" value { string_value: "{" } }\n',
             f'parameters {{ key: "version_policy" value {{ string_value: "{{" }} }}\n{POLICY}\n',

@@ -134,10 +134,7 @@ def test_hidden_models_of_this_repository(root, profile, hidden):
         ({"net": NETWORK.replace("KIND_CPU", "KIND_GPU")}, []),
         ({"net": 'platform: "onnxruntime_onnx" ' + INTRA % 7}, [Threads("net", 2, 7)]),
         ({"net": 'backend: "preprocess"', "e": ensemble("net")}, []),
-        (
-            {"a": FUSED, "net": NETWORK},
-            [Threads("a", 4, 3), Threads("net", 2, 3)],
-        ),
+        ({"a": FUSED, "net": NETWORK}, [Threads("a", 4, 3), Threads("net", 2, 3)]),
         ({"e": ensemble("net"), "e__cpu": FUSED, "net": NETWORK}, [Threads("e", 4, 3)]),
         ({"net": NETWORK, "net__cpu": 'backend: "onnxruntime" ' + INTRA % 9}, [Threads("net", 2, 9)]),
     ],

@@ -138,12 +138,7 @@ def swap(link: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("net.onnx", "net"),
-        ("net@2026-11-21.onnx", "net"),
-        ("net.v2@a@b.onnx", "net.v2"),
-    ],
+    ("name", "model"), [("net.onnx", "net"), ("net@2026-11-21.onnx", "net"), ("net.v2@a@b.onnx", "net.v2")]
 )
 def test_complete_file_is_published_once_and_put_away(drop, name, model):
     """Its name selects the model; it moves to `published` with its version, and into the journal."""
