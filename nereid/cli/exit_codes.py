@@ -6,9 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from typer._click.exceptions import (
-    ClickException,  # Typer has its own copy of Click and exports only part of it
-)
+from typer._click.exceptions import ClickException  # Typer's copy of Click; not exported otherwise
 from typer.core import TyperGroup
 
 from nereid.errors import OperationFailed, WrongUsage

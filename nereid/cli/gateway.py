@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nereid.assets import REPOSITORY
-from nereid.cli import keys
+from nereid.cli.keys import KeysFile
 from nereid.cli.options import Repository, complete_model, environment, find_server, invalid_values
 
 
@@ -24,7 +24,7 @@ def gateway(
     ] = "classify",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="HTTP port; 0 selects a free port.", min=0, max=65535)] = 8080,
-    keys_file: keys.KeysFile = None,
+    keys_file: KeysFile = None,
     require_keys: Annotated[
         bool,
         typer.Option("--require-keys", help="Require a key on loopback, too, for example behind a proxy."),
@@ -68,6 +68,7 @@ def gateway(
     """
     from nereid.cli.route_commands.gateway_route import RepositoryRoute
     from nereid.client.request import DEFAULT_PORTS
+    from nereid.gateway.admission.key_changes import open_ring
     from nereid.gateway.http import serving
     from nereid.gateway.settings import Settings
 
@@ -85,7 +86,7 @@ def gateway(
     serving.serve(
         settings,
         serving.Listen(host, port, certificate, certificate_key),
-        keys.ring(keys_file, environment(context)),
+        open_ring(keys_file, environment(context)),
         None if url else RepositoryRoute(repository, model, lambda: find_server(context, repository)),
         access_log,
     )

@@ -1,21 +1,16 @@
 """`nereid key`: the keys of a gateway."""
 
-import contextlib
 import json
-import re
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nereid import files
 from nereid.cli.options import AsJson, environment, show_help
 from nereid.cli.tables import print_table
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.gateway.admission import keys
-from nereid.gateway.admission.keys import SCOPES, InvalidKeys, Key, KeyFile, KeyRing
+from nereid.gateway.admission import key_changes
+from nereid.gateway.admission.key_changes import default_path, known_keys
+from nereid.gateway.admission.keys import SCOPES
 
 app = typer.Typer()
 
@@ -34,14 +29,6 @@ KeysFile = Annotated[
 def key(context: typer.Context) -> None:
     """Manage the keys of a gateway: create, list and revoke them."""
     show_help(context)
-
-
-def default_path(environment: Mapping[str, str]) -> Path:
-    """Return the default file for the keys of this user."""
-    base = environment.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if base else Path(environment.get("HOME", "~")).expanduser() / ".config") / (
-        "nereid/keys.json"
-    )
 
 
 @app.command()
@@ -66,19 +53,13 @@ def add(
 
     Scopes: `infer` may classify and read, `route` may change weights, `admin` may do everything.
     """
-    path = file or default_path(environment(context))
-    key, secret = make(name, scope or [], rate)
-    with _changing(path) as known:
-        if any(each.name == name for each in known.keys):
-            raise OperationFailed(f"'{name}' already has a key; fix: nereid key revoke '{name}'")
-        _write(path, (*known.keys, key))
-    print(secret)
+    print(key_changes.add(file or default_path(environment(context)), name, scope or [], rate))
 
 
 @app.command("list")
 def list_keys(context: typer.Context, as_json: AsJson = False, file: KeysFile = None) -> None:
     """List the keys: owner, scopes, quota and date, never the secret."""
-    known = _read(file or default_path(environment(context))).keys
+    known = known_keys(file or default_path(environment(context)))
     scopes = {key.id: [each for each in SCOPES if each in key.scopes] for key in known}
     if as_json:
         documents = [
@@ -113,65 +94,5 @@ def revoke(
     file: KeysFile = None,
 ) -> None:
     """Revoke a key: gateways reject it from the next request on."""
-    path = file or default_path(environment(context))
-    with _changing(path) as known:
-        found = [key for key in known.keys if key.name == name_or_id] or [
-            key for key in known.keys if key.id == name_or_id
-        ]
-        kept = tuple(key for key in known.keys if key not in found)
-        if not found:
-            names = ", ".join(key.name for key in known.keys) or "none"
-            raise OperationFailed(f"'{path}' has no key '{name_or_id}', known keys: {names}")
-        _write(path, kept)
+    key_changes.revoke(file or default_path(environment(context)), name_or_id)
     print(f"revoked '{name_or_id}'")
-
-
-def make(name: str, scopes: list[str], rate: float | None) -> tuple[Key, str]:
-    """Return a new key and its secret.
-
-    Raises:
-        WrongUsage: the name or a scope is invalid.
-    """
-    if not (0 < len(name) <= 64 and name.isascii() and name.isprintable()):
-        raise WrongUsage(f"NAME: expected 1 to 64 printable ASCII characters, got {name!r}")
-    if re.fullmatch("[0-9a-f]{8}", name):
-        raise WrongUsage(
-            f"NAME: expected a name that does not look like an id (8 hexadecimal digits), got {name!r}"
-        )
-    known = frozenset(scope for scope in SCOPES if scope in scopes)
-    if not known or known != set(scopes):
-        got = ", ".join(scopes) or "none"
-        raise WrongUsage(f"--scope: expected one or more of {', '.join(SCOPES)}, got {got}")
-    return keys.make(name, known, datetime.now(UTC).replace(microsecond=0), rate)
-
-
-def ring(given: Path | None, environment: Mapping[str, str]) -> KeyRing:
-    """Return the keys of a file; the default file may be created later.
-
-    Raises:
-        OperationFailed: the file is invalid or cannot be read.
-    """
-    try:
-        return KeyRing(given or default_path(environment), may_come_later=given is None)
-    except InvalidKeys as error:
-        raise OperationFailed(str(error)) from None
-
-
-def _read(path: Path) -> KeyFile:
-    try:
-        return keys.read(path) if path.exists() else KeyFile()
-    except InvalidKeys as error:
-        raise OperationFailed(str(error)) from None
-
-
-@contextlib.contextmanager
-def _changing(path: Path) -> Iterator[KeyFile]:
-    """Lock the file and read the keys; no other process changes them inside the context."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with files.locked_folder(path.parent):
-        yield _read(path)
-
-
-def _write(path: Path, known: tuple[Key, ...]) -> None:
-    path.touch(mode=0o600)  # the replacement keeps the mode of the file
-    files.replace(path, keys.format_keys(KeyFile(known)))

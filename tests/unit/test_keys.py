@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from nereid.cli import keys
 from nereid.cli.main import app
 from nereid.errors import OperationFailed
-from nereid.gateway.admission.keys import InvalidKeys, KeyRing
+from nereid.gateway.admission import key_changes
+from nereid.gateway.admission.keys import InvalidKeys, KeyFile, KeyRing, format_keys
 
 
 @pytest.fixture
@@ -139,28 +139,26 @@ def test_file_that_becomes_invalid_rejects_all_keys(nereid, path, caplog):
 
 def test_file_may_come_later_unless_it_is_named(nereid, path):
     """A gateway accepts a default file that appears later; a file named by an option must exist."""
-    made = keys.ring(None, {"XDG_CONFIG_HOME": str(path.parent.parent)})
+    made = key_changes.open_ring(None, {"XDG_CONFIG_HOME": str(path.parent.parent)})
     assert len(made) == 0
 
     secret = nereid("add", "alice", "--scope", "infer").stdout.strip()
 
     assert made.find(secret).name == "alice"
     with pytest.raises(OperationFailed, match="No such file"):
-        keys.ring(path.with_name("none"), {})
+        key_changes.open_ring(path.with_name("none"), {})
 
 
 def test_name_goes_before_id(path):
     """If a name equals the id of another key, only the key with that name is revoked."""
-    made = {"alice": keys.make("alice", ["infer"], None)[0]}
-    made["bob"] = msgspec.structs.replace(keys.make("bob", ["infer"], None)[0], name=made["alice"].id)
-    path.parent.mkdir()
-    keys._write(path, tuple(made.values()))
+    for name in ("alice", "bob"):
+        key_changes.add(path, name, ["infer"], None)
+    alice, bob = key_changes.known_keys(path)
+    path.write_bytes(format_keys(KeyFile((alice, msgspec.structs.replace(bob, name=alice.id)))))
 
-    for left in ([made["alice"]], []):
-        assert (
-            CliRunner().invoke(app, ["key", "revoke", made["alice"].id, "--keys", str(path)]).exit_code == 0
-        )
-        assert [*keys._read(path).keys] == left
+    for left in ((alice,), ()):
+        key_changes.revoke(path, alice.id)
+        assert key_changes.known_keys(path) == left
 
 
 def test_pipe_holds_no_keys(path):
@@ -172,17 +170,11 @@ def test_pipe_holds_no_keys(path):
         KeyRing(path)
 
 
-def test_concurrent_adds_lose_no_key(tmp_path, monkeypatch):
+def test_concurrent_adds_lose_no_key(tmp_path):
     """Concurrent commands wait for each other."""
     path = tmp_path / "keys.json"
 
-    def add(number: int) -> None:
-        key, _ = keys.make(f"user{number}", ["infer"], None)
-        with keys._changing(path) as known:
-            os.sched_yield()
-            keys._write(path, (*known.keys, key))
-
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(add, range(24)))
+        list(pool.map(lambda number: key_changes.add(path, f"user{number}", ["infer"], None), range(24)))
 
     assert len(KeyRing(path)) == 24
