@@ -29,7 +29,7 @@ from loadtest import record
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
 from nereid.client.request import CHANNEL, TENSORS, ProtocolName
-from nereid.client.shared_memory import Kind
+from nereid.client.shared_regions import Kind
 from nereid.contract import REASON, SCORES, VARIANT, VERSION
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
 from nereid.server.embedded_server import EmbeddedServer

@@ -29,7 +29,8 @@ from nereid.client.request import (
     check_options,
 )
 from nereid.client.retry import Attempts
-from nereid.client.shared_memory import Kind, Regions
+from nereid.client.shared_memory import Regions
+from nereid.client.shared_regions import Kind
 from nereid.contract import SCORES
 
 

@@ -1,4 +1,4 @@
-"""When a request is sent again: only after faults that are safe to repeat, within a budget and a deadline."""
+"""Retries of requests: only after faults that are safe to repeat, within a budget and a deadline."""
 
 import random
 import threading
@@ -13,13 +13,13 @@ FIRST_PAUSE_S, PAUSE_FACTOR, JITTER = 0.1, 2.0, 0.2
 
 
 class Budget:
-    """How much may be repeated: while most requests fail, nothing is, so that retries add no load to a fault.
+    """Token bucket of retries: while most requests fail, no request is repeated, so retries add no load.
 
-    The more requests are in flight together, the more tokens there are, so that all of them may be lost at
-    once, as with a server that dies, and be sent again.
+    The bucket grows with the requests in flight. If a server dies, all of them may fail together, and are
+    sent again.
 
-    Source: gRPC proposal A6, `retryThrottling`: a failure takes a token, a success gives a tenth back, and
-    more than half of the tokens must be there.
+    Source: gRPC proposal A6, `retryThrottling`. A failure takes a token, a success returns a tenth, and a
+    retry needs more than half of the tokens.
     """
 
     MIN_TOKENS, TOKENS_PER_REQUEST, GAIN = 10.0, 4.0, 0.1
@@ -31,7 +31,7 @@ class Budget:
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
-        """Count a request as long as the context lasts, with the pauses between its attempts."""
+        """Count a request, with the pauses between its attempts, while the context lasts."""
         with self._lock:
             self._in_flight += 1
         try:
@@ -41,25 +41,25 @@ class Budget:
                 self._in_flight -= 1
 
     def succeeded(self) -> None:
-        """Note a request that was answered."""
+        """Record a request with a response."""
         with self._lock:
             self._taken = max(0.0, self._taken - self.GAIN)
 
     def failed(self) -> bool:
-        """Note a failure; tells whether the request may be sent again."""
+        """Record a failure, and return whether the request may be sent again."""
         with self._lock:
-            most = max(self.MIN_TOKENS, self.TOKENS_PER_REQUEST * self._in_flight)
-            # What was taken stays so when fewer are in flight: else each new crowd would repeat again.
-            self._taken = max(self._taken, min(most, self._taken + 1))
-            return self._taken < most / 2
+            size = max(self.MIN_TOKENS, self.TOKENS_PER_REQUEST * self._in_flight)
+            # Taken tokens stay taken when the bucket shrinks: otherwise each new burst would be repeated.
+            self._taken = max(self._taken, min(size, self._taken + 1))
+            return self._taken < size / 2
 
 
 class Attempts:
-    """The attempts of one request: how long it may still take, and whether there is another one.
+    """The attempts of one request: their time limit, and the pauses between them.
 
     Args:
         budget: shared by all requests of a classifier.
-        timeout_s: for all attempts and the pauses between them.
+        timeout_s: limit of all attempts and the pauses between them, in seconds.
     """
 
     def __init__(self, budget: Budget, timeout_s: float) -> None:
@@ -69,25 +69,27 @@ class Attempts:
         self._deadline = time.monotonic() + timeout_s
 
     def remaining_s(self) -> float:
-        """Return how long this attempt may take.
+        """Return the time left for this attempt, in seconds.
 
         Raises:
-            TimedOut: the time is up.
+            TimedOut: no time is left.
         """
         remaining_s = self._deadline - time.monotonic()
         if remaining_s <= 0:
-            raise TimedOut(f"no answer within {self._timeout_s:g} s")
+            raise TimedOut(f"no response within {self._timeout_s:g} s")
         return remaining_s
 
     def succeeded(self) -> None:
-        """Note that the request was answered."""
+        """Record the response to the request."""
         self._budget.succeeded()
 
     def pause_s(self, error: ClassifierError) -> float | None:
-        """Return how long to wait before the next attempt; None if the request is not sent again.
+        """Return the pause before the next attempt in seconds; None if the request is not sent again.
 
-        Source: gRPC connection backoff: doubled each time, a fifth more or less, so that not all come back
-        together, nor are all attempts over before a proxy has noticed that a server is gone.
+        The pauses outlast the time in which a proxy detects a dead server. The jitter spreads the retries of
+        many clients.
+
+        Source: gRPC connection backoff: doubled each time, with a jitter of a fifth.
         """
         if not error.is_repeatable or not self._budget.failed() or self.count == MAX_ATTEMPTS:
             return None

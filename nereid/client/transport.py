@@ -1,4 +1,4 @@
-"""How a call reaches a server: kept connections, a deadline, one kind of error for all failures."""
+"""Connections to a server: each RPC with a deadline, and one tree of errors for all failures."""
 
 import asyncio
 import time
@@ -15,45 +15,45 @@ from nereid.client.sans_io import Flow, Pause, Result
 
 
 class Connection(Protocol):
-    """Calls the methods of tritonclient's clients; safe to use from several threads."""
+    """Runs the methods of tritonclient's clients; safe to use from several threads."""
 
     def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
-        """Call the method `name`.
+        """Run the method `name`, and return its result.
 
         Raises:
-            ClassifierError: it failed, or took longer than `remaining_s`.
-            RuntimeError: it is closed.
+            ClassifierError: the method failed, or took longer than `remaining_s`.
+            RuntimeError: the connection is closed.
         """
 
     def close(self) -> None:
-        """Close what is open; calls in flight fail."""
+        """Close all sockets; RPCs in flight fail."""
 
 
-def run(connection: Connection, steps: Flow[Result]) -> Result:
-    """Do what `steps` say; returns what they return, and raises what they raise."""
-    answer: Any = None
+def run(connection: Connection, flow: Flow[Result]) -> Result:
+    """Run a flow with blocking I/O; return its result, or raise its error."""
+    result: Any = None
     error: ClassifierError | None = None
     try:
         while True:
-            step = steps.throw(error) if error else steps.send(answer)
-            answer = error = None
+            step = flow.throw(error) if error else flow.send(result)
+            result = error = None
             if isinstance(step, Pause):
                 time.sleep(step.seconds)
                 continue
             try:
-                answer = connection.call(step.name, step.timeout_s, *step.args, **step.options)
+                result = connection.call(step.name, step.timeout_s, *step.args, **step.options)
             except ClassifierError as failed:
                 error = failed
     except StopIteration as done:
-        result: Result = done.value
-        return result
+        value: Result = done.value
+        return value
     finally:
-        steps.close()  # at once, also when a signal has come between
-        del error  # it knows this frame: together they would stay, with the images, for the collector
+        flow.close()  # immediately, also after a signal
+        del error  # it refers to this frame: the cycle would keep the images until the collector runs
 
 
 def connect(url: str, protocol: ProtocolName) -> Connection:
-    """Return a connection, which is opened by its first call."""
+    """Return a connection, which opens with its first RPC."""
     if protocol == "grpc":
         return _Connection(url, tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL))
     return _Connection(url, RestClient(url))
@@ -67,7 +67,7 @@ class _Connection:
         try:
             return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
         except Exception as error:
-            # Some of tritonclient's frames hold their error as that holds them, and the request.
+            # Frames of tritonclient and their error refer to each other, and keep the request in memory.
             error.__traceback__ = None
             raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
@@ -77,7 +77,7 @@ class _Connection:
 
 
 class AsyncConnection:
-    """The same for asyncio: a call that is cancelled cancels its request on the server, too (gRPC)."""
+    """`Connection` for asyncio; over gRPC a cancelled task cancels its request on the server, too."""
 
     def __init__(self, url: str, protocol: ProtocolName) -> None:
         self._url, self._protocol = url, protocol
@@ -85,17 +85,17 @@ class AsyncConnection:
         self._client: Any = None
 
     async def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
-        """Call the method `name`; raises as `Connection.call` does."""
+        """Run the method `name`; see `Connection.call`."""
         try:
             async with asyncio.timeout(remaining_s):
                 return await getattr(self._opened(), name)(*args, **options)
         except Exception as error:
-            # Some of tritonclient's frames hold their error as that holds them, and the request.
+            # Frames of tritonclient and their error refer to each other, and keep the request in memory.
             error.__traceback__ = None
             raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close all sockets of the connection."""
         self._is_closed = True
         if self._client is not None:
             await self._client.close()
@@ -103,44 +103,44 @@ class AsyncConnection:
     def _opened(self) -> Any:
         if self._is_closed:
             raise RuntimeError
-        if self._client is None:  # here, because it needs a running loop
+        if self._client is None:  # here, because the client needs a running loop
             if self._protocol == "grpc":
                 self._client = tritonclient.grpc.aio.InferenceServerClient(self._url, channel_args=CHANNEL)
             else:
-                # Connections and seconds without a limit of their own: the classifier has both.
+                # No limits on connections and seconds: the classifier has both.
                 self._client = tritonclient.http.aio.InferenceServerClient(
                     self._url, conn_limit=0, conn_timeout=None
                 )
         return self._client
 
 
-async def run_async(connection: AsyncConnection, steps: Flow[Result]) -> Result:
-    """Do what `steps` say; see `run`."""
-    answer: Any = None
+async def run_async(connection: AsyncConnection, flow: Flow[Result]) -> Result:
+    """Run a flow with asyncio; see `run`."""
+    result: Any = None
     error: ClassifierError | None = None
     try:
         while True:
-            step = steps.throw(error) if error else steps.send(answer)
-            answer = error = None
+            step = flow.throw(error) if error else flow.send(result)
+            result = error = None
             if isinstance(step, Pause):
                 await asyncio.sleep(step.seconds)
                 continue
             try:
-                answer = await connection.call(step.name, step.timeout_s, *step.args, **step.options)
+                result = await connection.call(step.name, step.timeout_s, *step.args, **step.options)
             except ClassifierError as failed:
                 error = failed
     except StopIteration as done:
-        result: Result = done.value
-        return result
+        value: Result = done.value
+        return value
     finally:
-        steps.close()  # at once, also when this was cancelled
+        flow.close()  # immediately, also after a cancellation
         del error
 
 
 def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) -> Exception:
     if is_closed:
         return RuntimeError("the classifier is closed")
-    # The system's own word for a network that loses packets is a TimeoutError, too, with a number.
+    # A network that loses packets raises TimeoutError, too, but with an errno.
     if isinstance(error, TimeoutError) and not error.errno:
-        return TimedOut(f"{url}: no answer within {remaining_s:.3g} s")
+        return TimedOut(f"{url}: no response within {remaining_s:.3g} s")
     return from_failure(url, error)

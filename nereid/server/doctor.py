@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from nereid.assets import REPOSITORY
-from nereid.client import shared_memory, transport
+from nereid.client import shared_memory, shared_regions, transport
 from nereid.client.classifier_errors import ClassifierError
 from nereid.client.retry import Attempts, Budget
 from nereid.errors import ServerError
@@ -136,7 +136,7 @@ def _regions(inherited: Mapping[str, str]) -> Finding:
     what = "shared memory regions"
     removed: set[str] = set()
     unreached = []
-    kinds: tuple[shared_memory.Kind, ...] = ("system", "cuda") if DRIVER.exists() else ("system",)
+    kinds: tuple[shared_regions.Kind, ...] = ("system", "cuda") if DRIVER.exists() else ("system",)
     for record in run_dir.find_all(run_dir.root(inherited)):
         connection = transport.connect(record.url("grpc"), "grpc")
         try:
@@ -147,7 +147,7 @@ def _regions(inherited: Mapping[str, str]) -> Finding:
             unreached.append(f"no list of regions from {record.url('grpc')}: {error}")
         finally:
             connection.close()
-    removed.update(shared_memory.remove_stale())
+    removed.update(shared_regions.remove_stale())
     found = [f"removed {', '.join(sorted(removed))}: left by clients that were killed"] if removed else []
     if found or unreached:
         return Finding(what, "note", "; ".join(found + unreached))

@@ -18,7 +18,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.client import shared_memory, transport
+from nereid.client import shared_memory, shared_regions, transport
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import RequestRefused
@@ -196,7 +196,7 @@ def test_doctor_removes_what_was_left(both_profiles, tmp_path):
     address, base = url(both_profiles["ensemble"], "grpc"), tmp_path / f"nereid-{os.getuid()}"
     ports = both_profiles["ensemble"].options.ports
     token = {GRPC_TOKEN_HEADER: TOKEN}
-    used, left = (shared_memory.MAKERS["system"](2**20) for _ in range(2))
+    used, left = (shared_regions.MAKERS["system"](2**20) for _ in range(2))
     with (
         run_dir.occupy(base, REPOSITORY) as folder,
         tritonclient.grpc.InferenceServerClient(address) as client,
@@ -223,7 +223,7 @@ def test_sweep_leaves_the_regions_of_other_containers(server, monkeypatch, tmp_p
         classifier.classify(PHOTO)
         before = files_of(server)
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(shared_memory, "FOLDER", tmp_path)
+            elsewhere.setattr(shared_regions, "FOLDER", tmp_path)
             swept(server)
         assert files_of(server) == before
         (Path("/dev/shm") / min(before)).unlink()
@@ -278,7 +278,7 @@ def swept(server) -> bool:
 
 def test_server_keeps_what_it_reads(server):
     """On this the safety of regions rests: Triton does not let go of one while a request uses it."""
-    region = shared_memory.MAKERS["system"](2**20)
+    region = shared_regions.MAKERS["system"](2**20)
     region.write([len(PHOTO).to_bytes(4, "little"), PHOTO] * 8)
     tensor = tritonclient.grpc.InferInput("image", [8, 1], "BYTES")
     tensor.set_shared_memory(region.name, 8 * (4 + len(PHOTO)))

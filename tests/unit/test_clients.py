@@ -39,7 +39,8 @@ from nereid.client.classifier_errors import (
 from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Label, Prediction, Timings, label
 from nereid.client.retry import Attempts, Budget
-from nereid.client.shared_memory import NoRoom, Region, Regions
+from nereid.client.shared_memory import NoRoom, Regions
+from nereid.client.shared_regions import Region
 from nereid.server.ports import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, answered, error, opened, serving, silent
 from tests.routes import wait_until

@@ -14,7 +14,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE
-from nereid.client import shared_memory, transport
+from nereid.client import shared_memory, shared_regions, transport
 from nereid.client.classifier_errors import (
     ClassifierError,
     RequestRefused,
@@ -25,7 +25,8 @@ from nereid.client.classifier_errors import (
 )
 from nereid.client.retry import Attempts, Budget
 from nereid.client.sans_io import Rpc
-from nereid.client.shared_memory import Regions, is_stale, remove_stale
+from nereid.client.shared_memory import Regions
+from nereid.client.shared_regions import is_stale, remove_stale
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
 
 PHOTO = COFFEE.read_bytes()
@@ -35,7 +36,7 @@ PREFIX = f"nereid-{os.getuid()}-"
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
     """Where regions lie: a folder of the test's own, as nothing but Triton needs the true one."""
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(shared_regions, "FOLDER", tmp_path)
     return tmp_path
 
 
@@ -47,7 +48,7 @@ def hurried(monkeypatch):
 
 def files() -> set[str]:
     """Return this user's regions."""
-    return {path.name for path in shared_memory.FOLDER.glob(f"{PREFIX}*")}
+    return {path.name for path in shared_regions.FOLDER.glob(f"{PREFIX}*")}
 
 
 def sent(script: Script, word: str) -> list[str]:
@@ -159,7 +160,7 @@ def test_region_of_a_living_owner_is_not_stale(tmp_path, monkeypatch):
 
 def test_region_that_is_being_made_is_not_removed(monkeypatch):
     """A file is there a moment before its owner's lock: whoever removes one has the lock, and is noticed."""
-    (shared_memory.FOLDER / f"{PREFIX}1").write_bytes(b"")
+    (shared_regions.FOLDER / f"{PREFIX}1").write_bytes(b"")
     unlink, flock = Path.unlink, fcntl.flock
 
     def watched(path: Path, **options: bool) -> None:
@@ -177,7 +178,7 @@ def test_region_that_is_being_made_is_not_removed(monkeypatch):
         flock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", swept_before)
-    file = shared_memory._LockedFile(0)
+    file = shared_regions.LockedFile(0)
     assert Path(f"/proc/self/fd/{file.handle}").readlink().exists()
     file.remove()
 
@@ -237,7 +238,7 @@ class Late(Triton):
             super().call("status", timeout_s)
             raise TimedOut("deadline exceeded: why")
         found = super().call(name, timeout_s, *args, **options)
-        if name.startswith("unregister") and (shared_memory.FOLDER / args[0]).exists():
+        if name.startswith("unregister") and (shared_regions.FOLDER / args[0]).exists():
             self.known.append(args[0])  # only now, and it can open it
         return found
 
@@ -260,7 +261,7 @@ def test_region_without_a_file_is_stale_where_files_are_shared(sees):
     """Otherwise its file is where the server and its owner are; a region in use hinders no other one."""
     left, gone, in_use = (f"{PREFIX}{number}" for number in range(3))
     for name in (left, in_use):
-        (shared_memory.FOLDER / name).write_bytes(b"")
+        (shared_regions.FOLDER / name).write_bytes(b"")
     answers = [None] if sees else []  # to the file that it is shown
     refusals = [*answers, ServerFailed("it is currently in use")]
     shown = answers or [RequestRefused("Unable to open")]
@@ -295,7 +296,7 @@ BROKEN_STREAM = from_triton(
 def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, error, is_same):
     """And once the server has mapped it; a stream that broke has a status that answers have, too."""
     made = []
-    regions._make = lambda size: made.append(shared_memory.MAKERS["system"](size)) or made[-1]
+    regions._make = lambda size: made.append(shared_regions.MAKERS["system"](size)) or made[-1]
     triton = Triton(**{verb: [error, None]})
     ask(regions, triton)
 
@@ -318,10 +319,10 @@ def test_close_leaves_what_a_request_uses(regions):
         step = steps.send([])
     (name,) = files()
     regions.close()
-    assert not is_stale(shared_memory.FOLDER / name)
+    assert not is_stale(shared_regions.FOLDER / name)
     with pytest.raises(StopIteration):
         steps.send("an answer")
-    assert is_stale(shared_memory.FOLDER / name)
+    assert is_stale(shared_regions.FOLDER / name)
 
     with pytest.raises(RuntimeError, match="the classifier is closed"):
         ask(regions, Triton())
@@ -331,25 +332,25 @@ def test_close_leaves_what_a_request_uses(regions):
 FORK = """
 import os, sys
 from pathlib import Path
-from nereid.client import shared_memory
+from nereid.client import shared_regions
 from nereid.client.classifier import Classifier
-shared_memory.FOLDER = Path(sys.argv[2])
+shared_regions.FOLDER = Path(sys.argv[2])
 def of(pid):
     return {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.exists()}
 classifier = Classifier(sys.argv[1], "http", shared_memory="system")
 classifier.classify(sys.argv[3])
-(mine,) = shared_memory.FOLDER.iterdir()
+(mine,) = shared_regions.FOLDER.iterdir()
 before = mine.read_bytes()
 if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0
     assert mine.read_bytes() == before
-    assert {*shared_memory.FOLDER.iterdir()} == {mine}
-    assert not shared_memory.is_stale(mine)
+    assert {*shared_regions.FOLDER.iterdir()} == {mine}
+    assert not shared_regions.is_stale(mine)
     classifier.close()
 else:
     assert str(mine) not in of("self")
     classifier.classify(sys.argv[4])
-    assert len({*shared_memory.FOLDER.iterdir()}) == 2
+    assert len({*shared_regions.FOLDER.iterdir()}) == 2
 """
 
 
@@ -371,7 +372,7 @@ def test_full_memory_is_the_outcome_of_its_image(monkeypatch, way):
     def full(byte_size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "x")
 
-    monkeypatch.setitem(shared_memory.MAKERS, "system", full)
+    monkeypatch.setitem(shared_regions.MAKERS, "system", full)
     with serving(Script(PREDICTION)) as url, opened(way, url, "http", shared_memory="system") as classifier:
         outcomes = [*classifier.classify_many([PHOTO, PHOTO])]
 
@@ -386,7 +387,7 @@ def test_full_memory_is_an_error_not_a_crash(folder):
     too_much = free.f_bavail * free.f_frsize + 2**30
 
     with pytest.raises(OSError, match="No space left on device"):
-        shared_memory.MAKERS["system"](too_much)
+        shared_regions.MAKERS["system"](too_much)
 
     assert not files()
 
@@ -396,7 +397,7 @@ def test_cuda_without_a_gpu_is_refused_at_once(way):
     """With what it needs; asking for CUDA where there is none is no slow success."""
     if shared_memory_has_cuda():
         pytest.skip("there is a GPU")
-    needs = pytest.raises(shared_memory.NoCuda, match=r"CUDA shared memory needs an NVIDIA GPU .*; fix: ")
+    needs = pytest.raises(shared_regions.NoCuda, match=r"CUDA shared memory needs an NVIDIA GPU .*; fix: ")
     with needs, opened(way[0], "localhost:1", way[1], shared_memory="cuda"):
         pass
 
@@ -404,7 +405,7 @@ def test_cuda_without_a_gpu_is_refused_at_once(way):
 def shared_memory_has_cuda() -> bool:
     """Tell whether this machine has a GPU for CUDA shared memory."""
     try:
-        shared_memory.cuda_library()
-    except shared_memory.NoCuda:
+        shared_regions.cuda_library()
+    except shared_regions.NoCuda:
         return False
     return True
