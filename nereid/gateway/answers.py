@@ -1,4 +1,4 @@
-"""What the two ways to classify answer; these classes are also what the OpenAPI page shows."""
+"""Response bodies of the classification endpoints; the OpenAPI page shows the same classes."""
 
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ from nereid.gateway.failures import Reason
 
 
 class Score(Struct):
-    """One class: its label, its place among all classes, and its score, a probability in 0..1."""
+    """One class: label, index among all classes, and score, a probability in 0..1."""
 
     label: str
     index: int
@@ -17,7 +17,7 @@ class Score(Struct):
 
 
 class TimingsMs(Struct):
-    """Where the time went, in milliseconds; `total` is from the request's arrival on."""
+    """Durations of the stages in milliseconds; `total` starts at the arrival of the request."""
 
     receive: float
     admission: float
@@ -26,7 +26,7 @@ class TimingsMs(Struct):
 
 
 class Answer(Struct):
-    """The best classes of one image, best first, and who answered."""
+    """The best classes of one image, best first, and the variant that answered."""
 
     request_id: str
     model: str
@@ -38,7 +38,7 @@ class Answer(Struct):
 
 
 class Result(Struct):
-    """The best classes of one image of several."""
+    """The best classes of one image of a batch."""
 
     id: str | int
     model: str
@@ -50,7 +50,7 @@ class Result(Struct):
 
 
 class FailedResult(Struct):
-    """One image of several that was not classified."""
+    """An image of a batch that was not classified."""
 
     id: str | int
     error: Reason
@@ -61,12 +61,12 @@ _RESULT = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("Resu
 
 
 class BatchAnswer(Struct):
-    """The outcomes of several images, in their order."""
+    """The results of a batch, in the order of its images."""
 
     request_id: str
     results: Annotated[list[Any], Meta(extra_json_schema={"items": _RESULT})]
 
 
 def scores(prediction: Prediction) -> list[Score]:
-    """Return a prediction's classes as they are answered."""
+    """Return the classes of a prediction as response fields."""
     return [Score(label.name, label.index, label.score) for label in prediction.labels]

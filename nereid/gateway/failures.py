@@ -1,4 +1,4 @@
-"""What the gateway answers when it does not answer with what was asked for."""
+"""Error responses of the gateway: codes, statuses, messages and headers."""
 
 from math import ceil
 from typing import Literal
@@ -53,32 +53,32 @@ STATUS: dict[Code, int] = {
     "unreachable": 503,
     "deadline_exceeded": 504,
 }
-# The rest of the body may be long in coming, or never come: the connection is of no more use.
+# The rest of the body may never arrive, so the connection is closed.
 CLOSING = frozenset({"body_timeout", "too_large"})
 UNAVAILABLE_RETRY_S = 1.0
 
 
 class Reason(msgspec.Struct):
-    """What was wrong: a code for programs, a message for people."""
+    """The reason of an error: a code for programs, a message for people."""
 
     code: Code
     message: str
 
 
 class ErrorAnswer(msgspec.Struct):
-    """The body of every answer that is an error."""
+    """The body of every error response."""
 
     error: Reason
     request_id: str
 
 
 class Failure(Exception):
-    """An answer with an error.
+    """An error that becomes a response.
 
     Args:
-        code: what programs tell it by; it decides the status.
-        message: what was expected and what came; nothing of it is secret.
-        retry_after_s: when to come again; answered in whole seconds, at least 1.
+        code: the code for programs; it decides the status.
+        message: the expected and the received value; never a secret.
+        retry_after_s: seconds until a retry makes sense; sent in whole seconds, at least 1.
     """
 
     def __init__(self, code: Code, message: str, retry_after_s: float | None = None) -> None:
@@ -94,7 +94,7 @@ class Failure(Exception):
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the answer's head says beside its status."""
+        """The headers of the response that depend on the error."""
         headers = []
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(max(1, ceil(self.retry_after_s))).encode()))
@@ -106,35 +106,35 @@ class Failure(Exception):
 
     @property
     def reason(self) -> Reason:
-        """The error as an answer's body holds it."""
+        """The error as a field of the response body."""
         return Reason(self.code, self.message)
 
 
 def from_classifier(error: ClassifierError, timeout_s: float, retry_after_s: float) -> Failure:
-    """Return the answer to a failed inference.
+    """Return the error response to a failed inference.
 
-    Only what is said of the caller's own request is handed on: other messages name addresses and insides of
-    the server.
+    Only messages about the caller's own request are passed on. Others name addresses and internals of the
+    server.
 
     Args:
-        error: what the classifier raised.
-        timeout_s: how long the caller was willing to wait.
-        retry_after_s: when there will be room again.
+        error: the error of the classifier.
+        timeout_s: the caller's timeout.
+        retry_after_s: seconds until a slot is expected to be free.
     """
     text = str(error)
     match error:
         case Overloaded():
-            return Failure("overloaded", "too many images are in flight; come later", retry_after_s)
+            return Failure("overloaded", "too many images are in flight; retry later", retry_after_s)
         case TimedOut():
-            return Failure("deadline_exceeded", f"no answer within {timeout_s:.3g} s")
+            return Failure("deadline_exceeded", f"no response within {timeout_s:.3g} s")
         case RequestRefused() if INVALID_IMAGE_PREFIX in text:
             return Failure("invalid_image", text.partition(INVALID_IMAGE_PREFIX)[2])
         case RequestRefused() if INVALID_REQUEST_PREFIX in text:
             return Failure("invalid_request", text.partition(INVALID_REQUEST_PREFIX)[2])
         case Unavailable() | RequestRefused():
-            return Failure("unavailable", "the model that would answer is not served", UNAVAILABLE_RETRY_S)
+            return Failure("unavailable", "the requested model is not served", UNAVAILABLE_RETRY_S)
         case Unreachable():
             return Failure(
                 "unreachable", "the server behind the gateway cannot be reached", UNAVAILABLE_RETRY_S
             )
-    return Failure("inference_failed", "the server failed; its log and the gateway's say why")
+    return Failure("inference_failed", "the server failed; the logs of server and gateway have the reason")

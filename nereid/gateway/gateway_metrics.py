@@ -1,4 +1,4 @@
-"""What the gateway counts, in a registry of its own; labels come from lists that are bounded."""
+"""Prometheus metrics of the gateway, in their own registry; label values are bounded."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ DURATIONS_S = (
     16.0,
     32.0,
 )
-MOST_VARIANTS = 32
+MAX_VARIANTS = 32
 OTHER = "other"
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 
@@ -33,9 +33,9 @@ class Metrics:
     """The gateway's metrics.
 
     Args:
-        in_flight: gives how many images the server has now.
-        waiting: gives how many wait for their turn.
-        limit: gives how many the server may have.
+        in_flight: returns the number of images in flight.
+        waiting: returns the number of images in the queue.
+        limit: returns the limit of images in flight.
     """
 
     def __init__(
@@ -43,12 +43,8 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         labels = ("endpoint", "variant", "outcome")
-        self._requests = Counter(
-            f"{PREFIX}requests", "Requests, by what became of them", labels, registry=self.registry
-        )
-        self._images = Counter(
-            f"{PREFIX}images", "Images, by what became of them", labels, registry=self.registry
-        )
+        self._requests = Counter(f"{PREFIX}requests", "Requests by outcome", labels, registry=self.registry)
+        self._images = Counter(f"{PREFIX}images", "Images by outcome", labels, registry=self.registry)
         self._stages = Histogram(
             f"{PREFIX}stage_seconds",
             "Duration of a stage: receive, admission, inference, or total of the request",
@@ -57,9 +53,9 @@ class Metrics:
             registry=self.registry,
         )
         for name, text, value in (
-            ("in_flight", "Images the server has been asked for and not answered", in_flight),
-            ("waiting", "Images that wait for their turn", waiting),
-            ("limit", "How many images may be in flight now", limit),
+            ("in_flight", "Images in flight to the server", in_flight),
+            ("waiting", "Images in the queue", waiting),
+            ("limit", "Limit of images in flight", limit),
         ):
             Gauge(f"{PREFIX}{name}", text, registry=self.registry).set_function(value)
         self._variants: set[str] = {""}
@@ -68,9 +64,9 @@ class Metrics:
         self._count: dict[tuple[str, str, str], Callable[[], None]] = {}
 
     def variant(self, name: str) -> str:
-        """Return the label for a variant that has answered; of too many, the later ones share one."""
+        """Return the label of a variant that has answered; beyond a limit, variants share one label."""
         if name not in self._variants:
-            if len(self._variants) > MOST_VARIANTS:
+            if len(self._variants) > MAX_VARIANTS:
                 return OTHER
             self._variants.add(name)
         return name
@@ -87,7 +83,7 @@ class Metrics:
         self._images.labels(endpoint, variant, outcome).inc()
 
     def observe(self, endpoint: str, variant: str, stage: str, outcome: str, seconds: float) -> None:
-        """Note how long a stage took."""
+        """Record the duration of a stage."""
         labels = endpoint, variant, stage, outcome
         if (observe := self._observe.get(labels)) is None:
             observe = self._observe[labels] = self._stages.labels(*labels).observe

@@ -1,20 +1,20 @@
-"""How large an image is, from its first bytes only: nothing of a hostile file is decoded here."""
+"""The size of an image from its first bytes, without decoding any part of the file."""
 
 import simplejpeg
 
 from nereid.gateway.failures import Failure
 
 JPEG = b"\xff\xd8\xff"
-# A JPEG's size stands behind its profiles and previews; who puts more there is judged by the server.
+# A JPEG's size follows its profiles and previews; larger ones are left to the server.
 HEAD_BYTES = 2**20
 CORE_HEADER_BYTES = 12
 
 
 def size_wh(encoded: bytes) -> tuple[int, int] | None:
-    """Return width and height in pixels; None if the head does not say, and the server has to judge.
+    """Return width and height in pixels; None if the head has no size, and the server has to check.
 
     Source: PNG 11.2.2, GIF89a 18, BITMAPCOREHEADER, BITMAPINFOHEADER, RFC 9649 2.5-2.7; libjpeg-turbo reads
-    JPEG. TIFF is left to the server: its head may stand anywhere in the file.
+    JPEG. TIFF is left to the server: its directory may be anywhere in the file.
     """
     if encoded.startswith(JPEG):
         try:
@@ -38,19 +38,19 @@ def size_wh(encoded: bytes) -> tuple[int, int] | None:
     return None
 
 
-def check(encoded: bytes, most_pixels: int, most_side_px: int) -> None:
-    """Refuse an image whose head says that it is too large.
+def check(encoded: bytes, max_pixels: int, max_side_px: int) -> None:
+    """Reject an image that is too large according to its head.
 
     Raises:
-        Failure: `invalid_image`, with the limit and what came.
+        Failure: `invalid_image`, with the limit and the received size.
     """
     if (found := size_wh(encoded)) is None:
         return
     width, height = found
-    if width * height > most_pixels or max(width, height) > most_side_px:
+    if width * height > max_pixels or max(width, height) > max_side_px:
         raise Failure(
             "invalid_image",
-            f"{width}×{height} pixels; at most {most_pixels} pixels and {most_side_px} a side are allowed",
+            f"{width}×{height} pixels; at most {max_pixels} pixels and {max_side_px} a side are allowed",
         )
 
 

@@ -1,4 +1,4 @@
-"""What happened in the last minute: rates, latencies and outcomes, second by second."""
+"""Rates, latencies and outcomes of the last minute, second by second."""
 
 import time
 from bisect import bisect_left
@@ -15,7 +15,7 @@ BOUNDS_S = tuple(0.0005 * 1.15**step for step in range(87))
 
 
 class VariantLive(Struct):
-    """One variant in the last minute; `share` is that of the images answered."""
+    """One variant in the last minute; `share` is its share of the answered images."""
 
     variant: str
     share: float
@@ -25,7 +25,7 @@ class VariantLive(Struct):
 
 
 class Second(Struct):
-    """One second; nothing came if there are no quantiles."""
+    """One second; without quantiles, no image was answered."""
 
     age_s: int
     requests_per_s: float
@@ -57,10 +57,10 @@ class _Slot:
 
 
 class Live:
-    """The last minute's images.
+    """Images of the last minute.
 
     Args:
-        clock: seconds that never jump.
+        clock: monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +70,7 @@ class Live:
         self._slots = [_Slot(-1) for _ in range(WINDOW_S + 1)]
 
     def note(self, outcome: str, variant: str, seconds: float) -> None:
-        """Note an image that was answered, or was not; only answers have a latency."""
+        """Record the outcome of an image; only answered images have a latency."""
         second = int(self._clock())
         slot = self._slots[second % len(self._slots)]
         if slot.second != second:

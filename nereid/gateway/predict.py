@@ -1,4 +1,4 @@
-"""`POST /predict` and `POST /v1/classify`: from a body to an answer, or to nothing if the client has gone."""
+"""`POST /predict` and `POST /v1/classify`: from a request body to a response."""
 
 import asyncio
 import re
@@ -11,58 +11,58 @@ from nereid.contract import OPTION_HEADERS
 from nereid.gateway import image_size as images
 from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, TimingsMs, scores
 from nereid.gateway.failures import Failure, from_classifier
-from nereid.gateway.http.http_request import Exchange, Reply, json_reply
+from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.middleware import FAULTS, log
 from nereid.gateway.http.tracing import is_word
-from nereid.gateway.http.upload import MOST_TOP_K, BatchBody, BatchImage, ClientClosed
-from nereid.gateway.request_timings import Spent
+from nereid.gateway.http.upload import MAX_TOP_K, BatchBody, BatchImage, ClientClosed
+from nereid.gateway.request_timings import RequestTimings
 from nereid.gateway.state import CLIENT_CLOSED, Gateway
 
 PARAMETERS = ("top_k", "variant", "version", "route_key")
 HEADERS = {name: header.encode() for name, header in OPTION_HEADERS.items()}
-# gRPC takes no other names, and would read the value of one in `-bin` as base64.
+# gRPC rejects other names, and decodes values of `-bin` names as base64.
 _RULE_HEADER = re.compile(r"x-route-[a-z0-9-]{1,56}(?<!-bin)")
 # Triton's gRPC takes 8 KiB of metadata.
-MOST_RULE_HEADERS = 16
-# What says nothing about the image.
+MAX_RULE_HEADERS = 16
+# Outcomes that say nothing about the image.
 SERVERS = FAULTS | {"overloaded", "deadline_exceeded"}
 
 
-async def predict(gateway: Gateway, exchange: Exchange) -> Reply:
+async def predict(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Classify one image."""
     settings = gateway.settings
-    timeout_s = exchange.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
-    options = read_options(exchange, exchange.query(PARAMETERS))
-    gateway.admission.check(timeout_s - exchange.elapsed_s())
-    image = await gateway.uploads.one(exchange, timeout_s - exchange.elapsed_s())
-    received_s = exchange.stages_s["receive"] = exchange.elapsed_s()
-    async with Watch(exchange):
-        prediction, spent = await classify(gateway, exchange, image, options, timeout_s)
-    exchange.variant = gateway.metrics.variant(prediction.variant)
-    return json_reply(
+    timeout_s = request.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
+    options = read_options(request, request.query(PARAMETERS))
+    gateway.admission.check(timeout_s - request.elapsed_s())
+    image = await gateway.uploads.one(request, timeout_s - request.elapsed_s())
+    received_s = request.stages_s["receive"] = request.elapsed_s()
+    async with Watch(request):
+        prediction, timings = await classify(gateway, request, image, options, timeout_s)
+    request.variant = gateway.metrics.variant(prediction.variant)
+    return json_response(
         Answer(
-            exchange.request_id,
+            request.request_id,
             prediction.model,
             prediction.variant,
             prediction.version,
             prediction.reason,
             scores(prediction),
-            timings_ms(exchange, received_s, spent),
+            timings_ms(request, received_s, timings),
         )
     )
 
 
-async def classify_batch(gateway: Gateway, exchange: Exchange) -> Reply:
-    """Classify several images; each is admitted, and fails, on its own."""
+async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Classify several images; each image is admitted, and can fail, on its own."""
     settings = gateway.settings
-    timeout_s = exchange.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
-    query = exchange.query(PARAMETERS)
-    gateway.admission.check(timeout_s - exchange.elapsed_s())
-    batch = await gateway.uploads.several(exchange, timeout_s - exchange.elapsed_s())
-    received_s = exchange.stages_s["receive"] = exchange.elapsed_s()
-    gateway.buckets.take(exchange.key, len(batch.images) - 1, is_debt=True)
-    options = read_options(exchange, merged(query, batch))
-    # A batch leaves half of what there is to others.
+    timeout_s = request.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
+    query = request.query(PARAMETERS)
+    gateway.admission.check(timeout_s - request.elapsed_s())
+    batch = await gateway.uploads.several(request, timeout_s - request.elapsed_s())
+    received_s = request.stages_s["receive"] = request.elapsed_s()
+    gateway.quotas.take(request.key, len(batch.images) - 1, is_debt=True)
+    options = read_options(request, merged(query, batch))
+    # A batch leaves half of the slots to other requests.
     room = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
     failures: list[Failure] = []
 
@@ -70,7 +70,7 @@ async def classify_batch(gateway: Gateway, exchange: Exchange) -> Reply:
         name = place if image.id is None else image.id
         async with room:
             try:
-                found, spent = await classify(gateway, exchange, image.image, options, timeout_s)
+                found, timings = await classify(gateway, request, image.image, options, timeout_s)
             except Exception as error:
                 failures.append(_as_failure(error))
                 return FailedResult(name, failures[-1].reason)
@@ -81,13 +81,13 @@ async def classify_batch(gateway: Gateway, exchange: Exchange) -> Reply:
             found.version,
             found.reason,
             scores(found),
-            timings_ms(exchange, received_s, spent),
+            timings_ms(request, received_s, timings),
         )
 
-    async with Watch(exchange), asyncio.TaskGroup() as group:
+    async with Watch(request), asyncio.TaskGroup() as group:
         tasks = [group.create_task(outcome(place, image)) for place, image in enumerate(batch.images)]
-    _judge(exchange, failures, len(tasks))
-    return json_reply(BatchAnswer(exchange.request_id, [task.result() for task in tasks]))
+    _judge(request, failures, len(tasks))
+    return json_response(BatchAnswer(request.request_id, [task.result() for task in tasks]))
 
 
 def _as_failure(error: Exception) -> Failure:
@@ -98,32 +98,32 @@ def _as_failure(error: Exception) -> Failure:
     return failure
 
 
-def _judge(exchange: Exchange, failures: list[Failure], count: int) -> None:
-    """Note faults of the server; a batch that it answered nothing of, for its own sake, fails whole.
+def _judge(request: GatewayRequest, failures: list[Failure], count: int) -> None:
+    """Log faults of the server; a batch in which every image failed because of the server fails as a whole.
 
     Raises:
-        Failure: that of one image, if it holds for all of them.
+        Failure: the failure of one image, if the server failed all of them.
     """
     faults = [failure for failure in failures if failure.code in FAULTS]
     if len(failures) == count and all(failure.code in SERVERS for failure in failures):
         raise (faults or failures)[0]
     for fault in faults:
-        log.warning("request %s: %s: %r", exchange.request_id, fault.code, fault.__cause__)
-        exchange.outcome = fault.code
+        log.warning("request %s: %s: %r", request.request_id, fault.code, fault.__cause__)
+        request.outcome = fault.code
 
 
 async def classify(
-    gateway: Gateway, exchange: Exchange, image: bytes, options: Options, timeout_s: float
-) -> tuple[Prediction, Spent]:
-    """Have one image classified within admission; gives the prediction and how long that took.
+    gateway: Gateway, request: GatewayRequest, image: bytes, options: Options, timeout_s: float
+) -> tuple[Prediction, RequestTimings]:
+    """Classify one image within the admission limit; returns the prediction and its timings.
 
     Raises:
-        Failure: it is too large, was not let in, or could not be classified.
+        Failure: the image is too large, was not admitted, or could not be classified.
     """
-    spent = Spent()
+    timings = RequestTimings()
     outcome, variant = "inference_failed", ""
     try:
-        prediction = await _admitted(gateway, exchange, image, options, timeout_s, spent)
+        prediction = await _admitted(gateway, request, image, options, timeout_s, timings)
         outcome, variant = "ok", gateway.metrics.variant(prediction.variant)
     except Failure as failure:
         outcome = failure.code
@@ -132,22 +132,27 @@ async def classify(
         outcome = CLIENT_CLOSED
         raise
     finally:
-        exchange.images += 1
-        gateway.count_image(exchange.endpoint, variant, outcome, spent)
-    return prediction, spent
+        request.images += 1
+        gateway.count_image(request.endpoint, variant, outcome, timings)
+    return prediction, timings
 
 
 async def _admitted(
-    gateway: Gateway, exchange: Exchange, image: bytes, options: Options, timeout_s: float, spent: Spent
+    gateway: Gateway,
+    request: GatewayRequest,
+    image: bytes,
+    options: Options,
+    timeout_s: float,
+    timings: RequestTimings,
 ) -> Prediction:
     settings, admission = gateway.settings, gateway.admission
     if not image:
-        raise Failure("invalid_image", "there are no bytes in it")
+        raise Failure("invalid_image", "the image is empty")
     images.check(image, settings.max_pixels, settings.max_side_px)
-    permit = await spent.waiting(admission.take(_left_s(exchange, timeout_s)))
+    permit = await timings.measure_admission(admission.take(_left_s(request, timeout_s)))
     try:
-        asked: Options = {**options, "timeout_s": _left_s(exchange, timeout_s)}
-        prediction = await spent.asking(gateway.upstream.classify(image, **asked))
+        sent: Options = {**options, "timeout_s": _left_s(request, timeout_s)}
+        prediction = await timings.measure_inference(gateway.upstream.classify(image, **sent))
     except asyncio.CancelledError:
         asyncio.get_running_loop().call_later(permit.rest_s(), permit.release)
         raise
@@ -163,53 +168,53 @@ async def _admitted(
     return prediction
 
 
-def _left_s(exchange: Exchange, timeout_s: float) -> float:
-    if (left_s := timeout_s - exchange.elapsed_s()) > 0:
+def _left_s(request: GatewayRequest, timeout_s: float) -> float:
+    if (left_s := timeout_s - request.elapsed_s()) > 0:
         return left_s
-    raise Failure("deadline_exceeded", f"no answer within {timeout_s:.3g} s")
+    raise Failure("deadline_exceeded", f"no response within {timeout_s:.3g} s")
 
 
-def read_options(exchange: Exchange, given: dict[str, str]) -> Options:
-    """Return how images are classified, as parameters and headers say.
+def read_options(request: GatewayRequest, given: dict[str, str]) -> Options:
+    """Return the options of a classification from parameters and headers.
 
     Raises:
-        Failure: one of them cannot be meant, or two disagree.
+        Failure: a value is invalid, or parameter and header disagree.
     """
-    options: Options = {"request_id": exchange.request_id, "top_k": _top_k(given.get("top_k", "5"))}
+    options: Options = {"request_id": request.request_id, "top_k": _top_k(given.get("top_k", "5"))}
     for name, header in HEADERS.items():
-        in_query, in_head = given.get(name, ""), exchange.header(header)
+        in_query, in_head = given.get(name, ""), request.header(header)
         if in_query and in_head and in_query != in_head:
             raise Failure("invalid_request", f"{name} is {in_query!r}, but {header.decode()} is {in_head!r}")
         if value := in_query or in_head:
             if not is_word(value):
                 raise Failure("invalid_request", f"{name} must be printable ASCII of at most 128 characters")
             options[name] = value  # type: ignore[literal-required]
-    handed_on = {
+    forwarded = {
         name.decode("latin-1"): value.decode("latin-1")
-        for name, value in exchange.headers.items()
+        for name, value in request.headers.items()
         if name.startswith(b"x-route-") and name != HEADERS["route_key"]
     }
-    if len(handed_on) > MOST_RULE_HEADERS:
+    if len(forwarded) > MAX_RULE_HEADERS:
         raise Failure(
-            "invalid_request", f"at most {MOST_RULE_HEADERS} headers x-route-…, got {len(handed_on)}"
+            "invalid_request", f"at most {MAX_RULE_HEADERS} headers x-route-…, got {len(forwarded)}"
         )
-    for name, value in handed_on.items():
+    for name, value in forwarded.items():
         if not (_RULE_HEADER.fullmatch(name) and is_word(value)):
             raise Failure(
-                "invalid_request", f"{name[:64]!r} is no header of a rule, or its value is not ASCII"
+                "invalid_request", f"{name[:64]!r} is not a valid rule header, or its value is not ASCII"
             )
-    if exchange.continues_trace:
-        handed_on["traceparent"] = exchange.traceparent
-    if handed_on:
-        options["headers"] = handed_on
+    if request.continues_trace:
+        forwarded["traceparent"] = request.traceparent
+    if forwarded:
+        options["headers"] = forwarded
     return options
 
 
 def merged(query: dict[str, str], batch: BatchBody) -> dict[str, str]:
-    """Return the parameters of the query and of the body together.
+    """Merge the parameters of query and body.
 
     Raises:
-        Failure: they disagree.
+        Failure: query and body disagree.
     """
     given = dict(query)
     for name in PARAMETERS:
@@ -223,29 +228,29 @@ def merged(query: dict[str, str], batch: BatchBody) -> dict[str, str]:
     return given
 
 
-def timings_ms(exchange: Exchange, received_s: float, spent: Spent) -> TimingsMs:
-    """Return the stages of a request that is about to be answered."""
-    stages = received_s, spent.admission_s, spent.inference_s, exchange.elapsed_s()
+def timings_ms(request: GatewayRequest, received_s: float, timings: RequestTimings) -> TimingsMs:
+    """Return the durations of the stages so far."""
+    stages = received_s, timings.admission_s, timings.inference_s, request.elapsed_s()
     return TimingsMs(*(round(seconds * 1e3, 3) for seconds in stages))
 
 
 def _top_k(text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MOST_TOP_K:
+    if text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_TOP_K:
         return int(text)
-    raise Failure("invalid_request", f"top_k must be a whole number of 1..{MOST_TOP_K}, got {text[:64]!r}")
+    raise Failure("invalid_request", f"top_k must be a whole number from 1 to {MAX_TOP_K}, got {text[:64]!r}")
 
 
 class Watch:
-    """While it lasts, the client's leaving cancels what the current task awaits.
+    """Cancel the current task if the client disconnects.
 
     Raises:
-        ClientClosed: the client has left.
+        ClientClosed: the client has disconnected.
     """
 
-    __slots__ = ("_exchange", "_has_left", "_task", "_watching")
+    __slots__ = ("_has_left", "_request", "_task", "_watching")
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, request: GatewayRequest) -> None:
+        self._request = request
         self._has_left = False
 
     async def __aenter__(self) -> None:
@@ -258,14 +263,14 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watching.cancel()
-        # It keeps the frames that it is cancelled in, which hold this.
+        # The cancelled task keeps frames that refer to this object.
         del self._watching
         if self._has_left:
             self._task.uncancel()
             raise ClientClosed from None
 
     async def _watch(self) -> None:
-        while (await self._exchange.receive())["type"] != "http.disconnect":
+        while (await self._request.receive())["type"] != "http.disconnect":
             pass
         self._has_left = True
         self._task.cancel()

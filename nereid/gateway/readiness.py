@@ -1,4 +1,4 @@
-"""Whether the gateway is of use: it is if the server behind it classifies an image."""
+"""Readiness of the gateway: ready if the server behind it classifies an image."""
 
 import asyncio
 import time
@@ -16,24 +16,24 @@ FRESH_S, TIMEOUT_S = 2.0, 5.0
 
 
 class Health(Struct):
-    """Whether the process lives."""
+    """Liveness of the process."""
 
     live: bool
 
 
 class Ready(Struct):
-    """Whether requests will be answered; if not, why."""
+    """Readiness, with a reason if not ready."""
 
     ready: bool
     reason: str = ""
 
 
 class Readiness:
-    """Asks the server for a real inference, at most one at a time and every `FRESH_S` seconds.
+    """Probe the server with a real inference, at most one at a time and every `FRESH_S` seconds.
 
     Args:
-        classify: as `AsyncClassifier.classify`; asked outside of admission, so that load is no failure.
-        clock: seconds that never jump.
+        classify: `AsyncClassifier.classify`; bypasses admission, so that load does not count as a failure.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -41,25 +41,25 @@ class Readiness:
     ) -> None:
         self._classify, self._clock = classify, clock
         self._image = COFFEE.read_bytes()
-        self._asking: asyncio.Task[Ready] | None = None
-        self._asked_s = 0.0
+        self._probing: asyncio.Task[Ready] | None = None
+        self._probed_s = 0.0
 
-    async def ask(self) -> Ready:
-        """Return the last answer, or a new one; all who ask at once get the same."""
-        asking = self._asking
-        if asking is None or (asking.done() and self._clock() - self._asked_s >= FRESH_S):
-            asking = self._asking = asyncio.create_task(self._probe())
-        return await asyncio.shield(asking)
+    async def state(self) -> Ready:
+        """Return the last result, or that of a new probe; concurrent callers share one probe."""
+        probing = self._probing
+        if probing is None or (probing.done() and self._clock() - self._probed_s >= FRESH_S):
+            probing = self._probing = asyncio.create_task(self._probe())
+        return await asyncio.shield(probing)
 
     async def _probe(self) -> Ready:
         try:
             await self._classify(
                 self._image, top_k=1, timeout_s=TIMEOUT_S, request_id=f"readyz-{new_request_id()}"
             )
-        except Overloaded:  # whoever sent the requests elsewhere would overload the next
+        except Overloaded:  # moving the load to the next server would overload that one
             return Ready(True)
         except ClassifierError as error:
             return Ready(False, from_classifier(error, TIMEOUT_S, 1.0).message)
         finally:
-            self._asked_s = self._clock()
+            self._probed_s = self._clock()
         return Ready(True)

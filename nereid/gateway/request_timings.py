@@ -1,4 +1,4 @@
-"""How long an image was under way."""
+"""Durations of one image in the gateway."""
 
 import time
 from collections.abc import Awaitable
@@ -9,29 +9,29 @@ Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
-class Spent:
-    """The seconds that one image waited for its turn, and that the server had it; 0 for not at all."""
+class RequestTimings:
+    """Seconds that one image spent in the queue and in the server; 0 if it never got there."""
 
     admission_s: float = 0.0
     inference_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        """Both together."""
+        """The sum of both durations."""
         return self.admission_s + self.inference_s
 
-    async def waiting(self, call: Awaitable[Result]) -> Result:
-        """Await a turn, however that ends."""
+    async def measure_admission(self, awaited: Awaitable[Result]) -> Result:
+        """Await a slot, and record the duration of every outcome."""
         began_s = time.perf_counter()
         try:
-            return await call
+            return await awaited
         finally:
             self.admission_s = time.perf_counter() - began_s
 
-    async def asking(self, call: Awaitable[Result]) -> Result:
-        """Await the server, however that ends."""
+    async def measure_inference(self, awaited: Awaitable[Result]) -> Result:
+        """Await the server, and record the duration of every outcome."""
         began_s = time.perf_counter()
         try:
-            return await call
+            return await awaited
         finally:
             self.inference_s = time.perf_counter() - began_s

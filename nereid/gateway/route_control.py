@@ -1,4 +1,4 @@
-"""What the gateway shows and changes of a route; whoever starts it brings the hands for that."""
+"""The interface through which the gateway shows and changes a route."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class VariantState(Struct, frozen=True):
-    """One variant: `version` is its network's, `share` 0 to 1, `breaker` empty while it was never asked."""
+    """One variant: `version` of its network, `share` 0 to 1, `breaker` empty before the first request."""
 
     name: str
     model: str
@@ -20,7 +20,7 @@ class VariantState(Struct, frozen=True):
 
 
 class RouteState(Struct, frozen=True):
-    """A route as its file has it; `detail` says what the server makes of it."""
+    """A route file; `detail` has the state of the server."""
 
     model: str
     generation: int
@@ -35,61 +35,61 @@ class RouteConflict(Exception):
 
 
 class RouteRefused(Exception):
-    """The change is wrong; the message says what was expected and what came."""
+    """The change is invalid; the message has the expected and the received value."""
 
 
 class RouteFailed(Exception):
-    """The route cannot be read or written, or the server does not take it."""
+    """The route cannot be read or written, or the server does not accept it."""
 
 
 class RouteControl(Protocol):
     """A route that can be shown and changed; its methods block."""
 
     def show(self) -> RouteState:
-        """Return the route as it is.
+        """Return the present route.
 
         Raises:
-            RouteFailed: it cannot be read.
+            RouteFailed: the route cannot be read.
         """
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
-        """Give variants new weights.
+        """Change weights of variants.
 
         Args:
-            weights: by variant; others keep theirs.
-            generation: which the route must still have; None for any.
-            who: whose change it is.
+            weights: new weight by variant; other variants keep their weights.
+            generation: generation that the route must still have; None for any.
+            who: author of the change.
 
         Raises:
-            RouteConflict, RouteRefused, RouteFailed: it was not changed, or is not served.
+            RouteConflict, RouteRefused, RouteFailed: the route was not changed, or is not served.
         """
 
 
 class RouteView:
-    """A route as many may look at it: what blocks runs in a thread, and an answer is good for a second."""
+    """A route for many readers: blocking calls run in a thread, and results are cached for a second."""
 
     FRESH_S = 1.0
 
     def __init__(self, control: RouteControl, clock: Callable[[], float] = time.monotonic) -> None:
         self._control, self._clock = control, clock
-        self._looking: asyncio.Task[RouteState] | None = None
-        self._looked_s = 0.0
+        self._reading: asyncio.Task[RouteState] | None = None
+        self._read_s = 0.0
 
     async def show(self) -> RouteState:
-        """Return the route; all who ask at once share one look."""
-        looking = self._looking
-        if looking is None or (looking.done() and self._clock() - self._looked_s >= self.FRESH_S):
-            looking = self._looking = asyncio.create_task(self._look())
-        return await asyncio.shield(looking)
+        """Return the route; concurrent callers share one read."""
+        reading = self._reading
+        if reading is None or (reading.done() and self._clock() - self._read_s >= self.FRESH_S):
+            reading = self._reading = asyncio.create_task(self._read())
+        return await asyncio.shield(reading)
 
     async def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
-        """Change weights; raises what `RouteControl.set_weights` does."""
+        """Change weights; raises the errors of `RouteControl.set_weights`."""
         state = await asyncio.to_thread(self._control.set_weights, weights, generation, who)
-        self._looking = None
+        self._reading = None
         return state
 
-    async def _look(self) -> RouteState:
+    async def _read(self) -> RouteState:
         try:
             return await asyncio.to_thread(self._control.show)
         finally:
-            self._looked_s = self._clock()
+            self._read_s = self._clock()

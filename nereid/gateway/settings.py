@@ -1,4 +1,4 @@
-"""What a gateway is told when it starts."""
+"""Settings of a gateway."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where the gateway listens, whom it asks, and what it lets in.
+    """Address, upstream server, access rules and limits of a gateway.
 
     Attributes:
-        url: HOST:PORT of Triton's gRPC.
-        model: a route, or any model that a classifier can ask.
-        host: what the gateway listens on; on loopback it answers to loopback's names only.
-        keys_needed: classifying and looking need an API key also on loopback; beyond it they always do.
-        allowed_hosts: names that a request's `Host` may have beside those; beyond loopback, () is for any.
-        cors_origins: pages of these origins may call, such as `https://photos.example`.
-        rate_per_s: images of one key; None is for no limit. A key may have its own.
-        burst: how many of them may come at once.
-        max_body_bytes: of one request.
-        max_buffered_bytes: of all requests at once.
-        max_pixels: of one image, as its header says.
-        max_images: of one batch.
-        most_in_flight: bound of the adaptive limit; a route refuses more than 64.
+        url: HOST:PORT of Triton's gRPC port.
+        model: a route, or another model that classifies images.
+        host: address to listen on; on loopback, only loopback names are valid in `Host`.
+        keys_needed: whether classifying and reading need a key on loopback, too; elsewhere they always do.
+        allowed_hosts: further names that are valid in `Host`; beyond loopback, () allows any name.
+        cors_origins: origins of pages that may call, such as `https://photos.example`.
+        rate_per_s: quota of one key in images per second; None for no limit. A key may have its own.
+        burst: images that a key may send in one moment.
+        max_body_bytes: limit of one request.
+        max_buffered_bytes: limit of all requests together.
+        max_pixels: limit of one image, from its header.
+        max_images: limit of one batch.
+        max_in_flight: upper bound of the adaptive limit; a route rejects more than 64.
     """
 
     url: str = f"127.0.0.1:{GRPC_PORT}"
@@ -43,7 +43,7 @@ class Settings:
     max_images: int = 16
     default_timeout_s: float = 10.0
     max_timeout_s: float = 60.0
-    most_in_flight: int = 64
+    max_in_flight: int = 64
 
     def __post_init__(self) -> None:
         positive = {
@@ -62,11 +62,11 @@ class Settings:
         for origin in self.cors_origins:
             scheme, mark, rest = origin.partition("://")
             if not (scheme in ("http", "https") and mark and rest) or {*rest} & {*"/*"}:
-                raise ValueError(f"a CORS origin is like https://photos.example, got {origin!r}")
+                raise ValueError(f"CORS origin: expected one such as https://photos.example, got {origin!r}")
 
     @property
     def is_on_loopback(self) -> bool:
-        """Tell whether only this machine can reach the gateway."""
+        """Return whether only this machine can reach the gateway."""
         if self.host == "localhost":
             return True
         try:
@@ -75,12 +75,12 @@ class Settings:
             return False
 
     @property
-    def asks_for_keys(self) -> bool:
-        """Tell whether classifying and looking need a key."""
+    def requires_keys(self) -> bool:
+        """Return whether classifying and reading need a key."""
         return self.keys_needed or not self.is_on_loopback
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The names a request's `Host` may have, without port; empty is for any."""
+        """Valid names in `Host`, without port; empty allows any name."""
         own = (*LOOPBACK_NAMES, self.host) if self.is_on_loopback else ()
         return frozenset(name.lower() for name in (*own, *self.allowed_hosts))

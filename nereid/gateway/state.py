@@ -1,4 +1,4 @@
-"""What all requests of one gateway share."""
+"""State that all requests of one gateway share."""
 
 from dataclasses import dataclass
 from typing import Protocol, Unpack
@@ -7,12 +7,12 @@ from nereid.client.prediction import Prediction
 from nereid.client.request import Options
 from nereid.gateway.admission.admission import Admission
 from nereid.gateway.admission.keys import KeyRing
-from nereid.gateway.admission.quotas import Buckets
+from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.gateway_metrics import Metrics
 from nereid.gateway.http.upload import Uploads
 from nereid.gateway.live import Live
 from nereid.gateway.readiness import Readiness
-from nereid.gateway.request_timings import Spent
+from nereid.gateway.request_timings import RequestTimings
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.settings import Settings
 
@@ -20,7 +20,7 @@ CLIENT_CLOSED = "client_closed"
 
 
 class Upstream(Protocol):
-    """What classifies; `nereid.client.async_classifier.AsyncClassifier` outside of tests."""
+    """The classifier behind the gateway, usually a `nereid.AsyncClassifier`."""
 
     async def classify(self, image: bytes, **options: Unpack[Options]) -> Prediction:
         """Classify one image."""
@@ -31,37 +31,37 @@ class Upstream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One gateway: its settings, the server behind it, and what it counts."""
+    """One gateway: settings, server, limits and metrics."""
 
     settings: Settings
     keys: KeyRing
     upstream: Upstream
     admission: Admission
-    buckets: Buckets
+    quotas: Quotas
     uploads: Uploads
     metrics: Metrics
     live: Live
     readiness: Readiness
     route: RouteView | None
 
-    def count_image(self, endpoint: str, variant: str, outcome: str, spent: Spent) -> None:
-        """Note what became of an image, how long it waited, and how long the server took if it was asked."""
+    def count_image(self, endpoint: str, variant: str, outcome: str, timings: RequestTimings) -> None:
+        """Record outcome, queue time and, if the image reached the server, inference time of an image."""
         self.metrics.count_image(endpoint, variant, outcome)
-        self.metrics.observe(endpoint, variant, "admission", outcome, spent.admission_s)
-        if spent.inference_s:
-            self.metrics.observe(endpoint, variant, "inference", outcome, spent.inference_s)
-        self.live.note(outcome, variant, spent.total_s)
+        self.metrics.observe(endpoint, variant, "admission", outcome, timings.admission_s)
+        if timings.inference_s:
+            self.metrics.observe(endpoint, variant, "inference", outcome, timings.inference_s)
+        self.live.note(outcome, variant, timings.total_s)
 
 
 def build(settings: Settings, keys: KeyRing, route: RouteControl | None, upstream: Upstream) -> Gateway:
     """Return a gateway in front of `upstream`."""
-    admission = Admission(settings.most_in_flight)
+    admission = Admission(settings.max_in_flight)
     return Gateway(
         settings,
         keys,
         upstream,
         admission,
-        Buckets(settings.rate_per_s, settings.burst),
+        Quotas(settings.rate_per_s, settings.burst),
         Uploads(settings),
         Metrics(lambda: admission.in_flight, lambda: admission.waiting, lambda: admission.limit),
         Live(),

@@ -59,7 +59,7 @@ def test_gateway_serves_callers_with_a_key_until_a_signal(both_profiles, tmp_pat
     [
         (["--host", "0.0.0.0"], "needs API keys; fix: nereid key add NAME --scope infer"),
         (["--require-keys"], "there are no API keys yet; fix: nereid key add NAME --scope infer"),
-        (["--cors-origin", "*"], "a CORS origin is like https://photos.example"),
+        (["--cors-origin", "*"], "CORS origin: expected one such as https://photos.example"),
         (["--url", "http://localhost:8001"], "url must be HOST:PORT"),
         (["--certificate-key", "key.pem"], "--certificate-key needs --certificate"),
     ],
@@ -78,7 +78,7 @@ def test_wrong_usage_is_rejected(tmp_path, words, text):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--host", "a..b"], "cannot listen on a..b port 0: no such name"),
+        (["--host", "a..b"], "cannot listen on a..b port 0: unknown host name"),
         (["--certificate", "none.pem"], "cannot read 'none.pem'"),
         (["--certificate", __file__], "expected a certificate and its key (PEM, no password)"),
         (["--keys", "none.json"], "cannot read keys from 'none.json': No such file"),

@@ -127,7 +127,7 @@ def test_chunked_body_is_cut_at_the_limit():
         (errors.RequestRefused("in ensemble 'x', invalid image: no JPEG"), "invalid_image", "no JPEG"),
         (errors.RequestRefused("invalid request: no variant 'v9'"), "invalid_request", "no variant 'v9'"),
         (errors.RequestRefused("Request for unknown model at 10.0.0.7"), "unavailable", "not served"),
-        (errors.Overloaded("overloaded: 64"), "overloaded", "come later"),
+        (errors.Overloaded("overloaded: 64"), "overloaded", "retry later"),
         (errors.TimedOut("10.0.0.7:8001: no answer"), "deadline_exceeded", "within 10 s"),
         (errors.Unavailable("unavailable: v1"), "unavailable", "not served"),
         (errors.Unreachable("10.0.0.7:8001: refused"), "unreachable", "cannot be reached"),
@@ -242,7 +242,7 @@ def test_gateway_without_keys_stays_on_loopback():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"most_in_flight": 0}, {"default_timeout_s": 61.0}, {"cors_origins": ("*",)}, {"rate_per_s": -1.0}],
+    [{"max_in_flight": 0}, {"default_timeout_s": 61.0}, {"cors_origins": ("*",)}, {"rate_per_s": -1.0}],
     ids=str,
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong):
@@ -535,7 +535,7 @@ def test_readiness_asks_once_for_all():
 
     async def run() -> list[bool]:
         upstream.gate.clear()
-        asked = [asyncio.create_task(made.readiness.ask()) for _ in range(50)]
+        asked = [asyncio.create_task(made.readiness.state()) for _ in range(50)]
         await asyncio.sleep(0.01)
         upstream.gate.set()
         return [(await each).ready for each in asked]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from nereid.gateway.admission.admission import WAITING_PER_PERMIT, Admission, Permit
-from nereid.gateway.admission.quotas import Buckets
+from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.failures import Failure
 from tests.gateways import key
 
@@ -55,7 +55,7 @@ def test_no_more_than_the_limit_are_in_flight(clock):
 
         waiting = [asyncio.create_task(wait(number)) for number in range(limit * WAITING_PER_PERMIT)]
         await asyncio.sleep(0)
-        with pytest.raises(Failure, match=f"{len(waiting)} images are waiting") as refused:
+        with pytest.raises(Failure, match=f"{len(waiting)} images are in the queue") as refused:
             await admission.take(9)
         assert (refused.value.status, dict(refused.value.headers)) == (429, {b"retry-after": b"1"})
         assert (admission.in_flight, admission.waiting, came) == (limit, len(waiting), [])
@@ -84,7 +84,7 @@ def test_who_waits_for_too_long_is_told(clock):
     async def run() -> None:
         admission = Admission(1, clock)
         permit = await admission.take(9)
-        with pytest.raises(Failure, match=r"no room within 0.01 s") as late:
+        with pytest.raises(Failure, match=r"no slot became free within 0.01 s") as late:
             await admission.take(0.01)
         assert late.value.code == "deadline_exceeded"
 
@@ -106,7 +106,7 @@ def test_who_has_too_little_time_is_refused(clock):
     admission.check(0.1)
     take(admission)
     admission.check(0.3)
-    with pytest.raises(Failure, match=r"about 0.2 s now, and 0.1 s are left"):
+    with pytest.raises(Failure, match=r"about 0.2 s now, but only 0.1 s are left"):
         admission.check(0.1)
 
 
@@ -158,7 +158,7 @@ def test_permit_of_a_cancelled_call_outlasts_it(clock):
 
 def test_bucket_lets_a_burst_pass_and_then_its_rate(clock):
     """Three at once, then one each half second; the refusal says when."""
-    buckets = Buckets(2.0, 3, clock)
+    buckets = Quotas(2.0, 3, clock)
     alice = key("alice", "infer")
 
     for _ in range(3):
@@ -175,7 +175,7 @@ def test_bucket_lets_a_burst_pass_and_then_its_rate(clock):
 
 def test_images_of_a_batch_are_owed(clock):
     """A batch is taken whole, and paid for by what follows."""
-    buckets = Buckets(None, 1, clock)
+    buckets = Quotas(None, 1, clock)
     alice = key("alice", rate_per_s=1.0)
 
     buckets.take(alice)

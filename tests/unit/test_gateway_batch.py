@@ -84,7 +84,7 @@ def test_batch_that_the_server_takes_nothing_of_fails_whole(error, code):
 def test_batch_leaves_half_to_others():
     """However many images it has."""
     upstream = Chooser()
-    made = gateway(upstream, Settings(most_in_flight=8, max_images=16))
+    made = gateway(upstream, Settings(max_in_flight=8, max_images=16))
 
     ask(made, "POST", "/v1/classify", json=batch(*"abcdefghijkl"))
 
@@ -164,7 +164,7 @@ def test_readiness_is_asked_again_after_two_seconds():
 
     async def run() -> None:
         for now[0], asked in ((0.0, 1), (1.9, 1), (2.1, 2)):
-            assert (await readiness.ask()).ready
+            assert (await readiness.state()).ready
             assert len(upstream.asked) == asked
 
     asyncio.run(run())
@@ -174,7 +174,7 @@ def test_load_is_no_failure():
     """A server that has too much to do is ready: who left it out would overload the next one."""
     readiness = Readiness(Upstream(errors.Overloaded("overloaded: 64 in flight, limit 64")).classify)
 
-    assert asyncio.run(readiness.ask()).ready
+    assert asyncio.run(readiness.state()).ready
 
 
 def test_head_that_cannot_be_read_is_left_to_the_server():

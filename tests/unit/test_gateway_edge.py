@@ -6,10 +6,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from nereid.cli import gateway as command
+from nereid.gateway.http import serving as command
 from nereid.gateway.failures import Failure
 from nereid.gateway.http.app import app_of
-from nereid.gateway.http.upload import MOST_UNCOUNTED_BYTES, BatchImage, Buffers, read_form
+from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, Buffers, read_form
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, SMALL, Control, Upstream, ask, gateway, key
 
@@ -154,7 +154,7 @@ PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\
         (b"--b\r\n" + b"a" * 9000 + b"\r\n\r\nx\r\n--b--", "ends early"),
         (b"", "ends early"),
         (b"--b--", "no part 'file'"),
-        (b"--b\r\n\r\nx\r\n--b--", "a part is called 'file', got ''"),
+        (b"--b\r\n\r\nx\r\n--b--", "expected parts with the name 'file', got ''"),
         (PART + b"\r\n--b\r" * 1000, "no line of its own"),
         ((PART + b"x\r\n") * 3 + b"--b--", "at most 2 parts"),
     ],
@@ -187,8 +187,8 @@ def test_form_is_read_or_refused(body, expected):
     [
         ("POST", "/v1/classify", b'{"images":[' + b'{"image":""},' * 90_000, (400, "quotation marks")),
         ("POST", "/predict", b"{" + b'"image":"",' * 100_000, (400, "quotation marks")),
-        ("PUT", "/v1/route/weights", bytes(MOST_UNCOUNTED_BYTES + 1), (413, "may have 1048576 bytes")),
-        ("POST", "/predict", b'{"image":"%s"}' % (b"A" * 2 * MOST_UNCOUNTED_BYTES), (200, "espresso")),
+        ("PUT", "/v1/route/weights", bytes(MAX_UNCOUNTED_BYTES + 1), (413, "at most 1 MiB")),
+        ("POST", "/predict", b'{"image":"%s"}' % (b"A" * 2 * MAX_UNCOUNTED_BYTES), (200, "espresso")),
     ],
     ids=["images", "one name", "weights", "a large image"],
 )
@@ -228,11 +228,11 @@ def test_one_key_takes_half_of_the_room():
     buffers.take(first, 30)
     buffers.take(first, 20)
 
-    with pytest.raises(Failure, match="come later"):
+    with pytest.raises(Failure, match="retry later"):
         buffers.take(first, 1)
     buffers.take(second, 30)
     buffers.take(None, 20)
-    with pytest.raises(Failure, match="come later"):
+    with pytest.raises(Failure, match="retry later"):
         buffers.take(None, 1)
 
     for who, size in ((first, 20), (first, 30), (second, 30), (None, 20)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nereid.gateway.admission.concurrency_limit import FEWEST, INITIAL, Gradient
+from nereid.gateway.admission.concurrency_limit import MIN_LIMIT, INITIAL, ConcurrencyLimit
 
 Service = Callable[[int, random.Random], float]
 MOST = 64
@@ -30,7 +30,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(0)
-        self.gradient = Gradient(MOST, 0.0)
+        self.gradient = ConcurrencyLimit(MOST, 0.0)
         self.idle = self.instances
         self._push(0.0, [])
 
@@ -87,7 +87,7 @@ def test_limit_finds_the_knee_and_stays_there(instances):
 
     first, last = server.run(10).limit, server.run(60)
 
-    assert max(first, last.limit) < 2 * max(instances, FEWEST)
+    assert max(first, last.limit) < 2 * max(instances, MIN_LIMIT)
     assert last.limit > instances
     assert last.answered / 50 > 0.96 * 50 * instances
 
@@ -108,7 +108,7 @@ def test_limit_falls_when_the_server_slows_and_recovers():
     before = server.run(15).limit
 
     server.service = about(0.08)
-    assert min(server.run(20).limits) == FEWEST < before
+    assert min(server.run(20).limits) == MIN_LIMIT < before
 
     server.service = about(0.01)
     server.run(40)
@@ -142,9 +142,9 @@ def test_different_images_do_not_fool_it():
 
 def test_refusals_of_the_server_lower_it():
     """A server that sheds by itself gets less."""
-    gradient = Gradient(MOST, 0.0)
+    gradient = ConcurrencyLimit(MOST, 0.0)
 
     for _ in range(20):
         gradient.dropped()
 
-    assert gradient.limit == FEWEST
+    assert gradient.limit == MIN_LIMIT

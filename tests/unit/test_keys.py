@@ -105,8 +105,8 @@ def test_wrong_command_changes_nothing(nereid, path, words, status, text):
 @pytest.mark.parametrize(
     ("text", "mode", "reason"),
     [
-        ("{", 0o600, "holds no keys"),
-        ('{"keys": [{"id": "x"}]}', 0o600, "holds no keys"),
+        ("{", 0o600, "is not a file of keys"),
+        ('{"keys": [{"id": "x"}]}', 0o600, "is not a file of keys"),
         (json.dumps({"keys": []}), 0o622, "can be changed by others; fix: chmod 600"),
         (" " * 1_000_001, 0o600, "has more than 1,000,000 bytes"),
     ],
@@ -134,7 +134,7 @@ def test_file_that_becomes_invalid_rejects_all_keys(nereid, path, caplog):
 
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("nereid.gateway", "WARNING")
-    assert "holds no keys" in record.message
+    assert "is not a file of keys" in record.message
 
 
 def test_file_may_come_later_unless_it_is_named(nereid, path):
@@ -166,7 +166,7 @@ def test_pipe_holds_no_keys(path):
     path.parent.mkdir()
     os.mkfifo(path, 0o600)
 
-    with pytest.raises(InvalidKeys, match="it is no regular file"):
+    with pytest.raises(InvalidKeys, match="it is not a regular file"):
         KeyRing(path)
 
 

@@ -1,67 +1,69 @@
-"""Who is let in to the server: as many as the limit allows, in turn, and nobody who would wait too long."""
+"""Admission control: a limited number of requests in flight, a queue, and early rejection."""
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
 
-from nereid.gateway.admission.concurrency_limit import Gradient
+from nereid.gateway.admission.concurrency_limit import ConcurrencyLimit
 from nereid.gateway.failures import Failure
 
-MOST_RETRY_AFTER_S = 30.0
-# So many may wait for each that is in flight: an answer takes at most about five round trips.
+MAX_RETRY_AFTER_S = 30.0
+# Queue length per request in flight: a response then takes at most about five round trips.
 WAITING_PER_PERMIT = 4
 
 
 class Admission:
-    """Counts what is in flight to the server against an adaptive limit, and lets the next one wait.
+    """Limit the requests in flight to the server by an adaptive limit, and queue the next ones.
 
-    What waits here can still leave, and costs the server nothing; in Triton's queue it could not.
+    A request in this queue can still be cancelled without cost. In Triton's queue it cannot.
 
     Args:
         most: upper bound of the limit.
-        clock: seconds that never jump.
+        clock: monotonic time in seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._gradient = Gradient(most, clock())
+        self._gradient = ConcurrencyLimit(most, clock())
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.in_flight = 0
 
     @property
     def limit(self) -> int:
-        """How many may be in flight now."""
+        """The present limit of requests in flight."""
         return self._gradient.limit
 
     @property
     def waiting(self) -> int:
-        """How many wait for room."""
+        """The number of requests in the queue."""
         return len(self._waiting)
 
     def check(self, remaining_s: float) -> None:
-        """Refuse a request that would wait too long, or could not be answered in time; takes nothing.
+        """Reject a request that would wait too long or miss its deadline; takes no slot.
 
         Raises:
-            Failure: `overloaded`, with the time after which there will be room.
+            Failure: `overloaded`, with the time after which a retry makes sense.
         """
         waiting = self.waiting
         if waiting >= WAITING_PER_PERMIT * self._gradient.steady:
-            raise Failure("overloaded", f"{waiting} images are waiting; come later", self.retry_after_s())
+            raise Failure(
+                "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
+            )
         needed_s = self._needed_s(1)
-        # One is always let through: else a prediction that was wrong would never be mended.
+        # One request always passes, so that a wrong estimate is corrected.
         if self.in_flight and needed_s > remaining_s:
             raise Failure(
                 "overloaded",
-                f"an answer takes about {needed_s:.2g} s now, and {remaining_s:.2g} s are left",
+                f"a response takes about {needed_s:.2g} s now, but only {remaining_s:.2g} s are left",
                 self.retry_after_s(),
             )
 
     async def take(self, remaining_s: float) -> "Permit":
-        """Let a request in, when its turn comes.
+        """Wait for a slot and take it.
 
         Raises:
-            Failure: as `check` does; `deadline_exceeded` if its turn did not come in time.
+            Failure: as `check`; `deadline_exceeded` if no slot became free in time.
         """
         self.check(remaining_s)
         if self.in_flight < self.limit and not self._waiting:
@@ -74,7 +76,7 @@ class Admission:
                 await turn
         except TimeoutError:
             self._give_up(turn)
-            raise Failure("deadline_exceeded", f"no room within {remaining_s:.3g} s") from None
+            raise Failure("deadline_exceeded", f"no slot became free within {remaining_s:.3g} s") from None
         except asyncio.CancelledError:
             self._give_up(turn)
             raise
@@ -83,11 +85,11 @@ class Admission:
     def _give_up(self, turn: "asyncio.Future[None]") -> None:
         if turn in self._waiting:
             self._waiting.remove(turn)
-        elif not turn.cancelled():  # its turn had come in the same moment
+        elif not turn.cancelled():  # a slot was assigned in the same moment
             self.leave()
 
     def leave(self) -> None:
-        """Make room, and give the first of those that wait their turn."""
+        """Free a slot, and assign it to the first request in the queue."""
         self.in_flight -= 1
         while self._waiting and self.in_flight < self.limit:
             turn = self._waiting.popleft()
@@ -96,16 +98,16 @@ class Admission:
                 turn.set_result(None)
 
     def retry_after_s(self) -> float:
-        """Return how long the server needs for what it has and what waits, as it worked lately."""
-        return min(MOST_RETRY_AFTER_S, self._needed_s(self.in_flight / self.limit))
+        """Return the estimated time for the requests in flight and in the queue, at the recent speed."""
+        return min(MAX_RETRY_AFTER_S, self._needed_s(self.in_flight / self.limit))
 
     def _needed_s(self, round_trips: float) -> float:
-        """Return how long so many round trips take after all that waits: each lets as many in as may be."""
+        """Return the duration of the queue and of a number of further round trips."""
         return self._gradient.rtt_s * (round_trips + self.waiting / self.limit)
 
 
 class Permit:
-    """The right of one request to be in flight; given back exactly once, whatever becomes of it."""
+    """A slot of one request in flight; released exactly once."""
 
     __slots__ = ("_admission", "_began_s", "_is_held")
 
@@ -115,26 +117,26 @@ class Permit:
         self._is_held = True
 
     def answered(self) -> None:
-        """Give it back after a right answer, which tells how fast the server is."""
+        """Release the slot after a correct response, and record its round trip."""
         admission, now_s = self._admission, self._admission._clock()
         admission._gradient.sample(now_s - self._began_s, admission.in_flight - 1, now_s)
         self.release()
 
     def refused(self) -> None:
-        """Give it back after the server said that it has too much to do."""
+        """Release the slot after the server reported overload, and lower the limit."""
         self._admission._gradient.dropped()
         self.release()
 
     def release(self) -> None:
-        """Give it back; nothing is learnt."""
+        """Release the slot without a sample."""
         if self._is_held:
             self._is_held = False
             self._admission.leave()
 
     def rest_s(self) -> float:
-        """Return how long the server is still busy with a request that was cancelled.
+        """Return the estimated time that the server still works on a cancelled request.
 
-        What it has dispatched it computes to the end, and does not tell; so a mean round trip is assumed.
+        The server finishes a dispatched request without a report; a mean round trip is assumed.
         """
         admission = self._admission
         return max(0.0, admission._gradient.rtt_s - (admission._clock() - self._began_s))

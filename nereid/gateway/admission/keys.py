@@ -1,4 +1,4 @@
-"""API keys: who may do what through the gateway. Their file holds digests, never a key."""
+"""API keys of the gateway and their scopes. The file holds digests, never a secret."""
 
 import logging
 import os
@@ -16,21 +16,21 @@ from msgspec import Meta, Struct
 log = logging.getLogger("nereid.gateway")
 Scope = Literal["infer", "route", "admin"]
 SCOPES: tuple[Scope, ...] = ("infer", "route", "admin")
-# Marks a key in logs and files, for those who scan them for secrets.
+# Prefix by which secret scanners recognise a key in logs and files.
 MARK = "nereid_"
-# 256 random bits: a digest without salt or rounds is as hard to turn back as they are to guess.
+# 256 random bits cannot be guessed, so the digest needs neither salt nor rounds.
 SECRET_BYTES = 32
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 
 
 class InvalidKeys(Exception):
-    """The file of keys cannot be used; the message says why."""
+    """The file of keys is invalid; the message has the reason."""
 
 
 class Key(Struct, frozen=True, forbid_unknown_fields=True):
-    """One key: what it may do, and how often; `admin` may do everything.
+    """One key with its scopes and quota; `admin` includes every scope.
 
-    `rate_per_s` bounds its images per second, on average; None is without bound.
+    `rate_per_s` limits the images per second, on average; None means no limit.
     """
 
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(?!\n)$")]
@@ -41,7 +41,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True):
     rate_per_s: Annotated[float, Meta(gt=0)] | None = None
 
     def may(self, scope: Scope) -> bool:
-        """Tell whether the key has a scope."""
+        """Return whether the key has a scope."""
         return scope in self.scopes or "admin" in self.scopes
 
 
@@ -60,7 +60,7 @@ def make(
 
 
 def digest(secret: str) -> str:
-    """Return what is kept of a secret."""
+    """Return the digest that the file stores for a secret."""
     return sha256(secret.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -68,25 +68,25 @@ def read(path: Path) -> KeyFile:
     """Read a file of keys.
 
     Raises:
-        InvalidKeys: it cannot be read, others may change it, or it holds something else.
+        InvalidKeys: it cannot be read, other users may change it, or its content is invalid.
     """
     try:
-        # A pipe would keep `open` waiting for somebody who writes.
+        # Without O_NONBLOCK, opening a named pipe would block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
-            text = file.read(MOST_BYTES + 1) if stat.S_ISREG(status.st_mode) else None
+            text = file.read(MAX_BYTES + 1) if stat.S_ISREG(status.st_mode) else None
     except OSError as error:
         raise InvalidKeys(f"cannot read keys from '{path}': {error.strerror}") from None
     if text is None:
-        raise InvalidKeys(f"cannot read keys from '{path}': it is no regular file")
+        raise InvalidKeys(f"cannot read keys from '{path}': it is not a regular file")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidKeys(f"'{path}' can be changed by others; fix: chmod 600 '{path}'")
-    if len(text) > MOST_BYTES:
-        raise InvalidKeys(f"'{path}' has more than {MOST_BYTES:,} bytes")
+    if len(text) > MAX_BYTES:
+        raise InvalidKeys(f"'{path}' has more than {MAX_BYTES:,} bytes")
     try:
         return msgspec.json.decode(text, type=KeyFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidKeys(f"'{path}' holds no keys: {error}") from None
+        raise InvalidKeys(f"'{path}' is not a file of keys: {error}") from None
 
 
 def format_keys(known: KeyFile) -> bytes:
@@ -95,14 +95,14 @@ def format_keys(known: KeyFile) -> bytes:
 
 
 class KeyRing:
-    """The keys of a file that may change; what it lacks or cannot be read opens nothing, and is logged.
+    """The keys of a file that may change; an unreadable file grants nothing, and is logged.
 
     Args:
-        path: of the file; None for no keys at all.
-        may_come_later: a file that is not there yet has no keys.
+        path: the file; None for no keys.
+        may_come_later: whether a missing file counts as a file without keys.
 
     Raises:
-        InvalidKeys: the file cannot be used.
+        InvalidKeys: the file is invalid.
     """
 
     def __init__(self, path: Path | None = None, may_come_later: bool = False) -> None:
@@ -121,12 +121,12 @@ class KeyRing:
         return len(self._by_digest)
 
     def find(self, secret: str) -> Key | None:
-        """Return the key with this secret, if there is one now."""
+        """Return the key with this secret, or None."""
         self._read()
         return self._by_digest.get(digest(secret))
 
     def _read(self) -> None:
-        """Take the file as it is now; `failure` says why it opens nothing, if it does not."""
+        """Read the file again if it changed; `failure` has the reason if it is invalid."""
         if self._path is None or (seen := _version(self._path)) == self._seen:
             return
         failed = self.failure
@@ -144,7 +144,7 @@ class KeyRing:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Return what changes with a file; () if there is none."""
+    """Return values that change with the file; () if it does not exist."""
     try:
         status = path.stat()
     except OSError:

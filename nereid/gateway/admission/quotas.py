@@ -1,4 +1,4 @@
-"""How many images each key may have classified: a token bucket per key."""
+"""Quotas: images per second of each key, as token buckets."""
 
 import time
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import Failure
 
 
-class Buckets:
-    """Token buckets, one per key; as many as there are keys.
+class Quotas:
+    """Token buckets, one per key.
 
     Args:
-        rate_per_s: of a key without a rate of its own; None is for no limit.
-        burst: how many images a bucket holds.
-        clock: seconds that never jump.
+        rate_per_s: rate of keys without their own rate; None for no limit.
+        burst: capacity of a bucket, in images.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -23,15 +23,15 @@ class Buckets:
         self._filled: dict[str, tuple[float, float]] = {}
 
     def take(self, key: Key | None, tokens: int = 1, is_debt: bool = False) -> None:
-        """Take tokens out of a key's bucket; without keys all callers share one.
+        """Take tokens from the bucket of a key; callers without a key share one bucket.
 
         Args:
-            key: whose bucket.
+            key: owner of the bucket.
             tokens: one per image.
-            is_debt: take them even where there are none: what follows waits the longer.
+            is_debt: take tokens even from an empty bucket; later requests then wait longer.
 
         Raises:
-            Failure: `rate_limited`, with the time after which there is one.
+            Failure: `rate_limited`, with the time after which a token is available.
         """
         own = None if key is None else key.rate_per_s
         rate_per_s = self._rate_per_s if own is None else own

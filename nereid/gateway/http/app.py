@@ -17,8 +17,8 @@ from nereid.gateway.admission.access import EXPOSED, NONE_YET, identify
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.http import static
-from nereid.gateway.http.http_request import Exchange, Reply, failure_reply, json_reply
-from nereid.gateway.http.middleware import Frame
+from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, failure_response, json_response
+from nereid.gateway.http.middleware import RequestMiddleware
 from nereid.gateway.http.openapi import document
 from nereid.gateway.http.operations import OPERATIONS, Operation
 from nereid.gateway.route_control import RouteControl
@@ -35,22 +35,22 @@ def create_app(
     """Return the gateway; it connects to Triton with the first request.
 
     Args:
-        settings: where it listens, whom it asks, what it lets in.
-        keys: who may ask; without any, everybody may classify and look, on loopback only.
-        route: means to show and change the route's weights, if there are any.
+        settings: settings of the gateway.
+        keys: the valid keys; without keys, everybody on loopback may classify and read.
+        route: control of the route's weights, or None.
         page: folder of the web page, whose `index.html` is `/`.
 
     Raises:
-        ValueError: keys are needed, and there are none.
+        ValueError: keys are required, but none exist.
     """
-    if settings.asks_for_keys and not keys:
+    if settings.requires_keys and not keys:
         raise ValueError(NONE_YET if settings.is_on_loopback else EXPOSED)
     upstream = AsyncClassifier(settings.url, "grpc", settings.model, settings.default_timeout_s)
     return app_of(build(settings, keys, route, upstream), page)
 
 
 def app_of(gateway: Gateway, page: Path | None = PAGE) -> Starlette:
-    """Return a gateway that is complete as an application."""
+    """Return the ASGI application of a gateway."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -61,7 +61,7 @@ def app_of(gateway: Gateway, page: Path | None = PAGE) -> Starlette:
     operations = [Route(each.path, Endpoint(gateway, each), methods=[each.method]) for each in described]
     app = Starlette(
         routes=[*operations, *static.routes(page)],
-        middleware=[Middleware(Frame, gateway)],
+        middleware=[Middleware(RequestMiddleware, gateway)],
         exception_handlers={HTTPException: refused},
         lifespan=lifespan,
     )
@@ -71,39 +71,39 @@ def app_of(gateway: Gateway, page: Path | None = PAGE) -> Starlette:
 
 
 class Endpoint:
-    """An operation as an ASGI application: the caller's key and rate, then the operation itself."""
+    """An operation as an ASGI application: check key and quota, then run the operation."""
 
     def __init__(self, gateway: Gateway, operation: Operation) -> None:
         self._gateway, self._operation = gateway, operation
-        self._keys_needed = gateway.settings.asks_for_keys
+        self._keys_needed = gateway.settings.requires_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        exchange: Exchange = scope["exchange"]
+        """Handle one request."""
+        request: GatewayRequest = scope["nereid.request"]
         gateway, operation = self._gateway, self._operation
-        exchange.endpoint = operation.path
-        exchange.key = identify(gateway.keys, self._keys_needed, exchange.headers, operation.need)
+        request.endpoint = operation.path
+        request.key = identify(gateway.keys, self._keys_needed, request.headers, operation.need)
         if operation.is_limited:
-            gateway.buckets.take(exchange.key)
+            gateway.quotas.take(request.key)
         else:
-            exchange.query(operation.query)
-        reply: Reply = await operation.run(gateway, exchange)
+            request.query(operation.query)
+        reply: GatewayResponse = await operation.run(gateway, request)
         await reply(scope, receive, send)
 
 
-async def openapi(gateway: Gateway, exchange: Exchange) -> Reply:
+async def openapi(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Describe all operations."""
-    return json_reply(document(OPERATIONS, gateway.settings.max_timeout_s))
+    return json_response(document(OPERATIONS, gateway.settings.max_timeout_s))
 
 
-async def refused(request: Request, error: Exception) -> Response:
-    """Answer what the router refuses: an unknown path, or a method that a path does not have."""
+async def refused(found: Request, error: Exception) -> Response:
+    """Respond to an unknown path, or to a method that a path does not support."""
     assert isinstance(error, HTTPException)
-    exchange: Exchange = request.scope["exchange"]
-    method, path = request.method, request.url.path
+    request: GatewayRequest = found.scope["nereid.request"]
+    method, path = found.method, found.url.path
     failure = Failure(_CODES.get(error.status_code, "invalid_request"), f"there is no {method} {path[:128]}")
-    exchange.outcome = failure.code
-    reply = failure_reply(failure, exchange.request_id)
+    request.outcome = failure.code
+    reply = failure_response(failure, request.request_id)
     allowed = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     reply.headers += allowed
     return reply  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""One request and what is known of it, and the answer to it; cheap, because each request pays for it."""
+"""One request with its context, and its response; kept cheap, because every request pays for it."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ from nereid.gateway.http.tracing import child_of, is_word, new_request_id, new_t
 
 JSON = b"application/json"
 TIMEOUT_HEADER = b"x-request-timeout-ms"
-# A proxy could read the first of two, and the gateway the last.
+# A proxy could use the first of two values, and the gateway the last.
 SINGLE = frozenset(
     {
         b"host",
@@ -32,17 +32,17 @@ SINGLE = frozenset(
 encode = msgspec.json.Encoder().encode
 
 
-class Exchange:
-    """A request from its arrival to its answer.
+class GatewayRequest:
+    """A request from its arrival to its response.
 
     Attributes:
-        headers: by lower-case name; the last of several, where several are not refused.
-        traceparent: this hop; `continues_trace` if the caller began the trace.
-        began_s: when its head had arrived, of `time.perf_counter`.
-        endpoint, variant, outcome: what metrics and the log call it; "" for not known.
-        body_bytes: of the body, as far as it has come.
-        images: of how many images it is known what became of them.
-        stages_s: how long its stages took.
+        headers: by lower-case name; the last value where repeated headers are allowed.
+        traceparent: trace context of this hop; `continues_trace` if the caller began the trace.
+        began_s: arrival of the head, from `time.perf_counter`.
+        endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
+        body_bytes: received bytes of the body.
+        images: number of images with a known outcome.
+        stages_s: durations of the stages.
     """
 
     __slots__ = (
@@ -78,10 +78,10 @@ class Exchange:
         self.stages_s: dict[str, float] = {}
 
     def refuse_repeats(self) -> None:
-        """Refuse headers that mean something only once.
+        """Reject repeated headers that must be unique.
 
         Raises:
-            Failure: there are several of one.
+            Failure: a header is repeated.
         """
         given = self.scope["headers"]
         if len(given) == len(self.headers):
@@ -93,18 +93,18 @@ class Exchange:
                 )
 
     def elapsed_s(self) -> float:
-        """Return how long ago the request arrived."""
+        """Return the seconds since the request arrived."""
         return time.perf_counter() - self.began_s
 
     def header(self, name: bytes) -> str:
-        """Return a header's value, "" if there is none."""
+        """Return the value of a header, or ""."""
         return self.headers.get(name, b"").decode("latin-1")
 
     def query(self, known: tuple[str, ...]) -> dict[str, str]:
         """Return the query's parameters.
 
         Raises:
-            Failure: one is unknown, or stands there twice.
+            Failure: a parameter is unknown or repeated.
         """
         text = self.scope["query_string"]
         if not text:
@@ -114,7 +114,7 @@ class Exchange:
                 text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64
             )
         except ValueError:
-            raise Failure("invalid_request", "the query is no list of NAME=VALUE") from None
+            raise Failure("invalid_request", "the query is not a list of NAME=VALUE") from None
         given = dict(pairs)
         if unknown := sorted({*given} - {*known}):
             names = ", ".join(known) or "none"
@@ -123,26 +123,26 @@ class Exchange:
             raise Failure("invalid_request", "a query parameter is given twice")
         return given
 
-    def timeout_s(self, default_s: float, most_s: float) -> float:
-        """Return how long the caller waits, from the request's arrival on.
+    def timeout_s(self, default_s: float, max_s: float) -> float:
+        """Return the timeout of the caller, from the arrival of the request.
 
         Raises:
-            Failure: what the header says is no such time.
+            Failure: the header is invalid.
         """
         given = self.headers.get(TIMEOUT_HEADER)
         if given is None:
             return default_s
-        if not (given.isdigit() and len(given) <= 9 and 1 <= int(given) <= most_s * 1000):
+        if not (given.isdigit() and len(given) <= 9 and 1 <= int(given) <= max_s * 1000):
             raise Failure(
                 "invalid_request",
-                f"X-Request-Timeout-Ms must be a whole number of 1..{most_s * 1000:.0f}, "
+                f"X-Request-Timeout-Ms must be a whole number from 1 to {max_s * 1000:.0f}, "
                 f"got {given.decode('latin-1')[:64]!r}",
             )
         return int(given) / 1000
 
 
-class Reply:
-    """An answer that is complete, as an ASGI application: status, body, and what its head says beside."""
+class GatewayResponse:
+    """A complete response as an ASGI application: status, headers and body."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -158,17 +158,17 @@ class Reply:
         self.headers = [(b"content-type", content_type), (b"content-length", length), *(headers or ())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})
 
 
-def json_reply(answer: Any, status: int = 200) -> Reply:
-    """Return a value as JSON that nobody keeps."""
-    return Reply(encode(answer), JSON, status, [(b"cache-control", b"no-store")])
+def json_response(answer: Any, status: int = 200) -> GatewayResponse:
+    """Return a value as JSON that must not be cached."""
+    return GatewayResponse(encode(answer), JSON, status, [(b"cache-control", b"no-store")])
 
 
-def failure_reply(failure: Failure, request_id: str) -> Reply:
+def failure_response(failure: Failure, request_id: str) -> GatewayResponse:
     """Return an error as JSON."""
     answer = encode(ErrorAnswer(failure.reason, request_id))
-    return Reply(answer, JSON, failure.status, [(b"cache-control", b"no-store"), *failure.headers])
+    return GatewayResponse(answer, JSON, failure.status, [(b"cache-control", b"no-store"), *failure.headers])

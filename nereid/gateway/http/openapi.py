@@ -1,4 +1,4 @@
-"""The gateway's OpenAPI document, from the table of operations and the classes they read and answer."""
+"""The gateway's OpenAPI document, from the table of operations and their request and response classes."""
 
 from collections.abc import Sequence
 from importlib import metadata
@@ -9,27 +9,30 @@ import msgspec
 from nereid.gateway.answers import FailedResult, Result
 from nereid.gateway.failures import STATUS, Code, ErrorAnswer
 from nereid.gateway.http.operations import Operation
-from nereid.gateway.http.upload import FORM, JSON, MOST_TOP_K
+from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K
 
 _WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
 _PARAMETERS = {
     "top_k": (
-        "How many classes to answer, best first.",
-        {"type": "integer", "minimum": 1, "maximum": MOST_TOP_K},
+        "Number of classes in the response, best first.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K},
     ),
-    "variant": ("Let this variant of the route answer; as the header x-variant.", _WORD),
-    "version": ("Let the variant with this version of the network answer; as x-model-version.", _WORD),
-    "route_key": ("Sticky identity: the same key gets the same variant; as x-route-key.", _WORD),
+    "variant": ("Variant of the route that answers; same as header x-variant.", _WORD),
+    "version": ("Version of the network that answers; same as header x-model-version.", _WORD),
+    "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", _WORD),
 }
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
 _FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
-# What every operation may answer, whatever is asked.
+# Errors that every operation may return.
 _ALWAYS: tuple[Code, ...] = ("invalid_request",)
 _HEADERS = {
-    "X-Request-ID": {"description": "The caller's, or a new one.", "schema": {"type": "string"}},
+    "X-Request-ID": {
+        "description": "Id of the request, from the caller or new.",
+        "schema": {"type": "string"},
+    },
     "traceparent": {"description": "W3C trace context of this hop.", "schema": {"type": "string"}},
 }
 _RETRY = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
@@ -79,7 +82,7 @@ def _operation(operation: Operation, answer: Any, body: Any, max_timeout_s: floa
     ]
     if operation.is_limited:
         timeout = {"type": "integer", "minimum": 1, "maximum": int(max_timeout_s * 1000)}
-        sentence = "How long the caller waits, from the request's arrival on."
+        sentence = "Timeout in milliseconds, from the arrival of the request."
         parameters.append(
             {"name": "X-Request-Timeout-Ms", "in": "header", "description": sentence, "schema": timeout}
         )
@@ -110,7 +113,7 @@ def _body(operation: Operation, kind: str, body: Any) -> dict[str, Any]:
 
 def _responses(operation: Operation, answer: Any) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {JSON: {"schema": answer}}
-    good = {"description": "What was asked for.", "headers": _HEADERS, "content": content}
+    good = {"description": "The requested result.", "headers": _HEADERS, "content": content}
     responses: dict[str, Any] = {"200": good}
     if operation.path == "/readyz":
         responses["503"] = {**good, "description": "Requests would fail; `reason` says why."}

@@ -1,4 +1,4 @@
-"""The gateway's operations: one table for the routes, the keys they need, and the OpenAPI page."""
+"""The operations of the gateway: one table for paths, required keys and the OpenAPI page."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from nereid.gateway.admission.keys import Scope
 from nereid.gateway.answers import Answer, BatchAnswer
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.gateway_metrics import CONTENT_TYPE
-from nereid.gateway.http.http_request import Exchange, Reply, json_reply
+from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import BatchBody, ImageBody
 from nereid.gateway.live import LiveState
 from nereid.gateway.predict import PARAMETERS, classify_batch, predict
@@ -27,7 +27,7 @@ CREDIT = {
 
 
 class Access(Struct):
-    """What the caller may do."""
+    """Permissions of the caller."""
 
     keys_needed: bool
     name: str | None
@@ -35,76 +35,78 @@ class Access(Struct):
 
 
 class Weights(Struct, forbid_unknown_fields=True):
-    """New weights by variant; with a generation, only if the route still has it."""
+    """New weights by variant; a generation makes the change conditional."""
 
     weights: dict[str, float]
     generation: int | None = None
 
 
 class Sample(Struct):
-    """A photo to try."""
+    """A sample photo."""
 
     name: str
     url: str
     credit: str
 
 
-async def live(gateway: Gateway, exchange: Exchange) -> Reply:
-    """Tell what happened in the last minute."""
+async def live(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return rates, latencies and outcomes of the last minute."""
     admission = gateway.admission
-    return json_reply(gateway.live.state(admission.in_flight, admission.limit))
+    return json_response(gateway.live.state(admission.in_flight, admission.limit))
 
 
-async def show_route(gateway: Gateway, exchange: Exchange) -> Reply:
-    """Tell the route's variants and weights."""
+async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return the variants and weights of the route."""
     route = _route(gateway)
     try:
-        return json_reply(await route.show())
+        return json_response(await route.show())
     except RouteFailed as error:
         raise Failure("unavailable", "the route cannot be read", 1.0) from error
 
 
-async def set_weights(gateway: Gateway, exchange: Exchange) -> Reply:
+async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Change the weights of the route's variants."""
     route = _route(gateway)
-    who = exchange.key.name if exchange.key else ""
-    change = await gateway.uploads.json(exchange, gateway.settings.default_timeout_s, Weights)
+    who = request.key.name if request.key else ""
+    change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Weights)
     try:
-        return json_reply(await route.set_weights(change.weights, change.generation, who))
+        return json_response(await route.set_weights(change.weights, change.generation, who))
     except RouteConflict as error:
         raise Failure("conflict", str(error)) from None
     except RouteRefused as error:
         raise Failure("invalid_request", str(error)) from None
     except RouteFailed as error:
-        raise Failure("unavailable", "the change is not served; see the route, and the log", 1.0) from error
+        raise Failure(
+            "unavailable", "the server does not serve the change; see the route and the log", 1.0
+        ) from error
 
 
-async def access(gateway: Gateway, exchange: Exchange) -> Reply:
-    """Tell what the caller's key is for."""
-    keys_needed, key = gateway.settings.asks_for_keys, exchange.key
+async def access(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return the permissions of the caller's key."""
+    keys_needed, key = gateway.settings.requires_keys, request.key
     scopes = {*(key.scopes if key else ()), *(() if keys_needed else ("infer",))}
-    return json_reply(Access(keys_needed, key.name if key else None, sorted(scopes)))
+    return json_response(Access(keys_needed, key.name if key else None, sorted(scopes)))
 
 
-async def metrics(gateway: Gateway, exchange: Exchange) -> Reply:
-    """Tell the metrics in Prometheus' text format."""
-    return Reply(gateway.metrics.page(), CONTENT_TYPE)
+async def metrics(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return the metrics in Prometheus' text format."""
+    return GatewayResponse(gateway.metrics.page(), CONTENT_TYPE)
 
 
-async def healthz(gateway: Gateway, exchange: Exchange) -> Reply:
-    """Tell that the process lives."""
-    return json_reply(Health(True))
+async def healthz(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return the liveness of the process."""
+    return json_response(Health(True))
 
 
-async def readyz(gateway: Gateway, exchange: Exchange) -> Reply:
-    """Tell whether the server classifies an image."""
-    ready = await gateway.readiness.ask()
-    return json_reply(ready, 200 if ready.ready else 503)
+async def readyz(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return whether the server classifies an image."""
+    ready = await gateway.readiness.state()
+    return json_response(ready, 200 if ready.ready else 503)
 
 
-async def samples(gateway: Gateway, exchange: Exchange) -> Reply:
-    """List photos to try."""
-    return json_reply([Sample(path.stem, f"/samples/{path.name}", CREDIT[path.stem]) for path in SAMPLES])
+async def samples(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """List the sample photos."""
+    return json_response([Sample(path.stem, f"/samples/{path.name}", CREDIT[path.stem]) for path in SAMPLES])
 
 
 def _route(gateway: Gateway) -> RouteView:
@@ -118,19 +120,19 @@ class Operation:
     """One method of one path.
 
     Attributes:
-        run: does it.
-        need: the key it takes.
-        answer: what it answers when it can; None for no JSON.
-        query: the names of its query's parameters.
-        body: what its body holds as JSON.
-        kinds: what media its body may have.
-        errors: what it may answer instead, beside what every operation may.
-        is_limited: it takes a token of its key's bucket, and images' headers and time limits hold for it.
+        run: the handler.
+        need: the required key.
+        answer: class of the response; None if the response is not JSON.
+        query: names of the query parameters.
+        body: class of the JSON body.
+        kinds: accepted media types of the body.
+        errors: possible error codes, in addition to those of every operation.
+        is_limited: whether quotas, rule headers and the timeout header apply.
     """
 
     method: str
     path: str
-    run: Callable[[Gateway, Exchange], Awaitable[Reply]]
+    run: Callable[[Gateway, GatewayRequest], Awaitable[GatewayResponse]]
     need: Need
     answer: Any
     query: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""What browsers are told, and which of their requests are not taken: foreign hosts and foreign pages."""
+"""Security headers for browsers, and rejection of foreign hosts and origins."""
 
 from nereid.gateway.failures import Failure
-from nereid.gateway.http.http_request import Exchange, Reply
+from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse
 from nereid.gateway.settings import Settings
 
 Head = list[tuple[bytes, bytes]]
@@ -37,28 +37,28 @@ def head_of(path: str) -> Head:
     return DOCS if path == "/docs" or path.startswith("/docs/") else STRICT
 
 
-class Door:
-    """Looks at `Host` and `Origin`.
+class OriginGuard:
+    """Check `Host` and `Origin`.
 
-    A page elsewhere can point a name of its own at this machine (DNS rebinding), which `Host` betrays, and
-    can send simple requests without reading the answers, which `Origin` betrays. What is no browser sends no
-    `Origin`.
+    A foreign page can point its own name at this machine (DNS rebinding); `Host` then has that name. A
+    foreign page can also send simple requests without reading the responses; `Origin` then has its origin.
+    Programs that are not browsers send no `Origin`.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._hosts = settings.hosts
         self._origins = frozenset(origin.lower().encode() for origin in settings.cors_origins)
 
-    def check(self, exchange: Exchange) -> Head:
-        """Return what the answer says to the page that asks.
+    def check(self, request: GatewayRequest) -> Head:
+        """Return the CORS headers of the response.
 
         Raises:
-            Failure: the request is for another host, or comes from another page.
+            Failure: the request has a foreign host or origin.
         """
-        host = exchange.headers.get(b"host", b"").lower()
+        host = request.headers.get(b"host", b"").lower()
         if self._hosts and hostname(host) not in self._hosts:
             raise Failure("invalid_request", f"this gateway is not {host.decode('latin-1')[:128]!r}")
-        origin = exchange.headers.get(b"origin")
+        origin = request.headers.get(b"origin")
         if origin is None:
             return [(b"vary", b"origin")] if self._origins else []
         if origin.lower() in self._origins:
@@ -69,23 +69,21 @@ class Door:
             ]
         if origin.lower().partition(b"://")[2] != host:
             raise Failure(
-                "forbidden", f"pages of {origin.decode('latin-1')[:128]!r} may not ask this gateway"
+                "forbidden", f"pages of {origin.decode('latin-1')[:128]!r} may not call this gateway"
             )
         return []
 
-    def preflight(self, exchange: Exchange) -> Reply | None:
-        """Return the answer to a browser that asks whether a page may ask; None for other requests."""
-        is_one = (
-            exchange.scope["method"] == "OPTIONS" and b"access-control-request-method" in exchange.headers
-        )
-        if not (is_one and exchange.headers.get(b"origin", b"").lower() in self._origins):
+    def preflight(self, request: GatewayRequest) -> GatewayResponse | None:
+        """Return the response to a CORS preflight; None for other requests."""
+        is_one = request.scope["method"] == "OPTIONS" and b"access-control-request-method" in request.headers
+        if not (is_one and request.headers.get(b"origin", b"").lower() in self._origins):
             return None
-        exchange.endpoint = "preflight"
-        wanted = exchange.headers.get(b"access-control-request-headers", b"")
+        request.endpoint = "preflight"
+        wanted = request.headers.get(b"access-control-request-headers", b"")
         rules = [
             name for name in wanted.lower().replace(b" ", b"").split(b",") if name.startswith(b"x-route-")
         ]
-        return Reply(
+        return GatewayResponse(
             b"",
             b"text/plain",
             204,

@@ -113,7 +113,7 @@ def serve(
     route: RouteControl | None,
     logs_requests: bool = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; prints the port as one JSON line on stdout once it listens.
+    """Serve until SIGINT or SIGTERM; print the port as one JSON line on stdout.
 
     Args:
         settings: settings of the gateway.
@@ -185,6 +185,6 @@ def _open(listen: Listen) -> socket.socket:
     except (OSError, UnicodeError) as error:
         if opened:
             opened.close()
-        reason = error.strerror if isinstance(error, OSError) else "no such name"
+        reason = error.strerror if isinstance(error, OSError) else "unknown host name"
         raise OperationFailed(f"cannot listen on {listen.host} port {listen.port}: {reason}") from None
     return opened

@@ -32,10 +32,10 @@ SwaggerUIBundle({ spec, dom_id: "#ui", deepLinking: true });
 
 
 class Page(StaticFiles):
-    """Files that a browser asks for again, so that a new release is seen."""
+    """Files that a browser revalidates, so that users see a new release."""
 
     def file_response(self, *words: Any, **options: Any) -> Response:
-        """Return a file that may be kept, but not used unasked."""
+        """Return a file that a cache must revalidate."""
         response = super().file_response(*words, **options)
         response.headers["cache-control"] = "no-cache"
         return response
@@ -73,7 +73,7 @@ async def index(request: Request) -> Response:
 
 
 def routes(page: Path | None) -> list[BaseRoute]:
-    """Return the routes of all files; the page's, if its folder is there."""
+    """Return the routes of all files; those of the page only if its folder exists."""
     found: list[BaseRoute] = [
         Route("/", index),
         Route("/samples/{name}", sample),

@@ -1,4 +1,4 @@
-"""Request ids and W3C trace context: accepted if they are what they should be, made if there are none.
+"""Request ids and W3C trace context: valid ones are accepted, missing ones are created.
 
 Source: W3C Trace Context, level 1: https://www.w3.org/TR/trace-context/
 """
@@ -6,12 +6,12 @@ Source: W3C Trace Context, level 1: https://www.w3.org/TR/trace-context/
 import random
 import re
 
-MOST_ID_LENGTH = 128
+MAX_ID_LENGTH = 128
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
-def is_word(value: str, longest: int = MOST_ID_LENGTH) -> bool:
-    """Tell whether a value is printable ASCII and not too long."""
+def is_word(value: str, longest: int = MAX_ID_LENGTH) -> bool:
+    """Return whether a value is printable ASCII and not too long."""
     return 0 < len(value) <= longest and value.isascii() and value.isprintable()
 
 
@@ -21,7 +21,7 @@ def new_request_id() -> str:
 
 
 def child_of(traceparent: bytes) -> str | None:
-    """Return the `traceparent` of this hop in the caller's trace; None if the caller's is none."""
+    """Return the `traceparent` of this hop in the caller's trace; None if the value is invalid."""
     if not (found := _TRACEPARENT.fullmatch(traceparent)):
         return None
     version, trace, parent, flags, more = found.groups()
@@ -31,7 +31,7 @@ def child_of(traceparent: bytes) -> str | None:
 
 
 def new_traceparent() -> str:
-    """Return the `traceparent` of a new trace, not sampled: nobody asked for one."""
+    """Return the `traceparent` of a new trace, not sampled."""
     return f"00-{random.getrandbits(128) or 1:032x}-{_span()}-00"
 
 

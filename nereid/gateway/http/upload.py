@@ -1,4 +1,4 @@
-"""The images in a request's body: raw, in a form, or as base64 in JSON; limits hold while it is read."""
+"""The images of a request body: raw, in a form, or as base64 in JSON; limits apply while reading."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,25 +9,26 @@ from python_multipart.multipart import parse_options_header
 
 from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import Failure
-from nereid.gateway.http.http_request import Exchange
+from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.settings import Settings
+from nereid.units import format_bytes
 
 Kind = Literal["raw", "multipart/form-data", "application/json"]
 RAW: Kind = "raw"
 FORM: Kind = "multipart/form-data"
 JSON: Kind = "application/json"
-# The last one is what `curl --data-binary` says unless told otherwise.
+# The last one is the default of `curl --data-binary`.
 OCTETS = ("", "application/octet-stream", "application/x-www-form-urlencoded")
-MOST_TOP_K = 1000
-MOST_PART_HEAD_BYTES = 8192
-# What is decoded before its parts are counted; anything larger must be large for its images.
-MOST_UNCOUNTED_BYTES = 2**20
-MOST_QUOTES_PER_IMAGE = 1000
-TopK = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOP_K)]
+MAX_TOP_K = 1000
+MAX_PART_HEAD_BYTES = 8192
+# Smaller bodies are decoded without counting quotation marks first.
+MAX_UNCOUNTED_BYTES = 2**20
+MAX_QUOTES_PER_IMAGE = 1000
+TopK = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOP_K)]
 
 
 class ClientClosed(Exception):
-    """The client has gone; nobody waits for an answer."""
+    """The client has disconnected."""
 
 
 class ImageBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,14 +38,14 @@ class ImageBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchImage(msgspec.Struct, forbid_unknown_fields=True):
-    """One image of several; its id is repeated with its result, and is its place if there is none."""
+    """One image of a batch; the result repeats its id, by default its position."""
 
     image: bytes
     id: str | int | None = None
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Several images and how all of them are classified."""
+    """Several images with common options."""
 
     images: Annotated[list[BatchImage], msgspec.Meta(min_length=1)]
     top_k: TopK | None = None
@@ -54,32 +55,32 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Buffers:
-    """How much memory the bodies of all requests may take together, and those of one key at most.
+    """Memory limit of the bodies of all requests, and of the requests of one key.
 
     Args:
-        most_bytes: of all.
-        share_bytes: of one key; callers without a key have one share together.
+        max_bytes: limit of all requests.
+        share_bytes: limit of one key; callers without a key share one limit.
     """
 
-    def __init__(self, most_bytes: int, share_bytes: int) -> None:
-        self._left_bytes, self._share_bytes = most_bytes, share_bytes
+    def __init__(self, max_bytes: int, share_bytes: int) -> None:
+        self._left_bytes, self._share_bytes = max_bytes, share_bytes
         self._held_bytes: dict[str, int] = {}
 
     def take(self, key: Key | None, size_bytes: int) -> None:
-        """Count bytes that have come.
+        """Count received bytes.
 
         Raises:
-            Failure: `overloaded`, there is no room for them.
+            Failure: `overloaded`, the limit is reached.
         """
         who = key.id if key else ""
         held_bytes = self._held_bytes.get(who, 0) + size_bytes
         if size_bytes > self._left_bytes or held_bytes > self._share_bytes:
-            raise Failure("overloaded", "too many bytes of other requests are here; come later", 1.0)
+            raise Failure("overloaded", "too many bytes of other requests are buffered; retry later", 1.0)
         self._left_bytes -= size_bytes
         self._held_bytes[who] = held_bytes
 
     def give_back(self, key: Key | None, size_bytes: int) -> None:
-        """Count bytes that are no longer kept."""
+        """Count released bytes."""
         self._left_bytes += size_bytes
         who = key.id if key else ""
         if left_bytes := self._held_bytes.get(who, 0) - size_bytes:
@@ -89,107 +90,114 @@ class Buffers:
 
 
 class Uploads:
-    """Reads bodies within the limits of the settings; `buffers` are given back when a request has ended."""
+    """Read bodies within the limits of the settings; `buffers` are released after each request."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        most_bytes = settings.max_buffered_bytes
-        self.buffers = Buffers(most_bytes, max(most_bytes // 2, settings.max_body_bytes))
+        max_bytes = settings.max_buffered_bytes
+        self.buffers = Buffers(max_bytes, max(max_bytes // 2, settings.max_body_bytes))
 
-    async def one(self, exchange: Exchange, remaining_s: float) -> bytes:
+    async def one(self, request: GatewayRequest, remaining_s: float) -> bytes:
         """Read the body of a request for one image.
 
         Raises:
-            Failure: the body is not as it should be, too large, or late.
-            ClientClosed: it will never be complete.
+            Failure: the body is invalid, too large, or late.
+            ClientClosed: the client disconnected before the end of the body.
         """
-        kind = kind_of(exchange, (RAW, FORM, JSON))
+        kind = kind_of(request, (RAW, FORM, JSON))
         if kind == FORM:
-            return (await self._form(exchange, remaining_s, 1))[0].image
-        body = await self._whole(exchange, remaining_s)
+            return (await self._form(request, remaining_s, 1))[0].image
+        body = await self._whole(request, remaining_s)
         image = body if kind == RAW else _decode(ImageBody, body, 1).image
         if not image:
-            raise Failure("invalid_image", "there are no bytes in it")
+            raise Failure("invalid_image", "the image is empty")
         return image
 
-    async def several(self, exchange: Exchange, remaining_s: float) -> BatchBody:
+    async def several(self, request: GatewayRequest, remaining_s: float) -> BatchBody:
         """Read the body of a request for several images.
 
         Raises:
-            Failure: the body is not as it should be, too large, or late.
-            ClientClosed: it will never be complete.
+            Failure: the body is invalid, too large, or late.
+            ClientClosed: the client disconnected before the end of the body.
         """
         most = self._settings.max_images
-        if kind_of(exchange, (FORM, JSON)) == FORM:
-            return BatchBody(await self._form(exchange, remaining_s, most))
-        batch: BatchBody = _decode(BatchBody, await self._whole(exchange, remaining_s), most)
+        if kind_of(request, (FORM, JSON)) == FORM:
+            return BatchBody(await self._form(request, remaining_s, most))
+        batch: BatchBody = _decode(BatchBody, await self._whole(request, remaining_s), most)
         if len(batch.images) > most:
             raise Failure("invalid_request", f"at most {most} images, got {len(batch.images)}")
         return batch
 
-    async def json(self, exchange: Exchange, remaining_s: float, kind: Any) -> Any:
-        """Read a JSON body of a kind.
+    async def json(self, request: GatewayRequest, remaining_s: float, kind: Any) -> Any:
+        """Read a JSON body of a class.
 
         Raises:
-            Failure: the body is not as it should be, too large, or late.
-            ClientClosed: it will never be complete.
+            Failure: the body is invalid, too large, or late.
+            ClientClosed: the client disconnected before the end of the body.
         """
-        kind_of(exchange, (JSON,))
-        return _decode(kind, await self._whole(exchange, remaining_s, MOST_UNCOUNTED_BYTES), 1)
+        kind_of(request, (JSON,))
+        return _decode(kind, await self._whole(request, remaining_s, MAX_UNCOUNTED_BYTES), 1)
 
-    async def _whole(self, exchange: Exchange, remaining_s: float, most_bytes: int | None = None) -> bytes:
-        most_bytes = min(most_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
+    async def _whole(
+        self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None
+    ) -> bytes:
+        max_bytes = min(max_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
         chunks: list[bytes] = []
-        await self._read(exchange, remaining_s, most_bytes, chunks.append)
+        await self._read(request, remaining_s, max_bytes, chunks.append)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def _form(self, exchange: Exchange, remaining_s: float, most: int) -> list[BatchImage]:
-        _, options = parse_options_header(exchange.headers[b"content-type"])
+    async def _form(self, request: GatewayRequest, remaining_s: float, most: int) -> list[BatchImage]:
+        _, options = parse_options_header(request.headers[b"content-type"])
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 70:
             raise _damaged("its boundary must have 1 to 70 characters")
-        return read_form(await self._whole(exchange, remaining_s), boundary, most)
+        return read_form(await self._whole(request, remaining_s), boundary, most)
 
     async def _read(
-        self, exchange: Exchange, remaining_s: float, most: int, take: Callable[[bytes], Any]
+        self, request: GatewayRequest, remaining_s: float, most: int, take: Callable[[bytes], Any]
     ) -> None:
-        declared = exchange.headers.get(b"content-length", b"")
+        declared = request.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > most:
-            raise Failure("too_large", f"the body may have {most} bytes, it has {int(declared)}")
+            raise Failure(
+                "too_large",
+                f"expected a body of at most {format_bytes(most)}, got {format_bytes(int(declared))}",
+            )
         try:
             async with asyncio.timeout(remaining_s):
                 while True:
-                    message = await exchange.receive()
+                    message = await request.receive()
                     if message["type"] == "http.disconnect":
                         raise ClientClosed
                     chunk = message.get("body", b"")
-                    if exchange.body_bytes + len(chunk) > most:
-                        raise Failure("too_large", f"the body may have {most} bytes, it has more")
-                    self.buffers.take(exchange.key, len(chunk))
-                    exchange.body_bytes += len(chunk)
+                    if request.body_bytes + len(chunk) > most:
+                        raise Failure(
+                            "too_large", f"expected a body of at most {format_bytes(most)}, got more"
+                        )
+                    self.buffers.take(request.key, len(chunk))
+                    request.body_bytes += len(chunk)
                     take(chunk)
                     if not message.get("more_body", False):
                         return
         except TimeoutError:
-            raise Failure("body_timeout", f"the body did not come within {remaining_s:.3g} s") from None
+            raise Failure("body_timeout", f"the body did not arrive within {remaining_s:.3g} s") from None
 
 
 def read_form(body: bytes, boundary: bytes, most: int) -> list[BatchImage]:
     """Return the parts of a multipart body: 1 to `most` files, all of them called `file`.
 
     Raises:
-        Failure: it is something else.
+        Failure: the body is invalid.
     """
     delimiter = b"\r\n--" + boundary
     images: list[BatchImage] = []
-    # The line break before the first delimiter is not there if nothing comes before it.
+    # A body that starts with a delimiter has no line break before it.
     at = -2 if body.startswith(delimiter[2:]) else _find(body, delimiter, 0)
     while not body.startswith(b"--", at := at + len(delimiter)):
         if not body.startswith(b"\r\n", at):
             raise _damaged("a boundary has no line of its own")
         if len(images) == most:
             raise Failure("invalid_request", f"at most {most} parts, got more")
-        head_end = _find(body, b"\r\n\r\n", at, at + MOST_PART_HEAD_BYTES)
+        head_end = _find(body, b"\r\n\r\n", at, at + MAX_PART_HEAD_BYTES)
         filename = _filename(body[at:head_end])
         at = _find(body, delimiter, head_end + 4)
         images.append(BatchImage(body[head_end + 4 : at], filename))
@@ -210,7 +218,7 @@ def _filename(head: bytes) -> str | None:
     _, options = parse_options_header(values.get(b"content-disposition"))
     name = options.get(b"name", b"").decode("utf-8", "replace")
     if name != "file":
-        raise Failure("invalid_request", f"a part is called 'file', got {name[:64]!r}")
+        raise Failure("invalid_request", f"expected parts with the name 'file', got {name[:64]!r}")
     return options.get(b"filename", b"").decode("utf-8", "replace") or None
 
 
@@ -218,16 +226,16 @@ def _damaged(how: str) -> Failure:
     return Failure("invalid_request", f"the multipart body is damaged: {how}")
 
 
-def kind_of(exchange: Exchange, known: tuple[Kind, ...]) -> Kind:
-    """Return what kind of body a request has.
+def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
+    """Return the kind of a request's body.
 
     Raises:
-        Failure: one that is not known here.
+        Failure: the operation does not accept it.
     """
-    encoding = exchange.header(b"content-encoding").strip().lower()
+    encoding = request.header(b"content-encoding").strip().lower()
     if encoding not in ("", "identity"):
-        raise Failure("unsupported_media_type", f"the body must not be encoded, got {encoding[:64]!r}")
-    media = exchange.header(b"content-type").partition(";")[0].strip().lower()
+        raise Failure("unsupported_media_type", f"Content-Encoding: expected none, got {encoding[:64]!r}")
+    media = request.header(b"content-type").partition(";")[0].strip().lower()
     kind = RAW if media.startswith("image/") or media in OCTETS else media
     for each in known:
         if kind == each:
@@ -238,11 +246,11 @@ def kind_of(exchange: Exchange, known: tuple[Kind, ...]) -> Kind:
     )
 
 
-def _decode(kind: Any, body: bytes, most_images: int) -> Any:
-    most_quotes = most_images * MOST_QUOTES_PER_IMAGE
-    if len(body) > MOST_UNCOUNTED_BYTES and body.count(b'"') > most_quotes:
-        raise Failure("invalid_request", f"the JSON has more than {most_quotes} quotation marks")
+def _decode(kind: Any, body: bytes, max_images: int) -> Any:
+    max_quotes = max_images * MAX_QUOTES_PER_IMAGE
+    if len(body) > MAX_UNCOUNTED_BYTES and body.count(b'"') > max_quotes:
+        raise Failure("invalid_request", f"the JSON has more than {max_quotes} quotation marks")
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Failure("invalid_request", f"the JSON is not as it should be: {error}") from None
+        raise Failure("invalid_request", f"invalid JSON: {error}") from None
