@@ -9,6 +9,7 @@ import pytest
 from onnx import helper
 
 from nereid.inference.signature import NetworkTensor, Signature
+from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import (
     InvalidOnnx,
     append_softmax,
@@ -328,3 +329,22 @@ def test_unreadable_file_is_told(tmp_path):
 
     with pytest.raises(InvalidOnnx, match="Is a directory"):
         read(tmp_path / "model.onnx")
+
+
+def test_subgraphs_belong_to_the_network():
+    """Constants and operators in the branch of an If are found like those outside."""
+    branch = helper.make_graph(
+        [
+            helper.make_node("Constant", [], ["inner"], value=constant("hidden", WEIGHTS)),
+            helper.make_node("Special", ["inner"], ["out"], domain="com.example"),
+        ],
+        "branch",
+        [],
+        [value("out", "FP32", [12])],
+    )
+    choice = helper.make_node("If", ["is_first"], ["y"], then_branch=branch, else_branch=branch)
+    inputs, outputs = [value("is_first", "BOOL", [])], [value("y", "FP32", [12])]
+    model = helper.make_model(helper.make_graph([choice], "whole", inputs, outputs))
+
+    assert [tensor.name for tensor in onnx_graph.tensors(model)] == ["hidden", "hidden"]
+    assert onnx_graph.custom_domains(model) == ("com.example",)

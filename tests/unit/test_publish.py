@@ -330,6 +330,15 @@ def test_unfinished_operation_is_made_good(repository, tmp_path, event):
         assert log.lines()[-1] == last
 
 
+def test_retirement_that_had_only_begun_is_undone(repository):
+    """Without its actions in the journal, nothing was retired, and the journal does not claim it."""
+    with locked_repository(repository, None, print) as (log, unstaged):
+        begin(log, unstaged, "retire", NET, 1)
+
+    with locked_repository(repository, None, print) as (log, _):
+        assert log.lines()[-1].event == "undone"
+
+
 def test_what_was_there_before_is_not_taken_back(repository, tmp_path):
     """If a step finds another thing in its place, that stays, and everything else is undone."""
     before = contents(repository)
