@@ -180,11 +180,12 @@ def test_init_leaves_a_used_folder_alone(tmp_path):
 
 def test_packaged_models_cannot_be_changed(tmp_path, monkeypatch):
     """An upgrade would remove the change, so the message names `nereid init`."""
+    packaged = tmp_path / "packaged"
+    assert run("init", str(packaged)).exit_code == 0
     monkeypatch.setattr(assets, "IS_CHECKOUT", False)
+    monkeypatch.setattr(assets, "REPOSITORY", packaged)
 
-    done = run(
-        "rollback", "classify", NEREID_REPOSITORY=str(assets.REPOSITORY), XDG_RUNTIME_DIR=str(tmp_path)
-    )
+    done = run("rollback", "classify", NEREID_REPOSITORY=str(packaged), XDG_RUNTIME_DIR=str(tmp_path))
 
     assert (done.exit_code, "fix: nereid init DIR" in done.stderr) == (2, True)
 
