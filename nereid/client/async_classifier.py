@@ -1,4 +1,4 @@
-"""Classify images on a Triton server from asyncio."""
+"""Classification of images on a Triton server from asyncio."""
 
 import asyncio
 import time
@@ -33,9 +33,9 @@ from nereid.contract import SCORES
 
 
 class AsyncClassifier:
-    """`Classifier` for asyncio: the same arguments, the same answers, the same errors.
+    """`Classifier` for asyncio: the same arguments, predictions and errors.
 
-    A call that is cancelled cancels its request on the server, too (gRPC).
+    Over gRPC a cancelled task cancels its request on the server, too.
 
     Example:
         >>> async with AsyncClassifier("localhost:8001") as classifier:
@@ -71,13 +71,13 @@ class AsyncClassifier:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections, after what shared memory there is."""
+        """Remove the regions of shared memory, then close the connections."""
         if self._finalizer:
             await asyncio.to_thread(self._finalizer)
         await self._connection.close()
 
     async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
-        """Classify one image; see `Classifier.classify`."""
+        """Classify one image; arguments and errors as `Classifier.classify`."""
         began = time.perf_counter()
         checked = check_options(options, self._timeout_s)
         attempts = self._requests.attempts(checked)
@@ -89,7 +89,7 @@ class AsyncClassifier:
         return prediction.read(result, self.model, checked.request_id, timings)[0]
 
     async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
-        """Return the scores of all classes as the model gives them, float32[C]; else as `classify`."""
+        """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
         checked = check_options(options, self._timeout_s, is_for_scores=True)
         attempts = self._requests.attempts(checked)
         result = await self._request(checked, attempts, [await _encode(image)])
@@ -102,9 +102,10 @@ class AsyncClassifier:
         batch_size: int = 1,
         **options: Unpack[Options],
     ) -> AsyncIterator[Outcome]:
-        """Classify images as they come, several at a time; see `Classifier.classify_many`.
+        """Classify a stream of images, several at a time; see `Classifier.classify_many`.
 
-        Outcomes do not wait for an asynchronous iterable to go on; one that is not is read on the loop.
+        Outcomes do not wait for the next image of an asynchronous iterable. The event loop reads any other
+        iterable.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -114,21 +115,21 @@ class AsyncClassifier:
     async def _outcomes(
         self, images: Iterable[ImageLike] | AsyncIterable[ImageLike], batch_size: int, options: Options
     ) -> AsyncIterator[Outcome]:
-        # Without a bound of its own: its end must find room also when nobody reads it any more.
+        # Unbounded: the final None must fit even if the reader has gone.
         started: asyncio.Queue[asyncio.Task[list[Outcome]] | None] = asyncio.Queue()
         ahead = asyncio.Semaphore(2 * self._concurrency)
         running: set[asyncio.Task[Any]] = set()
         slots = asyncio.Semaphore(self._concurrency)
 
-        async def classify(group: list[ImageLike]) -> list[Outcome]:
+        async def classify(batch: list[ImageLike]) -> list[Outcome]:
             async with slots:
-                return await self._classify_group(group, options)
+                return await self._classify_batch(batch, options)
 
         async def start() -> None:
             try:
-                async for group in _groups(images, batch_size):
+                async for batch in _batches(images, batch_size):
                     await ahead.acquire()
-                    running.add(task := asyncio.create_task(classify(group)))
+                    running.add(task := asyncio.create_task(classify(batch)))
                     started.put_nowait(task)
             finally:
                 started.put_nowait(None)
@@ -146,44 +147,44 @@ class AsyncClassifier:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _classify_group(self, images: list[ImageLike], options: Options) -> list[Outcome]:
+    async def _classify_batch(self, images: list[ImageLike], options: Options) -> list[Outcome]:
         began = time.perf_counter()
         checked = check_options(options, self._timeout_s)
         attempts = self._requests.attempts(checked)
-        group = BatchSplit([await _encode_or_error(image) for image in images], self._limit)
+        batch = BatchSplit([await _encode_or_error(image) for image in images], self._limit)
         encode_s = time.perf_counter() - began
-        while files := group.next_request():
+        while files := batch.next_request():
             try:
                 result = await self._request(checked, attempts, files)
                 request_s = time.perf_counter() - began - encode_s
                 timings = Timings.of(encode_s, request_s, attempts.count)
                 predictions = prediction.read(result, self.model, checked.request_id, timings)
-            except (ClassifierError, OSError) as error:  # such as memory for it that is full
-                group.failed(error)
+            except (ClassifierError, OSError) as error:  # OSError: full shared memory
+                batch.failed(error)
             else:
-                group.succeeded(predictions)
-        self._limit = min(self._limit, group.limit)
-        return group.outcomes()
+                batch.succeeded(predictions)
+        self._limit = min(self._limit, batch.limit)
+        return batch.outcomes()
 
     async def _request(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Any:
         return await transport.run_async(self._connection, self._requests.send(checked, attempts, files))
 
 
-async def _groups(
+async def _batches(
     images: Iterable[ImageLike] | AsyncIterable[ImageLike], size: int
 ) -> AsyncIterator[list[ImageLike]]:
-    group: list[ImageLike] = []
+    batch: list[ImageLike] = []
     failure: Exception | None = None
     try:
         async for image in _each(images):
-            group.append(image)
-            if len(group) == size:
-                yield group
-                group = []
+            batch.append(image)
+            if len(batch) == size:
+                yield batch
+                batch = []
     except Exception as error:
         failure = error
-    if group:
-        yield group
+    if batch:
+        yield batch
     if failure:
         raise failure
 
@@ -198,7 +199,7 @@ async def _each(images: Iterable[ImageLike] | AsyncIterable[ImageLike]) -> Async
 
 
 async def _encode(image: ImageLike) -> bytes:
-    # Reading a file and encoding pixels take their time; the loop goes on meanwhile.
+    # In a thread: reading a file and encoding pixels would block the loop.
     return image if isinstance(image, bytes) else await asyncio.to_thread(encode, image)
 
 

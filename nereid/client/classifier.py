@@ -1,4 +1,4 @@
-"""Classify images on a Triton server: one interface, whatever carries the request."""
+"""Classification of images on a Triton server: one interface for every transport."""
 
 import os
 import time
@@ -37,21 +37,21 @@ from nereid.contract import SCORES
 class Classifier:
     """A connection to one model of one server; safe to use from several threads.
 
-    A request is repeated only after a fault that is safe to repeat (docs/clients.md), within its time and a
-    budget that all requests share.
+    A classifier repeats a request only after a fault that is safe to repeat (docs/clients.md). Its
+    retries end with the request's time limit, or with a budget that all requests share.
 
     Args:
-        url: HOST:PORT of the server, without a scheme.
+        url: address of the server, HOST:PORT without a scheme.
         protocol: `grpc` or `http`.
         model: a route, or any model with an input `image` and an output `scores`.
-        timeout_s: how long an answer may take, all attempts together.
-        concurrency: how many requests `classify_many` keeps in flight, so that the server can batch them.
-        shared_memory: `system` hands images over in this machine's memory, `cuda` in that of its first GPU;
-            for `nereid serve --allow-shm`. Close the classifier, which takes its regions away again.
+        timeout_s: time limit of a request in seconds, all attempts together.
+        concurrency: number of requests that `classify_many` keeps in flight, for the server to batch.
+        shared_memory: `system` passes images in the memory of this machine, `cuda` in the memory of its first
+            GPU; None sends them. The server needs `nereid serve --allow-shm`. `close` removes the regions.
 
     Raises:
-        ValueError: one of these cannot be meant.
-        NoCuda: there is no GPU, or no library for it.
+        ValueError: an argument is invalid.
+        NoCuda: the machine has no GPU, or a library is missing.
 
     Example:
         >>> with Classifier("localhost:8001") as classifier:
@@ -77,7 +77,7 @@ class Classifier:
         self._connection = transport.connect(url, protocol)
         regions = Regions(shared_memory, url, protocol) if shared_memory else None
         self._requests = ModelRequests(protocol, model, regions)
-        # Also when the process ends, and nobody has closed it.
+        # Also at the end of the process, without `close`.
         self._finalizer = weakref.finalize(self, regions.close) if regions else None
 
     def __enter__(self) -> "Classifier":
@@ -87,11 +87,11 @@ class Classifier:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error:
-            self._connection.close()  # nobody wants what is in flight
+            self._connection.close()  # the caller discards the requests in flight
         self.close()
 
     def close(self) -> None:
-        """Wait for what `classify_many` has in flight, then close all connections."""
+        """Wait for the requests of `classify_many` in flight, then close all connections."""
         self._pool_of_this_process().shutdown(cancel_futures=True)
         if self._finalizer:
             self._finalizer()
@@ -101,16 +101,19 @@ class Classifier:
         """Classify one image.
 
         Args:
-            image: an image file (its bytes, its path, or opened for reading bytes), a PIL image, or
-                uint8[H, W, 3] (RGB) or uint8[H, W]; the server decodes it.
-            options: see `Options`.
+            image: an image file (its bytes, its path, or opened for reading bytes), a PIL image, or an array
+                uint8[H, W, 3] (RGB) or uint8[H, W] (grey). The server decodes it.
+            options: options of the request, see `Options`.
+
+        Returns:
+            The `top_k` best classes, best first, and the model that computed them.
 
         Raises:
             RequestRefused: not an image, or an unknown model, variant or version.
-            ServerFailed: the server failed; its subclasses say how (docs/clients.md).
-            ValueError: an option cannot be meant, or an array or a PIL image has a form that is not known.
-            TypeError: `image` is none of the above.
-            OSError: a file cannot be read, or what pixels are encoded to cannot be stored.
+            ServerFailed: the server failed; the subclasses name the reason (docs/clients.md).
+            ValueError: an option is invalid, or an array or a PIL image has an unknown form.
+            TypeError: `image` has another type.
+            OSError: a file cannot be read, or the encoded pixels cannot be stored.
             RuntimeError: the classifier is closed.
         """
         began = time.perf_counter()
@@ -124,7 +127,7 @@ class Classifier:
         return prediction.read(result, self.model, checked.request_id, timings)[0]
 
     def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
-        """Return the scores of all classes as the model gives them, float32[C]; else as `classify`."""
+        """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
         checked = check_options(options, self._timeout_s, is_for_scores=True)
         attempts = self._requests.attempts(checked)
         scores: np.ndarray = self._request(checked, attempts, [encode(image)]).as_numpy(SCORES)[0]
@@ -133,21 +136,21 @@ class Classifier:
     def classify_many(
         self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[Options]
     ) -> Iterator[Outcome]:
-        """Classify images as they come, several at a time.
+        """Classify a stream of images, several at a time.
 
         Args:
-            images: read a little ahead of the answers, on the caller's thread; what it raises comes after
-                the outcomes of those that it gave.
-            batch_size: how many images share a request; those that the server would not take together are
-                sent apart.
-            options: those of `classify`; `timeout_s` is for each request, with what of it is sent again.
+            images: read a little ahead of the outcomes, on the caller's thread. If the iterator raises, its
+                error follows the outcomes of the images before it.
+            batch_size: number of images that share a request; the classifier splits a batch that the server
+                rejects.
+            options: options of each request, as for `classify`; `timeout_s` includes the parts sent again.
 
         Returns:
-            In the order of `images`, the prediction of each, or what `classify` would have raised: one bad
-            image does not stop the rest.
+            In the order of `images`, the prediction of each, or the error that `classify` would raise. A bad
+            image does not stop the others.
 
         Raises:
-            ValueError: an option cannot be meant.
+            ValueError: an option is invalid.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -160,12 +163,12 @@ class Classifier:
         failure: Exception | None = None
         try:
             while True:
-                # Twice as many as are in flight: enough to keep all threads busy, few enough to bound memory.
+                # Twice the requests in flight: enough to keep all threads busy, few enough to limit memory.
                 while not failure and len(waiting) < 2 * self._concurrency:
-                    group, failure = _group(images, batch_size)
-                    if not group:
+                    batch, failure = _next_batch(images, batch_size)
+                    if not batch:
                         break
-                    waiting.append(pool.submit(self._classify_group, group, options))
+                    waiting.append(pool.submit(self._classify_batch, batch, options))
                 if not waiting:
                     break
                 yield from waiting.popleft().result()
@@ -175,27 +178,27 @@ class Classifier:
             for future in waiting:
                 future.cancel()
 
-    def _classify_group(self, images: list[ImageLike], options: Options) -> list[Outcome]:
+    def _classify_batch(self, images: list[ImageLike], options: Options) -> list[Outcome]:
         began = time.perf_counter()
         checked = check_options(options, self._timeout_s)
         attempts = self._requests.attempts(checked)
-        group = BatchSplit([_encode_or_error(image) for image in images], self._limit)
+        batch = BatchSplit([_encode_or_error(image) for image in images], self._limit)
         encode_s = time.perf_counter() - began
-        while files := group.next_request():
+        while files := batch.next_request():
             try:
                 result = self._request(checked, attempts, files)
                 request_s = time.perf_counter() - began - encode_s
                 timings = Timings.of(encode_s, request_s, attempts.count)
                 predictions = prediction.read(result, self.model, checked.request_id, timings)
-            except (ClassifierError, OSError) as error:  # such as memory for it that is full
-                group.failed(error)
+            except (ClassifierError, OSError) as error:  # OSError: full shared memory
+                batch.failed(error)
             else:
-                group.succeeded(predictions)
-        self._limit = min(self._limit, group.limit)
-        return group.outcomes()
+                batch.succeeded(predictions)
+        self._limit = min(self._limit, batch.limit)
+        return batch.outcomes()
 
     def _pool_of_this_process(self) -> ThreadPoolExecutor:
-        if os.getpid() != self._owner:  # a fork has none of the threads
+        if os.getpid() != self._owner:  # a fork has no threads of its parent
             self._owner, self._pool = os.getpid(), ThreadPoolExecutor(self._concurrency)
         return self._pool
 
@@ -203,13 +206,13 @@ class Classifier:
         return transport.run(self._connection, self._requests.send(checked, attempts, files))
 
 
-def _group(images: Iterator[ImageLike], size: int) -> tuple[list[ImageLike], Exception | None]:
-    group: list[ImageLike] = []
+def _next_batch(images: Iterator[ImageLike], size: int) -> tuple[list[ImageLike], Exception | None]:
+    batch: list[ImageLike] = []
     try:
-        group.extend(islice(images, size))
+        batch.extend(islice(images, size))
     except Exception as error:
-        return group, error
-    return group, None
+        return batch, error
+    return batch, None
 
 
 def _encode_or_error(image: ImageLike) -> bytes | Unusable:

@@ -1,4 +1,4 @@
-"""What may be given as an image, turned into the bytes of an image file that the server decodes."""
+"""Conversion of image arguments to the bytes of an image file, which the server decodes."""
 
 import io
 import os
@@ -14,26 +14,25 @@ ImageLike: TypeAlias = (
     "bytes | bytearray | memoryview | str | os.PathLike[str] | IO[bytes] | Image.Image | np.ndarray"
 )
 
-# BMP is written and read many times faster than PNG, and as exact; it has no alpha, CMYK or 16 bits.
+# BMP is as exact as PNG and many times faster; it has no alpha, CMYK or 16 bits.
 BMP_MODES = ("1", "L", "P", "RGB")
 TIFF_MODES = ("RGBA", "CMYK", "I;16", "I;16B")
-# Neither holds them; the server would convert them just so.
+# Neither format has these modes; the server would convert them in the same way.
 TO_RGB_MODES = ("RGBX", "YCbCr", "HSV")
 HEADERS_BYTES = 4096
 
 
 def encode(image: ImageLike) -> bytes:
-    """Return an image as the bytes of a file; files stay as they are, pixels are encoded without loss.
+    """Return an image as the bytes of a file: files unchanged, pixels encoded without loss.
 
     Args:
-        image: bytes of an image file, its path, a file opened for reading bytes, a PIL image (turned as its
-            EXIF orientation says), or uint8[H, W, 3] (RGB) or uint8[H, W] (grey).
+        image: bytes of an image file, its path, a file opened for reading bytes, a PIL image, or an array
+            uint8[H, W, 3] (RGB) or uint8[H, W] (grey). A PIL image is rotated by its EXIF orientation.
 
     Raises:
         OSError: a file cannot be read.
-        TypeError: `image` is none of these.
-        ValueError: an array of another shape or datatype, or a PIL image that is damaged or of a mode that
-            has no RGB.
+        TypeError: `image` has another type.
+        ValueError: the array has another shape or datatype, or the PIL image is damaged or of an unknown mode.
     """
     if isinstance(image, bytes):
         return image
@@ -60,7 +59,7 @@ def _load(image: Image.Image) -> None:
         image.load()
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # a damaged file has PIL raise almost anything, such as SyntaxError
+    except Exception as error:  # PIL raises almost any error on a damaged file, such as SyntaxError
         raise ValueError(f"a PIL image cannot be read: {type(error).__name__}: {error}") from None
 
 
@@ -73,7 +72,7 @@ def _from_array(pixels: np.ndarray) -> Image.Image:
 
 
 def _from_pixels(image: Image.Image) -> bytes:
-    # PNG holds the level that is transparent; as RGBA it would lose what is above 255.
+    # PNG stores the transparent level; RGBA would clip levels above 255.
     is_keyed = image.mode.startswith("I;16") and image.has_transparency_data
     if image.has_transparency_data and not is_keyed:
         image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")

@@ -1,7 +1,7 @@
-"""KServe v2 over HTTP, blocking: connections that any thread may use, each call with one deadline.
+"""Blocking KServe v2 client over HTTP: threads share its connections, and each request has one deadline.
 
-Not the client of tritonclient: it is built on gevent, which gives every thread a loop of its own and leaves
-its four files open when the thread ends, and whose timeouts are per operation of the socket.
+It replaces tritonclient's client, which is built on gevent. Gevent gives every thread a loop, whose four files
+stay open when the thread ends. Its timeouts hold for one operation of the socket.
 """
 
 import http.client
@@ -25,11 +25,11 @@ LENGTH = "Inference-Header-Content-Length"
 class RestClient:
     """The methods of tritonclient that a classifier needs, each with gRPC's `client_timeout` in seconds.
 
-    Connections are kept and shared by all threads. All methods raise what the socket raises, TimeoutError, or
-    InferenceServerException with the server's own words.
+    All threads share the connections. All methods raise the errors of the socket, TimeoutError, or
+    InferenceServerException with the server's message.
 
     Args:
-        url: HOST:PORT.
+        url: address of the server, HOST:PORT.
     """
 
     def __init__(self, url: str) -> None:
@@ -42,7 +42,7 @@ class RestClient:
         self._is_closed = False
 
     def close(self) -> None:
-        """Close all connections; those in use fail."""
+        """Close all connections; requests in flight fail."""
         with self._lock_of_this_process():
             self._is_closed = True
             while self._idle:
@@ -51,16 +51,18 @@ class RestClient:
                 connection.abort()
 
     def infer(self, model: str, headers: Mapping[str, str], *, client_timeout: float, **options: Any) -> Any:
-        """Return tritonclient's `InferResult`."""
+        """Run a model, and return tritonclient's `InferResult`."""
         body, json_size = InferenceServerClient.generate_request_body(**options)
         length = {} if json_size is None else {LENGTH: str(json_size)}
         path, request_id = f"models/{quote(model)}/infer", options.get("request_id")
 
-        def read(answer: bytes, json_size: int | None) -> Any:
-            result = InferenceServerClient.parse_response_body(answer, header_length=json_size)
-            answered_id = result.get_response().get("id", request_id)
-            if answered_id != request_id:
-                raise http.client.HTTPException(f"the answer is to another request, {answered_id!r}")
+        def read(content: bytes, json_size: int | None) -> Any:
+            result = InferenceServerClient.parse_response_body(content, header_length=json_size)
+            response_id = result.get_response().get("id", request_id)
+            if response_id != request_id:
+                raise http.client.HTTPException(
+                    f"expected the response to request {request_id!r}, got that to {response_id!r}"
+                )
             return result
 
         return self._request("POST", path, client_timeout, body, {**headers, **length}, read)
@@ -72,50 +74,50 @@ class RestClient:
     def register_system_shared_memory(
         self, name: str, key: str, byte_size: int, *, client_timeout: float
     ) -> None:
-        """Let the server map a region."""
-        about = {"key": key, "offset": 0, "byte_size": byte_size}
+        """Register a region of system shared memory."""
+        fields = {"key": key, "offset": 0, "byte_size": byte_size}
         self._request(
-            "POST", f"systemsharedmemory/region/{name}/register", client_timeout, json.dumps(about).encode()
+            "POST", f"systemsharedmemory/region/{name}/register", client_timeout, json.dumps(fields).encode()
         )
 
     def unregister_system_shared_memory(
         self, name: str, headers: Mapping[str, str] = {}, *, client_timeout: float
     ) -> None:
-        """Have the server let go of a region."""
+        """Release a region of system shared memory."""
         self._request("POST", f"systemsharedmemory/region/{name}/unregister", client_timeout, headers=headers)
 
     def get_system_shared_memory_status(
         self, headers: Mapping[str, str] = {}, *, client_timeout: float
     ) -> Any:
-        """Return the regions as a list."""
+        """Return the regions of system shared memory as a list."""
         return self._get_json("GET", "systemsharedmemory/status", client_timeout, headers)
 
     def register_cuda_shared_memory(
         self, name: str, raw_handle: bytes, device_id: int, byte_size: int, *, client_timeout: float
     ) -> None:
-        """Let the server map a region of a GPU."""
-        about = {
+        """Register a region of GPU memory."""
+        fields = {
             "raw_handle": {"b64": raw_handle.decode()},
             "device_id": device_id,
             "byte_size": byte_size,
         }
         self._request(
-            "POST", f"cudasharedmemory/region/{name}/register", client_timeout, json.dumps(about).encode()
+            "POST", f"cudasharedmemory/region/{name}/register", client_timeout, json.dumps(fields).encode()
         )
 
     def unregister_cuda_shared_memory(
         self, name: str, headers: Mapping[str, str] = {}, *, client_timeout: float
     ) -> None:
-        """Have the server let go of a region of a GPU."""
+        """Release a region of GPU memory."""
         self._request("POST", f"cudasharedmemory/region/{name}/unregister", client_timeout, headers=headers)
 
     def get_cuda_shared_memory_status(self, headers: Mapping[str, str] = {}, *, client_timeout: float) -> Any:
-        """Return the regions of GPUs as a list."""
+        """Return the regions of GPU memory as a list."""
         return self._get_json("GET", "cudasharedmemory/status", client_timeout, headers)
 
     def _get_json(self, method: str, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
         return self._request(
-            method, path, timeout_s, headers=headers, read=lambda answer, _: json.loads(answer)
+            method, path, timeout_s, headers=headers, read=lambda content, _: json.loads(content)
         )
 
     def _request(
@@ -125,27 +127,27 @@ class RestClient:
         timeout_s: float,
         body: bytes = b"",
         headers: Mapping[str, str] = {},
-        read: Callable[[bytes, int | None], Any] = lambda answer, json_size: None,
+        read: Callable[[bytes, int | None], Any] = lambda content, json_size: None,
     ) -> Any:
-        """Return what `read` makes of an answer, and of how much of it is JSON if something follows."""
+        """Send a request; `read` converts the body, given the size of its JSON header if data follow it."""
         connection = self._take(time.monotonic() + timeout_s)
         is_sent = False
         try:
-            # Who refuses a body may say so, and hang up, before the end of it.
+            # A server may reject a body, and close the connection, before the end of the body.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, f"/v2/{path}", body, dict(headers))
                 is_sent = True
             response = connection.getresponse()
-            answer = response.read()
+            content = response.read()
             if response.status == http.client.OK:
                 size = response.headers.get(LENGTH)
-                result = read(answer, None if size is None else int(size))
+                result = read(content, None if size is None else int(size))
         except BaseException:
-            self._put_back(connection, is_usable=False)  # an answer may be half read, or another's
+            self._put_back(connection, is_usable=False)  # half a response, or another's, may be left
             raise
         self._put_back(connection, is_sent)
         if response.status != http.client.OK:
-            raise InferenceServerException(_error_text(answer), str(response.status))
+            raise InferenceServerException(_error_text(content), str(response.status))
         return result
 
     def _take(self, deadline: float) -> "_Connection":
@@ -172,20 +174,20 @@ class RestClient:
         connection.close()
 
     def _lock_of_this_process(self) -> threading.Lock:
-        if os.getpid() != self._owner:  # a fork: what is open is shared with its parent
+        if os.getpid() != self._owner:  # a fork shares the sockets of its parent
             self._owner, self._lock, self._idle, self._busy = os.getpid(), threading.Lock(), [], set()
         return self._lock
 
 
 class _Connection(http.client.HTTPConnection):
-    """Ends whatever it does at `deadline`, in monotonic seconds: also with a server that dribbles."""
+    """Ends every operation at `deadline`, in monotonic seconds, also if a server sends byte by byte."""
 
     sock: "_Socket | None"
     deadline = 0.0
     is_aborted = False
 
     def connect(self) -> None:
-        """Try the addresses of the host, each for as long as there is."""
+        """Connect to the first address of the host that accepts, within the deadline."""
         failure: OSError = OSError(f"{self.host} has no address")
         for family, kind, protocol, _, address in _addresses(self.host, self.port, self.remaining_s()):
             self.sock = _Socket(self, family, kind, protocol)
@@ -200,11 +202,11 @@ class _Connection(http.client.HTTPConnection):
         raise failure
 
     def remaining_s(self) -> float:
-        """Return how long it may still take.
+        """Return the time left, in seconds.
 
         Raises:
-            TimeoutError: the time is up.
-            ConnectionAbortedError: it was given up.
+            TimeoutError: no time is left.
+            ConnectionAbortedError: `abort` was called.
         """
         if self.is_aborted:
             raise ConnectionAbortedError
@@ -214,19 +216,19 @@ class _Connection(http.client.HTTPConnection):
         return remaining_s
 
     def abort(self) -> None:
-        """Have the thread that uses it fail at once."""
+        """Fail the thread that uses the connection, immediately."""
         self.is_aborted = True
         if sock := self.sock:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     def is_alive(self) -> bool:
-        """Tell whether the server keeps it open, and has said nothing unasked."""
+        """Return whether the server keeps the connection open, and has sent nothing."""
         return self.sock is not None and self.sock.is_quiet()
 
 
 class _Socket(socket.socket):
-    """Bounds each operation by what its connection has left."""
+    """Limits each operation to the time left of its connection."""
 
     def __init__(self, connection: _Connection, *about: int) -> None:
         super().__init__(*about)
@@ -252,29 +254,29 @@ class _Socket(socket.socket):
 
 
 def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
-    """Return what `getaddrinfo` says, in a thread: it knows no timeout."""
+    """Return the result of `getaddrinfo`, in a thread because the function has no timeout."""
     found: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def resolve() -> None:
         try:
             found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except Exception as error:
             found.put(error)
 
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=resolve, daemon=True).start()
     try:
-        answer = found.get(timeout=timeout_s)
+        addresses = found.get(timeout=timeout_s)
     except queue.Empty:
         raise TimeoutError from None
-    if isinstance(answer, Exception):
-        raise answer
-    return list(answer)
+    if isinstance(addresses, Exception):
+        raise addresses
+    return list(addresses)
 
 
-def _error_text(answer: bytes) -> str:
-    """Return Triton's reason; of another kind of answer, what tritonclient says then."""
+def _error_text(content: bytes) -> str:
+    """Return Triton's error message, or tritonclient's own text for a body without one."""
     try:
-        return str(json.loads(answer)["error"])
+        return str(json.loads(content)["error"])
     except (ValueError, LookupError, TypeError):
-        text = answer[:200].decode(errors="replace")
+        text = content[:200].decode(errors="replace")
         return f"an exception occurred in the client while decoding the response: {text!r}"
