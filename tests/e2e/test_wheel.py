@@ -69,7 +69,9 @@ def installed(built, tmp_path_factory):
     installed = Installed(base / "venv", base / "empty")
     subprocess.run([sys.executable, "-m", "venv", str(installed.environment)], check=True, timeout=INSTALL_S)
     (wheel,) = built.glob("*.whl")
-    installed.run("pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[embedded,cpu,publish]")
+    installed.run(
+        "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[embedded,cpu,publish]"
+    )
     yield installed
     shutil.rmtree(installed.environment)
 

@@ -6,8 +6,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from nereid.gateway.http import serving as command
 from nereid.gateway.failures import Failure
+from nereid.gateway.http import serving as command
 from nereid.gateway.http.app import app_of
 from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, Buffers, read_form
 from nereid.gateway.settings import Settings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nereid.gateway.admission.concurrency_limit import MIN_LIMIT, INITIAL, ConcurrencyLimit
+from nereid.gateway.admission.concurrency_limit import INITIAL, MIN_LIMIT, ConcurrencyLimit
 
 Service = Callable[[int, random.Random], float]
 MOST = 64
