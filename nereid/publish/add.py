@@ -113,7 +113,7 @@ def _check_request(repository: Path, request: AddRequest) -> None:
     if request.labels and not request.labels.is_file():
         raise WrongUsage(f"label file '{request.labels}' does not exist")
     if repository.exists() and not repository.is_dir():
-        raise WrongUsage(f"model repository '{repository}' is not a folder")
+        raise WrongUsage(f"'{repository}' is not a folder; fix: name a model repository, or nereid init DIR")
 
 
 def _check_names(repository: Path, names: Names) -> None:

@@ -215,7 +215,7 @@ def _parse(onnx: Any, path: Path, content: bytes) -> Any:
     except Exception:  # protobuf's implementations have different classes
         kind = "a text file" if _is_text(content) else "a truncated or other file"
         raise InvalidOnnx(
-            f"'{path}': expected an ONNX network, got {kind} ({len(content):,} bytes)"
+            f"'{path}': expected an ONNX network, got {kind} ({len(content):,} bytes); fix: export it again"
         ) from None
     if not model.ir_version or not model.opset_import or not model.graph.node:
         raise InvalidOnnx(f"'{path}' is not a complete ONNX network: no IR version, opset or operators")

@@ -31,7 +31,7 @@ def parse(text: str) -> Any:
 
 
 def rewrite(text: str, wanted: Any) -> str:
-    """Return the text of a config, changed to say `wanted`.
+    """Return the text of a config, changed to the message `wanted`.
 
     If the text cannot be changed entry by entry, the result is a new text without comments.
 

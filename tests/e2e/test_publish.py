@@ -97,7 +97,7 @@ def test_version_that_the_server_refuses_is_taken_back(served, record, tmp_path)
     before = contents(served.repository)
 
     def damage(line: str) -> None:
-        if "added to version_policy" in line:
+        if "version_policy includes" in line:
             (network,) = set((served.repository / NET).glob("*/model.onnx")) - known
             network.write_bytes(b"no network")
 

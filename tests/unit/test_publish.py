@@ -344,7 +344,7 @@ def test_what_was_there_before_is_not_taken_back(repository, tmp_path):
     before = contents(repository)
 
     def intrude(line: str) -> None:
-        if "version 2 added to version_policy" in line:
+        if "version_policy includes version 2" in line:
             (repository / "net_v2").mkdir()
             (repository / "net_v2" / "mine.txt").write_text("mine")
 

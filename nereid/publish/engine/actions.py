@@ -82,7 +82,7 @@ class Install(Struct, frozen=True, tag=True):
     def undo(self, workspace: Workspace) -> None:
         """Move it out atomically, and unload it from a server that has loaded it.
 
-        While the files are still staged, they were never installed: a file of that name is somebody else's.
+        While the files are still staged, they were never installed: a file of that name is not ours.
         """
         source, target = workspace.repository / self.path, workspace.staging / "old" / self.path
         if (workspace.staging / "new" / self.path).exists():
@@ -115,7 +115,7 @@ class Policy(Struct, frozen=True, tag=True):
                 before.parent.mkdir(parents=True, exist_ok=True)
                 files.replace(before, path.read_bytes())
             self._write(workspace, path, {*self._others(path), self.version})
-        workspace.report(f"{self.model}: version {self.version} added to version_policy")
+        workspace.report(f"{self.model}: version_policy includes version {self.version}")
 
     def undo(self, workspace: Workspace) -> None:
         """Remove the version, or restore the former files, and unload the version."""
@@ -128,7 +128,7 @@ class Policy(Struct, frozen=True, tag=True):
                 self._write(workspace, path, self._others(path))
         if changed:
             _unload_version(workspace, self.model, self.version)
-        workspace.report(f"{self.model}: version {self.version} removed from version_policy")
+            workspace.report(f"{self.model}: version_policy no longer includes version {self.version}")
 
     def _files(self, workspace: Workspace) -> list[Path]:
         found = config_files(workspace.repository / self.model)

@@ -106,7 +106,7 @@ def read(folder: Path) -> tuple[Line, ...]:
     """Return all events of a journal, oldest first.
 
     Raises:
-        OperationFailed: an event is of an unknown format, so that nobody knows what is unfinished.
+        OperationFailed: an event has an unknown format, so that unfinished work may be hidden.
     """
     return json_lines.read_all(folder / "journal.jsonl", Line)
 

@@ -101,7 +101,7 @@ def served_config(request: ExaminationRequest, signature: Signature) -> ModelCon
     """Return the config that the server would use, changed to one thread.
 
     Raises:
-        InvalidConfig: it asks for batches, which the network cannot do.
+        InvalidConfig: it has batches, which the network does not support.
     """
     document = dict(deepcopy(request.document)) | {"backend": "onnxruntime", "name": request.model}
     onnx_file.complete_document(document, lambda: signature)
