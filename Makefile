@@ -118,6 +118,6 @@ site: .venv/.site  ## build the documentation site in site/, complete in itself
 dist: .venv/.testing  ## build the wheel and the sdist of `nereid-serving` in dist/
 	$(BIN)/python -m build --outdir dist .
 
-clean:  ## remove what was installed, built, cached and left beside the repository
+clean:  ## remove what was installed, built, cached, and left next to the repository
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis dist site .*.nereid
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

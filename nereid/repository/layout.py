@@ -154,13 +154,16 @@ def thread_budget(repository: Path, profile: str) -> list[Threads]:
 
 
 def describe_threads(budget: list[Threads]) -> tuple[str, bool]:
-    """Return a line with the sum over all models, and whether it fits the cores."""
+    """Return a line with the threads of all models, and whether each model alone fits the cores.
+
+    Several variants may share the cores: a route spreads its requests over them.
+    """
     total, cores = sum(each.instances * each.threads for each in budget), available_cores()
     parts = ", ".join(map(str, budget)) or "none"
     text = f"{total} network threads on {cores} cores ({parts})"
-    if total <= cores:
+    if all(each.instances * each.threads <= cores for each in budget):
         return text, True
-    return f"{text}: models that are busy at the same time slow each other down", False
+    return f"{text}: instances of one model slow each other down", False
 
 
 def backend_of(folder: Path, document: Mapping[str, Any]) -> str:

@@ -221,12 +221,22 @@ def test_budget_without_models_is_none():
     assert describe_threads([]) == (f"0 network threads on {available_cores()} cores (none)", True)
 
 
-def test_budget_beyond_the_cores_is_a_warning():
-    """One thread more than cores gives a warning with its effect."""
+def test_budget_of_variants_may_share_the_cores():
+    """Two variants that fill the cores each are not a warning: the shipped default is such."""
     cores = available_cores()
 
-    assert describe_threads([Threads("a", cores, 1), Threads("b", 1, 1)]) == (
-        f"{cores + 1} network threads on {cores} cores (a {cores}x1, b 1x1): models that are busy at the "
-        "same time slow each other down",
+    assert describe_threads([Threads("a", cores, 1), Threads("b", cores, 1)]) == (
+        f"{2 * cores} network threads on {cores} cores (a {cores}x1, b {cores}x1)",
+        True,
+    )
+
+
+def test_model_beyond_the_cores_is_a_warning():
+    """A model with more threads than cores gives a warning with its effect."""
+    cores = available_cores()
+
+    assert describe_threads([Threads("a", 2, cores)]) == (
+        f"{2 * cores} network threads on {cores} cores (a 2x{cores}): instances of one model slow each other "
+        "down",
         False,
     )
