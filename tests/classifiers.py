@@ -1,4 +1,4 @@
-"""Both classifiers behind one blocking interface, and a server that does what its script says."""
+"""Both classifiers behind one blocking interface, and a server with scripted responses."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ class Blocking:
 
 @contextmanager
 def opened(way: str, url: str, *args: Any, **options: Any) -> Iterator[Any]:
-    """Give a classifier of a way, `sync` or `async`."""
+    """Yield a classifier; `way` is `sync` or `async`."""
     if way == "sync":
         with Classifier(url, *args, **options) as classifier:
             yield classifier
@@ -56,18 +56,25 @@ def opened(way: str, url: str, *args: Any, **options: Any) -> Iterator[Any]:
 
 
 class Script:
-    """What a server does with requests for inference, one after the other; the last of them for ever.
+    """Responses of a server to requests for inference, in order; the last one repeats.
 
-    Each is what it answers, as bytes or as the JSON of an answer with status 200; None closes the connection,
-    a barrier that of all who come to it together, "silence" says nothing. A body comes `gap_s` after its
-    head. After bytes there may follow a blank every `trickle_s`, or nothing any more: `hangs_up`. `calls`
-    are the paths and bodies of all requests, `peers` the addresses and bodies of those for inference.
-    Regions in `read` it does not let go of.
+    Args:
+        steps: each one of: bytes of a response; a JSON document for a response with status 200; None, which
+            closes the connection; a barrier, which closes the connections of all requests that reach it
+            together; "silence", which sends nothing.
+
+    Attributes:
+        requests: paths and bodies of all requests.
+        peers: addresses and bodies of the requests for inference.
+        gap_s: pause between the head and the body of a response, in seconds.
+        trickle_s: interval of single bytes after a response, in seconds; 0 sends none.
+        hangs_up: close the connection after each response.
+        read: names of regions that the server refuses to release.
     """
 
     def __init__(self, *steps: Any) -> None:
         self.steps = list(steps)
-        self.calls: list[tuple[str, bytes]] = []
+        self.requests: list[tuple[str, bytes]] = []
         self.peers: list[Any] = []
         self.over = threading.Event()
         self.gap_s = self.trickle_s = 0.0
@@ -78,24 +85,24 @@ class Script:
         """Return the next step."""
         return self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
 
-    def asked(self, word: str) -> list[bytes]:
-        """Return the bodies of the requests whose path ends with a word."""
-        return [body for path, body in self.calls if path.endswith(word)]
+    def bodies(self, word: str) -> list[bytes]:
+        """Return the bodies of the requests whose path ends with `word`."""
+        return [body for path, body in self.requests if path.endswith(word)]
 
 
-def answer(status: int, body: Any) -> bytes:
-    """Return an HTTP answer of JSON."""
+def response(status: int, body: Any) -> bytes:
+    """Return an HTTP response with a JSON body."""
     text = json.dumps(body).encode()
     return b"HTTP/1.1 %d Any\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
 
 
 def error(text: str, status: int = 400) -> bytes:
-    """Return an answer as Triton's, that a request failed."""
-    return answer(status, {"error": text})
+    """Return Triton's response to a failed request."""
+    return response(status, {"error": text})
 
 
-def answered(*rows: str, **about: str) -> bytes:
-    """Return an answer with one class per image, as Triton's: JSON, in it `about`, then the tensor."""
+def prediction_response(*rows: str, **about: str) -> bytes:
+    """Return Triton's response with one class per image: JSON with the fields of `about`, then the tensor."""
     data = b"".join(len(row).to_bytes(4, "little") + row.encode() for row in rows)
     scores: dict[str, Any] = {"name": "scores", "datatype": "BYTES", "shape": [len(rows), 1]}
     scores["parameters"] = {"binary_data_size": len(data)}
@@ -105,14 +112,14 @@ def answered(*rows: str, **about: str) -> bytes:
     return head % (len(text) + len(data), len(text)) + text + data
 
 
-PREDICTION = answered("0.95:967:espresso")
+PREDICTION = prediction_response("0.95:967:espresso")
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    """A connection: answers each request as the script says."""
+    """Responds to the requests of a connection as the script defines."""
 
     def handle(self) -> None:
-        """Answer until the caller or the script ends it."""
+        """Respond until the client or the script closes the connection."""
         script: Script = self.server.script  # type: ignore[attr-defined]
         with suppress(OSError):
             while line := self.rfile.readline():
@@ -122,7 +129,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 )
                 body = self.rfile.read(int(headers.get("content-length", 0)))
                 path = line.split()[1].decode()
-                script.calls.append((path, body))
+                script.requests.append((path, body))
                 if path.endswith("/infer"):
                     script.peers.append((self.client_address, body))
                     step = script.next()
@@ -139,7 +146,7 @@ class _Handler(socketserver.StreamRequestHandler):
                     return
                 if step is None or step == "silence":
                     return
-                step = step if isinstance(step, bytes) else answer(200, step)
+                step = step if isinstance(step, bytes) else response(200, step)
                 head = step.find(b"\r\n\r\n") + 4 if script.gap_s else 0
                 self.wfile.write(step[:head])
                 script.over.wait(script.gap_s)
@@ -152,7 +159,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Gives every connection a thread."""
+    """Runs every connection in its own thread."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -161,7 +168,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 @contextmanager
 def serving(script: Script, host: str = "127.0.0.1") -> Iterator[str]:
-    """Serve a script over HTTP; gives HOST:PORT."""
+    """Serve a script over HTTP, and yield HOST:PORT."""
     kind = type("Server", (_Server,), {"address_family": socket.AF_INET6}) if ":" in host else _Server
     with kind((host, 0), _Handler) as server:
         server.script = script
@@ -177,6 +184,6 @@ def serving(script: Script, host: str = "127.0.0.1") -> Iterator[str]:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """Give HOST:PORT of what takes connections and says nothing."""
+    """Yield HOST:PORT of a server that accepts connections and sends nothing."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"

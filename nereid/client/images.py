@@ -32,7 +32,7 @@ def encode(image: ImageLike) -> bytes:
     Raises:
         OSError: a file cannot be read.
         TypeError: `image` has another type.
-        ValueError: the array has another shape or datatype, or the PIL image is damaged or of an unknown mode.
+        ValueError: the array has another shape or datatype, or a PIL image is damaged or of another mode.
     """
     if isinstance(image, bytes):
         return image

@@ -1,6 +1,6 @@
 """Blocking KServe v2 client over HTTP: threads share its connections, and each request has one deadline.
 
-It replaces tritonclient's client, which is built on gevent. Gevent gives every thread a loop, whose four files
+It replaces the client of tritonclient, which uses gevent. Gevent gives every thread a loop, whose four files
 stay open when the thread ends. Its timeouts hold for one operation of the socket.
 """
 

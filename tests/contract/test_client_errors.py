@@ -1,4 +1,4 @@
-"""The texts by which clients tell errors apart are those that the server uses."""
+"""Clients identify errors by the texts that the server uses."""
 
 import re
 
@@ -16,7 +16,7 @@ from nereid.client.classifier_errors import (
     from_triton,
 )
 
-MEANT = {
+EXPECTED = {
     errors.InvalidRequest: RequestRefused,
     errors.InvalidImage: RequestRefused,
     errors.InferenceFailed: ServerFailed,
@@ -33,24 +33,24 @@ def test_every_prefix_of_the_server_is_known(raised):
     """The class of an error is found from its text alone, as it comes through BLS and an ensemble."""
     text = f"in ensemble 'classify_v1', {raised('why')}"
 
-    assert type(from_triton(InferenceServerException(text, "500"))) is MEANT[raised]
+    assert type(from_triton(InferenceServerException(text, "500"))) is EXPECTED[raised]
 
 
 @pytest.mark.parametrize(("text", "raised"), errors._TRITON_TEXTS)
 def test_every_text_of_triton_is_known(text, raised):
-    """Those that the route looks for, clients look for as well."""
-    assert type(from_triton(InferenceServerException(f"[x] {text} for 'y'", "500"))) is MEANT[raised]
+    """Clients recognize the same texts of Triton as the route."""
+    assert type(from_triton(InferenceServerException(f"[x] {text} for 'y'", "500"))) is EXPECTED[raised]
 
 
 def test_only_what_the_server_has_not_seen_is_repeated():
     """A request that may have been computed, or may have killed a process, is not sent again."""
-    repeated = {raised for raised, kind in MEANT.items() if kind.is_repeatable}
+    repeated = {raised for raised, kind in EXPECTED.items() if kind.is_repeatable}
 
     assert repeated == {errors.Unavailable}
 
 
 def test_page_has_every_error_and_whether_it_is_repeated(root):
-    """Whose fault it is and whether it is sent again are what the classes say."""
+    """The table has the party at fault and the retry of each class."""
     table = re.findall(
         r"^\| `(\w+)` \| the (\w+): .* \| (yes|no)", (root / "docs/clients.md").read_text(), re.M
     )

@@ -1,4 +1,4 @@
-"""The main job: a photo in, the right class out, over every way in and in both shapes."""
+"""The main job: the right class for a photo, over both protocols and in both profiles."""
 
 import json
 import re
@@ -27,7 +27,7 @@ PHOTOS = {
 
 
 def raw_scores(server, model: str, image: bytes) -> np.ndarray:
-    """CheckedOptions with a plain Triton client; returns float32[1000]."""
+    """Classify with a plain Triton client; return the scores, float32[1000]."""
     with tritonclient.http.InferenceServerClient(url(server, "http")) as client:
         tensor = tritonclient.http.InferInput("image", [1, 1], "BYTES")
         tensor.set_data_from_numpy(np.array([[image]], dtype=object))
@@ -51,8 +51,8 @@ def test_coffee_is_espresso(server, protocol, version):
 def test_answer_is_that_of_a_plain_reference(server, reference, name, version):
     """Top-1 equals Pillow + plain ONNX Runtime.
 
-    0.03: the pixels are Pillow's but for one in thousands, whose half-way value a processor's kernels tip to
-    the other level, which the INT8 network amplifies; and the large photo is decoded at a quarter.
+    Tolerance 0.03: one pixel in thousands differs from Pillow's by a level, because rounding depends on the
+    processor. The INT8 network amplifies the difference. The large photo is decoded at a quarter.
     """
     got = raw_scores(server, f"classify_v{version}", PHOTOS[name])
 
@@ -72,15 +72,15 @@ def test_cat_is_a_cat(server):
 
 @pytest.mark.parametrize("name", PHOTOS)
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_both_shapes_give_equal_scores(both_profiles, name, version):
+def test_both_profiles_give_equal_scores(both_profiles, name, version):
     """One process or two: the same numbers, to the last bit."""
     scores = [raw_scores(server, f"classify_v{version}", PHOTOS[name]) for server in both_profiles.values()]
 
     np.testing.assert_array_equal(*scores)
 
 
-def test_curl_call_of_the_docs_answers_as_shown(server, root):
-    """The line, pasted into a shell, prints the index and label that stand below it."""
+def test_curl_line_of_the_docs_prints_as_shown(server, root):
+    """The line, pasted into a shell, prints the index and the label that follow it."""
     page = (root / "docs" / "contract.md").read_text()
     shown = re.search(r"^\$ (curl .*?)\n(\d+ \w+) [\d.]+$", page, re.M | re.S)
     command = shown[1].replace("localhost:8000", url(server, "http"))
@@ -94,7 +94,7 @@ def test_curl_call_of_the_docs_answers_as_shown(server, root):
 
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_raw_request_needs_no_client(server, version):
-    """The file is the body, the answer a JSON header and then the scores: p ≥ 0.9 on both versions."""
+    """The file is the body; the response is a JSON header, then the scores: p ≥ 0.9 on both versions."""
     headers = {"Inference-Header-Content-Length": "0", "x-model-version": version}
     address = f"http://{url(server, 'http')}/v2/models/classify/infer"
 
@@ -113,7 +113,7 @@ def test_raw_request_needs_no_client(server, version):
 
 
 def test_route_key_sticks_and_weights_share(server):
-    """A key always gets the same variant; without one, both variants of 50:50 answer."""
+    """A key always gets the same variant; without a key, both variants of 50:50 respond."""
     with Classifier(url(server, "grpc")) as classifier:
         by_key = [classifier.classify(COFFEE, route_key="alice") for _ in range(5)]
         by_chance = list(classifier.classify_many([COFFEE] * 60))
@@ -131,12 +131,12 @@ def test_route_headers_work_over_both_protocols(server, protocol):
     with Classifier(url(server, protocol), protocol) as classifier:
         answers = {name: classifier.classify(COFFEE, variant=name) for name in ("v1", "v2")}
 
-    told = {name: (answer.variant, answer.version, answer.reason) for name, answer in answers.items()}
-    assert told == {"v1": ("v1", "1", "variant"), "v2": ("v2", "2", "variant")}
+    found = {name: (answer.variant, answer.version, answer.reason) for name, answer in answers.items()}
+    assert found == {"v1": ("v1", "1", "variant"), "v2": ("v2", "2", "variant")}
 
 
-def test_pinned_model_answers_as_itself(server):
-    """A model that is no route has no variant and its own version."""
+def test_model_without_a_route_has_no_variant(server):
+    """A model without a route has no variant, and reports its own version."""
     with Classifier(url(server, "grpc"), model="classify_v2") as classifier:
         answer = classifier.classify(COFFEE, top_k=1)
 
@@ -145,7 +145,7 @@ def test_pinned_model_answers_as_itself(server):
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_many_images_come_back_in_order(server, protocol, tmp_path):
-    """Answers of concurrent requests stand in the order of the images, errors among them."""
+    """Outcomes of concurrent requests have the order of the images, errors included."""
     images = [COFFEE, CHELSEA, tmp_path / "missing.jpg", COFFEE, b"not an image", CHELSEA]
 
     with Classifier(url(server, protocol), protocol, concurrency=4) as classifier:
@@ -158,16 +158,16 @@ def test_many_images_come_back_in_order(server, protocol, tmp_path):
 
 
 def test_server_is_the_triton_that_doctor_names(server):
-    """`nereid doctor` tells the version from a table; the server itself agrees."""
+    """`nereid doctor` reads the version from a table; the server reports the same version."""
     with urllib.request.urlopen(f"http://{url(server, 'http')}/v2") as response:
         version = json.load(response)["version"]
 
-    assert any(told.startswith(version) for told in TRITON_OF_PYTRITON.values())
+    assert any(found.startswith(version) for found in TRITON_OF_PYTRITON.values())
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_late_answer_is_the_servers_fault(server, protocol):
-    """A deadline that cannot be met is reported as such, and the server goes on."""
+def test_late_response_is_the_servers_fault(server, protocol):
+    """A missed deadline is an error of the server, which keeps serving."""
     with Classifier(url(server, protocol), protocol, timeout_s=0.001) as hurried, pytest.raises(ServerFailed):
         hurried.classify(PHOTOS["1080p"])
     with Classifier(url(server, protocol), protocol) as patient:

@@ -1,4 +1,4 @@
-"""The classifiers against the real server: every transport answers the same, and leaves nothing behind."""
+"""The classifiers against the real server: equal results over every transport, and no leftovers."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from tests.routes import wait_until
 
 TRANSPORTS = [(*way, memory) for way in WAYS for memory in (None, "system")]
 PHOTO = COFFEE.read_bytes()
-# Takes an image by shared memory, is ready, and waits to be killed.
+# Sends an image by shared memory, then waits for a signal.
 CALLER = """
 import sys, time
 from nereid.client.classifier import Classifier
@@ -53,19 +53,19 @@ def known(server) -> set[str]:
 
 
 def files(names: set[str]) -> set[str]:
-    """Return those of some regions that are on this machine; other servers have their own."""
+    """Return the regions among `names` that are on this machine."""
     return {name for name in names if Path("/dev/shm", name).exists()}
 
 
 def files_of(server) -> set[str]:
-    """Return the regions that the server has mapped, which are all on this machine."""
+    """Return the regions that the server has mapped; all must be on this machine."""
     names = known(server)
     assert files(names) == names
     return names
 
 
 def forms() -> list[object]:
-    """Return a photo in all forms that are taken; the last three have its pixels."""
+    """Return a photo in all accepted forms; the last three have its pixels."""
     with Image.open(COFFEE) as photo:
         pixels = photo.convert("RGB")
     return [
@@ -81,7 +81,7 @@ def forms() -> list[object]:
 
 
 def test_transports_give_equal_scores(server):
-    """To the last bit: both protocols, sent or by shared memory, blocking or not, and Triton's own client."""
+    """To the last bit: both protocols, with and without shared memory, blocking or not."""
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
         tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
         tensor.set_data_from_numpy(np.array([[PHOTO]], dtype=object))
@@ -97,7 +97,7 @@ def test_transports_give_equal_scores(server):
     ("way", "protocol", "memory"), TRANSPORTS, ids=[" ".join(map(str, each)) for each in TRANSPORTS]
 )
 def test_transports_give_equal_answers(server, way, protocol, memory):
-    """The same labels, route, version and request id; many images in order, the bad ones failing alone."""
+    """The same labels, route, version and request id; many images in order, where bad ones fail alone."""
     images = [COFFEE, b"not an image", CHELSEA, Path("missing.jpg"), *[COFFEE] * 9]
     with opened(way, url(server, protocol), protocol, concurrency=3, shared_memory=memory) as classifier:
         one = classifier.classify(COFFEE, top_k=2, variant="v2", request_id="mine")
@@ -118,7 +118,7 @@ def test_transports_give_equal_answers(server, way, protocol, memory):
 
 
 def test_an_image_is_taken_in_any_form(server):
-    """Files give the same bits in any form, and so do pixels, however they lie in memory."""
+    """Files give the same bits in any form, and pixels in any memory order."""
     with Classifier(url(server, "grpc"), model="classify_v1") as classifier:
         scores = [classifier.scores(form) for form in forms()]
 
@@ -138,7 +138,7 @@ def test_shared_memory_needs_a_server_that_allows_it(both_profiles, protocol):
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_region_that_the_server_has_forgotten_is_registered_again(server, protocol):
-    """As after a restart of the server: the caller does not notice."""
+    """As after a restart of the server: the caller sees no error."""
     with Classifier(url(server, protocol), protocol, shared_memory="system") as classifier:
         classifier.classify(PHOTO)
         with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
@@ -154,7 +154,7 @@ def test_region_that_the_server_has_forgotten_is_registered_again(server, protoc
 
 
 def test_regions_grow_with_images(server):
-    """An image that does not fit gets a larger region, and the smaller one is let go of."""
+    """An image that does not fit gets a larger region, and the smaller one is released."""
     photo = Image.open(CHELSEA).resize((2000, 1000)).convert("RGB")
     with Classifier(url(server, "grpc"), shared_memory="system") as classifier:
         classifier.classify(PHOTO)
@@ -162,7 +162,7 @@ def test_regions_grow_with_images(server):
         answers = [classifier.classify(image) for image in (photo, PHOTO, photo)]
 
         def one_is_left() -> set[str]:
-            """CheckedOptions once more: a region that the server still held is checked about again."""
+            """Send one more request, which tries again to release a region."""
             classifier.classify(PHOTO)
             return len(found := files_of(server)) == 1 and found
 
@@ -173,7 +173,7 @@ def test_regions_grow_with_images(server):
     assert small != large
 
 
-def test_what_a_killed_caller_left_is_removed(server):
+def test_region_of_a_killed_caller_is_removed(server):
     """A kill leaves a region, which the next classifier with shared memory removes; one in use stays."""
     command = [sys.executable, "-c", CALLER, url(server, "grpc"), str(COFFEE)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as caller:
@@ -191,8 +191,8 @@ def test_what_a_killed_caller_left_is_removed(server):
     assert not known(server) | files({left})
 
 
-def test_doctor_removes_what_was_left(both_profiles, tmp_path):
-    """From the machine, and from a running server, whose token it finds; a region in use stays."""
+def test_doctor_removes_stale_regions(both_profiles, tmp_path):
+    """Also from a running server, whose token it finds; a region in use stays."""
     address, base = url(both_profiles["ensemble"], "grpc"), tmp_path / f"nereid-{os.getuid()}"
     ports = both_profiles["ensemble"].options.ports
     token = {GRPC_TOKEN_HEADER: TOKEN}
@@ -218,7 +218,7 @@ def test_doctor_removes_what_was_left(both_profiles, tmp_path):
 
 
 def test_sweep_leaves_the_regions_of_other_containers(server, monkeypatch, tmp_path):
-    """Where the server has other files than the sweeper, a region without one is no stale one."""
+    """If the server has other files than the sweep, a region without a file stays."""
     with Classifier(url(server, "grpc"), shared_memory="system") as classifier:
         classifier.classify(PHOTO)
         before = files_of(server)
@@ -232,8 +232,8 @@ def test_sweep_leaves_the_regions_of_other_containers(server, monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("how", ["exit", "interrupt"])
-def test_process_that_ends_takes_its_regions_along(server, how):
-    """Also when nobody has closed the classifier."""
+def test_end_of_a_process_removes_its_regions(server, how):
+    """Also without `close`."""
     end = "input()" if how == "exit" else "input(); import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     command = [sys.executable, "-c", CALLER.replace("time.sleep(60)", end), url(server, "grpc"), str(COFFEE)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -248,9 +248,9 @@ def test_process_that_ends_takes_its_regions_along(server, how):
 
 
 def test_cancelled_request_keeps_its_region_from_the_next(server):
-    """The server may still read it: the next request has another, and all of them go in the end."""
+    """The server may still read it: the next request has another region, and a sweep removes both."""
 
-    async def ask() -> tuple[set[str], set[str]]:
+    async def run() -> tuple[set[str], set[str]]:
         async with AsyncClassifier(url(server, "grpc"), shared_memory="system") as classifier:
             await classifier.classify(PHOTO)
             before = files_of(server)
@@ -263,27 +263,27 @@ def test_cancelled_request_keeps_its_region_from_the_next(server):
             await classifier.classify(PHOTO)
             return before, {region.name for region in regions._idle}
 
-    before, after = asyncio.run(ask())
+    before, after = asyncio.run(run())
 
     assert (len(before), len(after), before & after) == (1, 1, set())
-    wait_until(lambda: not known(server) | files(before | after) or swept(server), "the server to let go")
+    wait_until(lambda: not known(server) | files(before | after) or swept(server), "the release")
 
 
 def swept(server) -> bool:
-    """Have the server let go of what nobody owns; tells whether nothing is left."""
+    """Release regions without an owner; return whether the server has none left."""
     with contextlib.closing(transport.connect(url(server, "grpc"), "grpc")) as connection:
         transport.run(connection, shared_memory.sweep("grpc", lambda: 5.0))
     return not known(server)
 
 
 def test_server_keeps_what_it_reads(server):
-    """On this the safety of regions rests: Triton does not let go of one while a request uses it."""
+    """The safety of regions depends on this: Triton does not release one while a request uses it."""
     region = shared_regions.MAKERS["system"](2**20)
     region.write([len(PHOTO).to_bytes(4, "little"), PHOTO] * 8)
     tensor = tritonclient.grpc.InferInput("image", [8, 1], "BYTES")
     tensor.set_shared_memory(region.name, 8 * (4 + len(PHOTO)))
 
-    def let_go() -> str:
+    def release() -> str:
         try:
             client.unregister_system_shared_memory(region.name)
         except InferenceServerException as error:
@@ -295,13 +295,13 @@ def test_server_keeps_what_it_reads(server):
         tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
         ThreadPoolExecutor(1) as pool,
     ):
-        for pause_s in (0.005, 0.01, 0.02, 0.05, 0.1):  # until the request is there, and not yet answered
+        for pause_s in (0.005, 0.01, 0.02, 0.05, 0.1):  # until the server runs the request
             client.register_system_shared_memory(*region.registration())
-            asking = pool.submit(client.infer, "classify_v2", [tensor], client_timeout=60)
+            request = pool.submit(client.infer, "classify_v2", [tensor], client_timeout=60)
             time.sleep(pause_s)
-            refusals.append(let_go())
-            asking.exception()
-            wait_until(lambda: not let_go())  # the answer may be here before the server has let go
+            refusals.append(release())
+            request.exception()
+            wait_until(lambda: not release())  # the response may arrive before the release works
     region.remove()
 
     assert any("currently in use" in refusal for refusal in refusals)

@@ -1,4 +1,4 @@
-"""Both classifiers without Triton: what they make of servers that fail, and of what they are given."""
+"""Both classifiers without Triton: servers that fail, and arguments of every kind."""
 
 import asyncio
 import errno
@@ -42,7 +42,7 @@ from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import NoRoom, Regions
 from nereid.client.shared_regions import Region
 from nereid.server.ports import free_ports
-from tests.classifiers import PREDICTION, WAYS, Script, answered, error, opened, serving, silent
+from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
@@ -57,7 +57,7 @@ MANY = 400
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    """A tenth of what is waited between attempts."""
+    """A tenth of the pauses between attempts."""
     monkeypatch.setattr(retry, "FIRST_PAUSE_S", retry.FIRST_PAUSE_S / 10)
 
 
@@ -71,7 +71,7 @@ def short_pauses(monkeypatch):
     ids=["plain", "colon in the name", "no labels"],
 )
 def test_label_is_read_from_tritons_form(entry, expected):
-    """Triton's classification extension answers SCORE:INDEX:NAME."""
+    """Triton's classification extension returns SCORE:INDEX:NAME."""
     assert label(entry) == expected
 
 
@@ -97,7 +97,7 @@ def test_label_is_read_from_tritons_form(entry, expected):
     ],
 )
 def test_exception_says_whose_fault_it_was(status, text, kind):
-    """The same fault is the same class over both protocols, with the server's own words."""
+    """The same fault is the same class over both protocols, with the server's message."""
     got = from_triton(InferenceServerException(text, status))
 
     assert (type(got), str(got)) == (kind, text)
@@ -105,7 +105,7 @@ def test_exception_says_whose_fault_it_was(status, text, kind):
 
 @all_ways
 def test_unreachable_server_is_the_networks_fault(way, protocol):
-    """Nobody listening is an error of the documented kind, over both protocols."""
+    """A closed port is an error of the documented kind, over both protocols."""
     (port,) = free_ports(1)
 
     with opened(way, f"127.0.0.1:{port}", protocol) as classifier, pytest.raises(Unreachable) as caught:
@@ -115,7 +115,7 @@ def test_unreachable_server_is_the_networks_fault(way, protocol):
 
 
 def bounded(act: Callable[[], float]) -> float:
-    """Return what comes of something that must end, be the machine slow."""
+    """Run a function that must end within the watchdog's time, and return its result."""
     done: Future[float] = Future()
 
     def run() -> None:
@@ -129,7 +129,7 @@ def bounded(act: Callable[[], float]) -> float:
 
 
 def given_up_s(classifier: Any) -> float:
-    """CheckedOptions for what does not come; returns how long that took."""
+    """Send a request without a response; return the time until the error, in seconds."""
     begin = time.monotonic()
     with pytest.raises(TimedOut):
         classifier.classify(PHOTO, timeout_s=PATIENCE_S)
@@ -138,26 +138,26 @@ def given_up_s(classifier: Any) -> float:
 
 @all_ways
 def test_silent_server_is_given_up(way, protocol):
-    """The time that is given bounds all of a call, its connection included."""
+    """The time limit holds for the whole request, its connection included."""
 
-    def ask() -> float:
+    def run() -> float:
         with silent() as url, opened(way, url, protocol) as classifier:
             return given_up_s(classifier)
 
-    assert bounded(ask) >= PATIENCE_S
+    assert bounded(run) >= PATIENCE_S
 
 
 @both_ways
 def test_dribbling_server_is_given_up(way):
-    """Each byte comes soon, but never all of them: no timeout of a socket would end this."""
+    """Each byte arrives soon, but the response never ends: no timeout of a socket would end this."""
     dribble = Script(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n")
     dribble.trickle_s = 0.05
 
-    def ask() -> float:
+    def run() -> float:
         with serving(dribble) as url, opened(way, url, "http") as classifier:
             return given_up_s(classifier)
 
-    assert bounded(ask) >= PATIENCE_S
+    assert bounded(run) >= PATIENCE_S
 
 
 @both_ways
@@ -174,7 +174,7 @@ def test_dribbling_server_is_given_up(way):
     ids=["closed", "garbage", "html", "a proxy's html", "other json", "half an answer"],
 )
 def test_answer_of_something_else_is_the_networks_fault(way, broken):
-    """Whatever answers instead of Triton, and whenever it hangs up, the error is of the documented kind."""
+    """A peer other than Triton, or a connection that closes early, is an error of the documented kind."""
     script = Script(broken)
     script.hangs_up = True
     with serving(script) as url, opened(way, url, "http") as classifier:
@@ -190,7 +190,7 @@ def test_answer_of_something_else_is_the_networks_fault(way, broken):
     ids=["none", "one", "three"],
 )
 def test_request_outlives_broken_connections(way, steps, attempts):
-    """A connection that is cut is a fault that is safe to repeat; the answer says how often it was."""
+    """A closed connection is safe to repeat; the prediction has the number of attempts."""
     with serving(Script(*steps)) as url, opened(way, url, "http") as classifier:
         answer = classifier.classify(PHOTO)
 
@@ -211,28 +211,28 @@ def test_request_outlives_broken_connections(way, steps, attempts):
     ids=["cut", "unavailable", "overloaded", "timeout", "failed", "refused"],
 )
 def test_only_what_is_safe_is_repeated(way, step, kind, count):
-    """What the server has taken no notice of is checked four times at most; anything else once."""
+    """A request that the server has not seen is sent at most four times, any other once."""
     script = Script(step)
     with serving(script) as url, opened(way, url, "http") as classifier, pytest.raises(kind):
         classifier.classify(PHOTO)
 
-    assert len(script.asked("/infer")) == count
+    assert len(script.bodies("/infer")) == count
 
 
 @both_ways
 def test_budget_ends_repeating(way):
-    """While most requests fail, none is repeated: 40 of them are 47 attempts at most, not 160."""
+    """While most requests fail, none is repeated: 40 requests are at most 47 attempts, not 160."""
     script = Script(None)
     with serving(script) as url, opened(way, url, "http", concurrency=1) as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 40))
 
     assert {type(outcome) for outcome in outcomes} == {Unreachable}
-    assert 40 < len(script.asked("/infer")) <= 47
+    assert 40 < len(script.bodies("/infer")) <= 47
 
 
 @pytest.mark.parametrize(("in_flight", "repeated"), [(1, 4), (2, 4), (3, 5), (16, 31)])
 def test_budget_grows_with_requests_in_flight(in_flight, repeated):
-    """All that are lost together are repeated; while nothing is answered, that is not said again."""
+    """Requests lost together are all repeated, but only once while no response arrives."""
     budget = Budget()
     with ExitStack() as stack:
         for _ in range(in_flight):
@@ -247,7 +247,7 @@ def test_budget_grows_with_requests_in_flight(in_flight, repeated):
 
 
 def test_budget_is_spent_once():
-    """A crowd that comes back to a dead server repeats nothing, though there was less of it in between."""
+    """A second burst on a dead server repeats nothing, even if the load fell in between."""
     budget = Budget()
 
     def come() -> int:
@@ -262,7 +262,7 @@ def test_budget_is_spent_once():
 
 
 def test_answers_pay_for_repetition():
-    """A tenth of a token each."""
+    """Each response returns a tenth of a token."""
     budget = Budget()
     while budget.failed():
         pass
@@ -274,8 +274,8 @@ def test_answers_pay_for_repetition():
 
 
 @both_ways
-def test_all_requests_in_flight_may_be_lost_at_once(way):
-    """The connections of 16 requests are cut together, as by a server that dies: each is sent again."""
+def test_all_requests_in_flight_may_be_lost_together(way):
+    """A dying server closes the connections of 16 requests together: each is sent again."""
     many = 16
     together = threading.Barrier(many, timeout=WATCHDOG_S)
     script = Script(*[together] * many, PREDICTION)
@@ -297,12 +297,12 @@ def test_pauses_double():
 
 
 def test_pause_beyond_the_deadline_is_not_made():
-    """The fault is told at once, as there would be no time for another attempt."""
+    """The error is raised immediately: no time is left for another attempt."""
     assert Attempts(Budget(), timeout_s=1e-9).pause_s(Unreachable("why")) is None
 
 
 class Image(bytes):
-    """An image that tells when nobody holds it any more."""
+    """An image that records its destruction."""
 
     gone: ClassVar[list[int]] = []
 
@@ -311,15 +311,15 @@ class Image(bytes):
 
 
 def fail(way: str, url: str) -> None:
-    """Have a classifier ask for an image, and forget the error."""
+    """Send an image that fails, and drop the error."""
 
-    async def ask() -> None:
+    async def run() -> None:
         async with AsyncClassifier(url, "http") as classifier:
             with suppress(ClassifierError):
                 await classifier.classify(Image(b"image"), timeout_s=0.3)
 
     if way == "async":
-        asyncio.run(ask())
+        asyncio.run(run())
         return
     with Classifier(url, "http") as classifier, suppress(ClassifierError):
         classifier.classify(Image(b"image"), timeout_s=0.3)
@@ -330,7 +330,7 @@ def fail(way: str, url: str) -> None:
     "step", [error("invalid image: x"), None, "silence"], ids=["refused", "broken connection", "silence"]
 )
 def test_failed_request_leaves_nothing_to_the_collector(way, step):
-    """Errors and frames that hold each other would keep each refused image for a long while."""
+    """Cycles of errors and frames would keep each refused image until the collector runs."""
     Image.gone.clear()
     gc.disable()
     try:
@@ -352,16 +352,16 @@ HEAD, _, BODY = PREDICTION.partition(b"\r\n\r\n")
     ids=["close", "no length"],
 )
 def test_answer_that_ends_with_its_connection_is_read(way, head):
-    """As of proxies, with a body that comes later than the head that says so."""
+    """Proxies send such responses; the body arrives later than the head."""
     script = Script(head + b"\r\n\r\n" + BODY)
     script.hangs_up, script.gap_s = True, 0.02
     with serving(script) as url, opened(way, url, "http") as classifier:
         assert classifier.classify(PHOTO).timings.attempts == 1
 
 
-def test_answer_to_another_request_is_none():
-    """Whose connection is mixed up with another's gets no wrong answer."""
-    script = Script(answered("0.95:967:espresso", id="another"), PREDICTION)
+def test_response_to_another_request_is_rejected():
+    """A mixed-up connection never yields the prediction of another image."""
+    script = Script(prediction_response("0.95:967:espresso", id="another"), PREDICTION)
     with serving(script) as url, Classifier(url, "http") as classifier:
         assert classifier.classify(PHOTO).timings.attempts == 2
 
@@ -383,18 +383,18 @@ if child:
 
 
 def test_fork_has_connections_of_its_own():
-    """A child neither talks through its parent's connections nor waits for its threads."""
+    """A child neither uses its parent's connections nor waits for its parent's threads."""
     script = Script(PREDICTION)
     with serving(script) as url:
         subprocess.run([sys.executable, "-c", FORKED, url], check=True, timeout=30)
 
-    checked = {(peer, re.search(rb'"id":"(\d+)"', body)[1]) for peer, body in script.peers}
-    assert len({process for _, process in checked}) == 2
-    assert len(checked) == len({peer for peer, _ in checked})
+    sent = {(peer, re.search(rb'"id":"(\d+)"', body)[1]) for peer, body in script.peers}
+    assert len({process for _, process in sent}) == 2
+    assert len(sent) == len({peer for peer, _ in sent})
 
 
 def test_error_does_not_wait_for_what_is_in_flight():
-    """Ctrl-C ends a classifier at once, also with a silent server; later requests fail."""
+    """Ctrl-C ends a classifier immediately, also with a silent server; later requests fail."""
     script, ended = Script("silence"), threading.Event()
 
     def source() -> Iterator[bytes]:
@@ -415,7 +415,7 @@ def test_error_does_not_wait_for_what_is_in_flight():
 
 
 def test_connection_that_the_server_closed_is_not_used():
-    """Servers close idle connections; that costs no attempt. With asyncio the loop sees to it."""
+    """Servers close idle connections, which costs no attempt. With asyncio the loop detects it."""
     script = Script(PREDICTION)
     script.hangs_up = True
     with serving(script) as url, Classifier(url, "http") as classifier:
@@ -441,7 +441,7 @@ def test_connection_that_the_server_closed_is_not_used():
     ids=["top_k", "timeout_s", "letters", "line break", "request id", "number", "injected", "framing"],
 )
 def test_wrong_argument_never_reaches_the_server(way, options, message):
-    """What no server could answer is the caller's ValueError, for one image and for many."""
+    """An invalid option is the caller's ValueError, for one image and for many."""
     with opened(way, "127.0.0.1:1") as classifier:
         with pytest.raises(ValueError, match=message):
             classifier.classify(PHOTO, **options)
@@ -463,27 +463,27 @@ def test_wrong_argument_never_reaches_the_server(way, options, message):
     ],
     ids=["scheme", "no port", "port", "user", "bare IPv6", "protocol", "concurrency"],
 )
-def test_classifier_of_nothing_is_refused(way, arguments, message):
-    """What can never work fails when it is made."""
+def test_invalid_argument_is_refused(way, arguments, message):
+    """An invalid classifier fails when it is created."""
     with pytest.raises(ValueError, match=message), opened(way, **({"url": "localhost:1"} | arguments)):
         pass
 
 
 def refusal(*bad: int, count: int) -> bytes:
-    """Return how a request of several images is refused for some of them."""
+    """Return the response to a request with some bad images."""
     listed = "; ".join(f"image {index}: why {index}" for index in bad)
     text = f"in ensemble 'x', invalid image: {len(bad)} of {count} images cannot be used: {listed}"
     return error(text)
 
 
 def predictions(count: int) -> bytes:
-    """Return the answer to a request of several images."""
-    return answered(*(f"0.5:{index}:n{index}" for index in range(count)))
+    """Return the response to a request with several good images."""
+    return prediction_response(*(f"0.5:{index}:n{index}" for index in range(count)))
 
 
 @both_ways
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "expected"),
     [
         ([predictions(4)], ["n0", "n1", "n2", "n3"]),
         ([refusal(0, 2, count=4), predictions(2)], ["why 0", "n0", "why 2", "n1"]),
@@ -495,17 +495,17 @@ def predictions(count: int) -> bytes:
         ([refusal(9, count=4), *[predictions(1)] * 4], ["n0", "n0", "n0", "n0"]),
         ([error("invalid request: no such variant")], ["no such variant"] * 4),
     ],
-    ids=["good", "two bad", "all bad", "too many at once", "no sense", "refused"],
+    ids=["good", "two bad", "all bad", "batch too large", "malformed", "refused"],
 )
-def test_bad_images_of_a_request_fail_alone(way, steps, told):
-    """The named ones get their reason, the rest is sent again; without sense in it, one by one."""
+def test_bad_images_of_a_request_fail_alone(way, steps, expected):
+    """Named images get their reasons, the rest is sent again; after a malformed list, one by one."""
     script = Script(*steps)
     with serving(script) as url, opened(way, url, "http") as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 4, batch_size=4))
 
     got = [str(each) if isinstance(each, RequestRefused) else each.labels[0].name for each in outcomes]
-    assert [each.split(": ")[-1] for each in got] == told
-    assert len(script.asked("/infer")) == len(steps)
+    assert [each.split(": ")[-1] for each in got] == expected
+    assert len(script.bodies("/infer")) == len(steps)
 
 
 @both_ways
@@ -513,14 +513,14 @@ def test_bad_images_of_a_request_fail_alone(way, steps, told):
     "answer",
     [
         PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
-        answered("nonsense"),
+        prediction_response("nonsense"),
         PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
         PREDICTION.replace(b"model_version", b"model-version"),
     ],
     ids=["shape", "label", "length", "version"],
 )
 def test_malformed_answer_is_an_outcome(way, answer):
-    """What is no answer of Triton's is the fault of the network, and stops nothing."""
+    """A malformed response is the fault of the network, and later images get their predictions."""
     script = Script(*[answer] * 4, PREDICTION)
     with serving(script) as url, opened(way, url, "http", concurrency=1) as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 6))
@@ -531,7 +531,7 @@ def test_malformed_answer_is_an_outcome(way, answer):
 
 @both_ways
 def test_full_memory_is_an_outcome(way):
-    """Where a request finds no room in shared memory, the next one may."""
+    """A request without room in shared memory fails alone."""
 
     def make(byte_size: int) -> Region:
         raise OSError(errno.ENOSPC, "no space")
@@ -547,7 +547,7 @@ def test_full_memory_is_an_outcome(way):
 @both_ways
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_outcomes_come_before_the_sources_error(way, batch_size):
-    """What was given is answered, then the error of who gave it is raised."""
+    """Images before the error of their source get outcomes, then the error is raised."""
 
     def source() -> Iterator[bytes]:
         yield from [PHOTO] * 3
@@ -571,8 +571,8 @@ def test_outcomes_come_before_the_sources_error(way, batch_size):
 
 
 @both_ways
-def test_what_cannot_be_read_is_an_outcome(way, tmp_path):
-    """A missing file among images, or what is no image at all, stops nothing, also within one request."""
+def test_unreadable_image_is_an_outcome(way, tmp_path):
+    """A missing file, or an argument of another type, fails alone, also within one batch."""
     images = [PHOTO, tmp_path / "missing.jpg", PHOTO, 5]
     with serving(Script(predictions(2))) as url, opened(way, url, "http") as classifier:
         outcomes = list(classifier.classify_many(images, batch_size=4))
@@ -582,7 +582,7 @@ def test_what_cannot_be_read_is_an_outcome(way, tmp_path):
 
 
 def test_images_are_read_little_ahead():
-    """Of an endless iterator only as many are taken as keep the connections busy."""
+    """An endless iterator is read only as far as the connections need."""
     taken = itertools.count()
     with serving(Script(PREDICTION)) as url, Classifier(url, "http", concurrency=2) as classifier:
         outcomes = classifier.classify_many(PHOTO for _ in taken)
@@ -593,29 +593,29 @@ def test_images_are_read_little_ahead():
 
 
 def test_outcomes_do_not_wait_for_a_slow_source():
-    """What was answered is told before an asynchronous source gives its next image."""
-    told = asyncio.Event()
+    """An outcome is returned before an asynchronous source yields its next image."""
+    received = asyncio.Event()
 
     async def source():
         yield PHOTO
-        await told.wait()
+        await received.wait()
         yield PHOTO
 
-    async def ask(url: str) -> int:
+    async def run(url: str) -> int:
         count = 0
         async with AsyncClassifier(url, "http") as classifier, asyncio.timeout(5):
             async for _ in classifier.classify_many(source()):
                 count += 1
-                told.set()
+                received.set()
         return count
 
     with serving(Script(PREDICTION)) as url:
-        assert asyncio.run(ask(url)) == 2
+        assert asyncio.run(run(url)) == 2
 
 
 @pytest.mark.parametrize("end", ["close", "timeout"])
 def test_outcomes_may_be_left_early(end):
-    """Who takes no more, or is cancelled, waits neither for the source nor for what is in flight."""
+    """An early end waits neither for the source nor for requests in flight."""
 
     async def leave(url: str) -> None:
         async with AsyncClassifier(url, "http", concurrency=1) as classifier:
@@ -633,11 +633,11 @@ def test_outcomes_may_be_left_early(end):
 
 
 def test_images_are_not_read_once_nobody_takes_outcomes():
-    """What waits for a thread when the outcomes are left is not sent."""
+    """Images that wait for a thread when the caller leaves are not sent."""
     gate, late = threading.Event(), io.BytesIO(PHOTO)
 
     class Slow(io.BytesIO):
-        """A file that is read when the gate opens."""
+        """A file whose read waits for the gate."""
 
         def read(self, *args: int) -> bytes:
             """Wait, and read."""
@@ -655,13 +655,13 @@ def test_images_are_not_read_once_nobody_takes_outcomes():
 
 
 def test_ipv6_address_has_brackets():
-    """As in a URL; it is another family than the one that is tried first."""
+    """As in a URL; the address family differs from the first one tried."""
     with serving(Script(PREDICTION), "::1") as url, Classifier(url, "http") as classifier:
         assert classifier.classify(PHOTO).labels
 
 
 def test_silent_addresses_share_the_time(monkeypatch):
-    """A name with several addresses that say nothing takes no longer than one of them."""
+    """A name with several silent addresses takes no longer than one of them."""
     full = socket.create_server(("127.0.0.1", 0), backlog=0)
     kept = [socket.socket() for _ in range(4)]
     for each in kept:
@@ -669,18 +669,18 @@ def test_silent_addresses_share_the_time(monkeypatch):
         each.connect_ex(full.getsockname())
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", full.getsockname())] * MANY)
 
-    def ask() -> float:
+    def run() -> float:
         with Classifier(f"name:{full.getsockname()[1]}", "http") as classifier:
             return given_up_s(classifier)
 
-    assert bounded(ask) >= PATIENCE_S
+    assert bounded(run) >= PATIENCE_S
 
     for each in (full, *kept):
         each.close()
 
 
-def test_labels_are_no_markup(capsys):
-    """What a label says is printed as it is."""
+def test_labels_are_not_markup(capsys):
+    """A label is printed as it is."""
     table = prediction_table(
         Prediction((Label(1, "a [red]b", 0.5),), "m", "1", "", "", "id", Timings(1.0, 1.0))
     )
@@ -691,7 +691,7 @@ def test_labels_are_no_markup(capsys):
 
 
 def test_threads_leave_nothing_open():
-    """Connections are shared: who asks from ever new threads holds no more files open."""
+    """Threads share connections: requests from many new threads leave no more files open."""
     script = Script(PREDICTION)
     with serving(script) as url, Classifier(url, "http") as classifier:
         before = threads_fds(classifier, 2)
@@ -701,7 +701,7 @@ def test_threads_leave_nothing_open():
 
 
 def threads_fds(classifier: Classifier, count: int) -> int:
-    """CheckedOptions from as many threads, one after the other; returns how many files are open then."""
+    """Classify in `count` threads, one after the other; return the number of open files."""
     for _ in range(count):
         thread = threading.Thread(target=classifier.classify, args=[PHOTO])
         thread.start()

@@ -1,4 +1,4 @@
-"""What is given as an image, against what the server's own decoder makes of it."""
+"""Images of every form, compared with the pixels that the server's decoder returns."""
 
 import io
 
@@ -24,7 +24,7 @@ def decoded(file: bytes) -> np.ndarray:
 
 
 def noise(*shape: int) -> np.ndarray:
-    """Return random pixels: what is lost anywhere is seen."""
+    """Return random pixels, in which any loss shows."""
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
@@ -72,7 +72,7 @@ MODES += ["La", "RGBa", "RGBX"]
 
 
 def expected(image: Image.Image) -> np.ndarray:
-    """Return what PIL itself makes of a picture: over white, in RGB, 16 bits rounded to 8."""
+    """Return PIL's own conversion of a picture: over white, in RGB, 16 bits rounded to 8."""
     if image.mode == "I;16":
         grey = (np.asarray(image).astype(np.float64) * 255 / 65535).round().astype(np.uint8)
         grey[np.asarray(image) == image.info.get("transparency", -1)] = WHITE[0]
@@ -88,7 +88,7 @@ def expected(image: Image.Image) -> np.ndarray:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("limit", [MAX_IMAGE_BYTES, 0], ids=["small", "large"])
 def test_pixels_arrive_as_they_are(monkeypatch, mode, limit):
-    """No bit is lost in any mode, in the file that is written fast nor in the one for large pictures."""
+    """No bit is lost in any mode, in the fast format and in the compressed one."""
     monkeypatch.setattr(images, "MAX_IMAGE_BYTES", limit)
     image = of_mode(mode)
 
@@ -109,7 +109,7 @@ def test_arrays_arrive_as_they_are(shape, order):
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 @pytest.mark.parametrize("orientation", UPRIGHT)
 def test_orientation_is_applied_once(mode, orientation):
-    """What a camera turned stands upright, and is not turned again by the server."""
+    """The client rotates a turned photo, and the server does not rotate it again."""
     stored, file = Image.fromarray(noise(4, 6, 3)).convert(mode), io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -123,14 +123,14 @@ def test_orientation_is_applied_once(mode, orientation):
 
 
 def test_large_pictures_keep_the_servers_limit():
-    """One whose plain pixels are larger than a file may be is packed."""
+    """Pixels that exceed the limit of a file are compressed."""
     flat = np.zeros((4000, 4000, 3), np.uint8)
 
     assert len(encode(flat)) < MAX_IMAGE_BYTES < flat.nbytes
 
 
 def test_damaged_picture_is_the_callers_fault():
-    """PIL reads a picture that it opened when its pixels are checked for, and then says SyntaxError."""
+    """PIL decodes lazily, and raises SyntaxError for a damaged file."""
     file = io.BytesIO()
     Image.fromarray(noise(400, 400, 3)).save(file, "PNG")
     content = bytearray(file.getvalue())
@@ -142,7 +142,7 @@ def test_damaged_picture_is_the_callers_fault():
 
 
 def test_files_stay_as_they_are():
-    """Their bytes are sent, wherever they come from."""
+    """The bytes of a file are sent unchanged, in any form of argument."""
     file = COFFEE.read_bytes()
     forms = [file, bytearray(file), memoryview(file), COFFEE, str(COFFEE), io.BytesIO(file)]
 
@@ -162,7 +162,7 @@ def test_files_stay_as_they_are():
     ],
     ids=["number", "text file", "floats", "four channels", "empty", "mode", "missing"],
 )
-def test_what_is_no_image_is_named(image, error, message):
-    """With what was expected, and what came."""
+def test_invalid_image_is_named(image, error, message):
+    """The message has the expected form and the given one."""
     with pytest.raises(error, match=message):
         encode(image)

@@ -1,4 +1,4 @@
-"""Regions without Triton: what may still be read is left alone, everything else goes."""
+"""Regions without Triton: a region that the server may read stays, all others are removed."""
 
 import contextlib
 import errno
@@ -35,14 +35,14 @@ PREFIX = f"nereid-{os.getuid()}-"
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    """Where regions lie: a folder of the test's own, as nothing but Triton needs the true one."""
+    """A folder of the test for the regions; only Triton needs the real one."""
     monkeypatch.setattr(shared_regions, "FOLDER", tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def hurried(monkeypatch):
-    """Wait for no server that reads for ever."""
+def short_close(monkeypatch):
+    """Close without a long wait for a server that reads."""
     monkeypatch.setattr(shared_memory, "CLOSE_S", 0.2)
 
 
@@ -52,20 +52,20 @@ def files() -> set[str]:
 
 
 def sent(script: Script, word: str) -> list[str]:
-    """Return the names of the regions that a server was told to `register` or `unregister`."""
-    return [path.split("/")[-2] for path, _ in script.calls if path.endswith(f"/{word}")]
+    """Return the names of the regions in all requests to `register` or `unregister`."""
+    return [path.split("/")[-2] for path, _ in script.requests if path.endswith(f"/{word}")]
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 @pytest.mark.parametrize("step", ["silence", None], ids=["silent", "broken"])
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("short_close")
 def test_region_without_an_answer_is_never_used_again(folder, way, step):
-    """While the server reads it, it is neither written, nor shrunk, nor unlinked, also when all is closed."""
+    """While the server reads a region, nobody writes, shrinks or unlinks it, not even `close`."""
     script = Script(PREDICTION, step, PREDICTION)
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         classifier.classify(PHOTO)
         (first,) = script.read = files()
-        if step is None:  # repeated at once, by another region
+        if step is None:  # repeated immediately, with another region
             assert classifier.classify(PHOTO).timings.attempts == 2
         else:
             with pytest.raises(TimedOut):
@@ -81,7 +81,7 @@ def test_region_without_an_answer_is_never_used_again(folder, way, step):
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_close_waits_for_a_server_that_reads(way):
-    """A caller whose only request was too late leaves nothing, however soon it ends."""
+    """A caller whose only request timed out leaves no region, even if it ends soon."""
     script = Script("silence")
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         with pytest.raises(TimedOut):
@@ -94,8 +94,8 @@ def test_close_waits_for_a_server_that_reads(way):
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_region_with_an_error_for_an_answer_is_used_again(way):
-    """The server has told that it is done."""
+def test_region_is_used_again_after_an_error_response(way):
+    """The response proves that the server has finished."""
     script = Script(PREDICTION, error("inference failed: why", 500), PREDICTION)
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         classifier.classify(PHOTO)
@@ -108,7 +108,7 @@ def test_region_with_an_error_for_an_answer_is_used_again(way):
 
 
 def test_retired_region_goes_when_the_server_lets_go_of_it():
-    """It is checked about now and then, not with every request."""
+    """Release is tried again after a second, not with every request."""
     now = 0.0
     script = Script(None, PREDICTION)
     with serving(script) as url:
@@ -141,7 +141,7 @@ def test_retired_region_goes_when_the_server_lets_go_of_it():
 
 
 def test_region_of_a_living_owner_is_not_stale(tmp_path, monkeypatch):
-    """Nor is what is no region at all, or another user's; none of these can make a sweep wait."""
+    """Other files, and regions of other users, are not stale either; none of them blocks a sweep."""
     path = tmp_path / f"{PREFIX}1"
     assert not is_stale(path)
     path.write_bytes(b"")
@@ -159,7 +159,7 @@ def test_region_of_a_living_owner_is_not_stale(tmp_path, monkeypatch):
 
 
 def test_region_that_is_being_made_is_not_removed(monkeypatch):
-    """A file is there a moment before its owner's lock: whoever removes one has the lock, and is noticed."""
+    """A file exists a moment before its owner's lock; a sweep locks it first, and the owner notices."""
     (shared_regions.FOLDER / f"{PREFIX}1").write_bytes(b"")
     unlink, flock = Path.unlink, fcntl.flock
 
@@ -192,7 +192,7 @@ class Triton:
         self.timeouts_s: list[float] = []
 
     def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
-        """Do what a method does."""
+        """Imitate a method of the client."""
         self.timeouts_s.append(timeout_s)
         verb = name.split("_")[0]
         if (refusals := self.refusals.get(verb)) and (error := refusals.pop(0)):
@@ -204,11 +204,11 @@ class Triton:
         return [{"name": name} for name in self.known]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the fake has no socket."""
 
 
 def ask(regions: Regions, triton: Triton) -> str:
-    """Have an image classified; returns the name of its region."""
+    """Classify an image; return the name of its region."""
     names = []
 
     def call(tensor: Any) -> Rpc:
@@ -222,7 +222,7 @@ def ask(regions: Regions, triton: Triton) -> str:
 
 @pytest.fixture
 def regions(monkeypatch):
-    """Regions that say goodbye to a server that has none."""
+    """Regions that are closed without a server."""
     monkeypatch.setattr(transport, "connect", lambda url, protocol: Triton(unregister=[Unreachable()]))
     made = Regions("system", "localhost:1", "http")
     yield made
@@ -230,10 +230,10 @@ def regions(monkeypatch):
 
 
 class Late(Triton):
-    """A server that comes to a registration after the caller has lost patience, and has checked to let go."""
+    """A server that handles a registration after its timeout, and after the request to release it."""
 
     def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
-        """Do what a method does; the first to register is told that it is late."""
+        """Imitate a method of the client; the first registration times out."""
         if name.startswith("register") and not self.timeouts_s:
             super().call("status", timeout_s)
             raise TimedOut("deadline exceeded: why")
@@ -244,7 +244,7 @@ class Late(Triton):
 
 
 def test_region_that_is_registered_too_late_is_not_kept(regions):
-    """A server that comes to it after it was checked to let go of it finds no file."""
+    """A server that handles a late registration finds no file."""
     triton = Late()
     regions._is_swept = True
     ask(regions, triton)
@@ -258,7 +258,7 @@ def test_region_that_is_registered_too_late_is_not_kept(regions):
 
 @pytest.mark.parametrize("sees", [True, False], ids=["same machine", "other container"])
 def test_region_without_a_file_is_stale_where_files_are_shared(sees):
-    """Otherwise its file is where the server and its owner are; a region in use hinders no other one."""
+    """Otherwise another container owns it; a region in use does not stop the sweep of others."""
     left, gone, in_use = (f"{PREFIX}{number}" for number in range(3))
     for name in (left, in_use):
         (shared_regions.FOLDER / name).write_bytes(b"")
@@ -294,7 +294,7 @@ BROKEN_STREAM = from_triton(
     ids=["failed", "refused", "broken stream", "late", "not registered", "registered before"],
 )
 def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, error, is_same):
-    """And once the server has mapped it; a stream that broke has a status that answers have, too."""
+    """A broken stream may have the status of a response, and proves nothing."""
     made = []
     regions._make = lambda size: made.append(shared_regions.MAKERS["system"](size)) or made[-1]
     triton = Triton(**{verb: [error, None]})
@@ -305,14 +305,14 @@ def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, erro
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_region_that_was_swept_away_is_registered_again(way):
-    """Whoever unregistered it: the request has not been seen, and is repeated."""
+    """The server has not seen the request, so it is repeated."""
     script = Script(error("Unable to find shared memory region: 'x'", 404), PREDICTION)
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         assert classifier.classify(PHOTO).timings.attempts == 2
 
 
 def test_close_leaves_what_a_request_uses(regions):
-    """Its file is closed by that request, once, and left to a sweep; the next request is refused."""
+    """The request itself closes the file once, and leaves it to a sweep; the next request fails."""
     steps = regions.infer([PHOTO], Attempts(Budget(), 5), lambda tensor: Rpc("infer", 5))
     step = steps.send(None)
     while step.name != "infer":
@@ -355,7 +355,7 @@ else:
 
 
 def test_fork_leaves_its_parents_regions_alone(folder):
-    """A child has its own, neither writes nor holds its parent's, and takes only its own away at its end."""
+    """A child has its own regions, does not touch its parent's, and removes only its own."""
     script = Script(PREDICTION)
     with serving(script) as url:
         command = [sys.executable, "-c", FORK, url, str(folder), str(COFFEE), str(CHELSEA)]
@@ -367,7 +367,7 @@ def test_fork_leaves_its_parents_regions_alone(folder):
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_full_memory_is_the_outcome_of_its_image(monkeypatch, way):
-    """It ends no other image's request."""
+    """Other images are not affected."""
 
     def full(byte_size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "x")
@@ -382,7 +382,7 @@ def test_full_memory_is_the_outcome_of_its_image(monkeypatch, way):
 
 
 def test_full_memory_is_an_error_not_a_crash(folder):
-    """Pages are reserved first: to write to one that cannot be had would be a bus error."""
+    """Pages are reserved first: a write to a missing page would be a bus error."""
     free = os.statvfs(folder)
     too_much = free.f_bavail * free.f_frsize + 2**30
 
@@ -393,8 +393,8 @@ def test_full_memory_is_an_error_not_a_crash(folder):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
-def test_cuda_without_a_gpu_is_refused_at_once(way):
-    """With what it needs; asking for CUDA where there is none is no slow success."""
+def test_cuda_without_a_gpu_is_refused_immediately(way):
+    """The message names the requirement; the classifier does not fall back to another memory."""
     if shared_memory_has_cuda():
         pytest.skip("there is a GPU")
     needs = pytest.raises(shared_regions.NoCuda, match=r"CUDA shared memory needs an NVIDIA GPU .*; fix: ")
@@ -403,7 +403,7 @@ def test_cuda_without_a_gpu_is_refused_at_once(way):
 
 
 def shared_memory_has_cuda() -> bool:
-    """Tell whether this machine has a GPU for CUDA shared memory."""
+    """Return whether this machine has a GPU for CUDA shared memory."""
     try:
         shared_regions.cuda_library()
     except shared_regions.NoCuda:
