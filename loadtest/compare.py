@@ -17,6 +17,7 @@ from pathlib import Path
 
 from loadtest import record, resource_usage, wrk
 from nereid.assets import COFFEE
+from nereid.contract import VARIANT_HEADER
 
 HERE = Path(__file__).resolve().parent.parent
 # The same checkout under two names shows the noise of the comparison itself.
@@ -49,7 +50,7 @@ def started(checkout: Path, run_dir: Path, *words: str) -> Iterator[tuple[int, d
 
 def measure(port: int, path: str, photo: Path, seconds: float, route: bool) -> dict[str, float]:
     """Measure one path: throughput and p99 at saturation, p50 of a single caller."""
-    headers = {"x-variant": "v1"} if route else {}
+    headers = {VARIANT_HEADER: "v1"} if route else {}
     wrk.post(port, path, photo, SATURATED, 1, headers)
     loaded = wrk.post(port, path, photo, SATURATED, seconds, headers)
     alone = wrk.post(port, path, photo, ALONE, seconds, headers)

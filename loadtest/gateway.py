@@ -19,13 +19,14 @@ from http import HTTPStatus
 from pathlib import Path
 
 from loadtest import record, resource_usage, servers, wrk
+from nereid.contract import VARIANT_HEADER
 from nereid.server.embedded_server import infer_path
 from nereid.tune import load_generator, photos
 from nereid.tune.load_generator import HOST, latencies_ms, percentile
 
 PATH = "/predict"
 CONCURRENCY = 32
-TO_VARIANT = {"x-variant": "v1"}
+TO_VARIANT = {VARIANT_HEADER: "v1"}
 DIRECT, GATEWAY = "Triton", "gateway"
 HEADINGS = ("photo", "path", "unit", "median", "of Triton's")
 LOADS = (0.8, 1.0, 1.2, 2.0)

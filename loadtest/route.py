@@ -17,6 +17,7 @@ from pathlib import Path
 
 from loadtest import record, servers, wrk
 from nereid import assets, metrics_page
+from nereid.contract import VARIANT_HEADER
 from nereid.server.embedded_server import infer_path
 from nereid.server.ports import Ports
 from nereid.tune import photos
@@ -28,7 +29,7 @@ CONCURRENCY = 32
 VARIANT, SHADOW = "classify_v1", "classify_v2"
 DIRECT, ROUTE, SHADOWED = "direct", "route", "route with a shadow"
 MODELS = {DIRECT: VARIANT, ROUTE: "classify", SHADOWED: "shadowed"}
-TO_VARIANT = {"x-variant": "v1"}
+TO_VARIANT = {VARIANT_HEADER: "v1"}
 HEADINGS = ("profile", "path", "unit", "median", "compared", "with")
 BASES = {ROUTE: DIRECT, SHADOWED: ROUTE}
 P50, RATE, P99 = "ms (p50)", "images/s", "ms (p99)"

@@ -14,6 +14,7 @@ from loadtest import gateway, perf_analyzer, resource_usage, servers, wrk
 from loadtest.bench import limit
 from loadtest.bench.plan import PHOTOS, PRECISIONS, TENSOR, WRK, Cell
 from loadtest.bench.summary import Sample
+from nereid.contract import VARIANT_HEADER
 from nereid.server.command_line import PLAIN_PROFILE
 from nereid.server.embedded_server import infer_path
 from nereid.server.ports import Ports
@@ -119,7 +120,7 @@ class Paths:
         running, file = self._running[cell.path], self._file(cell.photo)
         ports = running.ports
         if cell.generator == WRK:
-            port, path, headers = self._gateway_port, gateway.PATH, {"x-variant": f"v{_version(cell)}"}
+            port, path, headers = self._gateway_port, gateway.PATH, {VARIANT_HEADER: f"v{_version(cell)}"}
             if cell.path != "gateway":
                 port, path = ports.http, infer_path(model_of(cell))
             if cell.path not in ("gateway", "route"):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.users.run_statistics import RunStatistics
-from nereid.contract import SCORES, VARIANT
+from nereid.contract import ROUTE_KEY_HEADER, SCORES, VARIANT, VARIANT_HEADER
 from nereid.tune import photos
 
 ESPRESSO = 967
@@ -35,7 +35,7 @@ class ImageRequest:
     @property
     def headers(self) -> dict[str, str]:
         """The headers of the request, over both protocols."""
-        named = {"x-variant": self.variant, "x-route-key": self.key}
+        named = {VARIANT_HEADER: self.variant, ROUTE_KEY_HEADER: self.key}
         return {name: value for name, value in named.items() if value}
 
 

@@ -1,5 +1,6 @@
 """Security headers for browsers, and rejection of foreign hosts and origins."""
 
+from nereid.contract import OPTION_HEADERS
 from nereid.gateway.failures import Failure
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse
 from nereid.gateway.settings import Settings
@@ -26,8 +27,8 @@ DOCS: Head = [
 METHODS = b"GET, HEAD, POST, PUT"
 EXPOSED = b"x-request-id, traceparent, retry-after"
 ALLOWED = (
-    b"authorization, x-api-key, content-type, x-request-id, traceparent, x-request-timeout-ms, x-variant, "
-    b"x-model-version, x-route-key"
+    b"authorization, x-api-key, content-type, x-request-id, traceparent, x-request-timeout-ms, "
+    + ", ".join(OPTION_HEADERS.values()).encode()
 )
 PREFLIGHT_S = b"600"
 
