@@ -88,7 +88,8 @@ def revoke(path: Path, name_or_id: str) -> None:
 def _locked(path: Path) -> Iterator[tuple[Key, ...]]:
     """Lock the file and read the keys; no other process changes them inside the context."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    yield known_keys(path)
+    with files.locked_folder(path.parent):
+        yield known_keys(path)
 
 
 def _write(path: Path, known: tuple[Key, ...]) -> None:
