@@ -38,6 +38,7 @@ from nereid.client.classifier_errors import (
 )
 from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Label, Prediction, Timings, label
+from nereid.client.request import wanted_outputs
 from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import NoRoom, Regions
 from nereid.client.shared_regions import Region
@@ -506,6 +507,28 @@ def test_bad_images_of_a_request_fail_alone(way, steps, expected):
     got = [str(each) if isinstance(each, RequestRefused) else each.labels[0].name for each in outcomes]
     assert [each.split(": ")[-1] for each in got] == expected
     assert len(script.bodies("/infer")) == len(steps)
+
+
+@both_ways
+def test_reason_of_a_bad_image_keeps_the_servers_prefix(way):
+    """The gateway and users recognize an invalid image by the prefix, also in a batch."""
+    script = Script(refusal(1, count=2), predictions(1))
+    with serving(script) as url, opened(way, url, "http") as classifier:
+        _, bad = classifier.classify_many([PHOTO] * 2, batch_size=2)
+
+    assert str(bad) == "in ensemble 'x', invalid image: why 1"
+
+
+def test_outputs_of_a_route_are_requested():
+    """A classifier requests the scores and the outputs of the route, and no others."""
+    outputs = [{"name": name} for name in ("version", "other", "scores", "route_reason", "variant")]
+
+    assert wanted_outputs({"name": "classify", "outputs": outputs}) == [
+        "route_reason",
+        "scores",
+        "variant",
+        "version",
+    ]
 
 
 @both_ways
