@@ -147,7 +147,7 @@ class Classifier:
 
         Returns:
             In the order of `images`, the prediction of each, or the error that `classify` would raise. A bad
-            image does not stop the others.
+                image does not stop the others.
 
         Raises:
             ValueError: an option is invalid.
