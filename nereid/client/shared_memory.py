@@ -239,9 +239,9 @@ class Regions:
                 raise
         region.is_registered = True
 
-    def _with_advice(self, steps: Flow[Any]) -> Flow[Any]:
+    def _with_advice(self, flow: Flow[Any]) -> Flow[Any]:
         try:
-            return (yield from steps)
+            return (yield from flow)
         except ClassifierError as error:
             text = str(error)
             if RESTRICTED_TEXT in text:
