@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,8 +12,8 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from nereid import assets
-from nereid.cli import demo, options
-from nereid.cli.exit_codes import exit_code, reason
+from nereid.cli import demo, init, options
+from nereid.cli.exit_codes import end, exit_code, reason
 from nereid.cli.main import app
 from nereid.client.prediction import Label, Prediction, Timings
 from nereid.errors import OperationFailed, ServerError, WrongUsage
@@ -72,6 +73,7 @@ def test_version_is_that_of_the_distribution():
         (("check", "/nonexistent"), 2),
         (("tune", "unknown"), 2),
         (("init", "/"), 2),
+        (("init", "/proc/nereid"), 1),
         (("route", "show", "--model", "unknown"), 2),
         (("route", "set"), 2),
         (("route", "diff", "v9=1"), 2),
@@ -125,10 +127,19 @@ def test_error_class_decides_the_exit_code(error, code, text):
     assert (exit_code(error), reason(error)) == (code, text) or text in reason(error)
 
 
-def test_closed_pipe_is_not_a_traceback():
+def test_reason_comes_after_its_details(capsys):
+    """An error of several lines ends with its first line, which is the reason."""
+    with pytest.raises(SystemExit):
+        end(OperationFailed("no\ndetail"))
+
+    assert capsys.readouterr().err == "detail\nerror: no\n"
+
+
+@pytest.mark.parametrize("words", [["check", "--json"], ["--version"]], ids=["long", "short"])
+def test_closed_pipe_is_not_a_traceback(words):
     """`nereid check --json | head -0` ends without a message."""
-    words = [sys.executable, "-m", "nereid", "check", "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    command = [sys.executable, "-m", "nereid", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
 
         assert process.stderr.read() == b""
@@ -155,8 +166,12 @@ def test_help_is_wrapped_by_the_terminal():
     assert "Published files move to DIR/published." in text
 
 
-def test_init_copies_the_default_models_and_nothing_else(tmp_path):
-    """The new repository passes its own check; state and tuned configs of the source stay behind."""
+def test_init_copies_the_default_models_and_nothing_else(tmp_path, monkeypatch):
+    """The new repository passes its own check; state and tuned configs of the source are not copied."""
+    source = shutil.copytree(assets.REPOSITORY, tmp_path / "source")
+    (source / "classify_v1" / "configs" / "tuned.pbtxt").touch()
+    (source / "classify.route.history.jsonl").touch()
+    monkeypatch.setattr(init, "REPOSITORY", source)
     done = run("init", str(tmp_path / "own"))
 
     copied = {path.relative_to(tmp_path / "own") for path in (tmp_path / "own").rglob("*") if path.is_file()}
