@@ -139,7 +139,8 @@ def test_reason_comes_after_its_details(capsys):
 def test_closed_pipe_is_not_a_traceback(words):
     """`nereid check --json | head -0` ends without a message."""
     command = [sys.executable, "-m", "nereid", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    with subprocess.Popen(command, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
 
         assert process.stderr.read() == b""
