@@ -39,7 +39,7 @@ TEMPORARY = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
 class Line(Struct, frozen=True):
     """The result for one entry: a version of a model, or version 0 and the reason of a rejection.
 
-    `stays` tells whether the entry is still in the folder; `terms` are the limits of its examination.
+    `stays` is true if the entry is still in the folder; `terms` are the limits of its examination.
     """
 
     time: Annotated[datetime, Meta(tz=True)]
