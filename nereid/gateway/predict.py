@@ -158,7 +158,7 @@ async def _admitted(
         raise
     except ClassifierError as error:
         if isinstance(error, Overloaded):
-            permit.refused()
+            permit.rejected()
         permit.release()
         raise from_classifier(error, timeout_s, admission.retry_after_s()) from error
     except BaseException:

@@ -52,13 +52,13 @@ class RouteControl(Protocol):
             RouteFailed: the route cannot be read.
         """
 
-    def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
+    def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         """Change weights of variants.
 
         Args:
             weights: new weight by variant; other variants keep their weights.
             generation: generation that the route must still have; None for any.
-            who: author of the change.
+            author: recorded as the author of the change.
 
         Raises:
             RouteConflict, RouteRefused, RouteFailed: the route was not changed, or is not served.
@@ -82,9 +82,11 @@ class RouteView:
             reading = self._reading = asyncio.create_task(self._read())
         return await asyncio.shield(reading)
 
-    async def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
+    async def set_weights(
+        self, weights: Mapping[str, float], generation: int | None, author: str
+    ) -> RouteState:
         """Change weights; raises the errors of `RouteControl.set_weights`."""
-        state = await asyncio.to_thread(self._control.set_weights, weights, generation, who)
+        state = await asyncio.to_thread(self._control.set_weights, weights, generation, author)
         self._reading = None
         return state
 

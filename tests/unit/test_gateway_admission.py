@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from nereid.gateway.admission.admission import WAITING_PER_PERMIT, Admission, Permit
+from nereid.gateway.admission.admission import MAX_WAITING_PER_PERMIT, Admission, Permit
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.failures import Failure
 from tests.gateways import key
@@ -53,7 +53,7 @@ def test_no_more_than_the_limit_are_in_flight(clock):
             came.append(number)
             return permit
 
-        waiting = [asyncio.create_task(wait(number)) for number in range(limit * WAITING_PER_PERMIT)]
+        waiting = [asyncio.create_task(wait(number)) for number in range(limit * MAX_WAITING_PER_PERMIT)]
         await asyncio.sleep(0)
         with pytest.raises(Failure, match=f"{len(waiting)} images are in the queue") as refused:
             await admission.take(9)

@@ -115,7 +115,7 @@ def test_cancelled_call_keeps_its_place_for_a_while():
     """The server goes on computing what it was asked, so that nobody else may take the place."""
     upstream = Upstream()
     made = gateway(upstream)
-    made.admission._gradient.rtt_s = 30.0
+    made.admission._concurrency_limit.rtt_s = 30.0
 
     async def run() -> int:
         upstream.gate.clear()

@@ -57,13 +57,13 @@ class RepositoryRoute:
             target.name, route.generation, route.default, status == SERVED, _without_address(status), variants
         )
 
-    def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
+    def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         """Change weights of variants, and wait until the server serves them.
 
         Args:
             weights: new weight by variant; other variants keep their weights.
             generation: the generation that the route must still have; None for any.
-            who: author of the change, for the history.
+            author: recorded as the author in the history.
 
         Raises:
             RouteConflict: the route has another generation.
@@ -72,7 +72,7 @@ class RepositoryRoute:
         """
         try:
             target = find_route(self._repository, self._name)
-            change.change(target, _propose(weights, generation, who), self._server())
+            change.change(target, _propose(weights, generation, author), self._server())
         except (WrongUsage, InvalidConfig) as error:
             raise RouteRefused(str(error)) from None
         except (OperationFailed, OSError) as error:
@@ -91,11 +91,11 @@ def _without_address(status: str) -> str:
     return "not served yet, or unknown"
 
 
-def _propose(weights: Mapping[str, float], generation: int | None, who: str) -> Propose:
+def _propose(weights: Mapping[str, float], generation: int | None, author: str) -> Propose:
     def propose(present: StoredRoute) -> Proposal:
         current = present.route().generation
         if generation is not None and generation != current:
             raise RouteConflict(f"expected generation {generation}, got {current}: the route has changed")
-        return Proposal(change.reweighted(weights)(present).route, f"set through the gateway by {who}")
+        return Proposal(change.reweighted(weights)(present).route, f"set through the gateway by {author}")
 
     return propose

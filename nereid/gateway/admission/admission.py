@@ -10,7 +10,7 @@ from nereid.gateway.failures import Failure
 
 MAX_RETRY_AFTER_S = 30.0
 # Queue length per request in flight: a response then takes at most about five round trips.
-WAITING_PER_PERMIT = 4
+MAX_WAITING_PER_PERMIT = 4
 
 
 class Admission:
@@ -19,20 +19,20 @@ class Admission:
     A request in this queue can still be cancelled without cost. In Triton's queue it cannot.
 
     Args:
-        most: upper bound of the limit.
+        max_limit: upper bound of the limit.
         clock: monotonic time in seconds.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._gradient = ConcurrencyLimit(most, clock())
+        self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.in_flight = 0
 
     @property
     def limit(self) -> int:
         """The present limit of requests in flight."""
-        return self._gradient.limit
+        return self._concurrency_limit.limit
 
     @property
     def waiting(self) -> int:
@@ -46,7 +46,7 @@ class Admission:
             Failure: `overloaded`, with the time after which a retry makes sense.
         """
         waiting = self.waiting
-        if waiting >= WAITING_PER_PERMIT * self._gradient.steady:
+        if waiting >= MAX_WAITING_PER_PERMIT * self._concurrency_limit.steady:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
             )
@@ -103,7 +103,7 @@ class Admission:
 
     def _needed_s(self, round_trips: float) -> float:
         """Return the duration of the queue and of a number of further round trips."""
-        return self._gradient.rtt_s * (round_trips + self.waiting / self.limit)
+        return self._concurrency_limit.rtt_s * (round_trips + self.waiting / self.limit)
 
 
 class Permit:
@@ -119,12 +119,12 @@ class Permit:
     def answered(self) -> None:
         """Release the slot after a correct response, and record its round trip."""
         admission, now_s = self._admission, self._admission._clock()
-        admission._gradient.sample(now_s - self._began_s, admission.in_flight - 1, now_s)
+        admission._concurrency_limit.sample(now_s - self._began_s, admission.in_flight - 1, now_s)
         self.release()
 
-    def refused(self) -> None:
+    def rejected(self) -> None:
         """Release the slot after the server reported overload, and lower the limit."""
-        self._admission._gradient.dropped()
+        self._admission._concurrency_limit.dropped()
         self.release()
 
     def release(self) -> None:
@@ -139,4 +139,4 @@ class Permit:
         The server finishes a dispatched request without a report; a mean round trip is assumed.
         """
         admission = self._admission
-        return max(0.0, admission._gradient.rtt_s - (admission._clock() - self._began_s))
+        return max(0.0, admission._concurrency_limit.rtt_s - (admission._clock() - self._began_s))

@@ -16,7 +16,7 @@ MIN_LIMIT, INITIAL = 16.0, 24.0
 TOLERANCE, SMOOTHING = 1.5, 0.5
 WINDOW_S, WINDOW_SAMPLES = 0.1, 10
 # With little load, responses are rare, and an estimate should not be old.
-LONGEST_WINDOW_S = 1.0
+MAX_WINDOW_S = 1.0
 PROBE_S, PROBE_SAMPLES = 10.0, 30
 QUIET_SMOOTHING = 0.2
 DROP = 0.9
@@ -29,7 +29,7 @@ class ConcurrencyLimit:
         rtt_s: mean round trip of the last window, 0 before the first.
 
     Args:
-        most: upper bound of the limit.
+        max_limit: upper bound of the limit.
         now_s: monotonic time in seconds.
     """
 
@@ -40,8 +40,8 @@ class ConcurrencyLimit:
     _peak: int
     _is_probing: bool
 
-    def __init__(self, most: int, now_s: float) -> None:
-        self._max_limit = float(most)
+    def __init__(self, max_limit: int, now_s: float) -> None:
+        self._max_limit = float(max_limit)
         self._min_limit = min(MIN_LIMIT, self._max_limit)
         self._limit = min(INITIAL, self._max_limit)
         self._base_s = self.rtt_s = 0.0
@@ -69,7 +69,7 @@ class ConcurrencyLimit:
         self._sum_s += rtt_s
         wanted = PROBE_SAMPLES if self._is_probing else WINDOW_SAMPLES
         age_s = now_s - self._opened_s
-        if age_s >= (WINDOW_S if self._samples >= wanted else LONGEST_WINDOW_S):
+        if age_s >= (WINDOW_S if self._samples >= wanted else MAX_WINDOW_S):
             self._close(now_s)
 
     def dropped(self) -> None:

@@ -62,7 +62,7 @@ def app_of(gateway: Gateway, page: Path | None = PAGE) -> Starlette:
     app = Starlette(
         routes=[*operations, *static.routes(page)],
         middleware=[Middleware(RequestMiddleware, gateway)],
-        exception_handlers={HTTPException: refused},
+        exception_handlers={HTTPException: reject_unknown},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
@@ -96,7 +96,7 @@ async def openapi(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     return json_response(document(OPERATIONS, gateway.settings.max_timeout_s))
 
 
-async def refused(found: Request, error: Exception) -> Response:
+async def reject_unknown(found: Request, error: Exception) -> Response:
     """Respond to an unknown path, or to a method that a path does not support."""
     assert isinstance(error, HTTPException)
     request: GatewayRequest = found.scope["nereid.request"]

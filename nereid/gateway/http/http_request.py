@@ -77,7 +77,7 @@ class GatewayRequest:
         self.status = self.images = self.body_bytes = 0
         self.stages_s: dict[str, float] = {}
 
-    def refuse_repeats(self) -> None:
+    def reject_repeats(self) -> None:
         """Reject repeated headers that must be unique.
 
         Raises:

@@ -47,7 +47,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            request.refuse_repeats()
+            request.reject_repeats()
             own += self._origin_guard.check(request)
             reply = self._origin_guard.preflight(request)
             await (reply or self._app)(scope, receive, send_framed)

@@ -67,10 +67,10 @@ async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayRespon
 async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Change the weights of the route's variants."""
     route = _route(gateway)
-    who = request.key.name if request.key else ""
+    author = request.key.name if request.key else ""
     change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Weights)
     try:
-        return json_response(await route.set_weights(change.weights, change.generation, who))
+        return json_response(await route.set_weights(change.weights, change.generation, author))
     except RouteConflict as error:
         raise Failure("conflict", str(error)) from None
     except RouteRefused as error:

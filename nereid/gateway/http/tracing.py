@@ -10,9 +10,9 @@ MAX_ID_LENGTH = 128
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
-def is_word(value: str, longest: int = MAX_ID_LENGTH) -> bool:
+def is_word(value: str, max_length: int = MAX_ID_LENGTH) -> bool:
     """Return whether a value is printable ASCII and not too long."""
-    return 0 < len(value) <= longest and value.isascii() and value.isprintable()
+    return 0 < len(value) <= max_length and value.isascii() and value.isprintable()
 
 
 def new_request_id() -> str:

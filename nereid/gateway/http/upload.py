@@ -72,21 +72,21 @@ class Buffers:
         Raises:
             Failure: `overloaded`, the limit is reached.
         """
-        who = key.id if key else ""
-        held_bytes = self._held_bytes.get(who, 0) + size_bytes
+        key_id = key.id if key else ""
+        held_bytes = self._held_bytes.get(key_id, 0) + size_bytes
         if size_bytes > self._left_bytes or held_bytes > self._share_bytes:
             raise Failure("overloaded", "too many bytes of other requests are buffered; retry later", 1.0)
         self._left_bytes -= size_bytes
-        self._held_bytes[who] = held_bytes
+        self._held_bytes[key_id] = held_bytes
 
     def give_back(self, key: Key | None, size_bytes: int) -> None:
         """Count released bytes."""
         self._left_bytes += size_bytes
-        who = key.id if key else ""
-        if left_bytes := self._held_bytes.get(who, 0) - size_bytes:
-            self._held_bytes[who] = left_bytes
+        key_id = key.id if key else ""
+        if left_bytes := self._held_bytes.get(key_id, 0) - size_bytes:
+            self._held_bytes[key_id] = left_bytes
         else:
-            self._held_bytes.pop(who, None)
+            self._held_bytes.pop(key_id, None)
 
 
 class Uploads:
@@ -120,12 +120,12 @@ class Uploads:
             Failure: the body is invalid, too large, or late.
             ClientClosed: the client disconnected before the end of the body.
         """
-        most = self._settings.max_images
+        max_images = self._settings.max_images
         if kind_of(request, (FORM, JSON)) == FORM:
-            return BatchBody(await self._form(request, remaining_s, most))
-        batch: BatchBody = _decode(BatchBody, await self._whole(request, remaining_s), most)
-        if len(batch.images) > most:
-            raise Failure("invalid_request", f"at most {most} images, got {len(batch.images)}")
+            return BatchBody(await self._form(request, remaining_s, max_images))
+        batch: BatchBody = _decode(BatchBody, await self._whole(request, remaining_s), max_images)
+        if len(batch.images) > max_images:
+            raise Failure("invalid_request", f"at most {max_images} images, got {len(batch.images)}")
         return batch
 
     async def json(self, request: GatewayRequest, remaining_s: float, kind: Any) -> Any:
@@ -146,21 +146,21 @@ class Uploads:
         await self._read(request, remaining_s, max_bytes, chunks.append)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def _form(self, request: GatewayRequest, remaining_s: float, most: int) -> list[BatchImage]:
+    async def _form(self, request: GatewayRequest, remaining_s: float, max_images: int) -> list[BatchImage]:
         _, options = parse_options_header(request.headers[b"content-type"])
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 70:
             raise _damaged("its boundary must have 1 to 70 characters")
-        return read_form(await self._whole(request, remaining_s), boundary, most)
+        return read_form(await self._whole(request, remaining_s), boundary, max_images)
 
     async def _read(
-        self, request: GatewayRequest, remaining_s: float, most: int, take: Callable[[bytes], Any]
+        self, request: GatewayRequest, remaining_s: float, max_bytes: int, take: Callable[[bytes], Any]
     ) -> None:
         declared = request.headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > most:
+        if declared.isdigit() and int(declared) > max_bytes:
             raise Failure(
                 "too_large",
-                f"expected a body of at most {format_bytes(most)}, got {format_bytes(int(declared))}",
+                f"expected a body of at most {format_bytes(max_bytes)}, got {format_bytes(int(declared))}",
             )
         try:
             async with asyncio.timeout(remaining_s):
@@ -169,9 +169,9 @@ class Uploads:
                     if message["type"] == "http.disconnect":
                         raise ClientClosed
                     chunk = message.get("body", b"")
-                    if request.body_bytes + len(chunk) > most:
+                    if request.body_bytes + len(chunk) > max_bytes:
                         raise Failure(
-                            "too_large", f"expected a body of at most {format_bytes(most)}, got more"
+                            "too_large", f"expected a body of at most {format_bytes(max_bytes)}, got more"
                         )
                     self.buffers.take(request.key, len(chunk))
                     request.body_bytes += len(chunk)
@@ -182,8 +182,8 @@ class Uploads:
             raise Failure("body_timeout", f"the body did not arrive within {remaining_s:.3g} s") from None
 
 
-def read_form(body: bytes, boundary: bytes, most: int) -> list[BatchImage]:
-    """Return the parts of a multipart body: 1 to `most` files, all of them called `file`.
+def read_form(body: bytes, boundary: bytes, max_images: int) -> list[BatchImage]:
+    """Return the parts of a multipart body: 1 to `max_images` files, all of them called `file`.
 
     Raises:
         Failure: the body is invalid.
@@ -195,8 +195,8 @@ def read_form(body: bytes, boundary: bytes, most: int) -> list[BatchImage]:
     while not body.startswith(b"--", at := at + len(delimiter)):
         if not body.startswith(b"\r\n", at):
             raise _damaged("a boundary has no line of its own")
-        if len(images) == most:
-            raise Failure("invalid_request", f"at most {most} parts, got more")
+        if len(images) == max_images:
+            raise Failure("invalid_request", f"at most {max_images} parts, got more")
         head_end = _find(body, b"\r\n\r\n", at, at + MAX_PART_HEAD_BYTES)
         filename = _filename(body[at:head_end])
         at = _find(body, delimiter, head_end + 4)
