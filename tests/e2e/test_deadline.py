@@ -9,7 +9,7 @@ from tritonclient.utils import InferenceServerException
 
 from nereid import metrics_page
 from nereid.assets import COFFEE
-from nereid.routing.deadline import PARAMETER
+from nereid.contract import DEADLINE_PARAMETER
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import wait_until
 
@@ -42,7 +42,7 @@ def test_late_request_is_refused_alone(client, value, expected):
 
     def refusal(_):
         with pytest.raises(InferenceServerException) as refused:
-            best(client, DIRECT, parameters={PARAMETER: value})
+            best(client, DIRECT, parameters={DEADLINE_PARAMETER: value})
         return refused.value.message()
 
     with ThreadPoolExecutor(8) as pool:

@@ -243,7 +243,7 @@ def test_broken_repository_is_refused_with_model_and_field(
     [
         (["serve", "--profile", "nope"], "no model has the profile 'nope', known are: cpu, ensemble"),
         (["serve", "--repository", "/nonexistent"], "/nonexistent is not a model repository"),
-        (["classify", "/nonexistent.jpg"], "/nonexistent.jpg does not exist"),
+        (["classify", "/nonexistent.jpg"], "'/nonexistent.jpg' does not exist"),
         (["classify", str(COFFEE), "--protocol", "smtp"], "smtp"),
         (["serve", "--model-control-mode", "magic"], "magic"),
         (["serve", "--htpp-port", "9999"], "--htpp-port"),
@@ -254,7 +254,7 @@ def test_broken_repository_is_refused_with_model_and_field(
         ),
         (["classify"], "nothing to classify"),
         (["classify", str(COFFEE), "--json", "--csv"], "exclude each other"),
-        (["classify", "--watch", "/tmp", "--json"], "take --jsonl"),
+        (["classify", "--watch", "/tmp", "--json"], "fix: --jsonl"),
         (["serve", "--host", "0.0.0.0", "--allow-shm"], "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
     ],
     ids=[
