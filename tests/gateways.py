@@ -1,4 +1,4 @@
-"""Gateways for tests: an upstream that answers what it is told, and requests without a network."""
+"""Gateways for tests: an upstream with a given outcome, and requests without a network."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ PREDICTION = Prediction(LABELS, "classify", "1", "v1", "weight", "id", Timings(0
 ROUTE = RouteState(
     "classify", 3, "v1", True, "", [VariantState("v1", "classify_v1", "1", 1.0, 1.0, "closed")]
 )
-# Smaller than what the sample photos need, so that limits are met.
+# Below the sizes of the sample photos, so that tests reach the limits.
 SMALL = Settings(
     max_body_bytes=1000, max_buffered_bytes=3000, max_pixels=10_000, max_side_px=500, max_images=3
 )
@@ -29,18 +29,18 @@ NO_KEYS = KeyRing()
 
 
 class Upstream:
-    """Answers with `outcome`, or raises it; holds every call while `gate` is closed."""
+    """A classifier that returns or raises `outcome`; requests wait while `gate` is closed."""
 
     def __init__(self, outcome: Any = PREDICTION) -> None:
         self.outcome = outcome
-        self.asked: list[tuple[bytes, dict[str, Any]]] = []
+        self.received: list[tuple[bytes, dict[str, Any]]] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.cancelled = 0
 
     async def classify(self, image: bytes, **options: Any) -> Prediction:
-        """Answer as `AsyncClassifier.classify` does."""
-        self.asked.append((image, options))
+        """Record the request, and return the outcome."""
+        self.received.append((image, options))
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -52,30 +52,30 @@ class Upstream:
         return outcome
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing; no connection is open."""
 
 
 class Control:
-    """A route whose changes are refused as they say."""
+    """A route that rejects some changes."""
 
     def show(self) -> RouteState:
         """Return a route."""
         return ROUTE
 
-    def set_weights(self, weights: Mapping[str, float], generation: int | None, who: str) -> RouteState:
-        """Refuse an old generation and an unknown variant."""
+    def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
+        """Reject an old generation and an unknown variant."""
         if generation == 1:
             raise RouteConflict("the route has generation 3, got 1")
         if generation == 0:
-            raise RouteFailed("the server does not take it")
-        assert who
+            raise RouteFailed("the server does not accept it")
+        assert author
         if "v9" in weights:
             raise RouteRefused("no variant 'v9'")
         return ROUTE
 
 
 class Ring(KeyRing):
-    """Keys by their secrets, without a file."""
+    """A key ring of given secrets, without a file."""
 
     def __init__(self, keys: dict[str, Key]) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Ring(KeyRing):
 
 
 class Caller:
-    """One request by hand, for what a client cannot do politely: be slow, or leave."""
+    """One ASGI request of a client that is slow or disconnects."""
 
     def __init__(self, made: Any, body: bytes = IMAGE, is_complete: bool = True, headers: Any = ()) -> None:
         self.app, self.sent = app_of(made), list[Any]()
@@ -98,20 +98,20 @@ class Caller:
         }
 
     async def send(self, message: Any) -> None:
-        """Keep what is answered."""
+        """Record a message of the response."""
         self.sent.append(message)
 
-    def ask(self) -> asyncio.Task:
-        """Send the request."""
+    def start(self) -> asyncio.Task:
+        """Start the request as a task."""
         return asyncio.create_task(self.app(self.scope, self.messages.get, self.send))
 
-    def leave(self) -> None:
-        """Break the connection."""
+    def disconnect(self) -> None:
+        """Close the connection."""
         self.messages.put_nowait({"type": "http.disconnect"})
 
 
 def key(name: str, *scopes: Scope, rate_per_s: float | None = None) -> Key:
-    """Return a key with an id that can be told."""
+    """Return a key whose id has its name."""
     return Key(f"id-{name}", name, "", frozenset(scopes), datetime(2026, 1, 1, tzinfo=UTC), rate_per_s)
 
 
@@ -125,12 +125,12 @@ def gateway(
     return build(settings, keys, route, upstream)
 
 
-def ask(made: Any, method: str, path: str, page: Any = None, **request: Any) -> httpx.Response:
-    """Send one request to a gateway, and wait for the answer."""
+def send(made: Any, method: str, path: str, page: Any = None, **options: Any) -> httpx.Response:
+    """Send one request to a gateway, and wait for the response."""
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app_of(made, page))
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
-            return await client.request(method, path, **request)
+            return await client.request(method, path, **options)
 
     return asyncio.run(run())

@@ -1,4 +1,4 @@
-"""The page about the gateway has all that the gateway has."""
+"""The page about the gateway is complete."""
 
 import re
 from dataclasses import fields
@@ -13,30 +13,30 @@ from nereid.gateway.settings import Settings
 
 @pytest.fixture(scope="module")
 def text(root):
-    """The page."""
+    """The text of the page."""
     return (root / "docs" / "gateway.md").read_text()
 
 
 def named(section: str) -> set[str]:
-    """Return what stands in code in the first two cells of a section's rows."""
+    """Return the code spans in the first two cells of each row."""
     cells = ["|".join(row.split("|")[1:3]) for row in re.findall(r"^\|.*\|$", section, re.M)]
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
 def section(text: str, title: str) -> str:
-    """Return one section."""
+    """Return the section with a title."""
     return text.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
 def test_every_operation_is_documented(text):
-    """With its method."""
+    """The table has every operation with its method."""
     operations = {f"{each.method} {each.path}" for each in OPERATIONS}
 
     assert operations <= named(section(text, "Operations"))
 
 
 def test_every_error_is_documented(text):
-    """With its status."""
+    """The table has every error code with its status."""
     rows = re.findall(r"^\| ([\d, ]+) \| (.*?) \|", section(text, "Errors"), re.M)
     found = {code: statuses for statuses, cell in rows for code in re.findall(r"`(\w+)`", cell)}
 
@@ -45,12 +45,12 @@ def test_every_error_is_documented(text):
 
 
 def test_every_setting_is_documented(text):
-    """No other is named."""
+    """The table has every setting and no other."""
     assert named(section(text, "Settings")) - {"classify"} == {each.name for each in fields(Settings)}
 
 
 def test_every_metric_is_documented(text):
-    """With its kind."""
+    """The table has every metric with its type."""
     table = re.findall(r"^\| `(\w+)` \| (\w+)", section(text, "Metrics"), re.M)
     metrics = Metrics(lambda: 0, lambda: 0, lambda: 0).registry.collect()
 

@@ -1,4 +1,4 @@
-"""The gateway in front of the real server: answers, cancellation, its own description."""
+"""The gateway in front of a real server: results, cancellation, OpenAPI."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from nereid.assets import CHELSEA, COFFEE
-from nereid.gateway.admission.admission import WAITING_PER_PERMIT
+from nereid.gateway.admission.admission import MAX_WAITING_PER_PERMIT
 from nereid.gateway.admission.concurrency_limit import INITIAL
 from nereid.server.ports import free_ports
 from tests.e2e.conftest import CATS, ESPRESSO, url
@@ -23,7 +23,7 @@ START_S, WATCHDOG_S = 20, 30
 # Metrics of the route are handed on every half second.
 METRIC_S = 10
 # Twice as many as the gateway lets in and lets wait when it starts.
-CALLERS = 2 * int(INITIAL * (1 + WAITING_PER_PERMIT))
+CALLERS = 2 * int(INITIAL * (1 + MAX_WAITING_PER_PERMIT))
 PHOTO = COFFEE.read_bytes()
 JPEG = {"content-type": "image/jpeg"}
 # A process of its own, as in production; uvicorn is what `nereid gateway` starts, too.
@@ -39,7 +39,7 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning", a
 
 @pytest.fixture(scope="module")
 def base(both_profiles, root, tmp_path_factory):
-    """The address of a gateway that is ready."""
+    """The URL of a gateway that is ready."""
     (port,) = free_ports(1)
     log = tmp_path_factory.mktemp("gateway") / "log"
     address = f"http://127.0.0.1:{port}"
@@ -56,7 +56,7 @@ def base(both_profiles, root, tmp_path_factory):
 
 
 def wait_for(is_true, seconds, log=None) -> None:
-    """Ask again and again until something holds."""
+    """Poll until a condition holds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with contextlib.suppress(httpx.TransportError):
@@ -67,12 +67,12 @@ def wait_for(is_true, seconds, log=None) -> None:
 
 
 def sample(page: str, pattern: str) -> float:
-    """Return the sum of a metrics page's samples whose names and labels match."""
+    """Return the sum of the samples whose names and labels match."""
     return sum(float(value) for value in re.findall(rf"^{pattern}.* (\S+)$", page, re.MULTILINE))
 
 
 def test_photo_is_recognised_whichever_way_it_comes(base):
-    """Raw, as a form, and as one of a batch: the same answer, from the variant that was asked for."""
+    """A raw image, a form and a batch return the same result of the requested variant."""
     raw = httpx.post(f"{base}/predict?variant=v1", content=PHOTO, headers=JPEG)
     form = httpx.post(f"{base}/predict?variant=v1", files={"file": PHOTO})
     batch = httpx.post(
@@ -97,23 +97,23 @@ def test_photo_is_recognised_whichever_way_it_comes(base):
     ],
     ids=["no image", "cut off", "no such variant", "no such version"],
 )
-def test_servers_refusal_is_handed_on(base, content, query, status, words):
-    """In the server's own words, which name what it expected."""
+def test_error_of_the_server_is_passed_on(base, content, query, status, words):
+    """The message is that of the server, with the expected value."""
     answer = httpx.post(f"{base}/predict{query}", content=content, headers=JPEG)
 
     assert answer.status_code == status
     assert all(word in answer.text for word in words), answer.text
 
 
-def test_time_that_is_too_short_is_a_504(base):
-    """The caller's time reaches the server; who allows a millisecond gets no answer."""
+def test_short_timeout_is_a_504(base):
+    """A timeout of two milliseconds returns `deadline_exceeded`."""
     answer = httpx.post(f"{base}/predict", content=PHOTO, headers={**JPEG, "x-request-timeout-ms": "2"})
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 
 async def leave(port: int, after_s: float) -> None:
-    """Send a whole request, and break the connection without waiting for the answer."""
+    """Send a whole request, and close the connection before the response."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(PHOTO)}\r\n\r\n"
     writer.write(head.encode() + PHOTO)
@@ -122,8 +122,8 @@ async def leave(port: int, after_s: float) -> None:
     writer.transport.abort()
 
 
-def told(base, server, name: str) -> float:
-    """Return the sum of a metric, of the gateway's or of the server's route."""
+def metric(base, server, name: str) -> float:
+    """Return the sum of a metric of the gateway or of the server."""
     if name.startswith("nereid_gateway_"):
         return sample(httpx.get(f"{base}/metrics").text, name)
     address = f"http://{url(server, 'metrics')}/metrics"
@@ -132,10 +132,10 @@ def told(base, server, name: str) -> float:
 
 
 def disconnect(base, server, count: int) -> None:
-    """Let clients leave, fifty at a time; wait until nothing of theirs is left, and the server noticed."""
+    """Disconnect clients, fifty at a time; wait until the server has cancelled their requests."""
     port = int(base.rpartition(":")[2])
     names = [r'nereid_gateway_requests_total\{.*"client_closed"', r"nereid_route_cancelled_total"]
-    before = [told(base, server, name) for name in names]
+    before = [metric(base, server, name) for name in names]
 
     async def all_leave() -> None:
         for _ in range(count // 50):
@@ -143,13 +143,13 @@ def disconnect(base, server, count: int) -> None:
 
     asyncio.run(all_leave())
     for name in ("nereid_gateway_in_flight", "nereid_route_in_flight"):
-        wait_for(lambda name=name: told(base, server, name) == 0, WATCHDOG_S)
-    wait_for(lambda: told(base, server, names[1]) > before[1], METRIC_S)
-    print([told(base, server, name) - was for name, was in zip(names, before, strict=True)])
+        wait_for(lambda name=name: metric(base, server, name) == 0, WATCHDOG_S)
+    wait_for(lambda: metric(base, server, names[1]) > before[1], METRIC_S)
+    print([metric(base, server, name) - was for name, was in zip(names, before, strict=True)])
 
 
 def test_five_hundred_who_leave_leave_nothing_behind(base, both_profiles):
-    """Neither a call nor a permit: what is in flight returns to nothing, and the next one is served."""
+    """After disconnects nothing is in flight, and the next request is served."""
     disconnect(base, both_profiles["cpu"], 500)
 
     assert httpx.get(f"{base}/v1/live").json()["in_flight"] == 0
@@ -158,7 +158,7 @@ def test_five_hundred_who_leave_leave_nothing_behind(base, both_profiles):
 
 @pytest.mark.slow
 def test_overload_is_refused_and_the_rest_is_answered(base):
-    """More callers than may wait: 429 with a time, never a fault, and answers keep coming."""
+    """More callers than slots and queue: 429 with `Retry-After`, no faults, and other responses arrive."""
 
     def call(_: int) -> tuple[int, bool]:
         answer = client.post("/predict", content=PHOTO, headers=JPEG)
@@ -176,7 +176,7 @@ def test_overload_is_refused_and_the_rest_is_answered(base):
 
 @pytest.mark.slow
 def test_schemathesis_finds_no_fault(base, root, tmp_path):
-    """Requests made up from the gateway's own description never get a 5xx, nor what it does not describe."""
+    """Requests generated from the OpenAPI document get only described responses, and no 5xx."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,"
     checks += "response_schema_conformance"
     count = max(10, REQUESTS // 100)

@@ -38,8 +38,8 @@ pytestmark = pytest.mark.slow
 
 WATCHDOG_S = 20
 PHONE, DESK = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
-MOST_PICTURE_BYTES, MOST_PHONE_PX = 250_000, 1_180
-MOST_PAGE_BYTES = 60_000
+MAX_PICTURE_BYTES, MAX_PHONE_PX = 250_000, 1_180
+MAX_PAGE_BYTES = 60_000
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Relative luminance and contrast as WCAG 2.2 defines them, of every text that is seen.
 CONTRASTS = """() => {
@@ -84,14 +84,14 @@ addEventListener("securitypolicyviolation", (event) => violations.push(
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A running gateway: where it is, the route file it changes, and secrets of its keys by name."""
+    """A running gateway: its origin, its route file, and the secrets of its keys by name."""
 
     origin: str
     route_file: Path
     secrets: dict[str, str]
 
     def route(self) -> dict:
-        """Return the route file as it is."""
+        """Return the content of the route file."""
         return json.loads(self.route_file.read_text())
 
     def weights(self) -> dict[str, float]:
@@ -101,20 +101,20 @@ class Gateway:
 
 @dataclass(slots=True)
 class Seen:
-    """What a page did: the addresses it asked, what it wrote to the console, what its policy blocked."""
+    """The activity of a page: requested URLs, console messages, and violations of its policy."""
 
     page: "sync_api.Page"
     requests: list[str] = field(default_factory=list)
     console: list[str] = field(default_factory=list)
 
     def violations(self) -> list[str]:
-        """Return what the Content-Security-Policy blocked."""
+        """Return the violations of the Content-Security-Policy."""
         return self.page.evaluate("violations")
 
 
 @contextmanager
 def listening(app) -> Iterator[str]:
-    """Serve an application on a free port; gives its origin."""
+    """Serve an application on a free port; yield its origin."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", access_log=False))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -131,7 +131,7 @@ def listening(app) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def gateways(tmp_path_factory):
-    """Gateways of one server: `keyed` asks for keys, `open` has none, `plain` no route either."""
+    """Gateways of one server: `keyed` requires keys; `open` has no keys; `plain` has no keys and no route."""
     base = tmp_path_factory.mktemp("page")
     repository = shutil.copytree(
         REPOSITORY, base / "repository", ignore=shutil.ignore_patterns("*.history.jsonl")
@@ -155,7 +155,7 @@ def gateways(tmp_path_factory):
 
 
 def store_keys(path: Path) -> dict[str, str]:
-    """Store keys that may classify, change the route too, and classify seldom; gives their secrets."""
+    """Store three keys, with scope `infer`, with scope `route`, and with a low rate; return their secrets."""
     wanted = {"infer": ({"infer"}, None), "route": ({"infer", "route"}, None), "slow": ({"infer"}, 0.1)}
     made = {
         name: keys.make(name, frozenset(scopes), datetime.now(UTC), rate_per_s)
@@ -173,7 +173,7 @@ def browser():
     if not found:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed; fix: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
-        # As root there is no sandbox; the page is ours.
+        # Chromium has no sandbox for root; the page is trusted.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         running = playwright.chromium.launch(executable_path=found, args=arguments)
         sync_api.expect.set_options(timeout=WATCHDOG_S * 1000)
@@ -183,7 +183,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, gateways) -> Iterator[Callable]:
-    """Open a gateway's page in a fresh profile: `visit("open")` gives what was seen, and the page in it."""
+    """Open the page of a gateway in a new profile; `visit("open")` returns the activity, with the page."""
     with ExitStack() as stack:
 
         def open_page(name: str, **options) -> Seen:
@@ -192,7 +192,7 @@ def visit(browser, gateways) -> Iterator[Callable]:
             page = context.new_page()
             page.set_default_timeout(WATCHDOG_S * 1000)
             seen = Seen(page)
-            # Else the dialog may open before Playwright has asked the browser for it.
+            # Otherwise the dialog may open before Playwright listens for it.
             page.on("filechooser", lambda chooser: None)
             page.add_init_script(VIOLATIONS)
             page.on("request", lambda request: seen.requests.append(request.url))
@@ -205,11 +205,11 @@ def visit(browser, gateways) -> Iterator[Callable]:
 
 
 def sign_in(page, secret: str) -> None:
-    """Enter a key, as a user does."""
+    """Enter a key as a user."""
     page.get_by_text("Key", exact=True).click()
     page.get_by_label("API key").fill(secret)
     page.get_by_role("button", name="Sign in").click()
-    sync_api.expect(page.locator("#access-who")).to_contain_text("Key: ")
+    sync_api.expect(page.locator("#access-name")).to_contain_text("Key: ")
     page.keyboard.press("Escape")
 
 
@@ -221,7 +221,7 @@ def upload(page, *files) -> None:
 
 
 def weight(page, variant: str):
-    """Return the field of a variant's weight."""
+    """Return the input of a variant's weight."""
     return page.get_by_role("spinbutton", name=variant)
 
 
@@ -231,19 +231,19 @@ def expect_verdict(page, text: str) -> None:
 
 
 def expect_busy(page, is_busy: str) -> None:
-    """Wait until an answer is awaited, or is not."""
+    """Wait until a request is pending, or until none is."""
     sync_api.expect(page.locator("#result")).to_have_attribute("aria-busy", is_busy)
 
 
 def expect_message(page, text: str) -> None:
-    """Wait for what the page says about the weights."""
+    """Wait for a message about the weights."""
     sync_api.expect(page.locator("#weights-message")).to_contain_text(text)
 
 
-def tabbed(page, until: Callable[[str], bool] = lambda name: False, most: int = 60) -> list[str]:
-    """Press Tab until the focus is where `until` says, or back at the start; returns where it was."""
+def tabbed(page, until: Callable[[str], bool] = lambda name: False, max_steps: int = 60) -> list[str]:
+    """Press Tab until `until` accepts the focus, or the focus is back at the start; return all names."""
     names: list[str] = []
-    for _ in range(most):
+    for _ in range(max_steps):
         page.keyboard.press("Tab")
         name = page.evaluate(
             "(({id, ariaLabel, textContent, tagName}) => tagName === 'BODY' ? '' "
@@ -258,14 +258,14 @@ def tabbed(page, until: Callable[[str], bool] = lambda name: False, most: int = 
 
 
 def test_page_is_small(root):
-    """All files of the page together, as they are sent, are small enough to read in one go."""
+    """The files of the page have fewer bytes than the limit."""
     files = [path for path in (root / "nereid/gateway/page").iterdir() if path.is_file()]
 
-    assert sum(path.stat().st_size for path in files) < MOST_PAGE_BYTES
+    assert sum(path.stat().st_size for path in files) < MAX_PAGE_BYTES
 
 
 def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
-    """An uploaded photo is shown with its five best classes, who answered and why, and where time went."""
+    """The page shows an uploaded photo with five classes, variant, reason and timings."""
     page = visit("open").page
 
     upload(page, COFFEE)
@@ -275,13 +275,13 @@ def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
     assert rows.count() == 5
     assert rows.first.locator(".label").inner_text() == "espresso"
     share = float(rows.first.locator(".score").inner_text().removesuffix("\u00a0%"))
-    assert share == pytest.approx(95, abs=1)  # FP32 says 95.3, INT8 is a little off
+    assert share == pytest.approx(95, abs=1)  # 95.3 with FP32, slightly different with INT8
     drawn = rows.first.locator(".fill").bounding_box()["width"]
     assert drawn / rows.first.locator(".track").bounding_box()["width"] == pytest.approx(
         share / 100, abs=0.01
     )
-    assert page.locator("#answer .who").inner_text() in {
-        f"{name} answered, drawn by weight." for name in ("v1", "v2")
+    assert page.locator("#answer .source").inner_text() in {
+        f"{name} answered, selected by weight." for name in ("v1", "v2")
     }
     stages = page.locator("#answer .stack").get_attribute("aria-label")
     assert "receive" in stages
@@ -290,7 +290,7 @@ def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
 
 
 def test_sample_is_picked_with_the_keyboard_alone(visit):
-    """Tab reaches a sample, Enter asks about it."""
+    """Tab reaches a sample, and Enter classifies it."""
     page = visit("open").page
     sync_api.expect(page.locator(".sample")).to_have_count(2)
 
@@ -302,7 +302,7 @@ def test_sample_is_picked_with_the_keyboard_alone(visit):
 
 @pytest.mark.parametrize("key", ["Enter", "Space"])
 def test_drop_zone_opens_the_file_dialog_with_a_key(visit, key):
-    """The drop zone is a button."""
+    """Enter and Space on the drop zone open the dialog."""
     page = visit("open").page
     tabbed(page, lambda name: name == "drop")
 
@@ -314,7 +314,7 @@ def test_drop_zone_opens_the_file_dialog_with_a_key(visit, key):
 
 
 def test_image_is_pasted(visit):
-    """Ctrl+V takes an image from the clipboard, and nothing else is taken from there."""
+    """Ctrl+V classifies an image from the clipboard; text is pasted as usual."""
     page = visit("open", permissions=["clipboard-read", "clipboard-write"]).page
     page.evaluate(
         """async () => {
@@ -334,17 +334,17 @@ def test_image_is_pasted(visit):
     page.keyboard.press("Control+V")
     assert page.locator("#route-key").input_value() == "alice"
     page.keyboard.press("Enter")
-    sync_api.expect(page.locator("#answer .who")).to_contain_text("the route key belongs to it")
+    sync_api.expect(page.locator("#answer .source")).to_contain_text("selected by the route key")
 
 
 def test_file_is_dropped_anywhere(visit):
-    """A file that is dropped beside the drop zone is taken too, and does not replace the page."""
+    """A file dropped outside the drop zone is classified, and does not replace the page."""
     page = visit("open").page
     devtools = page.context.new_cdp_session(page)
     data = {"items": [], "files": [str(COFFEE)], "dragOperationsMask": 1}
 
     deadline = time.monotonic() + WATCHDOG_S
-    # A drop is lost that comes before the browser has heard that the page would take it.
+    # The browser ignores a drop before the page has accepted the drag.
     while page.locator("#drop-label").inner_text() != COFFEE.name:
         assert time.monotonic() < deadline
         for step in ("dragEnter", "dragOver", "dragOver", "drop"):
@@ -356,11 +356,11 @@ def test_file_is_dropped_anywhere(visit):
 
 
 def test_text_file_is_refused_with_what_was_expected(visit, tmp_path):
-    """The gateway's own error is shown: its code, what was expected, and the request to look for."""
+    """The page shows the gateway's error: code, message and request id."""
     page = visit("open").page
     upload(page, COFFEE)
     expect_verdict(page, "espresso")
-    (tmp_path / "notes.txt").write_text("this is no image")
+    (tmp_path / "notes.txt").write_text("this is not an image")
 
     upload(page, tmp_path / "notes.txt")
 
@@ -373,7 +373,7 @@ def test_text_file_is_refused_with_what_was_expected(visit, tmp_path):
 
 
 def test_file_name_is_text(visit):
-    """A name that would be an element is shown as it is."""
+    """A file name with HTML is shown as text."""
     page = visit("open").page
     name = "<img src=x onerror=document.title='taken'>.jpg"
 
@@ -384,8 +384,8 @@ def test_file_name_is_text(visit):
     assert (page.title(), page.locator("#drop-label img").count()) == ("Nereid", 0)
 
 
-def test_new_image_ends_the_request_of_the_last(visit):
-    """The answer that is shown belongs to the image that is shown."""
+def test_new_image_cancels_the_previous_request(visit):
+    """The result on the page belongs to the image on the page."""
     page = visit("open").page
     held, failed = [], []
     page.route("**/predict*", lambda route: route.continue_() if held else held.append(route))
@@ -400,12 +400,12 @@ def test_new_image_ends_the_request_of_the_last(visit):
 
 
 def test_compare_asks_every_variant(visit):
-    """Each variant is asked three times, has its column, and that they agree is said."""
+    """Each variant classifies three times in its own column, and the page shows their agreement."""
     seen = visit("open")
     page = seen.page
     upload(page, COFFEE)
 
-    page.get_by_role("button", name="Ask every variant").click()
+    page.get_by_role("button", name="Classify with every variant").click()
 
     sync_api.expect(page.locator("#agreement")).to_have_text("Both agree: espresso.")
     columns = page.locator("#columns article")
@@ -414,28 +414,28 @@ def test_compare_asks_every_variant(visit):
         assert column.locator(".bars li").count() == 5
         assert column.get_attribute("data-agrees") == "true"
         sync_api.expect(column.locator(".latency")).to_contain_text(" ms inference, median of 3")
-    asked = [parse_qs(urlsplit(address).query).get("variant") for address in seen.requests]
-    assert (asked.count(["v1"]), asked.count(["v2"])) == (3, 3)
+    variants = [parse_qs(urlsplit(address).query).get("variant") for address in seen.requests]
+    assert (variants.count(["v1"]), variants.count(["v2"])) == (3, 3)
     assert (
         page.locator("#compare-unit").inner_text() == "Small figures: difference from v1, percentage points."
     )
 
 
 def test_compare_says_why_it_cannot(visit):
-    """Without a route there is nothing to compare, and the reason stands at the button."""
+    """Without a route the button is disabled, and the page shows the reason."""
     page = visit("plain").page
     upload(page, COFFEE)
     expect_verdict(page, "espresso")
 
     assert page.locator("#compare-all").is_disabled()
-    sync_api.expect(page.locator("#compare-why")).to_contain_text("Not possible here: ")
+    sync_api.expect(page.locator("#compare-why")).to_contain_text("Not available: ")
 
 
 def test_live_panel_shows_traffic_and_breakers(visit):
-    """Who answered how much and how fast, and which breakers are closed, a second later."""
+    """The panel shows rates, latencies and breakers of the variants within seconds."""
     page = visit("open").page
     upload(page, COFFEE)
-    page.get_by_role("button", name="Ask every variant").click()
+    page.get_by_role("button", name="Classify with every variant").click()
 
     sync_api.expect(page.locator("#connection")).to_have_text("live")
     for name in ("v1", "v2"):
@@ -446,8 +446,8 @@ def test_live_panel_shows_traffic_and_breakers(visit):
     assert page.locator("#charts svg[role=img]").count() == 2
 
 
-def test_lost_connection_is_told_and_found_again(visit):
-    """The panel says that nothing answers, asks less often, and goes on by itself."""
+def test_lost_connection_is_shown_and_restored(visit):
+    """The panel reports a lost connection, polls less often, and recovers without a reload."""
     page = visit("open").page
     sync_api.expect(page.locator("#connection")).to_have_text("live")
 
@@ -460,8 +460,8 @@ def test_lost_connection_is_told_and_found_again(visit):
     sync_api.expect(page.locator("#connection")).to_have_text("live")
 
 
-def test_hidden_page_asks_nothing(visit):
-    """A page that nobody sees leaves the gateway alone, and is back at once."""
+def test_hidden_page_sends_no_requests(visit):
+    """A hidden page sends no requests; a visible page resumes immediately."""
     seen = visit("open")
     hide = "value => { Object.defineProperty(document, 'hidden', {value, configurable: true}); "
     hide += "document.dispatchEvent(new Event('visibilitychange')); }"
@@ -478,8 +478,8 @@ def test_hidden_page_asks_nothing(visit):
     sync_api.expect(seen.page.locator("#connection")).to_have_text("live")
 
 
-def test_nothing_is_asked_before_a_key_is_there(visit, gateways):
-    """A gateway with keys is not bothered without one; an unknown key is not kept."""
+def test_page_without_a_key_does_not_poll(visit, gateways):
+    """Without a key the page does not poll a gateway that requires keys; an unknown key is not stored."""
     seen = visit("keyed")
     page = seen.page
     sync_api.expect(page.locator("#connection")).to_have_text("key needed")
@@ -491,12 +491,12 @@ def test_nothing_is_asked_before_a_key_is_there(visit, gateways):
     page.get_by_label("API key").fill("nereid_of-somebody-else")
     page.get_by_role("button", name="Sign in").click()
 
-    sync_api.expect(page.locator("#access-message")).to_have_text("The gateway does not know this key.")
+    sync_api.expect(page.locator("#access-message")).to_have_text("Unknown key.")
     assert page.evaluate("sessionStorage.length") == 0
 
 
 def test_key_stays_in_its_tab(visit, gateways):
-    """The key is in the tab's own storage, nowhere on the page, and gone after signing out."""
+    """The key is only in the tab's storage, and is removed after signing out."""
     page = visit("keyed").page
     secret = gateways["keyed"].secrets["route"]
     sign_in(page, secret)
@@ -507,15 +507,15 @@ def test_key_stays_in_its_tab(visit, gateways):
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
     assert secret not in page.content()
     page.reload()
-    sync_api.expect(page.locator("#access-who")).to_have_text("Key: route")
-    page.locator("#access-who").click()
+    sync_api.expect(page.locator("#access-name")).to_have_text("Key: route")
+    page.locator("#access-name").click()
     page.get_by_role("button", name="Sign out").click()
     sync_api.expect(page.locator("#connection")).to_have_text("key needed")
     assert page.evaluate("sessionStorage.length") == 0
 
 
 def test_weights_are_changed_on_the_server(visit, gateways):
-    """What is applied is in the route file, is served, and is what the page then shows."""
+    """Applied weights are in the route file, are served, and are shown on the page."""
     page = visit("keyed").page
     sign_in(page, gateways["keyed"].secrets["route"])
     weight(page, "v1").fill("30")
@@ -533,11 +533,14 @@ def test_weights_are_changed_on_the_server(visit, gateways):
 
 @pytest.mark.parametrize(
     ("v1", "v2", "message"),
-    [("0", "0", "One weight must be above 0."), ("-1", "2", "A weight is a number from 0.")],
+    [
+        ("0", "0", "At least one weight must be above 0."),
+        ("-1", "2", "A weight must be a number of at least 0."),
+    ],
     ids=["all zero", "negative"],
 )
-def test_weights_that_cannot_be_are_not_sent(visit, gateways, v1, v2, message):
-    """The page says what is wrong before anything is sent."""
+def test_invalid_weights_are_not_sent(visit, gateways, v1, v2, message):
+    """The page shows the error without a request."""
     page = visit("keyed").page
     sign_in(page, gateways["keyed"].secrets["route"])
 
@@ -550,7 +553,7 @@ def test_weights_that_cannot_be_are_not_sent(visit, gateways, v1, v2, message):
 
 @pytest.mark.parametrize("name", ["open", "keyed"])
 def test_weights_are_closed_without_the_scope(visit, gateways, name):
-    """Nobody without a key that may edits weights, and the page says what is needed."""
+    """Without the scope `route` the weights are disabled, and the page names the command for a key."""
     page = visit(name).page
     if name == "keyed":
         sign_in(page, gateways["keyed"].secrets["infer"])
@@ -560,8 +563,8 @@ def test_weights_are_closed_without_the_scope(visit, gateways, name):
     assert page.get_by_role("button", name="Apply").is_disabled()
 
 
-def test_change_by_somebody_else_is_told(visit, gateways):
-    """Edits of an older route are warned about, refused, and replaced by the weights that are."""
+def test_change_by_another_user_is_shown(visit, gateways):
+    """Edits of an old generation cause a warning, are rejected, and give way to the present weights."""
     page = visit("keyed").page
     sign_in(page, gateways["keyed"].secrets["route"])
     weight(page, "v1").fill("12")
@@ -571,7 +574,7 @@ def test_change_by_somebody_else_is_told(visit, gateways):
     weight(other, "v2").fill("56")
     other.get_by_role("button", name="Apply").click()
     expect_message(other, "is served.")
-    sync_api.expect(page.locator("#route-detail")).to_contain_text("Somebody else has changed the route")
+    sync_api.expect(page.locator("#route-detail")).to_contain_text("Another user has changed the route")
     assert weight(page, "v1").input_value() == "12"
 
     page.get_by_role("button", name="Apply").click()
@@ -581,8 +584,8 @@ def test_change_by_somebody_else_is_told(visit, gateways):
     assert gateways["keyed"].weights() == {"v1": 44, "v2": 56}
 
 
-def test_too_many_requests_are_told_with_when_to_come_back(visit, gateways):
-    """A refusal for the rate shows the seconds that the gateway asks for."""
+def test_rate_limit_is_shown_with_the_retry_time(visit, gateways):
+    """A rejection because of the rate shows the seconds of `Retry-After`."""
     page = visit("keyed").page
     sign_in(page, gateways["keyed"].secrets["slow"])
     upload(page, COFFEE)
@@ -595,11 +598,11 @@ def test_too_many_requests_are_told_with_when_to_come_back(visit, gateways):
             break
 
     sync_api.expect(error.locator(".code-name")).to_have_text("rate_limited")
-    sync_api.expect(error).to_contain_text("Try again after ")
+    sync_api.expect(error).to_contain_text("Retry after ")
 
 
-def test_command_line_does_the_same(visit, gateways, tmp_path):
-    """The curl line, run as it is, gets the same answer; the key is not in it."""
+def test_command_line_sends_the_same_request(visit, gateways, tmp_path):
+    """The curl command returns the same result, and does not contain the key."""
     page = visit("keyed").page
     sign_in(page, gateways["keyed"].secrets["infer"])
     photo = shutil.copy(COFFEE, tmp_path / "it's a cup.jpg")
@@ -623,15 +626,15 @@ def test_command_line_does_the_same(visit, gateways, tmp_path):
     assert len(answer["predictions"]) == 3
 
 
-def test_page_asks_its_own_origin_only(visit, gateways):
-    """Whatever is done, no request leaves the gateway, the policy blocks nothing, the console stays empty."""
+def test_page_sends_requests_to_its_own_origin_only(visit, gateways):
+    """All requests go to the gateway, the policy blocks nothing, and the console stays empty."""
     seen = visit("keyed")
     page = seen.page
     policy = page.request.get(gateways["keyed"].origin).headers["content-security-policy"]
     sign_in(page, gateways["keyed"].secrets["route"])
     page.locator(".sample").first.click()
     expect_verdict(page, "espresso")
-    page.get_by_role("button", name="Ask every variant").click()
+    page.get_by_role("button", name="Classify with every variant").click()
     sync_api.expect(page.locator("#agreement")).not_to_be_empty()
     page.locator("#charts svg").first.hover()
     page.wait_for_timeout(1000)
@@ -643,21 +646,21 @@ def test_page_asks_its_own_origin_only(visit, gateways):
     assert (seen.violations(), seen.console) == ([], [])
 
 
-def test_tab_reaches_everything_in_the_order_it_is_seen(visit, gateways):
-    """With the keyboard alone one gets everywhere, from top to bottom."""
+def test_tab_reaches_every_control_in_visual_order(visit, gateways):
+    """The keyboard reaches every control from top to bottom."""
     page = visit("keyed").page
     sign_in(page, gateways["keyed"].secrets["route"])
     upload(page, COFFEE)
     expect_verdict(page, "espresso")
     weight(page, "v1").fill("5")
-    # Where Tab goes on from: the start of the page.
+    # Tab continues from the start of the page.
     page.evaluate(
         "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
     )
 
     assert tabbed(page) == [
         "Skip to the image",
-        "access-who",
+        "access-name",
         "drop",
         "coffee",
         "chelsea",
@@ -681,16 +684,16 @@ def test_tab_reaches_everything_in_the_order_it_is_seen(visit, gateways):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable(visit, gateways, scheme, tmp_path):
-    """Every text has a contrast of 4.5:1 to what is behind it, answers and errors included."""
+    """Every text, also of results and errors, has a contrast of at least 4.5:1 to its background."""
     page = visit("keyed", color_scheme=scheme).page
     sign_in(page, gateways["keyed"].secrets["infer"])
     upload(page, COFFEE)
     expect_verdict(page, "espresso")
-    page.get_by_role("button", name="Ask every variant").click()
+    page.get_by_role("button", name="Classify with every variant").click()
     sync_api.expect(page.locator("#agreement")).not_to_be_empty()
-    page.locator("#access-who").click()
+    page.locator("#access-name").click()
     texts = page.evaluate(CONTRASTS)
-    (tmp_path / "notes.txt").write_text("this is no image")
+    (tmp_path / "notes.txt").write_text("this is not an image")
     upload(page, tmp_path / "notes.txt")
     sync_api.expect(page.locator("#error .code-name")).to_be_visible()
     texts += page.evaluate(CONTRASTS)
@@ -702,16 +705,16 @@ def test_text_is_readable(visit, gateways, scheme, tmp_path):
 
 
 def test_phone_needs_no_sideways_scrolling(visit, gateways):
-    """At 360 px everything fits the width: empty, answered, compared, and signed in."""
+    """At 360 px the page fits the width: empty, signed in, with a result and a comparison."""
     page = visit("keyed", viewport=PHONE).page
     width = "document.documentElement.scrollWidth"
     widths = [page.evaluate(width)]
     sign_in(page, gateways["keyed"].secrets["route"])
     upload(page, COFFEE)
     expect_verdict(page, "espresso")
-    page.get_by_role("button", name="Ask every variant").click()
+    page.get_by_role("button", name="Classify with every variant").click()
     sync_api.expect(page.locator("#agreement")).not_to_be_empty()
-    page.locator("#access-who").click()
+    page.locator("#access-name").click()
     widths.append(page.evaluate(width))
 
     assert widths == [PHONE["width"]] * 2
@@ -720,7 +723,7 @@ def test_phone_needs_no_sideways_scrolling(visit, gateways):
 
 
 def test_pictures_are_small(visit, gateways, tmp_path):
-    """The page's pictures, light, dark and on a phone; `SCREENSHOTS` says where those of the docs go."""
+    """Screenshots in light, dark and phone layout are below a size limit; `SCREENSHOTS` sets their folder."""
     folder, is_kept = Path(os.environ.get("SCREENSHOTS", tmp_path)), "SCREENSHOTS" in os.environ
     secret = gateways["keyed"].secrets["route"]
     looks = {
@@ -737,24 +740,24 @@ def test_pictures_are_small(visit, gateways, tmp_path):
         page = visit("keyed", **look).page
         sign_in(page, secret)
         upload(page, COFFEE)
-        # What starts a page on a small machine is not what its pictures are to show.
+        # The pictures should not show the load of a page start.
         page.wait_for_timeout(3000 * is_kept)
         page.locator("#again").click()
         expect_busy(page, "false")
-        page.get_by_role("button", name="Ask every variant").click()
+        page.get_by_role("button", name="Classify with every variant").click()
         sync_api.expect(page.locator("#compare-unit")).not_to_be_empty()
         page.mouse.move(0, 0)
         page.wait_for_timeout(3000 * is_kept)
         picture = Image.open(io.BytesIO(page.screenshot(full_page=True, animations="disabled"))).convert(
             "RGB"
         )
-        # Six bits a colour: looks the same, and is a quarter smaller.
+        # Six bits a colour: no visible difference, and a quarter smaller.
         picture = picture.point(lambda value: (value >> 2) * 255 // 63)
         picture = picture.convert("RGB")
         if name == "phone":
-            picture = picture.crop((0, 0, PHONE["width"], MOST_PHONE_PX))
+            picture = picture.crop((0, 0, PHONE["width"], MAX_PHONE_PX))
         picture.save(folder / f"page-{name}.png", optimize=True)
 
     sizes = {path.name: path.stat().st_size for path in folder.glob("page-*.png")}
     assert {*sizes} == {f"page-{name}.png" for name in looks}
-    assert max(sizes.values()) < MOST_PICTURE_BYTES
+    assert max(sizes.values()) < MAX_PICTURE_BYTES

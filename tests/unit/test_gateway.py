@@ -1,4 +1,4 @@
-"""The gateway in front of an upstream that answers what it is told: statuses, limits, keys, headers."""
+"""The gateway in front of a fake upstream: statuses, limits, keys, headers."""
 
 import asyncio
 import base64
@@ -22,14 +22,14 @@ from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.image_size import size_wh
 from nereid.gateway.live import Live
 from nereid.gateway.settings import Settings
-from tests.gateways import IMAGE, RING, Caller, Control, Upstream, ask, gateway
+from tests.gateways import IMAGE, RING, Caller, Control, Upstream, gateway, send
 
 JSON_IMAGE = {"image": base64.b64encode(IMAGE).decode()}
 JPEG = {"content-type": "image/jpeg"}
 
 
 def code(answer) -> tuple[int, str]:
-    """Return status and error code of an answer, whose form is checked."""
+    """Check the form of an error response; return status and code."""
     body = answer.json()
     assert {*body} == {"error", "request_id"}
     assert body["request_id"] == answer.headers["x-request-id"]
@@ -49,11 +49,11 @@ def code(answer) -> tuple[int, str]:
     ],
     ids=["image", "no type", "octets", "curl", "form", "json"],
 )
-def test_image_is_passed_on_untouched(body):
-    """Whatever way it comes, the server gets the very bytes, and the answer is the server's."""
+def test_image_is_forwarded_unchanged(body):
+    """Every kind of body sends the same bytes to the server and returns its result."""
     upstream = Upstream()
 
-    answer = ask(gateway(upstream), "POST", "/predict?top_k=2", **body)
+    answer = send(gateway(upstream), "POST", "/predict?top_k=2", **body)
 
     assert answer.status_code == 200, answer.text
     found = answer.json()
@@ -63,7 +63,7 @@ def test_image_is_passed_on_untouched(body):
     ]
     assert (found["variant"], found["version"], found["reason"]) == ("v1", "1", "weight")
     assert {*found["timings_ms"]} == {"receive", "admission", "inference", "total"}
-    ((image, options),) = upstream.asked
+    ((image, options),) = upstream.received
     assert image == IMAGE
     assert (options["top_k"], options["request_id"]) == (2, found["request_id"])
 
@@ -98,18 +98,18 @@ def test_image_is_passed_on_untouched(body):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_request_says_what_was_wrong(request_, expected):
-    """It never reaches the server."""
+def test_bad_request_is_rejected_with_its_code(request_, expected):
+    """An invalid request never reaches the server."""
     upstream = Upstream()
 
-    answer = ask(gateway(upstream), "POST", "/predict", **request_)
+    answer = send(gateway(upstream), "POST", "/predict", **request_)
 
     assert code(answer)[1] == expected
-    assert upstream.asked == []
+    assert upstream.received == []
 
 
 def test_chunked_body_is_cut_at_the_limit():
-    """A length that is not declared is counted, and what was read is not kept."""
+    """A body of undeclared length is counted, and its bytes are released."""
 
     async def chunks():
         for _ in range(100):
@@ -118,7 +118,7 @@ def test_chunked_body_is_cut_at_the_limit():
     made = gateway(Upstream())
 
     for _ in range(5):
-        assert code(ask(made, "POST", "/predict", content=chunks())) == (413, "too_large")
+        assert code(send(made, "POST", "/predict", content=chunks())) == (413, "too_large")
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_chunked_body_is_cut_at_the_limit():
     ],
     ids=["image", "request", "model", "overloaded", "late", "unavailable", "unreachable", "failed"],
 )
-def test_failure_has_its_status_and_tells_no_insides(error, expected, message):
-    """Only what is about the caller's own request is handed on; 429 and 503 say when to come again."""
-    answer = ask(gateway(Upstream(error)), "POST", "/predict", content=IMAGE)
+def test_failure_has_its_status_and_hides_internals(error, expected, message):
+    """Only messages about the request are passed on; 429 and 503 have `Retry-After`."""
+    answer = send(gateway(Upstream(error)), "POST", "/predict", content=IMAGE)
 
     status, found = code(answer)
     assert found == expected
@@ -146,9 +146,9 @@ def test_failure_has_its_status_and_tells_no_insides(error, expected, message):
     assert ("retry-after" in answer.headers) == (status in (429, 503))
 
 
-def test_fault_of_the_gateway_is_an_answer_too(caplog):
-    """What nobody thought of is a 500 in the same form, and in the log."""
-    answer = ask(gateway(Upstream(KeyError("oops"))), "POST", "/predict", content=IMAGE)
+def test_fault_of_the_gateway_is_a_json_response(caplog):
+    """An unexpected exception becomes a 500 in the same form, and is logged."""
+    answer = send(gateway(Upstream(KeyError("oops"))), "POST", "/predict", content=IMAGE)
 
     assert code(answer) == (500, "inference_failed")
     assert "oops" in caplog.text
@@ -156,23 +156,23 @@ def test_fault_of_the_gateway_is_an_answer_too(caplog):
 
 
 def test_batch_fails_image_by_image():
-    """Each image has its own outcome, under its own id or place."""
+    """Each image has its own outcome, under its id or position."""
     body = {"images": [{"id": "a", **JSON_IMAGE}, {"image": ""}, {"id": 7, **JSON_IMAGE}], "variant": "v1"}
     upstream = Upstream()
 
-    found = ask(gateway(upstream), "POST", "/v1/classify", json=body).json()["results"]
+    found = send(gateway(upstream), "POST", "/v1/classify", json=body).json()["results"]
 
     assert [each["id"] for each in found] == ["a", 1, 7]
     assert [each.get("error", {}).get("code") for each in found] == [None, "invalid_image", None]
-    assert [options["variant"] for _, options in upstream.asked] == ["v1", "v1"]
-    answer = ask(gateway(upstream), "POST", "/v1/classify", files=[("file", IMAGE)] * 3)
+    assert [options["variant"] for _, options in upstream.received] == ["v1", "v1"]
+    answer = send(gateway(upstream), "POST", "/v1/classify", files=[("file", IMAGE)] * 3)
     assert len(answer.json()["results"]) == 3
-    answer = ask(gateway(upstream), "POST", "/v1/classify", files=[("file", IMAGE)] * 4)
+    answer = send(gateway(upstream), "POST", "/v1/classify", files=[("file", IMAGE)] * 4)
     assert code(answer) == (400, "invalid_request")
 
 
-def test_only_headers_of_the_route_are_handed_on():
-    """And `traceparent`, if the caller began the trace; nothing secret."""
+def test_only_headers_of_the_route_are_forwarded():
+    """Rule headers and a caller's `traceparent` are forwarded; secrets are not."""
     upstream = Upstream()
     trace = f"{'a' * 32}-{'b' * 16}"
     headers = {
@@ -185,9 +185,9 @@ def test_only_headers_of_the_route_are_handed_on():
         "x-request-id": "mine",
     }
 
-    answer = ask(gateway(upstream, keys=RING), "POST", "/predict", content=IMAGE, headers=headers)
+    answer = send(gateway(upstream, keys=RING), "POST", "/predict", content=IMAGE, headers=headers)
 
-    ((_, options),) = upstream.asked
+    ((_, options),) = upstream.received
     assert (options["variant"], options["version"], options["route_key"]) == ("v2", "2", "me")
     assert {*options["headers"]} == {"x-route-group", "traceparent"}
     assert answer.headers["traceparent"] == options["headers"]["traceparent"]
@@ -198,10 +198,10 @@ def test_only_headers_of_the_route_are_handed_on():
 
 @pytest.mark.parametrize("given", ["x" * 129, "ä", ""])
 def test_bad_ids_are_replaced(given):
-    """An id that could not be logged safely is not taken over; neither is a broken trace."""
+    """An unprintable or long id and an invalid trace are replaced."""
     headers = {"x-request-id": given.encode(), "traceparent": f"00-{'0' * 32}-{'b' * 16}-01"}
 
-    answer = ask(gateway(Upstream()), "GET", "/healthz", headers=headers)
+    answer = send(gateway(Upstream()), "GET", "/healthz", headers=headers)
 
     assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", answer.headers["traceparent"])
@@ -217,12 +217,12 @@ def test_bad_ids_are_replaced(given):
         ("admin", {"/v1/live": 200, "/metrics": 200}),
     ],
 )
-def test_key_opens_what_it_is_for(secret, expected):
-    """Of both headers; whoever looks after the process needs none."""
+def test_key_grants_its_scopes(secret, expected):
+    """Both headers are accepted; health checks need no key."""
     made = gateway(Upstream(), Settings(keys_needed=True), keys=RING, route=Control())
 
     for headers in ({"authorization": f"Bearer {secret}"}, {"x-api-key": f"{secret}"}):
-        found = {path: ask(made, "GET", path, headers=headers if secret else {}) for path in expected}
+        found = {path: send(made, "GET", path, headers=headers if secret else {}) for path in expected}
         assert {path: answer.status_code for path, answer in found.items()} == expected
     if secret is None:
         assert found["/v1/live"].headers["www-authenticate"] == "Bearer"
@@ -230,7 +230,7 @@ def test_key_opens_what_it_is_for(secret, expected):
 
 
 def test_gateway_without_keys_stays_on_loopback():
-    """Listening for others needs keys, and the refusal says how to get them."""
+    """Listening beyond loopback requires keys; the error has the command."""
     with pytest.raises(ValueError, match=re.escape(EXPOSED)):
         create_app(Settings(host="0.0.0.0"), KeyRing(), None)
 
@@ -245,24 +245,24 @@ def test_gateway_without_keys_stays_on_loopback():
     [{"max_in_flight": 0}, {"default_timeout_s": 61.0}, {"cors_origins": ("*",)}, {"rate_per_s": -1.0}],
     ids=str,
 )
-def test_settings_that_cannot_be_meant_are_refused(wrong):
-    """At the start, not at a request."""
+def test_invalid_settings_are_rejected(wrong):
+    """The constructor rejects an invalid setting."""
     with pytest.raises(ValueError, match=next(iter(wrong)).partition("_")[0].replace("cors", "CORS")):
         Settings(**wrong)
 
 
 @pytest.mark.parametrize("secret", [None, "infer", "route", "wrong"])
-def test_on_loopback_a_key_only_adds(secret):
-    """Everybody may classify and look there, whatever their key is for; a key that is not known is told."""
+def test_on_loopback_a_key_only_adds_permissions(secret):
+    """Everybody may classify and read on loopback; an unknown key is rejected."""
     made = gateway(Upstream(), keys=RING, route=Control())
     headers = {"x-api-key": secret} if secret else {}
 
-    answers = [ask(made, "GET", path, headers=headers).status_code for path in ("/v1/live", "/metrics")]
+    answers = [send(made, "GET", path, headers=headers).status_code for path in ("/v1/live", "/metrics")]
     assert answers == [401 if secret == "wrong" else 200] * 2
-    changed = ask(made, "PUT", "/v1/route/weights", json={"weights": {"v1": 1, "v2": 1}}, headers=headers)
+    changed = send(made, "PUT", "/v1/route/weights", json={"weights": {"v1": 1, "v2": 1}}, headers=headers)
     assert changed.status_code == {"route": 200, "infer": 403}.get(secret, 401)
     if secret != "wrong":
-        found = ask(made, "GET", "/v1/access", headers=headers).json()
+        found = send(made, "GET", "/v1/access", headers=headers).json()
         scopes = ["infer", "route"] if secret == "route" else ["infer"]
         assert (found["keys_needed"], sorted(found["scopes"])) == (False, scopes)
 
@@ -277,44 +277,44 @@ def test_on_loopback_a_key_only_adds(secret):
         ({"weights": {"v1": "80"}}, "route", 400),
         ({"weights": {"v1": 80}}, "infer", 403),
     ],
-    ids=["good", "old generation", "failed", "unknown variant", "no number", "wrong key"],
+    ids=["good", "old generation", "failed", "unknown variant", "not a number", "wrong key"],
 )
-def test_weights_are_changed_with_a_key_for_it(body, secret, status):
-    """A change needs the scope `route`; without keys there is none, and none without control."""
+def test_weights_are_changed_with_the_scope_route(body, secret, status):
+    """A change requires the scope `route`, even without other keys, and a controlled route."""
     headers = {"x-api-key": secret}
     made = gateway(Upstream(), keys=RING, route=Control())
 
-    assert ask(made, "PUT", "/v1/route/weights", json=body, headers=headers).status_code == status
-    assert ask(made, "GET", "/v1/route").status_code == 200
-    answer = ask(gateway(Upstream(), route=Control()), "PUT", "/v1/route/weights", json=body)
+    assert send(made, "PUT", "/v1/route/weights", json=body, headers=headers).status_code == status
+    assert send(made, "GET", "/v1/route").status_code == 200
+    answer = send(gateway(Upstream(), route=Control()), "PUT", "/v1/route/weights", json=body)
     assert code(answer) == (401, "unauthenticated")
     assert "nereid key add" in answer.json()["error"]["message"]
-    assert code(ask(gateway(Upstream()), "GET", "/v1/route")) == (404, "no_route_control")
+    assert code(send(gateway(Upstream()), "GET", "/v1/route")) == (404, "no_route_control")
 
 
-def test_foreign_hosts_and_pages_are_refused():
-    """On loopback a foreign name is DNS rebinding; pages elsewhere may ask if the settings say so."""
+def test_foreign_hosts_and_origins_are_rejected():
+    """A foreign host is rejected on loopback; a foreign origin is, unless the settings allow it."""
     plain = gateway(Upstream())
     cors = gateway(Upstream(), Settings(cors_origins=("https://photos.example",)))
     photos = {"origin": "https://photos.example"}
 
-    assert ask(plain, "GET", "/healthz", headers={"host": "evil.example"}).status_code == 400
-    assert ask(plain, "GET", "/healthz", headers={"host": "localhost:8080"}).status_code == 200
-    assert ask(plain, "GET", "/healthz", headers={"origin": "http://127.0.0.1"}).status_code == 200
-    assert code(ask(plain, "POST", "/predict", content=IMAGE, headers=photos)) == (403, "forbidden")
-    assert "access-control-allow-origin" not in ask(plain, "GET", "/healthz").headers
+    assert send(plain, "GET", "/healthz", headers={"host": "evil.example"}).status_code == 400
+    assert send(plain, "GET", "/healthz", headers={"host": "localhost:8080"}).status_code == 200
+    assert send(plain, "GET", "/healthz", headers={"origin": "http://127.0.0.1"}).status_code == 200
+    assert code(send(plain, "POST", "/predict", content=IMAGE, headers=photos)) == (403, "forbidden")
+    assert "access-control-allow-origin" not in send(plain, "GET", "/healthz").headers
 
-    allowed = ask(cors, "POST", "/predict", content=IMAGE, headers=photos)
+    allowed = send(cors, "POST", "/predict", content=IMAGE, headers=photos)
     assert allowed.headers["access-control-allow-origin"] == "https://photos.example"
     preflight = {
         **photos,
         "access-control-request-method": "POST",
         "access-control-request-headers": "x-route-a",
     }
-    answer = ask(cors, "OPTIONS", "/predict", headers=preflight)
+    answer = send(cors, "OPTIONS", "/predict", headers=preflight)
     assert answer.status_code == 204
     assert "x-route-a" in answer.headers["access-control-allow-headers"]
-    assert code(ask(plain, "OPTIONS", "/predict", headers=preflight)) == (403, "forbidden")
+    assert code(send(plain, "OPTIONS", "/predict", headers=preflight)) == (403, "forbidden")
 
 
 @pytest.mark.parametrize(
@@ -330,16 +330,16 @@ def test_foreign_hosts_and_pages_are_refused():
         ("GET", "/healthz?a=1", (400, "invalid_request")),
     ],
 )
-def test_what_is_not_there_is_json_too(tmp_path, method, path, expected):
-    """Every refusal has the one form, and no path leaves its folder."""
+def test_unknown_path_is_a_json_error(tmp_path, method, path, expected):
+    """Every error has the same form, and no path leaves its folder."""
     (tmp_path / "app.py").write_text("secret")
     (tmp_path / "page").mkdir()
 
-    assert code(ask(gateway(Upstream()), method, path, page=tmp_path / "page")) == expected
+    assert code(send(gateway(Upstream()), method, path, page=tmp_path / "page")) == expected
 
 
 def test_page_samples_and_docs_are_served(tmp_path):
-    """From local files only, with a policy that allows no others."""
+    """Local files are served with a policy that allows no other source."""
     (tmp_path / "index.html").write_text("<title>hello</title>")
     made = gateway(Upstream())
 
@@ -351,19 +351,19 @@ def test_page_samples_and_docs_are_served(tmp_path):
         "/docs/start.js",
         "/docs/swagger-ui.css",
     ):
-        answer = ask(made, "GET", path, page=tmp_path)
+        answer = send(made, "GET", path, page=tmp_path)
         assert answer.status_code == 200, path
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'")
         assert ("unsafe-inline" in policy) == path.startswith("/docs")
         assert answer.headers["x-content-type-options"] == "nosniff"
-    assert [each["name"] for each in ask(made, "GET", "/samples").json()] == ["coffee", "chelsea"]
+    assert [each["name"] for each in send(made, "GET", "/samples").json()] == ["coffee", "chelsea"]
 
 
 def test_openapi_has_every_operation_and_no_other():
-    """The document and the routes come from one table; every schema is used, every reference leads to one."""
+    """Document and routes have the same operations; every schema is used and every reference resolves."""
     made = gateway(Upstream())
-    document = ask(made, "GET", "/openapi.json").json()
+    document = send(made, "GET", "/openapi.json").json()
     described = {(method.upper(), path) for path, each in document["paths"].items() for method in each}
     files = {"/", "/docs", "/docs/{name}", "/samples/{name}", "/openapi.json"}
     routes = [route for route in app_of(made).routes if isinstance(route, Route) and route.path not in files]
@@ -378,13 +378,13 @@ def test_openapi_has_every_operation_and_no_other():
 
 
 def test_metrics_have_no_labels_from_callers():
-    """What a caller makes up is counted under no name of its own."""
+    """Names sent by callers never become labels."""
     made = gateway(Upstream())
-    ask(made, "POST", "/predict", content=IMAGE, headers={"x-variant": "made-up"})
-    ask(gateway(Upstream()), "GET", "/made-up-path")
-    ask(made, "POST", "/predict", content=b"")
+    send(made, "POST", "/predict", content=IMAGE, headers={"x-variant": "made-up"})
+    send(gateway(Upstream()), "GET", "/made-up-path")
+    send(made, "POST", "/predict", content=b"")
 
-    page = ask(made, "GET", "/metrics").text
+    page = send(made, "GET", "/metrics").text
 
     assert 'nereid_gateway_requests_total{endpoint="/predict",outcome="ok",variant="v1"} 1.0' in page
     assert 'nereid_gateway_requests_total{endpoint="/predict",outcome="invalid_image",variant=""} 1.0' in page
@@ -398,11 +398,11 @@ def test_metrics_have_no_labels_from_callers():
 
 
 def test_log_has_a_line_per_request(caplog):
-    """One JSON object, without the secret."""
+    """Each request is one JSON object in the log, without the secret."""
     caplog.set_level(logging.INFO, "nereid.gateway")
     headers = {"x-api-key": "infer"}
 
-    ask(gateway(Upstream(), keys=RING), "POST", "/predict", content=IMAGE, headers=headers)
+    send(gateway(Upstream(), keys=RING), "POST", "/predict", content=IMAGE, headers=headers)
 
     (line,) = (json.loads(record.message) for record in caplog.records)
     assert (line["path"], line["status"], line["outcome"], line["key_id"]) == (
@@ -413,8 +413,8 @@ def test_log_has_a_line_per_request(caplog):
     )
 
 
-def test_live_tells_the_last_minute():
-    """Rates, shares and quantiles by variant; what is older than a minute is forgotten."""
+def test_live_state_covers_the_last_minute():
+    """The state has rates, shares and quantiles by variant; older entries are dropped."""
     now = [1000.0]
     live = Live(lambda: now[0])
     for index in range(100):
@@ -438,7 +438,7 @@ def test_live_tells_the_last_minute():
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_size_is_read_from_the_head(encode, gradient, image_format):
-    """As Pillow wrote it; of a TIFF, of no image and of a cut one the server judges."""
+    """The size is that of Pillow; TIFF and truncated files are left to the server."""
     encoded = encode(gradient(30, 70), image_format)
 
     assert size_wh(encoded) == (None if image_format == "TIFF" else (70, 30))
@@ -449,24 +449,24 @@ def test_size_is_read_from_the_head(encode, gradient, image_format):
     "options", [{"lossless": True}, {"lossless": True, "exif": b"Exif\0\0"}], ids=["VP8L", "VP8X"]
 )
 def test_size_of_every_webp_is_read(encode, gradient, options):
-    """The format has three heads."""
+    """All kinds of WebP headers are read."""
     assert size_wh(encode(gradient(30, 70), "WEBP", **options)) == (70, 30)
 
 
 @pytest.mark.parametrize("is_complete", [True, False], ids=["while waiting", "while sending"])
-def test_leaving_cancels_the_call(is_complete):
-    """Nothing is answered, the call is cancelled, and the permit comes back."""
+def test_disconnect_cancels_the_request(is_complete):
+    """After a disconnect the request is cancelled, and the slot is free."""
     upstream = Upstream()
     made = gateway(upstream)
 
     async def run() -> Caller:
         upstream.gate.clear()
         caller = Caller(made, is_complete=is_complete)
-        asked = caller.ask()
+        task = caller.start()
         await asyncio.sleep(0.01)
         assert made.admission.in_flight == is_complete
-        caller.leave()
-        await asked
+        caller.disconnect()
+        await task
         await asyncio.sleep(0.01)
         return caller
 
@@ -476,13 +476,13 @@ def test_leaving_cancels_the_call(is_complete):
     assert 'requests_total{endpoint="/predict",outcome="client_closed"' in made.metrics.page().decode()
 
 
-def test_late_body_is_not_waited_for():
-    """The time allowed counts from the request's arrival on, the body's included; no permit is held."""
+def test_late_body_is_rejected():
+    """The timeout includes the upload; a slow upload does not occupy a slot."""
     made = gateway(Upstream())
 
     async def run() -> Caller:
         caller = Caller(made, is_complete=False, headers=[(b"x-request-timeout-ms", b"30")])
-        await caller.ask()
+        await caller.start()
         return caller
 
     start, body = asyncio.run(run()).sent
@@ -491,23 +491,23 @@ def test_late_body_is_not_waited_for():
     assert b"body_timeout" in body["body"]
 
 
-def test_overload_is_answered_before_the_body_is_read():
-    """At the limit nothing is received, and the refusal says when to come again."""
+def test_overload_is_reported_before_the_body_is_read():
+    """With a full queue the body is not read, and the response has `Retry-After`."""
     upstream = Upstream()
     made = gateway(upstream, Settings())
 
     async def run() -> Caller:
         upstream.gate.clear()
-        most = made.admission.limit * (1 + MAX_WAITING_PER_PERMIT)
-        waiting = [Caller(made).ask() for _ in range(most)]
+        capacity = made.admission.limit * (1 + MAX_WAITING_PER_PERMIT)
+        waiting = [Caller(made).start() for _ in range(capacity)]
         await asyncio.sleep(0.05)
-        assert made.admission.in_flight + made.admission.waiting == most
-        refused = Caller(made)
-        await refused.ask()
-        assert refused.messages.qsize() == 1
+        assert made.admission.in_flight + made.admission.waiting == capacity
+        rejected = Caller(made)
+        await rejected.start()
+        assert rejected.messages.qsize() == 1
         upstream.gate.set()
         await asyncio.gather(*waiting)
-        return refused
+        return rejected
 
     start, _ = asyncio.run(run()).sent
     assert start["status"] == 429
@@ -515,61 +515,61 @@ def test_overload_is_answered_before_the_body_is_read():
     assert made.admission.in_flight == 0
 
 
-def test_declared_length_is_refused_unread():
-    """Nobody sends what will not be taken."""
+def test_declared_length_is_rejected_unread():
+    """A declared length above the limit is rejected before the body is read."""
 
     async def run() -> Caller:
-        refused = Caller(gateway(Upstream()), headers=[(b"content-length", b"1001")])
-        await refused.ask()
-        return refused
+        rejected = Caller(gateway(Upstream()), headers=[(b"content-length", b"1001")])
+        await rejected.start()
+        return rejected
 
-    refused = asyncio.run(run())
-    assert refused.messages.qsize() == 1
-    assert refused.sent[0]["status"] == 413
+    rejected = asyncio.run(run())
+    assert rejected.messages.qsize() == 1
+    assert rejected.sent[0]["status"] == 413
 
 
-def test_readiness_asks_once_for_all():
-    """However many ask, one inference runs at a time, and its answer is good for two seconds."""
+def test_readiness_probes_once_for_all():
+    """Fifty concurrent callers share one inference."""
     upstream = Upstream()
     made = gateway(upstream)
 
     async def run() -> list[bool]:
         upstream.gate.clear()
-        asked = [asyncio.create_task(made.readiness.state()) for _ in range(50)]
+        tasks = [asyncio.create_task(made.readiness.state()) for _ in range(50)]
         await asyncio.sleep(0.01)
         upstream.gate.set()
-        return [(await each).ready for each in asked]
+        return [(await each).ready for each in tasks]
 
     assert asyncio.run(run()) == [True] * 50
-    assert len(upstream.asked) == 1
+    assert len(upstream.received) == 1
 
 
-def test_not_ready_says_why():
-    """503, with a reason that names no address."""
-    answer = ask(gateway(Upstream(errors.Unreachable("10.0.0.7:8001"))), "GET", "/readyz")
+def test_not_ready_has_a_reason():
+    """An unready gateway returns 503 and a reason without addresses."""
+    answer = send(gateway(Upstream(errors.Unreachable("10.0.0.7:8001"))), "GET", "/readyz")
 
     assert answer.status_code == 503
     assert answer.json() == {"ready": False, "reason": "the server behind the gateway cannot be reached"}
 
 
 def test_rate_is_limited_by_key():
-    """The key that asks too often is told so; another one is not."""
+    """A key over its quota is rejected; another key is not."""
     made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=1), keys=RING)
 
     def status(secret: str) -> int:
-        return ask(made, "POST", "/predict", content=IMAGE, headers={"x-api-key": secret}).status_code
+        return send(made, "POST", "/predict", content=IMAGE, headers={"x-api-key": secret}).status_code
 
     assert [status("infer"), status("infer"), status("admin")] == [200, 429, 200]
 
 
 class Connection(Caller):
-    """A request whose body is given by what knows its scope, as uvicorn's is."""
+    """A request whose `receive` refers to its scope, as in uvicorn."""
 
     async def receive(self) -> Any:
         """Return the next message."""
         return await self.messages.get()
 
-    def ask(self) -> asyncio.Task:
+    def start(self) -> asyncio.Task:
         """Send the request."""
         return asyncio.create_task(self.app(self.scope, self.receive, self.send))
 
@@ -577,28 +577,28 @@ class Connection(Caller):
 @pytest.mark.parametrize(
     ("headers", "status"),
     [((), 200), ([(b"x-request-timeout-ms", b"0")], 400)],
-    ids=["answered", "refused"],
+    ids=["answered", "rejected"],
 )
-def test_request_leaves_nothing_to_the_collector(headers, status):
-    """Its body would wait for minutes with it: the collector comes by after many new objects."""
+def test_request_leaves_no_reference_cycle(headers, status):
+    """A cycle would keep the body for minutes, because garbage collections are rare."""
     made = gateway(Upstream())
 
-    async def ask_one() -> Any:
-        """Ask once; returns what tells whether the caller is still there."""
+    async def send_one() -> Any:
+        """Send one request; return a weak reference to the caller."""
         caller = Connection(made, headers=headers)
-        await caller.ask()
-        await asyncio.sleep(0)  # what it has cancelled has ended
+        await caller.start()
+        await asyncio.sleep(0)  # the cancelled task ends
         assert caller.sent[0]["status"] == status
         return weakref.ref(caller)
 
-    async def ask_and_look() -> Any:
-        """Ask, and look a moment later."""
-        gone = await ask_one()
+    async def send_and_look() -> Any:
+        """Send one request; return the caller if it still exists."""
+        gone = await send_one()
         await asyncio.sleep(0)
         return gone()
 
     gc.disable()
     try:
-        assert asyncio.run(ask_and_look()) is None
+        assert asyncio.run(send_and_look()) is None
     finally:
         gc.enable()

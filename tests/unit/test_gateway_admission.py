@@ -1,4 +1,4 @@
-"""Who is let in: permits, predictions of the wait, and token buckets."""
+"""Admission: slots, estimates of the wait, and token quotas."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.gateways import key
 
 
 class Clock:
-    """Seconds that a test moves."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -23,12 +23,12 @@ class Clock:
 
 @pytest.fixture
 def clock():
-    """A clock at some time."""
+    """A clock at a fixed time."""
     return Clock()
 
 
 def learn(admission: Admission, clock: Clock, rtt_s: float, count: int = 40) -> None:
-    """Let requests be answered one after the other, so that round trip and rate are known."""
+    """Complete requests one after the other, so that the round trip is known."""
     for _ in range(count):
         permit = take(admission)
         clock.now_s += rtt_s
@@ -36,12 +36,12 @@ def learn(admission: Admission, clock: Clock, rtt_s: float, count: int = 40) -> 
 
 
 def take(admission: Admission) -> Permit:
-    """Take a permit while there is room."""
+    """Take a free slot."""
     return asyncio.run(admission.take(9))
 
 
-def test_no_more_than_the_limit_are_in_flight(clock):
-    """The next wait for their turn, in order, up to a bound; a permit given back twice counts once."""
+def test_requests_in_flight_are_limited(clock):
+    """Further requests wait in order, up to a bound; a slot released twice counts once."""
 
     async def run() -> None:
         admission, came = Admission(64, clock), []
@@ -55,9 +55,9 @@ def test_no_more_than_the_limit_are_in_flight(clock):
 
         waiting = [asyncio.create_task(wait(number)) for number in range(limit * MAX_WAITING_PER_PERMIT)]
         await asyncio.sleep(0)
-        with pytest.raises(Failure, match=f"{len(waiting)} images are in the queue") as refused:
+        with pytest.raises(Failure, match=f"{len(waiting)} images are in the queue") as rejected:
             await admission.take(9)
-        assert (refused.value.status, dict(refused.value.headers)) == (429, {b"retry-after": b"1"})
+        assert (rejected.value.status, dict(rejected.value.headers)) == (429, {b"retry-after": b"1"})
         assert (admission.in_flight, admission.waiting, came) == (limit, len(waiting), [])
 
         permits[0].release()
@@ -78,8 +78,8 @@ def test_no_more_than_the_limit_are_in_flight(clock):
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_who_waits_for_too_long_is_told(clock):
-    """The deadline ends the waiting, and leaves the place to others; a turn given in that moment, too."""
+def test_waiting_ends_at_the_deadline(clock):
+    """A request that gives up frees its place, even if a slot was assigned in the same moment."""
 
     async def run() -> None:
         admission = Admission(1, clock)
@@ -91,15 +91,15 @@ def test_who_waits_for_too_long_is_told(clock):
         second = asyncio.create_task(admission.take(9))
         await asyncio.sleep(0)
         permit.release()
-        second.cancel()  # its turn has come, and it does not know yet
+        second.cancel()  # the slot is assigned, but the task has not resumed
         await asyncio.gather(second, return_exceptions=True)
         assert (admission.in_flight, admission.waiting) == (0, 0)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_who_has_too_little_time_is_refused(clock):
-    """Unless nothing is in flight: else a prediction that was wrong would be believed for ever."""
+def test_request_with_too_little_time_is_rejected(clock):
+    """With nothing in flight the request passes, so that a wrong estimate is corrected."""
     admission = Admission(64, clock)
     learn(admission, clock, 0.2)
 
@@ -110,17 +110,17 @@ def test_who_has_too_little_time_is_refused(clock):
         admission.check(0.1)
 
 
-def test_retry_after_is_how_long_the_server_needs(clock):
-    """A round trip for each time that the limit is in flight or waits, in whole seconds."""
+def test_retry_after_is_the_estimated_time_of_the_queue(clock):
+    """A full limit and a queue of the same length take two round trips."""
     admission = Admission(64, clock)
     learn(admission, clock, 2.0)
 
     async def run() -> float:
-        asked = [asyncio.create_task(admission.take(99)) for _ in range(2 * admission.limit)]
+        tasks = [asyncio.create_task(admission.take(99)) for _ in range(2 * admission.limit)]
         await asyncio.sleep(0)
         assert (admission.in_flight, admission.waiting) == (admission.limit, admission.limit)
         retry_after_s = admission.retry_after_s()
-        for each in asked:
+        for each in tasks:
             each.cancel()
         return retry_after_s
 
@@ -129,25 +129,25 @@ def test_retry_after_is_how_long_the_server_needs(clock):
     assert dict(failure.headers) == {b"retry-after": b"4"}
 
 
-def test_burst_after_a_pause_is_let_in(clock):
-    """What was offered lately says nothing about what the server can do."""
+def test_burst_after_a_pause_is_admitted(clock):
+    """A pause with little load does not lower the limit."""
     admission = Admission(64, clock)
     learn(admission, clock, 0.01)
     clock.now_s += 60
     learn(admission, clock, 0.01, 1)
 
     async def run() -> int:
-        asked = [asyncio.create_task(admission.take(9)) for _ in range(3 * admission.limit)]
+        tasks = [asyncio.create_task(admission.take(9)) for _ in range(3 * admission.limit)]
         await asyncio.sleep(0)
-        for each in asked:
+        for each in tasks:
             each.cancel()
         return admission.in_flight
 
     assert asyncio.run(run()) == admission.limit
 
 
-def test_permit_of_a_cancelled_call_outlasts_it(clock):
-    """The server computes what it has dispatched to the end, for about a mean round trip."""
+def test_permit_of_a_cancelled_request_has_the_rest_of_its_time(clock):
+    """The server completes a cancelled request after about a mean round trip."""
     admission = Admission(64, clock)
     learn(admission, clock, 0.2)
     permit = take(admission)
@@ -156,33 +156,33 @@ def test_permit_of_a_cancelled_call_outlasts_it(clock):
     assert permit.rest_s() == pytest.approx(0.15)
 
 
-def test_bucket_lets_a_burst_pass_and_then_its_rate(clock):
-    """Three at once, then one each half second; the refusal says when."""
-    buckets = Quotas(2.0, 3, clock)
+def test_quota_allows_a_burst_and_then_its_rate(clock):
+    """Three images pass immediately, then one each half second; the error has the wait."""
+    quotas = Quotas(2.0, 3, clock)
     alice = key("alice", "infer")
 
     for _ in range(3):
-        buckets.take(alice)
-    with pytest.raises(Failure, match="2 images per second") as refused:
-        buckets.take(alice)
-    assert refused.value.code == "rate_limited"
-    assert refused.value.retry_after_s == pytest.approx(0.5)
+        quotas.take(alice)
+    with pytest.raises(Failure, match="2 images per second") as rejected:
+        quotas.take(alice)
+    assert rejected.value.code == "rate_limited"
+    assert rejected.value.retry_after_s == pytest.approx(0.5)
 
-    buckets.take(key("bob"))
+    quotas.take(key("bob"))
     clock.now_s += 0.5
-    buckets.take(alice)
+    quotas.take(alice)
 
 
-def test_images_of_a_batch_are_owed(clock):
-    """A batch is taken whole, and paid for by what follows."""
-    buckets = Quotas(None, 1, clock)
+def test_images_of_a_batch_are_taken_as_debt(clock):
+    """A batch passes as a whole, and later requests wait until the debt is paid."""
+    quotas = Quotas(None, 1, clock)
     alice = key("alice", rate_per_s=1.0)
 
-    buckets.take(alice)
-    buckets.take(alice, 4, is_debt=True)
+    quotas.take(alice)
+    quotas.take(alice, 4, is_debt=True)
     clock.now_s += 4.9
 
     with pytest.raises(Failure):
-        buckets.take(alice)
+        quotas.take(alice)
     clock.now_s += 0.1
-    buckets.take(alice)
+    quotas.take(alice)

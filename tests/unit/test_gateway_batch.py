@@ -1,32 +1,34 @@
-"""What a batch is answered, and what the gateway keeps while and after it asks the server."""
+"""Batches, cancelled requests, cached results, and unusual image headers."""
 
 import asyncio
 import base64
 import logging
+from dataclasses import replace
 
 import pytest
 
 from nereid.client import classifier_errors as errors
+from nereid.gateway.admission.admission import Admission
 from nereid.gateway.failures import STATUS
 from nereid.gateway.image_size import HEAD_BYTES, size_wh
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteView
 from nereid.gateway.settings import Settings
-from tests.gateways import PREDICTION, RING, ROUTE, Caller, Control, Upstream, ask, gateway
+from tests.gateways import PREDICTION, RING, ROUTE, Caller, Control, Upstream, gateway, send
 
 
 class Chooser(Upstream):
-    """Answers, or raises, what stands by an image."""
+    """An upstream with one outcome per image, and a count of concurrent requests."""
 
     def __init__(self, **outcomes: object) -> None:
         super().__init__()
         self.outcomes = {name.encode(): outcome for name, outcome in outcomes.items()}
-        self.most = self.running = 0
+        self.max_running = self.running = 0
 
     async def classify(self, image: bytes, **options: object) -> object:
-        """Answer after others could begin."""
+        """Return the outcome of the image after other requests could begin."""
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         await asyncio.sleep(0)
         self.running -= 1
         self.outcome = self.outcomes.get(image, PREDICTION)
@@ -39,7 +41,7 @@ def batch(*images: str) -> dict:
 
 
 def count(made, name: str) -> float:
-    """Return the sum of the samples that begin so."""
+    """Return the sum of the samples whose names begin with `name`."""
     lines = made.metrics.page().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"nereid_gateway_{name}"))
 
@@ -55,10 +57,10 @@ def count(made, name: str) -> float:
     ids=["bad image", "load", "server away", "defect of the gateway"],
 )
 def test_image_fails_alone(error, code, caplog):
-    """Whatever becomes of one, the others are answered; a fault is in the log and in the outcome."""
+    """One failed image does not affect the others; a fault is logged and becomes the outcome."""
     made = gateway(Chooser(bad=error))
 
-    answer = ask(made, "POST", "/v1/classify", json=batch("a", "bad", "c"))
+    answer = send(made, "POST", "/v1/classify", json=batch("a", "bad", "c"))
 
     assert answer.status_code == 200
     assert [each.get("error", {}).get("code") for each in answer.json()["results"]] == [None, code, None]
@@ -73,112 +75,115 @@ def test_image_fails_alone(error, code, caplog):
     ("error", "code"),
     [(errors.Overloaded("full"), "overloaded"), (errors.Unreachable("away"), "unreachable")],
 )
-def test_batch_that_the_server_takes_nothing_of_fails_whole(error, code):
-    """Load is 429 and a fault is 503, with a time, as for one image."""
-    answer = ask(gateway(Upstream(error)), "POST", "/v1/classify", json=batch("a", "b"))
+def test_batch_fails_as_a_whole_if_the_server_fails_every_image(error, code):
+    """Overload is 429 and a fault is 503, with `Retry-After`, as for one image."""
+    answer = send(gateway(Upstream(error)), "POST", "/v1/classify", json=batch("a", "b"))
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (STATUS[code], code)
     assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_batch_leaves_half_to_others():
-    """However many images it has."""
+def test_batch_leaves_half_of_the_slots():
+    """A batch uses at most half of the slots."""
     upstream = Chooser()
     made = gateway(upstream, Settings(max_in_flight=8, max_images=16))
 
-    ask(made, "POST", "/v1/classify", json=batch(*"abcdefghijkl"))
+    send(made, "POST", "/v1/classify", json=batch(*"abcdefghijkl"))
 
-    assert len(upstream.asked) == 12
-    assert upstream.most == 4
+    assert len(upstream.received) == 12
+    assert upstream.max_running == 4
 
 
-def test_batch_is_paid_for_by_its_images():
-    """A key that sent four owes three, and is refused until they are paid."""
+def test_batch_counts_every_image_in_the_quota():
+    """A batch of four with a quota of two passes, and the next request is rejected."""
     made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=2), keys=RING)
     headers = {"x-api-key": "infer"}
 
-    assert ask(made, "POST", "/v1/classify", json=batch(*"abcd"), headers=headers).status_code == 200
-    assert ask(made, "POST", "/predict", content=b"a", headers=headers).status_code == 429
+    assert send(made, "POST", "/v1/classify", json=batch(*"abcd"), headers=headers).status_code == 200
+    assert send(made, "POST", "/predict", content=b"a", headers=headers).status_code == 429
 
 
 def test_overload_of_the_server_lowers_the_limit():
-    """What the route refuses, the gateway learns from."""
+    """A rejection by the server lowers the limit of the gateway."""
     made = gateway(Upstream(errors.Overloaded("full")))
     before = made.admission.limit
 
-    assert ask(made, "POST", "/predict", content=b"a").status_code == 429
+    assert send(made, "POST", "/predict", content=b"a").status_code == 429
 
     assert made.admission.limit < before
 
 
-def test_cancelled_call_keeps_its_place_for_a_while():
-    """The server goes on computing what it was asked, so that nobody else may take the place."""
+def test_cancelled_request_keeps_its_slot_for_a_while():
+    """The server still computes a cancelled request, so its slot stays occupied."""
     upstream = Upstream()
-    made = gateway(upstream)
-    made.admission._concurrency_limit.rtt_s = 30.0
+    now = [0.0]
+    made = replace(gateway(upstream), admission=Admission(8, lambda: now[0]))
 
     async def run() -> int:
+        permit = await made.admission.take(9)
+        now[0] += 30
+        permit.answered()  # the mean round trip is 30 s
         upstream.gate.clear()
         caller = Caller(made, headers=[(b"x-request-timeout-ms", b"60000")])
-        asked = caller.ask()
+        task = caller.start()
         await asyncio.sleep(0.01)
-        caller.leave()
-        await asked
+        caller.disconnect()
+        await task
         await asyncio.sleep(0.01)
-        assert not asked.cancelling()
+        assert not task.cancelling()
         return made.admission.in_flight
 
     assert asyncio.run(run()) == 1
     assert upstream.cancelled == 1
 
 
-def test_weights_are_shown_as_soon_as_they_are_changed():
-    """A look may be a second old, but not older than the viewer's own change."""
-    looks = []
+def test_changed_weights_are_shown_immediately():
+    """The cached route is read again after a change."""
+    reads = []
 
     class Counting(Control):
-        """Counts the looks."""
+        """A route that counts its reads."""
 
         def show(self):
             """Return the route."""
-            looks.append(1)
+            reads.append(1)
             return ROUTE
 
     async def run() -> None:
         view = RouteView(Counting(), clock=lambda: 5.0)
         await view.show()
         await view.show()
-        assert len(looks) == 1
+        assert len(reads) == 1
         await view.set_weights({"v1": 1}, None, "me")
         await view.show()
-        assert len(looks) == 2
+        assert len(reads) == 2
 
     asyncio.run(run())
 
 
-def test_readiness_is_asked_again_after_two_seconds():
-    """An answer is kept for so long, and no longer."""
+def test_readiness_is_probed_again_after_two_seconds():
+    """A result is cached for two seconds."""
     now = [0.0]
     upstream = Upstream()
     readiness = Readiness(upstream.classify, lambda: now[0])
 
     async def run() -> None:
-        for now[0], asked in ((0.0, 1), (1.9, 1), (2.1, 2)):
+        for now[0], probes in ((0.0, 1), (1.9, 1), (2.1, 2)):
             assert (await readiness.state()).ready
-            assert len(upstream.asked) == asked
+            assert len(upstream.received) == probes
 
     asyncio.run(run())
 
 
-def test_load_is_no_failure():
-    """A server that has too much to do is ready: who left it out would overload the next one."""
+def test_overloaded_server_is_ready():
+    """Removing an overloaded server from rotation would overload the next one."""
     readiness = Readiness(Upstream(errors.Overloaded("overloaded: 64 in flight, limit 64")).classify)
 
     assert asyncio.run(readiness.state()).ready
 
 
-def test_head_that_cannot_be_read_is_left_to_the_server():
-    """A subsampling without a name, and a size that stands behind more than a megabyte."""
+def test_unreadable_header_is_left_to_the_server():
+    """The size is unknown with a rare subsampling, and after more than a megabyte."""
     sof = bytes.fromhex("ffc0001108004000400300140002110003 1100".replace(" ", ""))
 
     assert size_wh(b"\xff\xd8\xff\xe0\x00\x04ab" + sof + bytes(64)) is None
@@ -186,7 +191,7 @@ def test_head_that_cannot_be_read_is_left_to_the_server():
 
 
 def test_size_of_an_old_bmp_is_read():
-    """The header of OS/2 has 16 bits for a side."""
+    """The OS/2 header has 16 bits per side."""
     head = b"BM" + bytes(12) + (12).to_bytes(4, "little") + (64).to_bytes(2, "little") * 2
 
     assert size_wh(head + bytes(20)) == (64, 64)

@@ -1,4 +1,4 @@
-"""The gateway's edge: heads, bodies, repeats and buffers that nobody sends who means well."""
+"""Malicious input: endless heads and bodies, repeated headers, full buffers."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from nereid.gateway.http import serving as command
 from nereid.gateway.http.app import app_of
 from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, Buffers, read_form
 from nereid.gateway.settings import Settings
-from tests.gateways import RING, SMALL, Control, Upstream, ask, gateway, key
+from tests.gateways import RING, SMALL, Control, Upstream, gateway, key, send
 
 WATCHDOG_S = 20
 POST = b"POST /predict HTTP/1.1\r\nhost: localhost\r\n"
@@ -19,7 +19,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 
 
 class Wire(asyncio.Transport):
-    """The gateway's end of a connection; keeps what is written until it is closed."""
+    """The gateway's end of a connection; records the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,35 +27,35 @@ class Wire(asyncio.Transport):
         self.closed = asyncio.Event()
 
     def set_protocol(self, protocol) -> None:
-        """Remember who is told."""
+        """Set the protocol of the connection."""
         self._protocol = protocol
 
     def get_protocol(self):
-        """Return who is told."""
+        """Return the protocol of the connection."""
         return self._protocol
 
     def write(self, data: bytes) -> None:
-        """Keep what the client would read."""
+        """Record bytes for the client."""
         self.written += data
 
     def close(self) -> None:
-        """Take no more, and tell the protocol."""
+        """Close the connection, and notify the protocol."""
         if not self.closed.is_set():
             self.closed.set()
             asyncio.get_running_loop().call_soon(self.get_protocol().connection_lost, None)
 
     def is_closing(self) -> bool:
-        """Tell whether it was closed."""
+        """Return whether the connection is closed."""
         return self.closed.is_set()
 
     def pause_reading(self) -> None:
-        """Nothing comes by itself."""
+        """Do nothing; the test delivers every byte."""
 
     def resume_reading(self) -> None:
-        """Nothing comes by itself."""
+        """Do nothing; the test delivers every byte."""
 
     async def status(self) -> bytes:
-        """Wait for the answer's status."""
+        """Wait for the status of the response."""
         async with asyncio.timeout(WATCHDOG_S):
             while not self.written:
                 await asyncio.sleep(0)
@@ -82,7 +82,7 @@ def connect(settings: Settings = SMALL) -> tuple[command.BoundedProtocol, Wire]:
     ids=["one value", "many headers", "address", "second request"],
 )
 def test_head_is_bounded(sent):
-    """A head that does not end is refused with 431 before it takes memory and time."""
+    """An endless head is rejected with 431 before it uses memory and time."""
 
     async def run() -> Wire:
         protocol, wire = connect()
@@ -98,7 +98,7 @@ def test_head_is_bounded(sent):
 
 
 def test_trailers_are_bounded_and_bodies_are_not():
-    """What follows a body is a head, too; a body may be longer than one, in whatever pieces it comes."""
+    """Trailers have the limit of heads; a body may exceed it, in pieces of any size."""
 
     async def run() -> Wire:
         protocol, trailing = connect()
@@ -116,8 +116,8 @@ def test_trailers_are_bounded_and_bodies_are_not():
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "endless"])
-def test_refused_body_is_not_read_for_ever(monkeypatch, ends):
-    """After an early refusal the rest is thrown away for a while: a client that ends it can ask again."""
+def test_rejected_body_is_read_for_a_limited_time(monkeypatch, ends):
+    """After an early rejection a client that completes its body may reuse the connection."""
     monkeypatch.setattr(command, "LINGER_S", 0 if not ends else 1000)
 
     async def run() -> None:
@@ -173,8 +173,8 @@ PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\
         "too many",
     ],
 )
-def test_form_is_read_or_refused(body, expected):
-    """A part is what stands between its head and the next boundary, byte for byte."""
+def test_form_is_read_or_rejected(body, expected):
+    """A part has the exact bytes between its head and the next boundary."""
     if isinstance(expected, str):
         with pytest.raises(Failure, match=expected):
             read_form(body, b"b", 2)
@@ -193,11 +193,11 @@ def test_form_is_read_or_refused(body, expected):
     ids=["images", "one name", "weights", "a large image"],
 )
 def test_json_is_counted_before_it_is_decoded(method, path, body, expected):
-    """Millions of small things would keep everybody waiting; an image is one large thing."""
+    """Millions of small values would block all requests; an image is one large value."""
     headers = {"content-type": "application/json", "x-api-key": "admin"}
     made = gateway(Upstream(), Settings(), RING, Control())
 
-    answer = ask(made, method, path, content=body, headers=headers)
+    answer = send(made, method, path, content=body, headers=headers)
 
     assert answer.status_code == expected[0]
     assert expected[1] in answer.text
@@ -207,22 +207,22 @@ def test_json_is_counted_before_it_is_decoded(method, path, body, expected):
     ("name", "status"),
     [("host", 400), ("x-variant", 400), ("x-api-key", 400), ("x-route-a", 400), ("accept", 200)],
 )
-def test_repeated_header_is_refused(name, status):
-    """What a proxy could read otherwise is given once; lists may come in parts."""
+def test_repeated_header_is_rejected(name, status):
+    """A header that a proxy could read differently must be unique; list headers may repeat."""
     headers = [("host", "localhost"), *[(name, "localhost"), (name, "localhost")][name == "host" :]]
 
-    assert ask(gateway(Upstream()), "GET", "/healthz", headers=headers).status_code == status
+    assert send(gateway(Upstream()), "GET", "/healthz", headers=headers).status_code == status
 
 
 def test_long_header_is_not_echoed():
-    """An answer repeats a little of what was wrong."""
+    """An error message has only the beginning of a long value."""
     headers = {"x-request-timeout-ms": "1" * 20_000}
 
-    assert len(ask(gateway(Upstream()), "POST", "/predict", headers=headers).text) < 400
+    assert len(send(gateway(Upstream()), "POST", "/predict", headers=headers).text) < 400
 
 
-def test_one_key_takes_half_of_the_room():
-    """Who uploads slowly and much refuses itself, and nobody else; what is given back can be taken again."""
+def test_one_key_uses_at_most_its_share():
+    """A key at its share is rejected, others are not; released bytes are available again."""
     first, second = key("first"), key("second")
     buffers = Buffers(100, 50)
     buffers.take(first, 30)
@@ -235,21 +235,21 @@ def test_one_key_takes_half_of_the_room():
     with pytest.raises(Failure, match="retry later"):
         buffers.take(None, 1)
 
-    for who, size in ((first, 20), (first, 30), (second, 30), (None, 20)):
-        buffers.give_back(who, size)
-    assert (buffers._left_bytes, buffers._held_bytes) == (100, {})
+    for owner, size in ((first, 20), (first, 30), (second, 30), (None, 20)):
+        buffers.give_back(owner, size)
+    for owner in (first, second):
+        buffers.take(owner, 50)
 
 
-def test_bodies_that_are_here_count():
-    """While others hold the room, a body is refused; when they have ended, it is not."""
+def test_buffered_bodies_count_in_the_limit():
+    """A body is rejected while other requests use the buffer, and accepted after them."""
     upstream = Upstream()
     made = gateway(upstream, Settings(max_body_bytes=1000, max_buffered_bytes=2000))
 
-    def ask_while_held(held: int) -> int:
+    def status_while_held(held: int) -> int:
         made.uploads.buffers.take(None, held)
-        status = ask(made, "POST", "/predict", content=bytes(600)).status_code
+        status = send(made, "POST", "/predict", content=bytes(600)).status_code
         made.uploads.buffers.give_back(None, held)
         return status
 
-    assert [ask_while_held(held) for held in (400, 401, 400)] == [200, 429, 200]
-    assert made.uploads.buffers._held_bytes == {}
+    assert [status_while_held(held) for held in (400, 401, 400)] == [200, 429, 200]

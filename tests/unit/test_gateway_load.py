@@ -1,4 +1,4 @@
-"""What is told of the gateway under load when little or nothing of it was answered."""
+"""Report of the gateway's load test with few or no responses."""
 
 import pytest
 
@@ -17,19 +17,19 @@ def load(answered: float, p50_ms: float | None = 10.0) -> dict:
     [([load(80), load(60)], 0.75), ([load(80), load(0, None)], 0.0), ([load(0, None)] * 2, 0.0)],
     ids=["some", "none at last", "none at all"],
 )
-def test_goodput_is_kept_or_not(loads, share):
-    """The share of the best that is left at the highest load; without any it is missed, too."""
+def test_goodput_at_the_highest_load_is_compared(loads, share):
+    """The result is the goodput at the highest load as a share of the best; all cases miss."""
     assert gateway.kept(loads) == share
     assert gateway.missed([], loads)
 
 
-def test_what_was_not_answered_has_no_latency():
-    """Its cells are empty."""
+def test_row_without_responses_has_no_latency():
+    """The latency cells are empty."""
     assert gateway.load_cells(load(0, None)) == ["100", "2.0", "0", "0", "0", "", ""]
 
 
 def test_lost_requests_miss_the_target():
-    """A request without any response is neither answered nor refused."""
+    """A request without a response is neither answered nor refused."""
     assert gateway.missed([], [load(80), load(80) | {"lost": 2}]) == [
         "2 requests neither answered nor refused"
     ]
@@ -37,15 +37,15 @@ def test_lost_requests_miss_the_target():
 
 @pytest.mark.parametrize(("compared", "is_missed"), [(0.89, True), (0.9, False)])
 def test_route_is_judged_by_its_share_of_the_throughput(compared, is_missed):
-    """A smaller share than the target is missed, a smaller p50 is not."""
+    """A share below the target misses it; a p50 has no target."""
     row = {"profile": "cpu", "path": route.ROUTE, "unit": route.RATE, "compared": compared}
 
     assert bool(route.missed([row])) is is_missed
     assert route.missed([row | {"unit": route.P50, "compared": -0.2}]) == []
 
 
-def test_shadow_that_is_not_counted_is_told(monkeypatch):
-    """A share of nothing is no share, and what was compared had no shadow."""
+def test_missing_count_of_the_shadow_is_an_error(monkeypatch):
+    """Without shadow requests the share cannot be computed."""
     monkeypatch.setattr(metrics_page, "fetch", lambda *address, timeout_s: "")
 
     with pytest.raises(SystemExit, match="the shadow was not measured"):

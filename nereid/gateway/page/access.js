@@ -1,9 +1,9 @@
-/** Who is asking: the key of this tab, and what it may do. */
+/** The key of this tab and its permissions. */
 
 import * as api from "./api.js";
 import { byId } from "./dom.js";
 
-/** Show who is signed in, and tell `onAccess` at the start and after each change. */
+/** Show the owner of the key; call `onAccess` at the start and after each change. */
 export function startAccess(/** @type {{onAccess: (access: api.Access) => void}} */ { onAccess }) {
   const form = byId("access-form");
   const message = byId("access-message");
@@ -14,11 +14,11 @@ export function startAccess(/** @type {{onAccess: (access: api.Access) => void}}
     onAccess(access);
   }
 
-  /** Drop a key that the gateway does not take; what anybody may do remains. */
+  /** Remove a key that the gateway rejects, and return the permissions without a key. */
   function forget(error) {
-    const isRefused = error.status === 401;
-    message.textContent = isRefused ? "The gateway does not know this key." : error.message;
-    if (!isRefused) return { keys_needed: true, name: null, scopes: [] };
+    const isRejected = error.status === 401;
+    message.textContent = isRejected ? "Unknown key." : error.message;
+    if (!isRejected) return { keys_needed: true, name: null, scopes: [] };
     api.storeKey("");
     return api.access();
   }
@@ -38,17 +38,17 @@ export function startAccess(/** @type {{onAccess: (access: api.Access) => void}}
   byId("access").addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     byId("access").open = false;
-    byId("access-who").focus();
+    byId("access-name").focus();
   });
   refresh();
 }
 
 function show({ keys_needed, name, scopes }) {
-  byId("access-who").textContent = name ? `Key: ${name}` : "Key";
+  byId("access-name").textContent = name ? `Key: ${name}` : "Key";
   byId("access-scopes").textContent = name
-    ? `${name} may: ${scopes.join(", ")}.`
+    ? `Scopes of ${name}: ${scopes.join(", ")}.`
     : keys_needed
-      ? "This gateway needs a key: nereid key add NAME."
-      : "No key is needed to classify and to look.";
+      ? "This gateway requires a key: nereid key add NAME."
+      : "Classifying and reading need no key.";
   byId("sign-out").hidden = !name;
 }

@@ -1,14 +1,14 @@
-/** The gateway's HTTP API: what it answers, and one error for every way of getting no answer. */
+/** Client of the gateway's HTTP API; every failure becomes an `ApiError`. */
 
 /** @typedef {{label: string, index: number, score: number}} Label */
 /**
- * `variant` is empty if the model is no route, `predictions` are best first, `timings_ms` stages and `total`.
+ * `variant` is empty if the model is not a route; `predictions` are best first; `timings_ms` has stages and `total`.
  * @typedef {{request_id: string, model: string, variant: string, version: string, reason: string,
  *   predictions: Label[], timings_ms: Record<string, number>}} Answer
  */
 /** @typedef {{variant?: string, route_key?: string, top_k?: number}} Options */
 /**
- * `version` is the network's, `share` that of new requests, `breaker` empty if it is not known.
+ * `version` is that of the network, `share` that of new requests, `breaker` empty while unknown.
  * @typedef {{name: string, model: string, version: string, weight: number, share: number,
  *   breaker: string}} RouteVariant
  */
@@ -28,7 +28,7 @@
 
 const STORED = "nereid.key";
 
-/** No answer: the gateway's own error, or `no_connection` if nothing came from it. */
+/** A failed request: the gateway's error, or `no_connection` without a response. */
 export class ApiError extends Error {
   constructor(code, message, { status = 0, requestId = "", retryAfterS = 0 } = {}) {
     super(message);
@@ -39,7 +39,7 @@ export class ApiError extends Error {
   }
 }
 
-/** @returns {string} the key of this tab, or nothing */
+/** @returns {string} the key of this tab, or "" */
 export function storedKey() {
   try {
     return sessionStorage.getItem(STORED) ?? "";
@@ -48,18 +48,18 @@ export function storedKey() {
   }
 }
 
-/** Send `secret` from now on; an empty one sends none. */
+/** Send `secret` with later requests; "" sends no key. */
 export function storeKey(/** @type {string} */ secret) {
   if (secret) sessionStorage.setItem(STORED, secret);
   else sessionStorage.removeItem(STORED);
 }
 
-/** Resolve a path against the page, so that the gateway may stand behind a prefix. */
+/** Resolve a path against the page, so that a proxy may add a prefix. */
 export function address(/** @type {string} */ path) {
   return new URL(path.replace(/^\/+/, ""), document.baseURI);
 }
 
-/** The address that classifies one image with these options; those left empty are left out. */
+/** Return the URL that classifies one image; empty options are omitted. */
 export function predictAddress(/** @type {Options} */ options) {
   const url = address("predict");
   for (const [name, value] of Object.entries(options)) {
@@ -68,13 +68,13 @@ export function predictAddress(/** @type {Options} */ options) {
   return url;
 }
 
-/** What a file is sent as: the gateway looks at its bytes, and only needs to know that they are a file. */
+/** Return the media type of a file; the gateway detects the image format from the bytes. */
 export function contentType(/** @type {Blob} */ file) {
   return file.type.startsWith("image/") ? file.type : "application/octet-stream";
 }
 
 /**
- * Classify the bytes of a file, untouched.
+ * Classify the unchanged bytes of a file.
  * @param {Blob} file
  * @param {Options} options
  * @param {AbortSignal} signal
@@ -82,43 +82,43 @@ export function contentType(/** @type {Blob} */ file) {
  */
 export function predict(file, options, signal) {
   const headers = { "Content-Type": contentType(file) };
-  return ask(predictAddress(options), { method: "POST", body: file, headers, signal });
+  return fetchJson(predictAddress(options), { method: "POST", body: file, headers, signal });
 }
 
 /** @returns {Promise<Live>} */
-export const live = (/** @type {AbortSignal} */ signal) => ask(address("v1/live"), { signal });
+export const live = (/** @type {AbortSignal} */ signal) => fetchJson(address("v1/live"), { signal });
 
 /** @returns {Promise<Route>} */
-export const route = (/** @type {AbortSignal=} */ signal) => ask(address("v1/route"), { signal });
+export const route = (/** @type {AbortSignal=} */ signal) => fetchJson(address("v1/route"), { signal });
 
 /** @returns {Promise<Access>} */
-export const access = () => ask(address("v1/access"));
+export const access = () => fetchJson(address("v1/access"));
 
 /** @returns {Promise<Sample[]>} */
-export const samples = () => ask(address("samples"));
+export const samples = () => fetchJson(address("samples"));
 
 /**
- * Replace the route's weights, if it still has the generation they were made for.
+ * Replace the route's weights if the route still has this generation.
  * @param {Record<string, number>} weights
  * @param {number} generation
  * @returns {Promise<Route>}
  */
 export function setWeights(weights, generation) {
   const body = JSON.stringify({ weights, generation });
-  return ask(address("v1/route/weights"), { method: "PUT", body, headers: { "Content-Type": "application/json" } });
+  return fetchJson(address("v1/route/weights"), { method: "PUT", body, headers: { "Content-Type": "application/json" } });
 }
 
-/** The bytes of a sample. */
+/** Return the bytes of a sample. */
 export async function download(/** @type {string} */ url) {
   return (await send(address(url), {})).blob();
 }
 
-async function ask(url, init = {}) {
+async function fetchJson(url, init = {}) {
   const response = await send(url, init);
   return response.json();
 }
 
-/** Send with the key of this tab; throws ApiError unless the answer is good. */
+/** Send with the key of this tab; throw ApiError unless the request succeeds. */
 async function send(url, init) {
   const headers = new Headers(init.headers);
   if (storedKey()) headers.set("Authorization", `Bearer ${storedKey()}`);
@@ -127,18 +127,18 @@ async function send(url, init) {
     response = await fetch(url, { ...init, headers, cache: "no-store" });
   } catch (error) {
     if (init.signal?.aborted) throw error;
-    throw new ApiError("no_connection", "The gateway does not answer, or the connection broke.");
+    throw new ApiError("no_connection", "The gateway does not respond, or the connection was lost.");
   }
   if (response.ok) return response;
-  throw await refusal(response);
+  throw await errorOf(response);
 }
 
-/** Read an error; what stands between browser and gateway may send one that is not the gateway's. */
-async function refusal(response) {
-  const told = await response.json().catch(() => ({}));
-  return new ApiError(told.error?.code ?? `http_${response.status}`, told.error?.message ?? response.statusText, {
+/** Read an error response; a proxy may have sent it, without the gateway's fields. */
+async function errorOf(response) {
+  const body = await response.json().catch(() => ({}));
+  return new ApiError(body.error?.code ?? `http_${response.status}`, body.error?.message ?? response.statusText, {
     status: response.status,
-    requestId: told.request_id ?? response.headers.get("X-Request-ID") ?? "",
+    requestId: body.request_id ?? response.headers.get("X-Request-ID") ?? "",
     retryAfterS: Number(response.headers.get("Retry-After")) || 0,
   });
 }

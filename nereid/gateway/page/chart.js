@@ -1,4 +1,4 @@
-/** Line charts of the last minute, drawn by hand as SVG. */
+/** Line charts of the last minute, as SVG. */
 
 import { make } from "./dom.js";
 
@@ -59,11 +59,11 @@ export class Chart {
       paths.push(svg("path", { d, "data-line": "pointer", "vector-effect": "non-scaling-stroke" }));
     }
     this.svg.replaceChildren(...paths);
-    this.tell(seconds);
+    this.showValues(seconds);
   }
 
-  /** The values of the second that is pointed at, or of the newest that has any. */
-  tell(seconds) {
+  /** Show the values of the second under the pointer, or of the newest second with values. */
+  showValues(seconds) {
     const newest = this.lines[0]?.values.findLastIndex((value) => value !== null) ?? -1;
     const at = this.pointed ?? newest;
     const values = this.lines.map(({ name, values }) => {
@@ -83,7 +83,7 @@ function svg(tag, /** @type {Record<string, string>} */ attributes) {
   return element;
 }
 
-/** A path with gaps where there is no value; a value between gaps is a dot. */
+/** Return a path with gaps for missing values; a value between gaps is a dot. */
 function path(values, highest) {
   let isDrawing = false;
   const steps = values.map((value, second) => {
@@ -99,7 +99,7 @@ function path(values, highest) {
   return steps.join("");
 }
 
-/** The next of 1, 2, 5, 10, 20, 50 … that is no less. */
+/** Return the smallest of 1, 2, 5, 10, 20, 50 … that is not below the value. */
 function ceiling(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));

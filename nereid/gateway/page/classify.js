@@ -1,27 +1,27 @@
-/** One image in, and what came back: classes, who answered and why, where the time went. */
+/** Classification of one image: classes, variant, reason and timings. */
 
 import * as api from "./api.js";
 import { bars, byId, copyButton, errorBlock, make, milliseconds, percent, variantName } from "./dom.js";
 
 /** @type {Record<string, string>} */
 const REASONS = {
-  weight: "drawn by weight",
-  "route-key": "the route key belongs to it",
-  variant: "asked for by name",
-  version: "asked for by version",
-  header: "by a header rule of the route",
-  breaker: "standing in, as the breaker of the chosen variant is open",
-  retry: "standing in, as the chosen variant was not there",
+  weight: "selected by weight",
+  "route-key": "selected by the route key",
+  variant: "requested by name",
+  version: "requested by version",
+  header: "selected by a header rule of the route",
+  breaker: "because the breaker of the selected variant is open",
+  retry: "because the selected variant was not available",
 };
 
 /**
- * Take images from the file dialog, drops, the clipboard and the samples; ask about each at once.
+ * Take images from the file dialog, drops, the clipboard and the samples; classify each immediately.
  * @param {{onImage: (file: Blob) => void}} panels
  */
 export function startClassify({ onImage }) {
   /** @type {?{file: Blob, name: string}} */
   let image = null;
-  let asking = new AbortController();
+  let pending = new AbortController();
   byId("curl-title").after(copyButton(byId("curl"), "the command"));
 
   function take(file, name) {
@@ -30,14 +30,14 @@ export function startClassify({ onImage }) {
     showImage(file, name);
     byId("again").disabled = false;
     onImage(file);
-    ask();
+    classify();
   }
 
-  async function ask() {
+  async function classify() {
     if (!image) return;
-    asking.abort();
-    asking = new AbortController();
-    const { signal } = asking;
+    pending.abort();
+    pending = new AbortController();
+    const { signal } = pending;
     const options = chosenOptions();
     showWaiting(image, options);
     const begin = performance.now();
@@ -62,13 +62,13 @@ export function startClassify({ onImage }) {
   listen(take);
   byId("options").addEventListener("submit", (event) => {
     event.preventDefault();
-    ask();
+    classify();
   });
   showSamples(takeSample);
   return { setRoute: offerVariants };
 }
 
-/** Hear of files from the dialog, from drops anywhere on the page, and from the clipboard. */
+/** Receive files from the dialog, from drops anywhere on the page, and from the clipboard. */
 function listen(/** @type {(file: ?Blob, name: string) => void} */ take) {
   const first = (data) => {
     const file = data?.files[0];
@@ -142,12 +142,12 @@ function showError(error) {
 
 function showAnswer(answer, elapsedMs) {
   const [best] = answer.predictions;
-  const who = answer.variant ? variantName(answer.variant) : make("strong", {}, answer.model);
+  const source = answer.variant ? variantName(answer.variant) : make("strong", {}, answer.model);
   const id = make("code", {}, answer.request_id);
   byId("verdict").replaceChildren(make("strong", {}, best.label), ` ${percent(best.score)}`);
   byId("answer").replaceChildren(
     bars(answer.predictions, answer.variant),
-    make("p", { class: "who" }, who, ` answered, ${reason(answer)}.`),
+    make("p", { class: "source" }, source, ` answered, ${reason(answer)}.`),
     timings(answer.timings_ms, elapsedMs),
     make(
       "dl",
@@ -161,7 +161,7 @@ function showAnswer(answer, elapsedMs) {
 }
 
 function reason(answer) {
-  if (!answer.variant) return "the model itself, without a route";
+  if (!answer.variant) return "without a route";
   return REASONS[answer.reason] ?? `reason “${answer.reason}”`;
 }
 
@@ -169,7 +169,7 @@ function detail(term, /** @type {(Node | string)[]} */ ...children) {
   return [make("dt", {}, term), make("dd", {}, ...children)];
 }
 
-/** Where the time went: the gateway's stages, what they leave of its total, and the browser's wait. */
+/** Show the gateway's stages, the rest of its total, and the time measured by the browser. */
 function timings(/** @type {Record<string, number>} */ { total, ...stages }, elapsedMs) {
   const rest = total - Object.values(stages).reduce((sum, each) => sum + each, 0);
   const parts = Object.entries(rest > 0.05 ? { ...stages, other: rest } : stages);
@@ -186,19 +186,19 @@ function timings(/** @type {Record<string, number>} */ { total, ...stages }, ela
     "figcaption",
     {},
     make("strong", {}, `${milliseconds(total)} ms`),
-    ` in the gateway, ${milliseconds(elapsedMs)} ms as this browser waited`,
+    ` in the gateway, ${milliseconds(elapsedMs)} ms measured by this browser`,
   );
   return make("figure", { class: "timings" }, caption, stack, legend);
 }
 
-/** The command that sends the same; the key stays a variable of the shell. */
+/** Return the command that sends the same request; the key stays a variable of the shell. */
 function curl(name, options) {
   const lines = [`curl --data-binary ${quote(`@${name}`)}`];
   if (api.storedKey()) lines.push('-H "Authorization: Bearer $NEREID_KEY"');
   return [...lines, quote(api.predictAddress(options).href)].join(" \\\n  ");
 }
 
-/** Quote for a POSIX shell, where it is needed. */
+/** Quote a word for a POSIX shell, if necessary. */
 function quote(word) {
   if (/^[\w@%+=:,./-]+$/.test(word)) return word;
   return `'${word.replaceAll("'", `'\\''`)}'`;
@@ -217,7 +217,7 @@ async function showSamples(/** @type {(sample: api.Sample) => void} */ take) {
   byId("samples").replaceChildren(...buttons);
 }
 
-/** Offer the route's variants, and keep the choice. */
+/** List the route's variants, and keep the selection. */
 function offerVariants(route) {
   const select = byId("variant");
   const names = (route?.variants ?? []).map(({ name }) => name);

@@ -1,11 +1,11 @@
-/** One image, every variant of the route, side by side. */
+/** Comparison of one image by every variant of the route. */
 
 import * as api from "./api.js";
 import { bar, bars, byId, errorBlock, make, milliseconds, pipeline, variantName } from "./dom.js";
 
 /** @typedef {{variant: api.RouteVariant, element: HTMLElement, answer?: api.Answer, times_ms: number[]}} Column */
 
-// One request says little about a latency; interleaved, a busy moment meets all variants.
+// One latency is not enough; in turn, a moment of load affects all variants.
 const ROUNDS = 3;
 
 /** Compare on request; a new image empties the table. */
@@ -15,18 +15,18 @@ export function startCompare() {
   /** @type {api.RouteVariant[]} */
   let variants = [];
   let why = "";
-  let asking = new AbortController();
+  let pending = new AbortController();
 
   function refresh() {
     byId("compare-all").disabled = !image || !variants.length;
     byId("compare-why").textContent =
-      why || (image ? "The same bytes for each, in turn, three times." : "Give an image first.");
+      why || (image ? "Each variant classifies the same image three times, in turn." : "Choose an image first.");
   }
 
   async function compare() {
-    asking.abort();
-    asking = new AbortController();
-    const { signal } = asking;
+    pending.abort();
+    pending = new AbortController();
+    const { signal } = pending;
     const file = image;
     if (!file) return;
     /** @type {Column[]} */
@@ -51,14 +51,14 @@ export function startCompare() {
   refresh();
   return {
     setImage(file) {
-      asking.abort();
+      pending.abort();
       image = file;
       clear();
       refresh();
     },
     setRoute(route, error) {
       variants = route?.variants ?? [];
-      why = error ? `Not possible here: ${error.message}` : "";
+      why = error ? `Not available: ${error.message}` : "";
       refresh();
     },
   };
@@ -66,16 +66,16 @@ export function startCompare() {
 
 function column({ name, model, version }) {
   const heading = make("h3", {}, variantName(name), pipeline(model, version));
-  return make("article", { class: "result" }, heading, make("p", { class: "note" }, "asking …"));
+  return make("article", { class: "result" }, heading, make("p", { class: "note" }, "waiting …"));
 }
 
 /** @typedef {(mine: Column, columns: Column[], file: Blob, signal: AbortSignal) => Promise<void>} Step */
 
-/** Ask one variant; one that fails has its error in its own column. @type {Step} */
+/** Classify with one variant; an error is shown in its column. @type {Step} */
 async function fill(mine, columns, file, signal) {
   const heading = mine.element.firstChild ?? "";
   try {
-    mine.answer = await ask(mine, file, signal);
+    mine.answer = await classify(mine, file, signal);
   } catch (error) {
     if (!signal.aborted) mine.element.replaceChildren(heading, errorBlock(error));
     return;
@@ -92,13 +92,13 @@ async function fill(mine, columns, file, signal) {
   showLatencies(columns);
 }
 
-/** Ask once more, for the time; what fails now changes nothing of what is shown. @type {Step} */
+/** Repeat the request to measure the time; a failure here changes nothing on the page. @type {Step} */
 async function time(mine, columns, file, signal) {
   if (!mine.answer || signal.aborted) return;
-  await ask(mine, file, signal).then(() => showLatencies(columns), () => {});
+  await classify(mine, file, signal).then(() => showLatencies(columns), () => {});
 }
 
-async function ask(mine, file, signal) {
+async function classify(mine, file, signal) {
   const answer = await api.predict(file, { variant: mine.variant.name, top_k: 5 }, signal);
   mine.times_ms.push(answer.timings_ms.inference ?? answer.timings_ms.total);
   return answer;
@@ -110,7 +110,7 @@ function median(values) {
   return [...values].sort((left, right) => left - right)[values.length >> 1];
 }
 
-/** The median latencies so far, against the slowest. */
+/** Show the median latencies so far, relative to the slowest. */
 function showLatencies(columns) {
   const answered = columns.filter(({ times_ms }) => times_ms.length);
   const slowest = Math.max(...answered.map(({ times_ms }) => median(times_ms)));
@@ -122,19 +122,19 @@ function showLatencies(columns) {
   }
 }
 
-/** Say whether the variants that answered have the same best class, and mark those that differ from the first. */
+/** Show whether the variants have the same best class, and mark those that differ from the first. */
 function showAgreement(columns) {
   const answered = columns.filter(({ answer }) => answer);
   const best = answered.map(({ answer }) => answer.predictions[0]);
   const isSame = best.map(({ index }) => index === best[0].index);
   const agree = best.length > 1 && isSame.every(Boolean);
-  const says = answered.map(({ variant }, place) => `${variant.name} says ${best[place].label}`).join(", ");
+  const classes = answered.map(({ variant }, place) => `${variant.name}: ${best[place].label}`).join(", ");
   const failed = columns.length - best.length;
   answered.forEach(({ element }, place) => (element.dataset.agrees = String(isSame[place])));
   byId("agreement").dataset.agrees = String(agree);
   byId("agreement").textContent = agree
     ? `${best.length === 2 ? "Both" : `All ${best.length}`} agree: ${best[0].label}.`
-    : `${best.length > 1 ? "No agreement: " : ""}${says || "No variant answered"}.`;
+    : `${best.length > 1 ? "No agreement. " : ""}${classes || "No variant answered"}.`;
   if (failed && best.length) byId("agreement").append(` ${failed} did not answer.`);
   if (columns[0].answer && best.length > 1) {
     byId("compare-unit").textContent = `Small figures: difference from ${columns[0].variant.name}, percentage points.`;

@@ -1,4 +1,4 @@
-/** Small pieces that every panel is made of. All text goes in as text nodes: names and messages are data. */
+/** Elements that all panels share. All text becomes text nodes: names and messages are data. */
 
 /** @typedef {import("./api.js").Label} Label */
 
@@ -7,7 +7,7 @@ const SLOTS = 5;
 const slots = new Map();
 
 /**
- * The element with this id, which index.html has.
+ * Return the element of index.html with this id.
  * @returns {any}
  */
 export const byId = (/** @type {string} */ id) => document.getElementById(id);
@@ -30,19 +30,19 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A share in 0..1 as people read it: `95.3 %`, `0.31 %`. */
+/** Format a share in 0..1: `95.3 %`, `0.31 %`. */
 export function percent(/** @type {number} */ share) {
   if (share > 0 && share < 0.0001) return "<\u00a00.01\u00a0%";
   return `${(100 * share).toFixed(share !== 0 && share < 0.01 ? 2 : 1)}\u00a0%`;
 }
 
-/** A duration as people read it: `9.8`, `123`; nothing measured is a dash. */
+/** Format a duration in milliseconds: `9.8`, `123`; a missing value is a dash. */
 export function milliseconds(/** @type {?number} */ value) {
   if (value === null || value === undefined) return "–";
   return value < 0.1 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0);
 }
 
-/** Give the variants of the route their colours, in the order of the route. */
+/** Assign colours to the variants, in the order of the route. */
 export function colourVariants(/** @type {string[]} */ names) {
   for (const name of names) if (!slots.has(name)) slots.set(name, slots.size % SLOTS);
 }
@@ -53,17 +53,17 @@ function coloured(element, name) {
   return element;
 }
 
-/** A variant's name with its colour, which is the same in every panel. */
+/** Make a variant's name in its colour, which is the same in every panel. */
 export function variantName(/** @type {string} */ name) {
   return coloured(make("span", { class: "variant" }, name), name);
 }
 
-/** What is behind a variant. */
+/** Make the note with the model and the network version of a variant. */
 export function pipeline(/** @type {string} */ model, /** @type {string} */ version) {
   return make("span", { class: "note" }, `${model}, network version ${version}`);
 }
 
-/** A bar of a share in 0..1; the number stands beside it, so it is not read out. */
+/** Make a bar for a share in 0..1; hidden from screen readers, because the number is next to it. */
 export function bar(/** @type {number} */ share, /** @type {string} */ variant = "") {
   const track = make("span", { class: "track", "aria-hidden": "true" }, make("span", { class: "fill" }));
   if (variant) coloured(track, variant);
@@ -72,10 +72,10 @@ export function bar(/** @type {number} */ share, /** @type {string} */ variant =
 }
 
 /**
- * The best classes as a list of bars.
+ * Make the list of the best classes, with bars.
  * @param {Label[]} labels
- * @param {string} variant whose colour they have
- * @param {Map<number, number>} [others] scores of another variant by class, to tell the difference
+ * @param {string} variant that has the colour of the bars
+ * @param {Map<number, number>} [others] scores of another variant by class, to show the difference
  */
 export function bars(labels, variant, others) {
   const rows = labels.map(({ label, index, score }) => {
@@ -97,7 +97,7 @@ function signed(points) {
   return Number(text) === 0 ? "0.00" : (points < 0 ? "−" : "+") + text;
 }
 
-/** A button that copies; where the clipboard is closed to the page it selects the text instead. */
+/** Make a button that copies; if the page has no access to the clipboard, the button selects the text. */
 export function copyButton(/** @type {HTMLElement} */ source, /** @type {string} */ what) {
   const button = make("button", { type: "button", class: "copy", "aria-label": `Copy ${what}` }, "Copy");
   button.addEventListener("click", async () => {
@@ -113,11 +113,11 @@ export function copyButton(/** @type {HTMLElement} */ source, /** @type {string}
   return button;
 }
 
-/** What went wrong, as a block: code, message, when to come back, and the id to look for in the log. */
+/** Make the block of an error: code, message, retry time, and the request id in the log. */
 export function errorBlock(/** @type {any} */ error) {
   const code = make("code", { class: "code-name" }, error.code ?? "page");
   const lines = [make("p", {}, code, ` ${error.message}`)];
-  if (error.retryAfterS) lines.push(make("p", {}, `Try again after ${error.retryAfterS} s.`));
+  if (error.retryAfterS) lines.push(make("p", {}, `Retry after ${error.retryAfterS} s.`));
   if (error.status === 401) lines.push(make("p", {}, "Enter a key under “Key” at the top of the page."));
   if (error.requestId) {
     const id = make("code", {}, error.requestId);

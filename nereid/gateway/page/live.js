@@ -1,14 +1,14 @@
-/** What the gateway does now: polled once a second while the page is seen. */
+/** Live load of the gateway, polled once a second while the page is visible. */
 
 import * as api from "./api.js";
 import { Chart } from "./chart.js";
 import { bar, byId, colourVariants, make, milliseconds, percent, variantName } from "./dom.js";
 
 const EVERY_MS = 1000;
-const LONGEST_MS = 16_000;
+const MAX_PAUSE_MS = 16_000;
 
 /**
- * Poll and show; `onTick` is told of every poll that was answered.
+ * Poll and show the load; call `onTick` after every successful poll.
  * @param {{onTick: () => void}} panels
  */
 export function startLive({ onTick }) {
@@ -41,7 +41,7 @@ export function startLive({ onTick }) {
     if (!document.hidden) timer = setTimeout(poll, pause());
   }
 
-  const pause = () => Math.min(LONGEST_MS, EVERY_MS * 2 ** failures);
+  const pause = () => Math.min(MAX_PAUSE_MS, EVERY_MS * 2 ** failures);
 
   function show(live) {
     byId("live-message").hidden = true;
@@ -58,11 +58,11 @@ export function startLive({ onTick }) {
   }
 
   function showFailure(error) {
-    const isRefused = error.status === 401 || error.status === 403;
+    const isRejected = error.status === 401 || error.status === 403;
     const when = `next try in ${pause() / 1000} s`;
-    showState(isRefused ? "waiting" : "broken", isRefused ? "key needed" : `no connection, ${when}`);
+    showState(isRejected ? "waiting" : "broken", isRejected ? "key needed" : `no connection, ${when}`);
     byId("live-message").hidden = false;
-    byId("live-message").textContent = isRefused ? `Not shown: ${error.message}` : `${error.message} The ${when}.`;
+    byId("live-message").textContent = isRejected ? `Not shown: ${error.message}` : `${error.message} The ${when}.`;
   }
 
   function resume() {
@@ -78,7 +78,7 @@ export function startLive({ onTick }) {
     setAccess(may) {
       maySee = may;
       byId("live-message").hidden = may;
-      byId("live-message").textContent = "Seen with a key that may classify, entered under “Key” above.";
+      byId("live-message").textContent = "To see the load, enter a key with the scope “infer” under “Key”.";
       resume();
     },
     setRoute(state) {
@@ -90,7 +90,7 @@ export function startLive({ onTick }) {
   };
 }
 
-/** Say how the connection is; unchanged text is left alone, so that it is not read out again. */
+/** Show the state of the connection; screen readers would read an unchanged text again. */
 function showState(state, text) {
   const element = byId("connection");
   element.dataset.state = state;
@@ -106,25 +106,25 @@ function showLoad({ in_flight, limit, outcomes }) {
   const chips = Object.entries(outcomes).map(([name, count]) =>
     make("span", { class: "outcome", "data-ok": name === "ok" ? 1 : 0 }, `${name} ${count}`),
   );
-  byId("outcomes").replaceChildren(...(chips.length ? chips : ["no request yet"]));
+  byId("outcomes").replaceChildren(...(chips.length ? chips : ["no requests yet"]));
 }
 
-/** One row for each variant that the route has or that has answered. */
+/** Show one row for each variant that is in the route or has answered. */
 function showVariants(live, route) {
   const seen = new Map(live.variants.map((each) => [each.variant, each]));
-  const told = new Map((route?.variants ?? []).map((each) => [each.name, each]));
-  const names = [...new Set([...told.keys(), ...seen.keys()])];
-  byId("variants").replaceChildren(...names.map((name) => variantRow(name, seen.get(name), told.get(name))));
+  const routed = new Map((route?.variants ?? []).map((each) => [each.name, each]));
+  const names = [...new Set([...routed.keys(), ...seen.keys()])];
+  byId("variants").replaceChildren(...names.map((name) => variantRow(name, seen.get(name), routed.get(name))));
 }
 
-function variantRow(name, seen, told) {
-  const badge = told ? [make("span", { class: "badge", "data-breaker": breaker(told) }, breaker(told))] : [];
+function variantRow(name, seen, routed) {
+  const badge = routed ? [make("span", { class: "badge", "data-breaker": breaker(routed) }, breaker(routed))] : [];
   const traffic = bar(seen?.share ?? 0, name);
-  if (told) {
-    traffic.style.setProperty("--weight", String(told.share));
+  if (routed) {
+    traffic.style.setProperty("--weight", String(routed.share));
     traffic.append(make("span", { class: "tick" }));
   }
-  const weight = told ? [make("span", { class: "note" }, ` │ ${percent(told.share)}`)] : [];
+  const weight = routed ? [make("span", { class: "note" }, ` │ ${percent(routed.share)}`)] : [];
   const number = (text) => make("td", { class: "number" }, text);
   return make(
     "tr",
@@ -137,4 +137,4 @@ function variantRow(name, seen, told) {
   );
 }
 
-const breaker = (told) => told.breaker.replaceAll("_", "-") || "not asked yet";
+const breaker = (routed) => routed.breaker.replaceAll("_", "-") || "no requests yet";

@@ -1,4 +1,4 @@
-/** Starts the page: the panels know of each other only what is handed to them here. */
+/** Start of the page; panels exchange data only through the callbacks here. */
 
 import { startAccess } from "./access.js";
 import { startClassify } from "./classify.js";

@@ -1,4 +1,4 @@
-/** The route's weights: seen by everybody, changed with a key that may. */
+/** The route's weights: visible with the scope `infer`, changed with the scope `route`. */
 
 import * as api from "./api.js";
 import { bar, byId, errorBlock, make, percent, pipeline, variantName } from "./dom.js";
@@ -6,7 +6,7 @@ import { bar, byId, errorBlock, make, percent, pipeline, variantName } from "./d
 const EVERY_MS = 2000;
 
 /**
- * Show the route and edit its weights; `onRoute` gets each new state, or why there is none.
+ * Show the route and edit its weights; `onRoute` gets each new state, or the error.
  * @param {{onRoute: (route: ?api.Route, error: ?api.ApiError) => void}} panels
  */
 export function startRoute({ onRoute }) {
@@ -16,15 +16,15 @@ export function startRoute({ onRoute }) {
   let access = null;
   /** @type {?api.ApiError} */
   let missing = null;
-  let askedAt = -Infinity;
+  let fetchedAt = -Infinity;
   let isApplying = false;
 
   const isEdited = () => route?.variants.some(({ name, weight }) => input(name)?.value !== String(weight)) ?? false;
 
-  /** Ask for the route, unless it was just asked for; edits stay, and may be refused later. */
+  /** Fetch the route, unless it was fetched recently; edits stay, and a later conflict may reject them. */
   async function refresh(isForced = false) {
-    if (isApplying || (!isForced && performance.now() - askedAt < EVERY_MS)) return;
-    askedAt = performance.now();
+    if (isApplying || (!isForced && performance.now() - fetchedAt < EVERY_MS)) return;
+    fetchedAt = performance.now();
     try {
       const state = await api.route();
       if (!isApplying) take(state, isEdited());
@@ -49,7 +49,7 @@ export function startRoute({ onRoute }) {
     missing = null;
     const isOther = keepsEdits && state.generation !== route?.generation;
     byId("generation").textContent = `${state.model}, generation ${state.generation}`;
-    warn(isOther ? "Somebody else has changed the route since you began." : state.is_served ? "" : notServed(state));
+    warn(isOther ? "Another user has changed the route since you began." : state.is_served ? "" : notServed(state));
     if (names(state) !== names(route)) showInputs(state);
     else if (keepsEdits) return onRoute(state, null);
     route = state;
@@ -74,7 +74,7 @@ export function startRoute({ onRoute }) {
     byId("weights").replaceChildren(...rows);
   }
 
-  /** The shares that the weights in the fields would give. */
+  /** Show the shares that result from the weights in the fields. */
   function showShares() {
     if (!route) return;
     const { total, isValid } = proposed();
@@ -86,7 +86,8 @@ export function startRoute({ onRoute }) {
     }
     byId("apply").disabled = !isEdited() || !isValid;
     byId("reset").disabled = !isEdited();
-    if (isEdited()) say(isValid ? "" : total === 0 ? "One weight must be above 0." : "A weight is a number from 0.");
+    const wrong = total === 0 ? "At least one weight must be above 0." : "A weight must be a number of at least 0.";
+    if (isEdited()) say(isValid ? "" : wrong);
   }
 
   function proposed() {
@@ -104,7 +105,7 @@ export function startRoute({ onRoute }) {
     const why = byId("weights-why");
     if (missing || mayChange) return why.replaceChildren(missing?.message ?? "");
     const command = make("code", { class: "command" }, "nereid key add NAME --scope route");
-    why.replaceChildren("Changing weights needs a key that may, entered above: ", command);
+    why.replaceChildren("To change weights, enter a key with the scope “route” above: ", command);
   }
 
   async function apply() {
@@ -116,7 +117,7 @@ export function startRoute({ onRoute }) {
     try {
       const state = await api.setWeights(weights, route.generation);
       take(state, false);
-      say(`Generation ${state.generation} ${state.is_served ? "is served" : "is written, and not served yet"}.`);
+      say(`Generation ${state.generation} ${state.is_served ? "is served" : "is written, but not served yet"}.`);
     } catch (error) {
       await explain((error));
     } finally {
@@ -124,7 +125,7 @@ export function startRoute({ onRoute }) {
     }
   }
 
-  /** Show why nothing was changed; after a conflict, the weights of the other's change. */
+  /** Show the reason of a rejected change; after a conflict, also the present weights. */
   async function explain(error) {
     if (error.code !== "conflict") {
       byId("apply").disabled = false;
@@ -132,7 +133,7 @@ export function startRoute({ onRoute }) {
       return;
     }
     await api.route().then((state) => take(state, false), () => {});
-    say("Somebody else changed the route: these are its weights now, and yours were not applied.");
+    say("Another user changed the route. These are the present weights; yours were not applied.");
   }
 
   byId("weights-form").addEventListener("submit", (event) => {
@@ -146,10 +147,10 @@ export function startRoute({ onRoute }) {
   });
   return {
     refresh,
-    setAccess(told, maySee) {
-      access = told;
+    setAccess(given, maySee) {
+      access = given;
       if (maySee) refresh(true);
-      else lose(new api.ApiError("unauthenticated", "Seen with a key that may classify.", { status: 401 }));
+      else lose(new api.ApiError("unauthenticated", "To see the route, enter a key with the scope “infer”.", { status: 401 }));
       showRights();
     },
   };
