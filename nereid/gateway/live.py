@@ -45,8 +45,8 @@ class LiveState(Struct):
     history: list[Second]
 
 
-class _Slot:
-    """One second's counts: of outcomes, and by variant of latencies."""
+class _SecondCounts:
+    """The counts of one second: outcomes, and latencies by variant."""
 
     __slots__ = ("latencies", "outcomes", "second")
 
@@ -66,31 +66,31 @@ class Live:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = int(clock())
-        # One more, for the second that has begun.
-        self._slots = [_Slot(-1) for _ in range(WINDOW_S + 1)]
+        # One more entry for the present second.
+        self._entries = [_SecondCounts(-1) for _ in range(WINDOW_S + 1)]
 
     def note(self, outcome: str, variant: str, seconds: float) -> None:
         """Record the outcome of an image; only answered images have a latency."""
         second = int(self._clock())
-        slot = self._slots[second % len(self._slots)]
-        if slot.second != second:
-            slot = self._slots[second % len(self._slots)] = _Slot(second)
-        slot.outcomes[outcome] += 1
+        entry = self._entries[second % len(self._entries)]
+        if entry.second != second:
+            entry = self._entries[second % len(self._entries)] = _SecondCounts(second)
+        entry.outcomes[outcome] += 1
         if outcome == "ok":
-            counts = slot.latencies.get(variant)
+            counts = entry.latencies.get(variant)
             if counts is None:
-                counts = slot.latencies[variant] = Counter()
+                counts = entry.latencies[variant] = Counter()
             counts[bisect_left(BOUNDS_S, seconds)] += 1
 
     def state(self, in_flight: int, limit: int) -> LiveState:
         """Return the last minute, without the second that has just begun."""
         now = int(self._clock())
-        slots = {slot.second: slot for slot in self._slots if now - WINDOW_S <= slot.second < now}
+        entries = {entry.second: entry for entry in self._entries if now - WINDOW_S <= entry.second < now}
         length_s = max(1, min(WINDOW_S, now - self._began))
-        outcomes = _sum(slot.outcomes for slot in slots.values())
-        names = sorted({name for slot in slots.values() for name in slot.latencies})
+        outcomes = _sum(entry.outcomes for entry in entries.values())
+        names = sorted({name for entry in entries.values() for name in entry.latencies})
         of_variant = {
-            name: _sum(slot.latencies.get(name, Counter()) for slot in slots.values()) for name in names
+            name: _sum(entry.latencies.get(name, Counter()) for entry in entries.values()) for name in names
         }
         answered = sum(counts.total() for counts in of_variant.values())
         variants = [
@@ -103,19 +103,19 @@ class Live:
             )
             for name, counts in of_variant.items()
         ]
-        history = [_second(now - second, slots.get(second)) for second in range(now - length_s, now)]
+        history = [_second(now - second, entries.get(second)) for second in range(now - length_s, now)]
         per_s = round(sum(outcomes.values()) / length_s, 2)
         return LiveState(WINDOW_S, per_s, in_flight, limit, dict(outcomes), variants, history)
 
 
-def _second(age_s: int, slot: _Slot | None) -> Second:
-    if slot is None:
+def _second(age_s: int, entry: _SecondCounts | None) -> Second:
+    if entry is None:
         return Second(age_s, 0.0, None, None)
-    counts = _sum(slot.latencies.values())
+    counts = _sum(entry.latencies.values())
     if not counts:
-        return Second(age_s, float(slot.outcomes.total()), None, None)
+        return Second(age_s, float(entry.outcomes.total()), None, None)
     p50_ms, p99_ms = _quantile_ms(counts, 0.5), _quantile_ms(counts, 0.99)
-    return Second(age_s, float(slot.outcomes.total()), p50_ms, p99_ms)
+    return Second(age_s, float(entry.outcomes.total()), p50_ms, p99_ms)
 
 
 def _sum(counters: Iterable[Counter[Any]]) -> Counter[Any]:

@@ -25,7 +25,7 @@ _RULE_HEADER = re.compile(r"x-route-[a-z0-9-]{1,56}(?<!-bin)")
 # Triton's gRPC takes 8 KiB of metadata.
 MAX_RULE_HEADERS = 16
 # Outcomes that say nothing about the image.
-SERVERS = FAULTS | {"overloaded", "deadline_exceeded"}
+SERVER_OUTCOMES = FAULTS | {"overloaded", "deadline_exceeded"}
 
 
 async def predict(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -36,7 +36,7 @@ async def predict(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     gateway.admission.check(timeout_s - request.elapsed_s())
     image = await gateway.uploads.one(request, timeout_s - request.elapsed_s())
     received_s = request.stages_s["receive"] = request.elapsed_s()
-    async with Watch(request):
+    async with CancelOnDisconnect(request):
         prediction, timings = await classify(gateway, request, image, options, timeout_s)
     request.variant = gateway.metrics.variant(prediction.variant)
     return json_response(
@@ -63,12 +63,12 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
     gateway.quotas.take(request.key, len(batch.images) - 1, is_debt=True)
     options = read_options(request, merged(query, batch))
     # A batch leaves half of the slots to other requests.
-    room = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
+    slots = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
     failures: list[Failure] = []
 
-    async def outcome(place: int, image: BatchImage) -> Result | FailedResult:
-        name = place if image.id is None else image.id
-        async with room:
+    async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
+        name = position if image.id is None else image.id
+        async with slots:
             try:
                 found, timings = await classify(gateway, request, image.image, options, timeout_s)
             except Exception as error:
@@ -84,9 +84,9 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
             timings_ms(request, received_s, timings),
         )
 
-    async with Watch(request), asyncio.TaskGroup() as group:
-        tasks = [group.create_task(outcome(place, image)) for place, image in enumerate(batch.images)]
-    _judge(request, failures, len(tasks))
+    async with CancelOnDisconnect(request), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(outcome(position, image)) for position, image in enumerate(batch.images)]
+    _report_faults(request, failures, len(tasks))
     return json_response(BatchAnswer(request.request_id, [task.result() for task in tasks]))
 
 
@@ -98,14 +98,14 @@ def _as_failure(error: Exception) -> Failure:
     return failure
 
 
-def _judge(request: GatewayRequest, failures: list[Failure], count: int) -> None:
+def _report_faults(request: GatewayRequest, failures: list[Failure], count: int) -> None:
     """Log faults of the server; a batch in which every image failed because of the server fails as a whole.
 
     Raises:
         Failure: the failure of one image, if the server failed all of them.
     """
     faults = [failure for failure in failures if failure.code in FAULTS]
-    if len(failures) == count and all(failure.code in SERVERS for failure in failures):
+    if len(failures) == count and all(failure.code in SERVER_OUTCOMES for failure in failures):
         raise (faults or failures)[0]
     for fault in faults:
         log.warning("request %s: %s: %r", request.request_id, fault.code, fault.__cause__)
@@ -149,22 +149,22 @@ async def _admitted(
     if not image:
         raise Failure("invalid_image", "the image is empty")
     images.check(image, settings.max_pixels, settings.max_side_px)
-    permit = await timings.measure_admission(admission.take(_left_s(request, timeout_s)))
+    slot = await timings.measure_admission(admission.take(_left_s(request, timeout_s)))
     try:
         sent: Options = {**options, "timeout_s": _left_s(request, timeout_s)}
         prediction = await timings.measure_inference(gateway.upstream.classify(image, **sent))
     except asyncio.CancelledError:
-        asyncio.get_running_loop().call_later(permit.rest_s(), permit.release)
+        asyncio.get_running_loop().call_later(slot.rest_s(), slot.release)
         raise
     except ClassifierError as error:
         if isinstance(error, Overloaded):
-            permit.rejected()
-        permit.release()
+            slot.rejected()
+        slot.release()
         raise from_classifier(error, timeout_s, admission.retry_after_s()) from error
     except BaseException:
-        permit.release()
+        slot.release()
         raise
-    permit.answered()
+    slot.answered()
     return prediction
 
 
@@ -240,18 +240,18 @@ def _top_k(text: str) -> int:
     raise Failure("invalid_request", f"top_k must be a whole number from 1 to {MAX_TOP_K}, got {text[:64]!r}")
 
 
-class Watch:
+class CancelOnDisconnect:
     """Cancel the current task if the client disconnects.
 
     Raises:
         ClientClosed: the client has disconnected.
     """
 
-    __slots__ = ("_has_left", "_request", "_task", "_watching")
+    __slots__ = ("_is_disconnected", "_request", "_task", "_watching")
 
     def __init__(self, request: GatewayRequest) -> None:
         self._request = request
-        self._has_left = False
+        self._is_disconnected = False
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
@@ -265,12 +265,12 @@ class Watch:
         self._watching.cancel()
         # The cancelled task keeps frames that refer to this object.
         del self._watching
-        if self._has_left:
+        if self._is_disconnected:
             self._task.uncancel()
             raise ClientClosed from None
 
     async def _watch(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
-        self._has_left = True
+        self._is_disconnected = True
         self._task.cancel()

@@ -12,7 +12,7 @@ from nereid.client.classifier_errors import ClassifierError, Overloaded
 from nereid.gateway.failures import from_classifier
 from nereid.gateway.http.tracing import new_request_id
 
-FRESH_S, TIMEOUT_S = 2.0, 5.0
+CACHE_S, TIMEOUT_S = 2.0, 5.0
 
 
 class Health(Struct):
@@ -29,7 +29,7 @@ class Ready(Struct):
 
 
 class Readiness:
-    """Probe the server with a real inference, at most one at a time and every `FRESH_S` seconds.
+    """Probe the server with a real inference, at most one at a time and every `CACHE_S` seconds.
 
     Args:
         classify: `AsyncClassifier.classify`; bypasses admission, so that load does not count as a failure.
@@ -47,7 +47,7 @@ class Readiness:
     async def state(self) -> Ready:
         """Return the last result, or that of a new probe; concurrent callers share one probe."""
         probing = self._probing
-        if probing is None or (probing.done() and self._clock() - self._probed_s >= FRESH_S):
+        if probing is None or (probing.done() and self._clock() - self._probed_s >= CACHE_S):
             probing = self._probing = asyncio.create_task(self._probe())
         return await asyncio.shield(probing)
 

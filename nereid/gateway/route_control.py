@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class VariantState(Struct, frozen=True):
-    """One variant: `version` of its network, `share` 0 to 1, `breaker` empty before the first request."""
+    """One variant: `version` of its model, `share` 0 to 1, `breaker` empty before the first request."""
 
     name: str
     model: str
@@ -68,7 +68,7 @@ class RouteControl(Protocol):
 class RouteView:
     """A route for many readers: blocking calls run in a thread, and results are cached for a second."""
 
-    FRESH_S = 1.0
+    CACHE_S = 1.0
 
     def __init__(self, control: RouteControl, clock: Callable[[], float] = time.monotonic) -> None:
         self._control, self._clock = control, clock
@@ -78,7 +78,7 @@ class RouteView:
     async def show(self) -> RouteState:
         """Return the route; concurrent callers share one read."""
         reading = self._reading
-        if reading is None or (reading.done() and self._clock() - self._read_s >= self.FRESH_S):
+        if reading is None or (reading.done() and self._clock() - self._read_s >= self.CACHE_S):
             reading = self._reading = asyncio.create_task(self._read())
         return await asyncio.shield(reading)
 

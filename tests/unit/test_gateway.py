@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from nereid.client import classifier_errors as errors
 from nereid.gateway.admission.access import EXPOSED
-from nereid.gateway.admission.admission import MAX_WAITING_PER_PERMIT
+from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import STATUS
 from nereid.gateway.http.app import app_of, create_app
@@ -498,7 +498,7 @@ def test_overload_is_reported_before_the_body_is_read():
 
     async def run() -> Caller:
         upstream.gate.clear()
-        capacity = made.admission.limit * (1 + MAX_WAITING_PER_PERMIT)
+        capacity = made.admission.limit * (1 + MAX_WAITING_PER_SLOT)
         waiting = [Caller(made).start() for _ in range(capacity)]
         await asyncio.sleep(0.05)
         assert made.admission.in_flight + made.admission.waiting == capacity

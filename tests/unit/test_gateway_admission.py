@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from nereid.gateway.admission.admission import MAX_WAITING_PER_PERMIT, Admission, Permit
+from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT, Admission, Slot
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.failures import Failure
 from tests.gateways import key
@@ -30,12 +30,12 @@ def clock():
 def learn(admission: Admission, clock: Clock, rtt_s: float, count: int = 40) -> None:
     """Complete requests one after the other, so that the round trip is known."""
     for _ in range(count):
-        permit = take(admission)
+        slot = take(admission)
         clock.now_s += rtt_s
-        permit.answered()
+        slot.answered()
 
 
-def take(admission: Admission) -> Permit:
+def take(admission: Admission) -> Slot:
     """Take a free slot."""
     return asyncio.run(admission.take(9))
 
@@ -46,29 +46,29 @@ def test_requests_in_flight_are_limited(clock):
     async def run() -> None:
         admission, came = Admission(64, clock), []
         limit = admission.limit
-        permits = [await admission.take(9) for _ in range(limit)]
+        slots = [await admission.take(9) for _ in range(limit)]
 
-        async def wait(number: int) -> Permit:
-            permit = await admission.take(9)
+        async def wait(number: int) -> Slot:
+            slot = await admission.take(9)
             came.append(number)
-            return permit
+            return slot
 
-        waiting = [asyncio.create_task(wait(number)) for number in range(limit * MAX_WAITING_PER_PERMIT)]
+        waiting = [asyncio.create_task(wait(number)) for number in range(limit * MAX_WAITING_PER_SLOT)]
         await asyncio.sleep(0)
         with pytest.raises(Failure, match=f"{len(waiting)} images are in the queue") as rejected:
             await admission.take(9)
         assert (rejected.value.status, dict(rejected.value.headers)) == (429, {b"retry-after": b"1"})
         assert (admission.in_flight, admission.waiting, came) == (limit, len(waiting), [])
 
-        permits[0].release()
-        permits[0].release()
+        slots[0].release()
+        slots[0].release()
         await asyncio.sleep(0)
         assert (admission.in_flight, came) == (limit, [0])
         waiting[1].cancel()
         await asyncio.sleep(0)
         assert admission.waiting == len(waiting) - 2
-        for permit in permits[1:]:
-            permit.release()
+        for slot in slots[1:]:
+            slot.release()
         for number, task in enumerate(waiting):
             if number != 1:
                 (await task).release()
@@ -83,14 +83,14 @@ def test_waiting_ends_at_the_deadline(clock):
 
     async def run() -> None:
         admission = Admission(1, clock)
-        permit = await admission.take(9)
+        slot = await admission.take(9)
         with pytest.raises(Failure, match=r"no slot became free within 0.01 s") as late:
             await admission.take(0.01)
         assert late.value.code == "deadline_exceeded"
 
         second = asyncio.create_task(admission.take(9))
         await asyncio.sleep(0)
-        permit.release()
+        slot.release()
         second.cancel()  # the slot is assigned, but the task has not resumed
         await asyncio.gather(second, return_exceptions=True)
         assert (admission.in_flight, admission.waiting) == (0, 0)
@@ -146,14 +146,14 @@ def test_burst_after_a_pause_is_admitted(clock):
     assert asyncio.run(run()) == admission.limit
 
 
-def test_permit_of_a_cancelled_request_has_the_rest_of_its_time(clock):
+def test_slot_of_a_cancelled_request_has_the_rest_of_its_time(clock):
     """The server completes a cancelled request after about a mean round trip."""
     admission = Admission(64, clock)
     learn(admission, clock, 0.2)
-    permit = take(admission)
+    slot = take(admission)
     clock.now_s += 0.05
 
-    assert permit.rest_s() == pytest.approx(0.15)
+    assert slot.rest_s() == pytest.approx(0.15)
 
 
 def test_quota_allows_a_burst_and_then_its_rate(clock):

@@ -120,9 +120,9 @@ def test_cancelled_request_keeps_its_slot_for_a_while():
     made = replace(gateway(upstream), admission=Admission(8, lambda: now[0]))
 
     async def run() -> int:
-        permit = await made.admission.take(9)
+        slot = await made.admission.take(9)
         now[0] += 30
-        permit.answered()  # the mean round trip is 30 s
+        slot.answered()  # the mean round trip is 30 s
         upstream.gate.clear()
         caller = Caller(made, headers=[(b"x-request-timeout-ms", b"60000")])
         task = caller.start()

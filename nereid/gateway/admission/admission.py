@@ -10,7 +10,7 @@ from nereid.gateway.failures import Failure
 
 MAX_RETRY_AFTER_S = 30.0
 # Queue length per request in flight: a response then takes at most about five round trips.
-MAX_WAITING_PER_PERMIT = 4
+MAX_WAITING_PER_SLOT = 4
 
 
 class Admission:
@@ -46,7 +46,7 @@ class Admission:
             Failure: `overloaded`, with the time after which a retry makes sense.
         """
         waiting = self.waiting
-        if waiting >= MAX_WAITING_PER_PERMIT * self._concurrency_limit.steady:
+        if waiting >= MAX_WAITING_PER_SLOT * self._concurrency_limit.steady:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
             )
@@ -59,7 +59,7 @@ class Admission:
                 self.retry_after_s(),
             )
 
-    async def take(self, remaining_s: float) -> "Permit":
+    async def take(self, remaining_s: float) -> "Slot":
         """Wait for a slot and take it.
 
         Raises:
@@ -68,7 +68,7 @@ class Admission:
         self.check(remaining_s)
         if self.in_flight < self.limit and not self._waiting:
             self.in_flight += 1
-            return Permit(self)
+            return Slot(self)
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
@@ -80,7 +80,7 @@ class Admission:
         except asyncio.CancelledError:
             self._give_up(turn)
             raise
-        return Permit(self)
+        return Slot(self)
 
     def _give_up(self, turn: "asyncio.Future[None]") -> None:
         if turn in self._waiting:
@@ -106,7 +106,7 @@ class Admission:
         return self._concurrency_limit.rtt_s * (round_trips + self.waiting / self.limit)
 
 
-class Permit:
+class Slot:
     """A slot of one request in flight; released exactly once."""
 
     __slots__ = ("_admission", "_began_s", "_is_held")

@@ -17,7 +17,7 @@ log = logging.getLogger("nereid.gateway")
 Scope = Literal["infer", "route", "admin"]
 SCOPES: tuple[Scope, ...] = ("infer", "route", "admin")
 # Prefix by which secret scanners recognise a key in logs and files.
-MARK = "nereid_"
+SECRET_PREFIX = "nereid_"
 # 256 random bits cannot be guessed, so the digest needs neither salt nor rounds.
 SECRET_BYTES = 32
 MAX_BYTES = 1_000_000
@@ -55,7 +55,7 @@ def make(
     name: str, scopes: frozenset[Scope], created: datetime, rate_per_s: float | None = None
 ) -> tuple[Key, str]:
     """Return a new key, and the secret that is shown once."""
-    secret = f"{MARK}{secrets.token_urlsafe(SECRET_BYTES)}"
+    secret = f"{SECRET_PREFIX}{secrets.token_urlsafe(SECRET_BYTES)}"
     return Key(secrets.token_hex(4), name, digest(secret), scopes, created, rate_per_s), secret
 
 
@@ -112,7 +112,7 @@ class KeyRing:
         self.failure = ""
         if path is None or (may_come_later and not path.exists()):
             return
-        self._take(_version(path))
+        self._load(_version(path))
         if self.failure:
             raise InvalidKeys(self.failure)
 
@@ -130,11 +130,11 @@ class KeyRing:
         if self._path is None or (seen := _version(self._path)) == self._seen:
             return
         failed = self.failure
-        self._take(seen)
+        self._load(seen)
         if self.failure != failed:
             log.warning("%s", self.failure or f"keys are read from '{self._path}' again")
 
-    def _take(self, seen: tuple[int, ...]) -> None:
+    def _load(self, seen: tuple[int, ...]) -> None:
         assert self._path
         self._seen, self._by_digest, self.failure = seen, {}, ""
         try:

@@ -40,7 +40,7 @@ class RequestMiddleware:
             (b"traceparent", request.traceparent.encode()),
         ]
 
-        async def send_framed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 request.status = message["status"]
                 message["headers"] = [*message["headers"], *own]
@@ -50,12 +50,12 @@ class RequestMiddleware:
             request.reject_repeats()
             own += self._origin_guard.check(request)
             reply = self._origin_guard.preflight(request)
-            await (reply or self._app)(scope, receive, send_framed)
+            await (reply or self._app)(scope, receive, send_with_headers)
         except Failure as failure:
             request.outcome = failure.code
             if failure.code in FAULTS:
                 log.warning("request %s: %s: %r", request.request_id, failure.code, failure.__cause__)
-            await failure_response(failure, request.request_id)(scope, receive, send_framed)
+            await failure_response(failure, request.request_id)(scope, receive, send_with_headers)
         except ClientClosed:
             request.outcome, request.status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
         except Exception:
@@ -64,7 +64,7 @@ class RequestMiddleware:
                 raise
             request.outcome = "inference_failed"
             fault = Failure("inference_failed", "the gateway failed; its log has the request id")
-            await failure_response(fault, request.request_id)(scope, receive, send_framed)
+            await failure_response(fault, request.request_id)(scope, receive, send_with_headers)
         finally:
             self._finish(request)
             # Breaks a reference cycle, which would wait for Python's garbage collector.
@@ -82,10 +82,10 @@ class RequestMiddleware:
         if endpoint in IMAGE_ENDPOINTS and not request.images:
             self._gateway.live.note(outcome, "", 0.0)
         if log.isEnabledFor(logging.INFO):
-            log.info("%s", _line(request, outcome, total_s))
+            log.info("%s", _log_line(request, outcome, total_s))
 
 
-def _line(request: GatewayRequest, outcome: str, total_s: float) -> str:
+def _log_line(request: GatewayRequest, outcome: str, total_s: float) -> str:
     return json.dumps(
         {
             "method": request.scope["method"],

@@ -18,7 +18,7 @@ _PARAMETERS = {
         {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K},
     ),
     "variant": ("Variant of the route that answers; same as header x-variant.", _WORD),
-    "version": ("Version of the network that answers; same as header x-model-version.", _WORD),
+    "version": ("Version of the model that answers; same as header x-model-version.", _WORD),
     "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", _WORD),
 }
 _KEYS = {

@@ -58,7 +58,7 @@ class OriginGuard:
         """
         host = request.headers.get(b"host", b"").lower()
         if self._hosts and hostname(host) not in self._hosts:
-            raise Failure("invalid_request", f"this gateway is not {host.decode('latin-1')[:128]!r}")
+            raise Failure("invalid_request", f"the host {host.decode('latin-1')[:128]!r} is not allowed")
         origin = request.headers.get(b"origin")
         if origin is None:
             return [(b"vary", b"origin")] if self._origins else []
@@ -69,15 +69,15 @@ class OriginGuard:
                 (b"access-control-expose-headers", EXPOSED),
             ]
         if origin.lower().partition(b"://")[2] != host:
-            raise Failure(
-                "forbidden", f"pages of {origin.decode('latin-1')[:128]!r} may not call this gateway"
-            )
+            raise Failure("forbidden", f"the origin {origin.decode('latin-1')[:128]!r} is not allowed")
         return []
 
     def preflight(self, request: GatewayRequest) -> GatewayResponse | None:
         """Return the response to a CORS preflight; None for other requests."""
-        is_one = request.scope["method"] == "OPTIONS" and b"access-control-request-method" in request.headers
-        if not (is_one and request.headers.get(b"origin", b"").lower() in self._origins):
+        is_preflight = (
+            request.scope["method"] == "OPTIONS" and b"access-control-request-method" in request.headers
+        )
+        if not (is_preflight and request.headers.get(b"origin", b"").lower() in self._origins):
             return None
         request.endpoint = "preflight"
         wanted = request.headers.get(b"access-control-request-headers", b"")

@@ -8,7 +8,7 @@
  */
 /** @typedef {{variant?: string, route_key?: string, top_k?: number}} Options */
 /**
- * `version` is that of the network, `share` that of new requests, `breaker` empty while unknown.
+ * `version` is that of the model, `share` that of new requests, `breaker` empty while unknown.
  * @typedef {{name: string, model: string, version: string, weight: number, share: number,
  *   breaker: string}} RouteVariant
  */

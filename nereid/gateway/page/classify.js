@@ -153,7 +153,7 @@ function showAnswer(answer, elapsedMs) {
       "dl",
       { class: "details" },
       ...detail("model", answer.model),
-      ...detail("network version", answer.version),
+      ...detail("model version", answer.version),
       ...detail("request", id, " ", copyButton(id, "the request id")),
     ),
   );

@@ -58,9 +58,9 @@ export function variantName(/** @type {string} */ name) {
   return coloured(make("span", { class: "variant" }, name), name);
 }
 
-/** Make the note with the model and the network version of a variant. */
+/** Make the note with the model and the version of a variant. */
 export function pipeline(/** @type {string} */ model, /** @type {string} */ version) {
-  return make("span", { class: "note" }, `${model}, network version ${version}`);
+  return make("span", { class: "note" }, `${model}, version ${version}`);
 }
 
 /** Make a bar for a share in 0..1; hidden from screen readers, because the number is next to it. */
