@@ -89,7 +89,7 @@ class Failure(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
+        """The HTTP status of the code."""
         return STATUS[self.code]
 
     @property

@@ -30,7 +30,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 
 
 class Metrics:
-    """The gateway's metrics.
+    """All metrics of one gateway.
 
     Args:
         in_flight: returns the number of images in flight.

@@ -26,7 +26,7 @@ class Upstream(Protocol):
         """Classify one image."""
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections to the server."""
 
 
 @dataclass(frozen=True, slots=True)

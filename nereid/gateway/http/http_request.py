@@ -158,7 +158,7 @@ class GatewayResponse:
         self.headers = [(b"content-type", content_type), (b"content-length", length), *(headers or ())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
+        """Send status, headers and body."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})
 

@@ -65,7 +65,7 @@ async def sample(request: Request) -> Response:
 
 
 async def index(request: Request) -> Response:
-    """Serve the page."""
+    """Serve the index of the page."""
     path: Path | None = request.app.state.page
     if path is None or not (path / "index.html").exists():
         raise HTTPException(404)

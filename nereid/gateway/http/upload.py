@@ -67,7 +67,7 @@ class Buffers:
         self._held_bytes: dict[str, int] = {}
 
     def take(self, key: Key | None, size_bytes: int) -> None:
-        """Count received bytes.
+        """Count received bytes of a request.
 
         Raises:
             Failure: `overloaded`, the limit is reached.
@@ -80,7 +80,7 @@ class Buffers:
         self._held_bytes[key_id] = held_bytes
 
     def give_back(self, key: Key | None, size_bytes: int) -> None:
-        """Count released bytes."""
+        """Count released bytes of a request."""
         self._left_bytes += size_bytes
         key_id = key.id if key else ""
         if left_bytes := self._held_bytes.get(key_id, 0) - size_bytes:
