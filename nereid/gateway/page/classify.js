@@ -186,7 +186,7 @@ function timings(/** @type {Record<string, number>} */ { total, ...stages }, ela
     "figcaption",
     {},
     make("strong", {}, `${milliseconds(total)} ms`),
-    ` in the gateway, ${milliseconds(elapsedMs)} ms measured by this browser`,
+    ` in the gateway, ${milliseconds(elapsedMs)} ms in this browser`,
   );
   return make("figure", { class: "timings" }, caption, stack, legend);
 }
