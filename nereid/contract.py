@@ -15,6 +15,8 @@ VARIANT, VERSION, REASON = ROUTE_OUTPUTS = "variant", "version", "route_reason"
 VARIANT_HEADER, VERSION_HEADER, ROUTE_KEY_HEADER = "x-variant", "x-model-version", "x-route-key"
 # Options of a request by their names in clients and in the gateway's query.
 OPTION_HEADERS = {"variant": VARIANT_HEADER, "version": VERSION_HEADER, "route_key": ROUTE_KEY_HEADER}
+# Headers that the rules of a route read.
+ROUTE_HEADER_PREFIX = "x-route-"
 # Triton forwards exactly the headers that a route reads: other `x-` headers may carry API keys.
 ROUTE_HEADERS = "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$"
 # Opens the restricted APIs. Over gRPC, Triton expects its own prefix before the name.

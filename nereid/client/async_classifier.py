@@ -1,7 +1,6 @@
 """Classification of images on a Triton server from asyncio."""
 
 import asyncio
-import time
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
@@ -9,27 +8,22 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from nereid.client import prediction, transport
-from nereid.client.batch_split import BatchSplit, Outcome, Unusable
-from nereid.client.classifier_errors import ClassifierError
+from nereid.client import transport
+from nereid.client.batch_split import Outcome, Unusable
 from nereid.client.images import ImageLike, encode
 from nereid.client.model_requests import ModelRequests
-from nereid.client.prediction import Prediction, Timings
+from nereid.client.prediction import Prediction
 from nereid.client.request import (
     CONCURRENCY,
-    NO_LIMIT,
     TIMEOUT_S,
-    CheckedOptions,
     Options,
     ProtocolName,
     check_arguments,
-    check_options,
 )
-from nereid.client.retry import Attempts
+from nereid.client.sans_io import Flow, Result
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import Kind
 from nereid.client.transport import AsyncConnection
-from nereid.contract import SCORES
 
 
 class AsyncClassifier:
@@ -54,12 +48,10 @@ class AsyncClassifier:
     ) -> None:
         check_arguments(url, protocol, concurrency, shared_memory)
         self.model = model
-        self._timeout_s = timeout_s
         self._concurrency = concurrency
-        self._limit = NO_LIMIT
         self._connection = AsyncConnection(url, protocol)
         regions = Regions(shared_memory, url, protocol) if shared_memory else None
-        self._requests = ModelRequests(protocol, model, regions)
+        self._requests = ModelRequests(protocol, model, timeout_s, regions)
         self._finalizer = weakref.finalize(self, regions.close) if regions else None
 
     async def __aenter__(self) -> "AsyncClassifier":
@@ -78,23 +70,14 @@ class AsyncClassifier:
 
     async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
         """Classify one image; arguments and errors as `Classifier.classify`."""
-        began = time.perf_counter()
-        checked = check_options(options, self._timeout_s)
-        attempts = self._requests.attempts(checked)
-        file = await _encode(image)
-        encode_s = time.perf_counter() - began
-        result = await self._request(checked, attempts, [file])
-        request_s = time.perf_counter() - began - encode_s
-        timings = Timings.of(encode_s, request_s, attempts.count)
-        return prediction.read(result, self.model, checked.request_id, timings)[0]
+        request = self._requests.start(options)
+        predictions = await self._run(request.predictions([await _encode(image)]))
+        return predictions[0]
 
     async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
-        checked = check_options(options, self._timeout_s, is_for_scores=True)
-        attempts = self._requests.attempts(checked)
-        result = await self._request(checked, attempts, [await _encode(image)])
-        scores: np.ndarray = result.as_numpy(SCORES)[0]
-        return scores
+        request = self._requests.start(options, is_for_scores=True)
+        return await self._run(request.scores(await _encode(image)))
 
     def classify_many(
         self,
@@ -107,9 +90,7 @@ class AsyncClassifier:
         Outcomes do not wait for the next image of an asynchronous iterable. The event loop reads any other
         iterable.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        check_options(options, self._timeout_s)
+        self._requests.check(batch_size, options)
         return self._outcomes(images, batch_size, options)
 
     async def _outcomes(
@@ -148,26 +129,12 @@ class AsyncClassifier:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _classify_batch(self, images: list[ImageLike], options: Options) -> list[Outcome]:
-        began = time.perf_counter()
-        checked = check_options(options, self._timeout_s)
-        attempts = self._requests.attempts(checked)
-        batch = BatchSplit([await _encode_or_error(image) for image in images], self._limit)
-        encode_s = time.perf_counter() - began
-        while files := batch.next_request():
-            try:
-                result = await self._request(checked, attempts, files)
-                request_s = time.perf_counter() - began - encode_s
-                timings = Timings.of(encode_s, request_s, attempts.count)
-                predictions = prediction.read(result, self.model, checked.request_id, timings)
-            except (ClassifierError, OSError) as error:  # OSError: full shared memory
-                batch.failed(error)
-            else:
-                batch.succeeded(predictions)
-        self._limit = min(self._limit, batch.limit)
-        return batch.outcomes()
+        request = self._requests.start(options)
+        encoded = [await _encode_or_error(image) for image in images]
+        return await self._run(request.outcomes(encoded))
 
-    async def _request(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Any:
-        return await transport.run_async(self._connection, self._requests.send(checked, attempts, files))
+    async def _run(self, flow: Flow[Result]) -> Result:
+        return await transport.run_async(self._connection, flow)
 
 
 async def _batches(

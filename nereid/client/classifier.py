@@ -1,37 +1,31 @@
 """Classification of images on a Triton server: one interface for every transport."""
 
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
-from nereid.client import prediction, transport
-from nereid.client.batch_split import BatchSplit, Outcome, Unusable
-from nereid.client.classifier_errors import ClassifierError
+from nereid.client import transport
+from nereid.client.batch_split import Outcome, Unusable
 from nereid.client.images import ImageLike, encode
 from nereid.client.model_requests import ModelRequests
-from nereid.client.prediction import Prediction, Timings
+from nereid.client.prediction import Prediction
 from nereid.client.request import (
     CONCURRENCY,
-    NO_LIMIT,
     TIMEOUT_S,
-    CheckedOptions,
     Options,
     ProtocolName,
     check_arguments,
-    check_options,
 )
-from nereid.client.retry import Attempts
+from nereid.client.sans_io import Flow, Result
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import Kind
-from nereid.contract import SCORES
 
 
 class Classifier:
@@ -70,13 +64,11 @@ class Classifier:
     ) -> None:
         check_arguments(url, protocol, concurrency, shared_memory)
         self.model = model
-        self._timeout_s = timeout_s
         self._concurrency = concurrency
-        self._limit = NO_LIMIT
         self._owner, self._pool = os.getpid(), ThreadPoolExecutor(concurrency)
         self._connection = transport.connect(url, protocol)
         regions = Regions(shared_memory, url, protocol) if shared_memory else None
-        self._requests = ModelRequests(protocol, model, regions)
+        self._requests = ModelRequests(protocol, model, timeout_s, regions)
         # Also at the end of the process, without `close`.
         self._finalizer = weakref.finalize(self, regions.close) if regions else None
 
@@ -116,22 +108,14 @@ class Classifier:
             OSError: a file cannot be read, or the encoded pixels cannot be stored.
             RuntimeError: the classifier is closed.
         """
-        began = time.perf_counter()
-        checked = check_options(options, self._timeout_s)
-        attempts = self._requests.attempts(checked)
-        file = encode(image)
-        encode_s = time.perf_counter() - began
-        result = self._request(checked, attempts, [file])
-        request_s = time.perf_counter() - began - encode_s
-        timings = Timings.of(encode_s, request_s, attempts.count)
-        return prediction.read(result, self.model, checked.request_id, timings)[0]
+        request = self._requests.start(options)
+        predictions = self._run(request.predictions([encode(image)]))
+        return predictions[0]
 
     def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
-        checked = check_options(options, self._timeout_s, is_for_scores=True)
-        attempts = self._requests.attempts(checked)
-        scores: np.ndarray = self._request(checked, attempts, [encode(image)]).as_numpy(SCORES)[0]
-        return scores
+        request = self._requests.start(options, is_for_scores=True)
+        return self._run(request.scores(encode(image)))
 
     def classify_many(
         self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[Options]
@@ -152,9 +136,7 @@ class Classifier:
         Raises:
             ValueError: an option is invalid.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        check_options(options, self._timeout_s)
+        self._requests.check(batch_size, options)
         return self._outcomes(iter(images), batch_size, options)
 
     def _outcomes(self, images: Iterator[ImageLike], batch_size: int, options: Options) -> Iterator[Outcome]:
@@ -179,31 +161,17 @@ class Classifier:
                 future.cancel()
 
     def _classify_batch(self, images: list[ImageLike], options: Options) -> list[Outcome]:
-        began = time.perf_counter()
-        checked = check_options(options, self._timeout_s)
-        attempts = self._requests.attempts(checked)
-        batch = BatchSplit([_encode_or_error(image) for image in images], self._limit)
-        encode_s = time.perf_counter() - began
-        while files := batch.next_request():
-            try:
-                result = self._request(checked, attempts, files)
-                request_s = time.perf_counter() - began - encode_s
-                timings = Timings.of(encode_s, request_s, attempts.count)
-                predictions = prediction.read(result, self.model, checked.request_id, timings)
-            except (ClassifierError, OSError) as error:  # OSError: full shared memory
-                batch.failed(error)
-            else:
-                batch.succeeded(predictions)
-        self._limit = min(self._limit, batch.limit)
-        return batch.outcomes()
+        request = self._requests.start(options)
+        encoded = [_encode_or_error(image) for image in images]
+        return self._run(request.outcomes(encoded))
 
     def _pool_of_this_process(self) -> ThreadPoolExecutor:
         if os.getpid() != self._owner:  # a fork has no threads of its parent
             self._owner, self._pool = os.getpid(), ThreadPoolExecutor(self._concurrency)
         return self._pool
 
-    def _request(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Any:
-        return transport.run(self._connection, self._requests.send(checked, attempts, files))
+    def _run(self, flow: Flow[Result]) -> Result:
+        return transport.run(self._connection, flow)
 
 
 def _next_batch(images: Iterator[ImageLike], size: int) -> tuple[list[ImageLike], Exception | None]:

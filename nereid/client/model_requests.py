@@ -1,35 +1,70 @@
 """Requests to one model on one server, with retries and with shared memory."""
 
+import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from nereid.client import prediction
+from nereid.client.batch_split import BatchSplit, Outcome, Unusable
 from nereid.client.classifier_errors import ClassifierError, Unreachable
-from nereid.client.request import CheckedOptions, ProtocolName, image_tensor, metadata_options, wanted_outputs
+from nereid.client.prediction import Prediction, Timings
+from nereid.client.request import (
+    NO_LIMIT,
+    CheckedOptions,
+    Options,
+    ProtocolName,
+    check_options,
+    image_tensor,
+    metadata_options,
+    wanted_outputs,
+)
 from nereid.client.retry import Attempts, Budget
 from nereid.client.sans_io import Flow, Pause, Rpc
 from nereid.client.shared_memory import Regions
+from nereid.contract import SCORES
 
 
 class ModelRequests:
-    """Sends the requests of a classifier; keeps the model's outputs and the retry budget.
+    """Sends the requests of a classifier; keeps the model's outputs, its batch limit and the retry budget.
 
     Args:
         protocol: protocol of the connection.
         model: name of the model.
+        timeout_s: default time limit of a request, in seconds.
         regions: shared memory for the images; None sends images in the request.
     """
 
-    def __init__(self, protocol: ProtocolName, model: str, regions: Regions | None) -> None:
+    def __init__(self, protocol: ProtocolName, model: str, timeout_s: float, regions: Regions | None) -> None:
+        self.model = model
+        self.batch_limit = NO_LIMIT
         self._protocol = protocol
-        self._model = model
+        self._timeout_s = timeout_s
         self._regions = regions
         self._budget = Budget()
         self._outputs: list[str] = []
 
-    def attempts(self, checked: CheckedOptions) -> Attempts:
-        """Start the time limit of a request."""
-        return Attempts(self._budget, checked.timeout_s)
+    def check(self, batch_size: int, options: Options) -> None:
+        """Check the arguments of `classify_many`.
+
+        Raises:
+            ValueError: an argument is invalid.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_options(options, self._timeout_s)
+
+    def start(self, options: Options, is_for_scores: bool = False) -> "ImageRequest":
+        """Check the options of a request, and start its time limit.
+
+        Raises:
+            ValueError: an option is invalid.
+        """
+        began_s = time.perf_counter()
+        checked = check_options(options, self._timeout_s, is_for_scores)
+        return ImageRequest(self, checked, Attempts(self._budget, checked.timeout_s), began_s)
 
     def send(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Flow[Any]:
         """Return tritonclient's result for images that share a request.
@@ -52,7 +87,7 @@ class ModelRequests:
     def _attempt(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Flow[Any]:
         if not self._outputs:
             options = metadata_options(self._protocol)
-            metadata = yield Rpc("get_model_metadata", attempts.remaining_s(), (self._model,), options)
+            metadata = yield Rpc("get_model_metadata", attempts.remaining_s(), (self.model,), options)
             self._outputs = wanted_outputs(metadata)
         if self._regions is None:
             result = yield self._infer(checked, attempts, image_tensor(self._protocol, files))
@@ -66,4 +101,46 @@ class ModelRequests:
     def _infer(self, checked: CheckedOptions, attempts: Attempts, tensor: Any) -> Rpc:
         remaining_s = attempts.remaining_s()
         arguments = checked.infer_arguments(self._protocol, tensor, self._outputs, remaining_s)
-        return Rpc("infer", remaining_s, (self._model,), arguments)
+        return Rpc("infer", remaining_s, (self.model,), arguments)
+
+
+class ImageRequest:
+    """One request of a classifier, from the encoding of its images; its parts share the time limit."""
+
+    def __init__(
+        self, requests: ModelRequests, checked: CheckedOptions, attempts: Attempts, began_s: float
+    ) -> None:
+        self._requests, self._checked, self._attempts = requests, checked, attempts
+        self._began_s, self._encoded_s = began_s, 0.0
+
+    def predictions(self, files: list[bytes]) -> Flow[list[Prediction]]:
+        """Return the predictions of encoded images that share a request.
+
+        Raises:
+            ClassifierError: the error of the last attempt.
+        """
+        # The first part ends the encoding; further parts of a batch add to the time of the request.
+        self._encoded_s = self._encoded_s or time.perf_counter()
+        result = yield from self._requests.send(self._checked, self._attempts, files)
+        request_s = time.perf_counter() - self._encoded_s
+        timings = Timings.of(self._encoded_s - self._began_s, request_s, self._attempts.count)
+        return prediction.read(result, self._requests.model, self._checked.request_id, timings)
+
+    def scores(self, file: bytes) -> Flow[np.ndarray]:
+        """Return the scores of one encoded image, float32[C]; errors as `predictions`."""
+        result = yield from self._requests.send(self._checked, self._attempts, [file])
+        scores: np.ndarray = result.as_numpy(SCORES)[0]
+        return scores
+
+    def outcomes(self, images: Sequence[bytes | Unusable]) -> Flow[list[Outcome]]:
+        """Return the outcome of each image, or of its failed encoding; split a batch that is rejected."""
+        batch = BatchSplit(images, self._requests.batch_limit)
+        while files := batch.next_request():
+            try:
+                predictions = yield from self.predictions(files)
+            except (ClassifierError, OSError) as error:  # OSError: full shared memory
+                batch.failed(error)
+            else:
+                batch.succeeded(predictions)
+        self._requests.batch_limit = min(self._requests.batch_limit, batch.limit)
+        return batch.outcomes()

@@ -37,8 +37,8 @@ class RestClient:
         self._host, self._port = host.strip("[]"), int(port)
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._idle: list[_Connection] = []
-        self._busy: set[_Connection] = set()
+        self._idle: list[_DeadlineConnection] = []
+        self._busy: set[_DeadlineConnection] = set()
         self._is_closed = False
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class RestClient:
             raise InferenceServerException(_error_text(content), str(response.status))
         return result
 
-    def _take(self, deadline: float) -> "_Connection":
+    def _take(self, deadline: float) -> "_DeadlineConnection":
         with self._lock_of_this_process():
             if self._is_closed:
                 raise RuntimeError
@@ -160,12 +160,12 @@ class RestClient:
                 if not connection.is_alive():
                     connection.close()
                     connection = None
-            connection = connection or _Connection(self._host, self._port)
+            connection = connection or _DeadlineConnection(self._host, self._port)
             connection.deadline = deadline
             self._busy.add(connection)
             return connection
 
-    def _put_back(self, connection: "_Connection", is_usable: bool = True) -> None:
+    def _put_back(self, connection: "_DeadlineConnection", is_usable: bool = True) -> None:
         with self._lock_of_this_process():
             self._busy.discard(connection)
             if is_usable and not self._is_closed:
@@ -179,7 +179,7 @@ class RestClient:
         return self._lock
 
 
-class _Connection(http.client.HTTPConnection):
+class _DeadlineConnection(http.client.HTTPConnection):
     """Ends every operation at `deadline`, in monotonic seconds, also if a server sends byte by byte."""
 
     sock: "_Socket | None"
@@ -230,7 +230,7 @@ class _Connection(http.client.HTTPConnection):
 class _Socket(socket.socket):
     """Limits each operation to the time left of its connection."""
 
-    def __init__(self, connection: _Connection, *about: int) -> None:
+    def __init__(self, connection: _DeadlineConnection, *about: int) -> None:
         super().__init__(*about)
         self._connection = connection
 

@@ -55,11 +55,11 @@ def run(connection: Connection, flow: Flow[Result]) -> Result:
 def connect(url: str, protocol: ProtocolName) -> Connection:
     """Return a connection, which opens with its first RPC."""
     if protocol == "grpc":
-        return _Connection(url, tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL))
-    return _Connection(url, RestClient(url))
+        return _BlockingConnection(url, tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL))
+    return _BlockingConnection(url, RestClient(url))
 
 
-class _Connection:
+class _BlockingConnection:
     def __init__(self, url: str, client: Any) -> None:
         self._url, self._client, self._is_closed = url, client, False
 

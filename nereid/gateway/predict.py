@@ -7,11 +7,11 @@ from types import TracebackType
 from nereid.client.classifier_errors import ClassifierError, Overloaded
 from nereid.client.prediction import Prediction
 from nereid.client.request import Options
-from nereid.contract import OPTION_HEADERS
+from nereid.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX
 from nereid.gateway import image_size as images
 from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, TimingsMs, scores
 from nereid.gateway.failures import Failure, from_classifier
-from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.http.http_request import ROUTE_PREFIX, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.middleware import FAULTS, log
 from nereid.gateway.http.tracing import is_word
 from nereid.gateway.http.upload import MAX_TOP_K, BatchBody, BatchImage, ClientClosed
@@ -21,7 +21,7 @@ from nereid.gateway.state import CLIENT_CLOSED, Gateway
 PARAMETERS = ("top_k", "variant", "version", "route_key")
 HEADERS = {name: header.encode() for name, header in OPTION_HEADERS.items()}
 # gRPC rejects other names, and decodes values of `-bin` names as base64.
-_RULE_HEADER = re.compile(r"x-route-[a-z0-9-]{1,56}(?<!-bin)")
+_RULE_HEADER = re.compile(rf"{ROUTE_HEADER_PREFIX}[a-z0-9-]{{1,56}}(?<!-bin)")
 # Triton's gRPC takes 8 KiB of metadata.
 MAX_RULE_HEADERS = 16
 # Outcomes that say nothing about the image.
@@ -192,11 +192,12 @@ def read_options(request: GatewayRequest, given: dict[str, str]) -> Options:
     forwarded = {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in request.headers.items()
-        if name.startswith(b"x-route-") and name != HEADERS["route_key"]
+        if name.startswith(ROUTE_PREFIX) and name != HEADERS["route_key"]
     }
     if len(forwarded) > MAX_RULE_HEADERS:
         raise Failure(
-            "invalid_request", f"at most {MAX_RULE_HEADERS} headers x-route-…, got {len(forwarded)}"
+            "invalid_request",
+            f"at most {MAX_RULE_HEADERS} headers {ROUTE_HEADER_PREFIX}…, got {len(forwarded)}",
         )
     for name, value in forwarded.items():
         if not (_RULE_HEADER.fullmatch(name) and is_word(value)):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from nereid.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
+from nereid.contract import ROUTE_HEADER_PREFIX, ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
 from nereid.serving_errors import InvalidConfig, InvalidRequest
 
 # Reasons for a variant: those of `choose`, and those of the router.
@@ -52,7 +52,7 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     ]
     headers: Annotated[
         dict[
-            Annotated[str, Meta(pattern=r"^x-route-[a-z0-9-]+(?!\n)$")],
+            Annotated[str, Meta(pattern=rf"^{ROUTE_HEADER_PREFIX}[a-z0-9-]+(?!\n)$")],
             Annotated[tuple[str, ...], Meta(min_length=1)],
         ],
         Meta(description="A request whose headers all have one of these values gets this variant."),

@@ -561,7 +561,7 @@ def test_full_memory_is_an_outcome(way):
 
     with serving(Script(PREDICTION)) as url, opened(way, url, "http") as classifier:
         inner = classifier if way == "sync" else classifier._classifier
-        inner._requests = ModelRequests("http", "classify", Regions("system", url, "http", make=make))
+        inner._requests = ModelRequests("http", "classify", 5, Regions("system", url, "http", make=make))
         outcomes = list(classifier.classify_many([PHOTO] * 2))
 
     assert [type(outcome) for outcome in outcomes] == [NoRoom, NoRoom]

@@ -9,7 +9,7 @@ from uvicorn.server import ServerState
 from nereid.gateway.failures import Failure
 from nereid.gateway.http import serving as command
 from nereid.gateway.http.app import app_of
-from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, Buffers, read_form
+from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, read_form
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, SMALL, Control, Upstream, gateway, key, send
 
@@ -224,7 +224,7 @@ def test_long_header_is_not_echoed():
 def test_one_key_uses_at_most_its_share():
     """A key at its share is rejected, others are not; released bytes are available again."""
     first, second = key("first"), key("second")
-    buffers = Buffers(100, 50)
+    buffers = UploadBuffers(100, 50)
     buffers.take(first, 30)
     buffers.take(first, 20)
 

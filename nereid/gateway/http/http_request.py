@@ -8,12 +8,13 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from nereid.contract import VARIANT_HEADER, VERSION_HEADER
+from nereid.contract import ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
 from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import ErrorAnswer, Failure
 from nereid.gateway.http.tracing import child_of, is_word, new_request_id, new_traceparent
 
 JSON = b"application/json"
+ROUTE_PREFIX = ROUTE_HEADER_PREFIX.encode()
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 # A proxy could use the first of two values, and the gateway the last.
 SINGLE = frozenset(
@@ -87,7 +88,7 @@ class GatewayRequest:
         if len(given) == len(self.headers):
             return
         for name, count in Counter(name for name, _ in given).items():
-            if count > 1 and (name in SINGLE or name.startswith(b"x-route-")):
+            if count > 1 and (name in SINGLE or name.startswith(ROUTE_PREFIX)):
                 raise Failure(
                     "invalid_request", f"header {name.decode('latin-1')[:64]!r} is given {count} times"
                 )

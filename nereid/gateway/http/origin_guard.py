@@ -2,7 +2,7 @@
 
 from nereid.contract import OPTION_HEADERS
 from nereid.gateway.failures import Failure
-from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse
+from nereid.gateway.http.http_request import ROUTE_PREFIX, GatewayRequest, GatewayResponse
 from nereid.gateway.settings import Settings
 
 Head = list[tuple[bytes, bytes]]
@@ -82,7 +82,7 @@ class OriginGuard:
         request.endpoint = "preflight"
         wanted = request.headers.get(b"access-control-request-headers", b"")
         rules = [
-            name for name in wanted.lower().replace(b" ", b"").split(b",") if name.startswith(b"x-route-")
+            name for name in wanted.lower().replace(b" ", b"").split(b",") if name.startswith(ROUTE_PREFIX)
         ]
         return GatewayResponse(
             b"",

@@ -89,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._linger = self.loop.call_later(LINGER_S, self.transport.close)
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """Print the port once it listens, and end with status 0 after a signal."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -151,7 +151,7 @@ def serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_OBJECTS)
-        _Server(config).run([opened])
+        _UvicornServer(config).run([opened])
 
 
 def _check_certificate(listen: Listen) -> None:

@@ -54,7 +54,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     route_key: str = ""
 
 
-class Buffers:
+class UploadBuffers:
     """Memory limit of the bodies of all requests, and of the requests of one key.
 
     Args:
@@ -95,7 +95,7 @@ class Uploads:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         max_bytes = settings.max_buffered_bytes
-        self.buffers = Buffers(max_bytes, max(max_bytes // 2, settings.max_body_bytes))
+        self.buffers = UploadBuffers(max_bytes, max(max_bytes // 2, settings.max_body_bytes))
 
     async def one(self, request: GatewayRequest, remaining_s: float) -> bytes:
         """Read the body of a request for one image.
