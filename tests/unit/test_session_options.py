@@ -22,6 +22,8 @@ TENSORRT, OPENVINO = "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
 ALL = [TENSORRT, CUDA, OPENVINO, CPU]
 SPINNING = "session.intra_op.allow_spinning"
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+OURS = "--backend-config=onnxruntime,"
+POOL = OURS + "enable-global-threadpool="
 ONE_INSTANCE = [{"kind": "KIND_CPU", "count": 1}]
 TWO_INSTANCES = [{"kind": "KIND_CPU", "count": 2}]
 
@@ -68,6 +70,11 @@ def shrinkage(settings: SessionSettings) -> str | None:
         return None
 
 
+def unreadable(text: str, kind: str = "integral number") -> str:
+    """Return NVIDIA's message for a value that cannot be parsed."""
+    return f"failed to convert '{text}' to {kind}"
+
+
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
@@ -94,14 +101,10 @@ def test_settings_without_any_parameter_are_onnx_runtimes_own():
     settings = session_settings(config({"intra_op_thread_count": "5"}))
 
     options, plain = settings.options, onnxruntime.SessionOptions()
-    for name in (
-        "graph_optimization_level",
-        "execution_mode",
-        "enable_cpu_mem_arena",
-        "enable_mem_pattern",
-        "inter_op_num_threads",
-    ):
-        assert getattr(options, name) == getattr(plain, name), name
+    unset = (
+        "graph_optimization_level execution_mode enable_cpu_mem_arena enable_mem_pattern inter_op_num_threads"
+    )
+    assert [name for name in unset.split() if getattr(options, name) != getattr(plain, name)] == []
     assert (shrinkage(settings), entry(settings, SPINNING)) == (None, None)
     assert (settings.providers, settings.threads) == (((CPU, {}),), ThreadCounts(5, 0))
     assert (settings.run_batch_size, settings.has_shared_weights) == (0, False)
@@ -115,15 +118,6 @@ def test_execution_mode(text, expected):
     options = session_settings(config({"execution_mode": text})).options
 
     assert options.execution_mode == getattr(onnxruntime.ExecutionMode, expected)
-
-
-def test_thread_counts_are_passed_on():
-    """Both counts reach ONNX Runtime and the session's description."""
-    settings = session_settings(config({"intra_op_thread_count": "3", "inter_op_thread_count": "2"}))
-
-    options = settings.options
-    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
-    assert settings.threads == ThreadCounts(3, 2)
 
 
 @pytest.mark.parametrize("text", ["1", "true", "TRUE", "on", "0", "false", "Off"])
@@ -150,55 +144,27 @@ EXECUTION_MODE = (
 )
 
 
-@cases(
-    ("parameters", "kind", "message"),
-    {
-        "execution mode": ({"execution_mode": "2"}, "CPU", EXECUTION_MODE.format(2)),
-        "negative execution mode": ({"execution_mode": "-1"}, "CPU", EXECUTION_MODE.format(-1)),
-        "execution mode in words": (
-            {"execution_mode": "fast"},
-            "CPU",
-            "failed to convert 'fast' to integral number",
-        ),
-        "intra op threads": (
-            {"intra_op_thread_count": "abc"},
-            "CPU",
-            "failed to convert 'abc' to integral number",
-        ),
-        "no inter op threads": (
-            {"inter_op_thread_count": ""},
-            "CPU",
-            "failed to convert '' to integral number",
-        ),
-        "arena": ({"enable_mem_arena": "yes"}, "CPU", "failed to convert 'yes' to boolean"),
-        "no pattern": ({"enable_mem_pattern": ""}, "CPU", "failed to convert '' to boolean"),
-        "run batch size": (
-            {"nereid.run_batch_size": "two"},
-            "CPU",
-            "failed to convert 'two' to integral number",
-        ),
-        "shared weights": ({"nereid.shared_weights": "yes"}, "CPU", "failed to convert 'yes' to boolean"),
-        "cudnn search": (
-            {"cudnn_conv_algo_search": "3"},
-            "GPU",
-            "unsupported cudnn_conv_algo_search value '3' is requested",
-        ),
-        "cudnn search in words": (
-            {"cudnn_conv_algo_search": "x"},
-            "GPU",
-            "failed to convert 'x' to integral number",
-        ),
-        "arena strategy": (
-            {"arena_extend_strategy": "2"},
-            "GPU",
-            "unsupported arena_extend_strategy value '2' is requested",
-        ),
-    },
+@pytest.mark.parametrize(
+    ("kind", "key", "text", "message"),
+    [
+        ("CPU", "execution_mode", "2", EXECUTION_MODE.format(2)),
+        ("CPU", "execution_mode", "-1", EXECUTION_MODE.format(-1)),
+        ("CPU", "execution_mode", "fast", unreadable("fast")),
+        ("CPU", "intra_op_thread_count", "abc", unreadable("abc")),
+        ("CPU", "inter_op_thread_count", "", unreadable("")),
+        ("CPU", "enable_mem_arena", "yes", unreadable("yes", "boolean")),
+        ("CPU", "enable_mem_pattern", "", unreadable("", "boolean")),
+        ("CPU", "nereid.run_batch_size", "two", unreadable("two")),
+        ("CPU", "nereid.shared_weights", "yes", unreadable("yes", "boolean")),
+        ("GPU", "cudnn_conv_algo_search", "3", "unsupported cudnn_conv_algo_search value '3' is requested"),
+        ("GPU", "cudnn_conv_algo_search", "x", unreadable("x")),
+        ("GPU", "arena_extend_strategy", "2", "unsupported arena_extend_strategy value '2' is requested"),
+    ],
 )
-def test_wrong_value_has_the_official_message(parameters, kind, message):
-    """Log greps written for NVIDIA's backend keep working, double blanks included."""
+def test_wrong_value_has_the_official_message(kind, key, text, message):
+    """The text is that of NVIDIA's backend, double blanks included."""
     with pytest.raises(InvalidConfig) as raised:
-        session_settings(config(parameters, kind))
+        session_settings(config({key: text}, kind))
 
     assert str(raised.value) == message
 
@@ -268,50 +234,28 @@ def test_session_options_are_passed_through():
     ("words", "expected"),
     {
         "nothing": ([], BackendSettings(4, frozenset(), {}, "")),
-        "default batch size": (
-            ["--backend-config=onnxruntime,default-max-batch-size=16"],
-            BackendSettings(default_max_batch_size=16),
-        ),
+        "default batch size": ([OURS + "default-max-batch-size=16"], BackendSettings(16)),
         "no default batch size": (
             ["--backend-config", "onnxruntime,default-max-batch-size=0"],
-            BackendSettings(default_max_batch_size=0),
+            BackendSettings(0),
         ),
-        "negative default batch size": (
-            ["--backend-config=onnxruntime,default-max-batch-size=-3"],
-            BackendSettings(default_max_batch_size=0),
-        ),
+        "negative default batch size": ([OURS + "default-max-batch-size=-3"], BackendSettings(0)),
         "another backend's": (["--backend-config=tensorflow,default-max-batch-size=16"], BackendSettings()),
-        "default batch size of all backends": (
-            ["--backend-config=default-max-batch-size=16"],
-            BackendSettings(default_max_batch_size=16),
-        ),
+        "of all backends": (["--backend-config=default-max-batch-size=16"], BackendSettings(16)),
         "op libraries": (
-            ["--backend-config=onnxruntime,allowed-op-libraries=/a/lib.so::/b/../c.so"],
+            [OURS + "allowed-op-libraries=/a/lib.so::/b/../c.so"],
             BackendSettings(allowed_op_libraries=frozenset({Path("/a/lib.so"), Path("/c.so")})),
         ),
         "global thread pool": (
-            [
-                "--backend-config=onnxruntime,enable-global-threadpool=1",
-                "--backend-config=onnxruntime,intra_op_thread_count=3",
-                "--backend-config=onnxruntime,inter_op_thread_count=2",
-            ],
+            [POOL + "1", OURS + "intra_op_thread_count=3", OURS + "inter_op_thread_count=2"],
             BackendSettings(thread_counts={"intra_op_thread_count": "3", "inter_op_thread_count": "2"}),
         ),
         "global thread pool of ONNX Runtime's size": (
-            ["--backend-config=onnxruntime,enable-global-threadpool=1"],
+            [POOL + "1"],
             BackendSettings(thread_counts={"intra_op_thread_count": "0", "inter_op_thread_count": "0"}),
         ),
-        "global thread pool off": (
-            [
-                "--backend-config=onnxruntime,enable-global-threadpool=0",
-                "--backend-config=onnxruntime,intra_op_thread_count=3",
-            ],
-            BackendSettings(),
-        ),
-        "threads without a global pool": (
-            ["--backend-config=onnxruntime,intra_op_thread_count=3"],
-            BackendSettings(),
-        ),
+        "global thread pool off": ([POOL + "0", OURS + "intra_op_thread_count=3"], BackendSettings()),
+        "threads without a global pool": ([OURS + "intra_op_thread_count=3"], BackendSettings()),
         "profile": (["--model-config-name=cpu"], BackendSettings(profile="cpu")),
         "profile apart": (["--model-config-name", "cpu"], BackendSettings(profile="cpu")),
         "profile twice": (
@@ -328,15 +272,15 @@ def test_server_flags_become_settings(words, expected):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("default-max-batch-size=many", "failed to convert 'many' to integral number"),
-        ("enable-global-threadpool=yes", "failed to convert 'yes' to boolean"),
+        ("default-max-batch-size=many", unreadable("many")),
+        ("enable-global-threadpool=yes", unreadable("yes", "boolean")),
     ],
     ids=["batch size", "thread pool"],
 )
 def test_wrong_server_flag_is_refused(flag, message):
     """A flag that cannot be read fails the load instead of being guessed."""
     with pytest.raises(InvalidConfig) as raised:
-        BackendSettings.from_command_line([f"--backend-config=onnxruntime,{flag}"])
+        BackendSettings.from_command_line([OURS + flag])
 
     assert str(raised.value) == message
 
@@ -351,8 +295,7 @@ def test_wrong_server_flag_is_refused(flag, message):
 )
 def test_global_pool_replaces_the_models_own_threads(pool, expected):
     """With a pool of the server's, what the model says about threads is ignored."""
-    words = ["--backend-config=onnxruntime,enable-global-threadpool=1"]
-    words += [f"--backend-config=onnxruntime,{key}={value}" for key, value in pool.items()]
+    words = [POOL + "1", *(f"{OURS}{key}={value}" for key, value in pool.items())]
     model = config({"intra_op_thread_count": "7", "inter_op_thread_count": "8"})
 
     settings = session_settings(model, BackendSettings.from_command_line(words))
@@ -399,48 +342,22 @@ DEVICE = {"device_id": "3"}
         "gpu": (config(kind="GPU", device_id=3), ((CUDA, DEVICE),)),
         "cuda parameter on the cpu": (config({"gpu_mem_limit": "1024"}), ()),
         "kind model": (config(kind="MODEL"), ()),
-        "gpu block on the cpu": (accelerated(gpu=[("cuda", {"use_tf32": "0"}), ("who", {})], kind="CPU"), ()),
-        "deprecated parameters": (
-            config(
-                {
-                    "cudnn_conv_algo_search": "1",
-                    "gpu_mem_limit": "1024",
-                    "arena_extend_strategy": "1",
-                    "do_copy_in_default_stream": "0",
-                },
-                "GPU",
-                3,
-            ),
-            (
-                (
-                    CUDA,
-                    {
-                        "cudnn_conv_algo_search": "HEURISTIC",
-                        "gpu_mem_limit": "1024",
-                        "arena_extend_strategy": "kSameAsRequested",
-                        "do_copy_in_default_stream": "0",
-                        **DEVICE,
-                    },
-                ),
-            ),
+        "gpu block on the cpu": (
+            accelerated(gpu=[("cuda", {"use_tf32": "0"}), ("unknown", {})], kind="CPU"),
+            (),
         ),
-        "deprecated parameters by default": (
-            config({"cudnn_conv_algo_search": "0", "arena_extend_strategy": "0"}, "GPU", 3),
-            (
-                (
-                    CUDA,
-                    {
-                        "cudnn_conv_algo_search": "EXHAUSTIVE",
-                        "arena_extend_strategy": "kNextPowerOfTwo",
-                        **DEVICE,
-                    },
-                ),
-            ),
-        ),
-        "third cudnn search": (
-            config({"cudnn_conv_algo_search": "2"}, "GPU", 3),
-            ((CUDA, {"cudnn_conv_algo_search": "DEFAULT", **DEVICE}),),
-        ),
+        **{
+            f"{key} = {text}": (config({key: text}, "GPU", 3), ((CUDA, {key: option, **DEVICE}),))
+            for key, text, option in [
+                ("cudnn_conv_algo_search", "0", "EXHAUSTIVE"),
+                ("cudnn_conv_algo_search", "1", "HEURISTIC"),
+                ("cudnn_conv_algo_search", "2", "DEFAULT"),
+                ("arena_extend_strategy", "0", "kNextPowerOfTwo"),
+                ("arena_extend_strategy", "1", "kSameAsRequested"),
+                ("gpu_mem_limit", "1024", "1024"),
+                ("do_copy_in_default_stream", "0", "0"),
+            ]
+        },
         "cuda block": (
             accelerated(gpu=[("cuda", {"use_tf32": "0", "do_copy_in_default_stream": "on"})]),
             ((CUDA, {"use_tf32": "0", "do_copy_in_default_stream": "on", **DEVICE}),),
@@ -507,75 +424,50 @@ def test_tensorrt_keys_get_their_own_names(given, expected):
 
 
 UNKNOWN_TENSORRT = "unknown parameter '{}' is provided for TensorRT Execution Accelerator"
+UNKNOWN = "unknown Execution Accelerator '{}' is requested"
 
 
-@cases(
-    ("model", "message"),
-    {
-        "precision of a later release": (
-            accelerated(gpu=[("tensorrt", {"precision_mode": "BF16"})]),
-            "unsupported precision mode 'BF16' is requested",
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("tensorrt", {"precision_mode": "BF16"}, "unsupported precision mode 'BF16' is requested"),
+        ("tensorrt", {"precision_mode": "fp16"}, "unsupported precision mode 'fp16' is requested"),
+        ("tensorrt", {"trt_what": "1"}, UNKNOWN_TENSORRT.format("trt_what")),
+        ("tensorrt", {"device_id": "0"}, UNKNOWN_TENSORRT.format("device_id")),
+        ("tensorrt", {"trt_max_workspace_size": "1"}, UNKNOWN_TENSORRT.format("trt_max_workspace_size")),
+        ("tensorrt", {"trt_dla_enable": "yes"}, unreadable("yes", "boolean")),
+        ("tensorrt", {"trt_dla_core": "one"}, unreadable("one")),
+        (
+            "tensorrt",
+            {"max_workspace_size_bytes": "big"},
+            unreadable("big", "unsigned long long integral number"),
         ),
-        "precision in small letters": (
-            accelerated(gpu=[("tensorrt", {"precision_mode": "fp16"})]),
-            "unsupported precision mode 'fp16' is requested",
-        ),
-        "unknown tensorrt key": (
-            accelerated(gpu=[("tensorrt", {"trt_what": "1"})]),
-            UNKNOWN_TENSORRT.format("trt_what"),
-        ),
-        "tensorrt device": (
-            accelerated(gpu=[("tensorrt", {"device_id": "0"})]),
-            UNKNOWN_TENSORRT.format("device_id"),
-        ),
-        "tensorrt key by its other name": (
-            accelerated(gpu=[("tensorrt", {"trt_max_workspace_size": "1"})]),
-            UNKNOWN_TENSORRT.format("trt_max_workspace_size"),
-        ),
-        "tensorrt boolean": (
-            accelerated(gpu=[("tensorrt", {"trt_dla_enable": "yes"})]),
-            "failed to convert 'yes' to boolean",
-        ),
-        "tensorrt number": (
-            accelerated(gpu=[("tensorrt", {"trt_dla_core": "one"})]),
-            "failed to convert 'one' to integral number",
-        ),
-        "tensorrt size": (
-            accelerated(gpu=[("tensorrt", {"max_workspace_size_bytes": "big"})]),
-            "failed to convert 'big' to unsigned long long integral number",
-        ),
-        "cuda boolean": (
-            accelerated(gpu=[("cuda", {"do_copy_in_default_stream": "yes"})]),
-            "failed to convert 'yes' to boolean",
-        ),
-        "another cuda boolean": (
-            accelerated(gpu=[("cuda", {"use_ep_level_unified_stream": "2"})]),
-            "failed to convert '2' to boolean",
-        ),
-        "cpu accelerator for the gpu": (
-            accelerated(gpu=[("openvino", {})]),
-            "unknown Execution Accelerator 'openvino' is requested",
-        ),
-        "gpu accelerator in capitals": (
-            accelerated(gpu=[("CUDA", {})]),
-            "unknown Execution Accelerator 'CUDA' is requested",
-        ),
-        "gpu accelerator for the cpu": (
-            accelerated(cpu=[("tensorrt", {})]),
-            "unknown Execution Accelerator 'tensorrt' is requested",
-        ),
-        "unknown cpu accelerator": (
-            accelerated(cpu=[("mine", {})], kind="CPU"),
-            "unknown Execution Accelerator 'mine' is requested",
-        ),
-    },
+        ("cuda", {"do_copy_in_default_stream": "yes"}, unreadable("yes", "boolean")),
+        ("cuda", {"use_ep_level_unified_stream": "2"}, unreadable("2", "boolean")),
+        ("openvino", {}, UNKNOWN.format("openvino")),
+        ("CUDA", {}, UNKNOWN.format("CUDA")),
+    ],
+    ids=str,
 )
-def test_wrong_accelerator_is_refused(model, message):
+def test_wrong_gpu_accelerator_is_refused(name, parameters, message):
     """Names and values have NVIDIA's messages."""
     with pytest.raises(InvalidConfig) as raised:
-        providers(model, ALL)
+        providers(accelerated(gpu=[(name, parameters)]), ALL)
 
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "available"),
+    [("tensorrt", "GPU", ALL), ("mine", "CPU", ALL), ("openvino", "CPU", [CPU])],
+    ids=["for GPUs only", "unknown", "not available"],
+)
+def test_wrong_cpu_accelerator_is_refused(name, kind, available):
+    """NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too."""
+    with pytest.raises(InvalidConfig) as raised:
+        providers(accelerated(cpu=[(name, {})], kind=kind), available)
+
+    assert str(raised.value) == UNKNOWN.format(name)
 
 
 @pytest.mark.parametrize(
@@ -597,17 +489,9 @@ def test_missing_gpu_provider_is_an_error(model, available, missing):
     )
 
 
-def test_openvino_that_is_not_there_is_an_unknown_accelerator():
-    """NVIDIA's backend says the same when it was built without it."""
-    with pytest.raises(InvalidConfig) as raised:
-        providers(accelerated(cpu=[("openvino", {})], kind="CPU"), [CPU])
-
-    assert str(raised.value) == "unknown Execution Accelerator 'openvino' is requested"
-
-
 @pytest.fixture
 def on_gpu(tmp_path):
-    """Build the config of an instance on a GPU, whose files name these kinds: NAME.pbtxt, or `config`."""
+    """Build the config of an instance on a GPU; `kinds` are by file, `config` or a profile's name."""
 
     def make(**kinds: str) -> ModelConfig:
         folder = tmp_path / "m"
@@ -629,7 +513,7 @@ def on_gpu(tmp_path):
         "kind gpu": ({"config": "KIND_GPU"}, "", "GPU"),
         "profile without a gpu": ({"config": "KIND_GPU", "cpu": "KIND_AUTO"}, "cpu", "CPU"),
         "profile with a gpu": ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
-        "no profile asked for": ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "", "CPU"),
+        "no profile given": ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "", "CPU"),
         "profile of another name": ({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
     },
 )
@@ -640,15 +524,7 @@ def test_gpu_that_triton_chose_may_be_a_cpu(on_gpu, kinds, profile, kind):
     assert on_available_provider(model, [CPU], profile).kind == kind
 
 
-def test_gpu_that_is_there_is_used(on_gpu):
-    """With CUDA the config is unchanged."""
-    model = on_gpu(config="KIND_AUTO")
-
-    assert on_available_provider(model, [CUDA, CPU], "") is model
-
-
-def test_cpu_stays_a_cpu():
-    """An instance on the CPU needs no look at any file."""
-    model = config()
-
-    assert on_available_provider(model, [CPU], "") is model
+def test_config_is_unchanged_where_the_device_is_available(on_gpu):
+    """A GPU that ONNX Runtime supports is used, and an instance on a CPU stays there."""
+    for model, available in ((on_gpu(config="KIND_AUTO"), [CUDA, CPU]), (config(), [CPU])):
+        assert on_available_provider(model, available, "") is model
