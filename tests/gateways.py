@@ -125,11 +125,11 @@ def gateway(
     return build(settings, keys, route, upstream)
 
 
-def send(made: Any, method: str, path: str, page: Any = None, **options: Any) -> httpx.Response:
+def send(made: Any, method: str, path: str, **options: Any) -> httpx.Response:
     """Send one request to a gateway, and wait for the response."""
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app_of(made, page))
+        transport = httpx.ASGITransport(app_of(made))
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             return await client.request(method, path, **options)
 

@@ -1,6 +1,6 @@
 """Response bodies of the classification endpoints; the OpenAPI page shows the same classes."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -56,6 +56,7 @@ class FailedResult(Struct):
     error: Reason
 
 
+Kind = TypeVar("Kind", Answer, Result)
 # msgspec has no schema for two Structs without a tag.
 _RESULT = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("Result", "FailedResult")]}
 
@@ -67,6 +68,7 @@ class BatchAnswer(Struct):
     results: Annotated[list[Any], Meta(extra_json_schema={"items": _RESULT})]
 
 
-def scores(prediction: Prediction) -> list[Score]:
-    """Return the classes of a prediction as response fields."""
-    return [Score(label.name, label.index, label.score) for label in prediction.labels]
+def answer(kind: type[Kind], name: Any, found: Prediction, timings_ms: TimingsMs) -> Kind:
+    """Return a prediction as an answer or a result; `name` is the id of the request or of the image."""
+    scores = [Score(label.name, label.index, label.score) for label in found.labels]
+    return kind(name, found.model, found.variant, found.version, found.reason, scores, timings_ms)

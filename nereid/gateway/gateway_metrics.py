@@ -6,24 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 PREFIX = "nereid_gateway_"
-DURATIONS_S = (
-    0.001,
-    0.002,
-    0.004,
-    0.008,
-    0.016,
-    0.032,
-    0.064,
-    0.125,
-    0.25,
-    0.5,
-    1.0,
-    2.0,
-    4.0,
-    8.0,
-    16.0,
-    32.0,
-)
+# Doubled from bound to bound; 0.125 replaces 0.128, so that the later bounds include whole seconds.
+DURATIONS_S = *(0.001 * 2**step for step in range(7)), *(0.125 * 2**step for step in range(9))
 MAX_VARIANTS = 32
 OTHER = "other"
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()

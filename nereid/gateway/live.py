@@ -77,10 +77,7 @@ class Live:
             entry = self._entries[second % len(self._entries)] = _SecondCounts(second)
         entry.outcomes[outcome] += 1
         if outcome == "ok":
-            counts = entry.latencies.get(variant)
-            if counts is None:
-                counts = entry.latencies[variant] = Counter()
-            counts[bisect_left(BOUNDS_S, seconds)] += 1
+            entry.latencies.setdefault(variant, Counter())[bisect_left(BOUNDS_S, seconds)] += 1
 
     def state(self, in_flight: int, limit: int) -> LiveState:
         """Return the last minute, without the second that has just begun."""
@@ -103,19 +100,16 @@ class Live:
             )
             for name, counts in of_variant.items()
         ]
-        history = [_second(now - second, entries.get(second)) for second in range(now - length_s, now)]
+        seconds = range(now - length_s, now)
+        history = [_second(now, entries.get(second, _SecondCounts(second))) for second in seconds]
         per_s = round(sum(outcomes.values()) / length_s, 2)
         return LiveState(WINDOW_S, per_s, in_flight, limit, dict(outcomes), variants, history)
 
 
-def _second(age_s: int, entry: _SecondCounts | None) -> Second:
-    if entry is None:
-        return Second(age_s, 0.0, None, None)
+def _second(now: int, entry: _SecondCounts) -> Second:
     counts = _sum(entry.latencies.values())
-    if not counts:
-        return Second(age_s, float(entry.outcomes.total()), None, None)
-    p50_ms, p99_ms = _quantile_ms(counts, 0.5), _quantile_ms(counts, 0.99)
-    return Second(age_s, float(entry.outcomes.total()), p50_ms, p99_ms)
+    p50_ms, p99_ms = (_quantile_ms(counts, share) if counts else None for share in (0.5, 0.99))
+    return Second(now - entry.second, float(entry.outcomes.total()), p50_ms, p99_ms)
 
 
 def _sum(counters: Iterable[Counter[Any]]) -> Counter[Any]:

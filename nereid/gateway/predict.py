@@ -2,22 +2,25 @@
 
 import asyncio
 import re
-from types import TracebackType
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from nereid.client.classifier_errors import ClassifierError, Overloaded
 from nereid.client.prediction import Prediction
 from nereid.client.request import Options
 from nereid.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX
 from nereid.gateway import image_size as images
-from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, TimingsMs, scores
+from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, TimingsMs, answer
 from nereid.gateway.failures import Failure, from_classifier
 from nereid.gateway.http.http_request import ROUTE_PREFIX, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.middleware import FAULTS, log
 from nereid.gateway.http.tracing import is_word
 from nereid.gateway.http.upload import MAX_TOP_K, BatchBody, BatchImage, ClientClosed
-from nereid.gateway.request_timings import RequestTimings
 from nereid.gateway.state import CLIENT_CLOSED, Gateway
 
+Value = TypeVar("Value")
 PARAMETERS = ("top_k", "variant", "version", "route_key")
 HEADERS = {name: header.encode() for name, header in OPTION_HEADERS.items()}
 # gRPC rejects other names, and decodes values of `-bin` names as base64.
@@ -36,20 +39,11 @@ async def predict(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     gateway.admission.check(timeout_s - request.elapsed_s())
     image = await gateway.uploads.one(request, timeout_s - request.elapsed_s())
     received_s = request.stages_s["receive"] = request.elapsed_s()
-    async with CancelOnDisconnect(request):
-        prediction, timings = await classify(gateway, request, image, options, timeout_s)
+    async with cancelled_on_disconnect(request):
+        prediction, stages_s = await classify(gateway, request, image, options, timeout_s)
     request.variant = gateway.metrics.variant(prediction.variant)
-    return json_response(
-        Answer(
-            request.request_id,
-            prediction.model,
-            prediction.variant,
-            prediction.version,
-            prediction.reason,
-            scores(prediction),
-            timings_ms(request, received_s, timings),
-        )
-    )
+    timings = timings_ms(request, received_s, stages_s)
+    return json_response(answer(Answer, request.request_id, prediction, timings))
 
 
 async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -70,21 +64,13 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
         name = position if image.id is None else image.id
         async with slots:
             try:
-                found, timings = await classify(gateway, request, image.image, options, timeout_s)
+                found, stages_s = await classify(gateway, request, image.image, options, timeout_s)
             except Exception as error:
                 failures.append(_as_failure(error))
                 return FailedResult(name, failures[-1].reason)
-        return Result(
-            name,
-            found.model,
-            found.variant,
-            found.version,
-            found.reason,
-            scores(found),
-            timings_ms(request, received_s, timings),
-        )
+        return answer(Result, name, found, timings_ms(request, received_s, stages_s))
 
-    async with CancelOnDisconnect(request), asyncio.TaskGroup() as group:
+    async with cancelled_on_disconnect(request), asyncio.TaskGroup() as group:
         tasks = [group.create_task(outcome(position, image)) for position, image in enumerate(batch.images)]
     _report_faults(request, failures, len(tasks))
     return json_response(BatchAnswer(request.request_id, [task.result() for task in tasks]))
@@ -114,16 +100,16 @@ def _report_faults(request: GatewayRequest, failures: list[Failure], count: int)
 
 async def classify(
     gateway: Gateway, request: GatewayRequest, image: bytes, options: Options, timeout_s: float
-) -> tuple[Prediction, RequestTimings]:
-    """Classify one image within the admission limit; returns the prediction and its timings.
+) -> tuple[Prediction, dict[str, float]]:
+    """Classify one image within the admission limit; return the prediction and the seconds of each stage.
 
     Raises:
         Failure: the image is too large, was not admitted, or could not be classified.
     """
-    timings = RequestTimings()
+    stages_s = {"admission": 0.0}
     outcome, variant = "inference_failed", ""
     try:
-        prediction = await _admitted(gateway, request, image, options, timeout_s, timings)
+        prediction = await _admitted(gateway, request, image, options, timeout_s, stages_s)
         outcome, variant = "ok", gateway.metrics.variant(prediction.variant)
     except Failure as failure:
         outcome = failure.code
@@ -133,8 +119,8 @@ async def classify(
         raise
     finally:
         request.images += 1
-        gateway.count_image(request.endpoint, variant, outcome, timings)
-    return prediction, timings
+        gateway.count_image(request.endpoint, variant, outcome, stages_s)
+    return prediction, stages_s
 
 
 async def _admitted(
@@ -143,16 +129,16 @@ async def _admitted(
     image: bytes,
     options: Options,
     timeout_s: float,
-    timings: RequestTimings,
+    stages_s: dict[str, float],
 ) -> Prediction:
     settings, admission = gateway.settings, gateway.admission
     if not image:
         raise Failure("invalid_image", "the image is empty")
     images.check(image, settings.max_pixels, settings.max_side_px)
-    slot = await timings.measure_admission(admission.take(_left_s(request, timeout_s)))
+    slot = await _timed(stages_s, "admission", admission.take(_left_s(request, timeout_s)))
     try:
         sent: Options = {**options, "timeout_s": _left_s(request, timeout_s)}
-        prediction = await timings.measure_inference(gateway.upstream.classify(image, **sent))
+        prediction = await _timed(stages_s, "inference", gateway.upstream.classify(image, **sent))
     except asyncio.CancelledError:
         asyncio.get_running_loop().call_later(slot.rest_s(), slot.release)
         raise
@@ -166,6 +152,15 @@ async def _admitted(
         raise
     slot.answered()
     return prediction
+
+
+async def _timed(stages_s: dict[str, float], stage: str, awaited: Awaitable[Value]) -> Value:
+    """Await a stage, and record its duration, also if it fails."""
+    began_s = time.perf_counter()
+    try:
+        return await awaited
+    finally:
+        stages_s[stage] = time.perf_counter() - began_s
 
 
 def _left_s(request: GatewayRequest, timeout_s: float) -> float:
@@ -229,10 +224,10 @@ def merged(query: dict[str, str], batch: BatchBody) -> dict[str, str]:
     return given
 
 
-def timings_ms(request: GatewayRequest, received_s: float, timings: RequestTimings) -> TimingsMs:
+def timings_ms(request: GatewayRequest, received_s: float, stages_s: dict[str, float]) -> TimingsMs:
     """Return the durations of the stages so far."""
-    stages = received_s, timings.admission_s, timings.inference_s, request.elapsed_s()
-    return TimingsMs(*(round(seconds * 1e3, 3) for seconds in stages))
+    durations_s = received_s, stages_s["admission"], stages_s["inference"], request.elapsed_s()
+    return TimingsMs(*(round(seconds * 1e3, 3) for seconds in durations_s))
 
 
 def _top_k(text: str) -> int:
@@ -241,37 +236,26 @@ def _top_k(text: str) -> int:
     raise Failure("invalid_request", f"top_k must be a whole number from 1 to {MAX_TOP_K}, got {text[:64]!r}")
 
 
-class CancelOnDisconnect:
+@asynccontextmanager
+async def cancelled_on_disconnect(request: GatewayRequest) -> AsyncIterator[None]:
     """Cancel the current task if the client disconnects.
 
     Raises:
         ClientClosed: the client has disconnected.
     """
-
-    __slots__ = ("_is_disconnected", "_request", "_task", "_watching")
-
-    def __init__(self, request: GatewayRequest) -> None:
-        self._request = request
-        self._is_disconnected = False
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        assert task
-        self._task = task
-        self._watching = asyncio.create_task(self._watch())
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watching.cancel()
-        # The cancelled task keeps frames that refer to this object.
-        del self._watching
-        if self._is_disconnected:
-            self._task.uncancel()
+    task = asyncio.current_task()
+    assert task
+    watching = asyncio.create_task(_cancel_on_disconnect(request, task))
+    try:
+        yield
+    finally:
+        if watching.done():
+            task.uncancel()
             raise ClientClosed from None
+        watching.cancel()
 
-    async def _watch(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
-        self._is_disconnected = True
-        self._task.cancel()
+
+async def _cancel_on_disconnect(request: GatewayRequest, task: "asyncio.Task[object]") -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()

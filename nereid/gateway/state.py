@@ -12,7 +12,6 @@ from nereid.gateway.gateway_metrics import Metrics
 from nereid.gateway.http.upload import Uploads
 from nereid.gateway.live import Live
 from nereid.gateway.readiness import Readiness
-from nereid.gateway.request_timings import RequestTimings
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.settings import Settings
 
@@ -44,13 +43,12 @@ class Gateway:
     readiness: Readiness
     route: RouteView | None
 
-    def count_image(self, endpoint: str, variant: str, outcome: str, timings: RequestTimings) -> None:
-        """Record outcome, queue time and, if the image reached the server, inference time of an image."""
+    def count_image(self, endpoint: str, variant: str, outcome: str, stages_s: dict[str, float]) -> None:
+        """Record the outcome of an image and the durations of its stages."""
         self.metrics.count_image(endpoint, variant, outcome)
-        self.metrics.observe(endpoint, variant, "admission", outcome, timings.admission_s)
-        if timings.inference_s:
-            self.metrics.observe(endpoint, variant, "inference", outcome, timings.inference_s)
-        self.live.note(outcome, variant, timings.total_s)
+        for stage, seconds in stages_s.items():
+            self.metrics.observe(endpoint, variant, stage, outcome, seconds)
+        self.live.note(outcome, variant, sum(stages_s.values()))
 
 
 def build(settings: Settings, keys: KeyRing, route: RouteControl | None, upstream: Upstream) -> Gateway:

@@ -33,13 +33,6 @@ class ConcurrencyLimit:
         now_s: monotonic time in seconds.
     """
 
-    _opened_s: float
-    _since_s: float
-    _sum_s: float
-    _samples: int
-    _peak: int
-    _is_probing: bool
-
     def __init__(self, max_limit: int, now_s: float) -> None:
         self._max_limit = float(max_limit)
         self._min_limit = min(MIN_LIMIT, self._max_limit)

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,20 +24,16 @@ from nereid.gateway.route_control import RouteControl
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway, build
 
-PAGE = Path(__file__).parents[1] / "page"
 _CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
 
 
-def create_app(
-    settings: Settings, keys: KeyRing, route: RouteControl | None, page: Path | None = PAGE
-) -> Starlette:
+def create_app(settings: Settings, keys: KeyRing, route: RouteControl | None) -> Starlette:
     """Return the gateway; it connects to Triton with the first request.
 
     Args:
         settings: settings of the gateway.
         keys: the valid keys; without keys, everybody on loopback may classify and read.
         route: control of the route's weights, or None.
-        page: folder of the web page, whose `index.html` is `/`.
 
     Raises:
         ValueError: keys are required, but none exist.
@@ -46,10 +41,10 @@ def create_app(
     if settings.requires_keys and not keys:
         raise ValueError(NONE_YET if settings.is_on_loopback else EXPOSED)
     upstream = AsyncClassifier(settings.url, "grpc", settings.model, settings.default_timeout_s)
-    return app_of(build(settings, keys, route, upstream), page)
+    return app_of(build(settings, keys, route, upstream))
 
 
-def app_of(gateway: Gateway, page: Path | None = PAGE) -> Starlette:
+def app_of(gateway: Gateway) -> Starlette:
     """Return the ASGI application of a gateway."""
 
     @contextlib.asynccontextmanager
@@ -60,13 +55,12 @@ def app_of(gateway: Gateway, page: Path | None = PAGE) -> Starlette:
     described = (*OPERATIONS, Operation("GET", "/openapi.json", openapi, "open", None))
     operations = [Route(each.path, Endpoint(gateway, each), methods=[each.method]) for each in described]
     app = Starlette(
-        routes=[*operations, *static.routes(page)],
+        routes=[*operations, *static.ROUTES],
         middleware=[Middleware(RequestMiddleware, gateway)],
         exception_handlers={HTTPException: reject_unknown},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.page = page
     return app
 
 
@@ -104,6 +98,7 @@ async def reject_unknown(found: Request, error: Exception) -> Response:
     failure = Failure(_CODES.get(error.status_code, "invalid_request"), f"there is no {method} {path[:128]}")
     request.outcome = failure.code
     reply = failure_response(failure, request.request_id)
-    allowed = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
-    reply.headers += allowed
+    reply.headers += [
+        (name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()
+    ]
     return reply  # type: ignore[return-value]

@@ -46,24 +46,6 @@ class GatewayRequest:
         stages_s: durations of the stages.
     """
 
-    __slots__ = (
-        "began_s",
-        "body_bytes",
-        "continues_trace",
-        "endpoint",
-        "headers",
-        "images",
-        "key",
-        "outcome",
-        "receive",
-        "request_id",
-        "scope",
-        "stages_s",
-        "status",
-        "traceparent",
-        "variant",
-    )
-
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.began_s = time.perf_counter()
         self.scope, self.receive = scope, receive
@@ -144,8 +126,6 @@ class GatewayRequest:
 
 class GatewayResponse:
     """A complete response as an ASGI application: status, headers and body."""
-
-    __slots__ = ("body", "headers", "status")
 
     def __init__(
         self,

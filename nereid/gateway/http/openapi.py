@@ -44,19 +44,11 @@ def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str,
     schemas, components = msgspec.json.schema_components(
         [*kinds, ErrorAnswer, Result, FailedResult], ref_template="#/components/schemas/{name}"
     )
-    found = iter(schemas)
-    described = [
-        (
-            each,
-            next(found) if each.answer is not None else None,
-            next(found) if each.body is not None else None,
-        )
-        for each in operations
-    ]
+    schema_of = {None: None} | dict(zip(kinds, schemas[: len(kinds)], strict=True))
     paths: dict[str, Any] = {}
-    for operation, answer, body in described:
-        about = _operation(operation, answer, body, max_timeout_s)
-        paths.setdefault(operation.path, {})[operation.method.lower()] = about
+    for each in operations:
+        about = _operation(each, schema_of[each.answer], schema_of[each.body], max_timeout_s)
+        paths.setdefault(each.path, {})[each.method.lower()] = about
     return {
         "openapi": "3.1.0",
         "info": {

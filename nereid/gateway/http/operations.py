@@ -13,7 +13,7 @@ from nereid.gateway.answers import Answer, BatchAnswer
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.gateway_metrics import CONTENT_TYPE
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.http.upload import BatchBody, ImageBody
+from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
 from nereid.gateway.live import LiveState
 from nereid.gateway.predict import PARAMETERS, classify_batch, predict
 from nereid.gateway.readiness import Health, Ready
@@ -151,7 +151,6 @@ _SERVER: tuple[Code, ...] = (
     "deadline_exceeded",
 )
 _IMAGE: tuple[Code, ...] = ("invalid_image", *_BODY, "rate_limited", *_SERVER)
-_JSON, _FORM = "application/json", "multipart/form-data"
 OPERATIONS = (
     Operation(
         "POST",
@@ -161,7 +160,7 @@ OPERATIONS = (
         Answer,
         PARAMETERS,
         ImageBody,
-        ("image/*", "application/octet-stream", _FORM, _JSON),
+        ("image/*", "application/octet-stream", FORM, JSON),
         _IMAGE,
         True,
     ),
@@ -173,7 +172,7 @@ OPERATIONS = (
         BatchAnswer,
         PARAMETERS,
         BatchBody,
-        (_FORM, _JSON),
+        (FORM, JSON),
         _IMAGE,
         True,
     ),
@@ -188,7 +187,7 @@ OPERATIONS = (
         "route",
         RouteState,
         body=Weights,
-        kinds=(_JSON,),
+        kinds=(JSON,),
         errors=("no_route_control", "conflict", "unavailable", *_BODY),
     ),
     Operation("GET", "/v1/access", access, "open", Access),

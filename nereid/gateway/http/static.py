@@ -12,6 +12,7 @@ from starlette.staticfiles import StaticFiles
 
 from nereid.assets import SAMPLES
 
+PAGE = Path(__file__).parents[1] / "page"
 _SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
 _DOCS = """<!DOCTYPE html>
 <html lang="en">
@@ -66,20 +67,13 @@ async def sample(request: Request) -> Response:
 
 async def index(request: Request) -> Response:
     """Serve the index of the page."""
-    path: Path | None = request.app.state.page
-    if path is None or not (path / "index.html").exists():
-        raise HTTPException(404)
-    return FileResponse(path / "index.html", headers={"cache-control": "no-cache"})
+    return FileResponse(PAGE / "index.html", headers={"cache-control": "no-cache"})
 
 
-def routes(page: Path | None) -> list[BaseRoute]:
-    """Return the routes of all files; those of the page only if its folder exists."""
-    found: list[BaseRoute] = [
-        Route("/", index),
-        Route("/samples/{name}", sample),
-        Route("/docs", docs),
-        Route("/docs/{name}", docs_file),
-    ]
-    if page is not None and page.is_dir():
-        found.append(Mount("/page", Page(directory=page, check_dir=False)))
-    return found
+ROUTES: tuple[BaseRoute, ...] = (
+    Route("/", index),
+    Route("/samples/{name}", sample),
+    Route("/docs", docs),
+    Route("/docs/{name}", docs_file),
+    Mount("/page", Page(directory=PAGE)),
+)

@@ -1,7 +1,6 @@
 """The images of a request body: raw, in a form, or as base64 in JSON; limits apply while reading."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -142,26 +141,11 @@ class Uploads:
         self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None
     ) -> bytes:
         max_bytes = min(max_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
-        chunks: list[bytes] = []
-        await self._read(request, remaining_s, max_bytes, chunks.append)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    async def _form(self, request: GatewayRequest, remaining_s: float, max_images: int) -> list[BatchImage]:
-        _, options = parse_options_header(request.headers[b"content-type"])
-        boundary = options.get(b"boundary", b"")
-        if not 1 <= len(boundary) <= 70:
-            raise _damaged("its boundary must have 1 to 70 characters")
-        return read_form(await self._whole(request, remaining_s), boundary, max_images)
-
-    async def _read(
-        self, request: GatewayRequest, remaining_s: float, max_bytes: int, take: Callable[[bytes], Any]
-    ) -> None:
+        expected = f"expected a body of at most {format_bytes(max_bytes)}"
         declared = request.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > max_bytes:
-            raise Failure(
-                "too_large",
-                f"expected a body of at most {format_bytes(max_bytes)}, got {format_bytes(int(declared))}",
-            )
+            raise Failure("too_large", f"{expected}, got {format_bytes(int(declared))}")
+        chunks: list[bytes] = []
         try:
             async with asyncio.timeout(remaining_s):
                 while True:
@@ -170,16 +154,21 @@ class Uploads:
                         raise ClientClosed
                     chunk = message.get("body", b"")
                     if request.body_bytes + len(chunk) > max_bytes:
-                        raise Failure(
-                            "too_large", f"expected a body of at most {format_bytes(max_bytes)}, got more"
-                        )
+                        raise Failure("too_large", f"{expected}, got more")
                     self.buffers.take(request.key, len(chunk))
                     request.body_bytes += len(chunk)
-                    take(chunk)
+                    chunks.append(chunk)
                     if not message.get("more_body", False):
-                        return
+                        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         except TimeoutError:
             raise Failure("body_timeout", f"the body did not arrive within {remaining_s:.3g} s") from None
+
+    async def _form(self, request: GatewayRequest, remaining_s: float, max_images: int) -> list[BatchImage]:
+        _, options = parse_options_header(request.headers[b"content-type"])
+        boundary = options.get(b"boundary", b"")
+        if not 1 <= len(boundary) <= 70:
+            raise _damaged("its boundary must have 1 to 70 characters")
+        return read_form(await self._whole(request, remaining_s), boundary, max_images)
 
 
 def read_form(body: bytes, boundary: bytes, max_images: int) -> list[BatchImage]:
