@@ -1,6 +1,6 @@
-"""The GPU's kernel without a GPU: compiled for real ones, and run as C++ against NumPy, Pillow, the CPU path.
+"""The GPU's kernel without a GPU: compiled for GPUs, and run as C++ and compared with NumPy and Pillow.
 
-The same source file is compiled both times; only what CUDA brings along (`blockIdx`, `sinpif`) is a shim.
+Both compilations read the same source file; a shim replaces CUDA's own names (`blockIdx`, `sinpif`).
 """
 
 import ctypes
@@ -21,6 +21,7 @@ from nereid.imaging.kernel import CHANNELS, IMAGE, SOURCE, Source, build_channel
 from nereid.imaging.resample import FILTERS
 from nereid.imaging.transform import DATATYPES, TURNS, Transform
 from tests.conftest import UPRIGHT
+from tests.pictures import noise
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
 SHIM = """
@@ -135,22 +136,17 @@ def source(pixels: np.ndarray, orientation: int = 1) -> Source:
 
 
 def blank(transform: Transform, count: int) -> np.ndarray:
-    """A tensor full of what no kernel may leave there."""
+    """Return a tensor full of values that the kernel must overwrite."""
     dtype = DATATYPES[transform.datatype]
     return np.full((count, *transform.shape), 222 if dtype == np.uint8 else np.nan, dtype)
 
 
 def photo(name: str, size_wh: tuple[int, int] | None = None) -> np.ndarray:
-    """A sample photo, whole or cut to a size: uint8[H, W, 3]."""
+    """Return a sample photo, whole or cropped to a size: uint8[H, W, 3]."""
     pixels = np.asarray(Image.open(PHOTOS[name]).convert("RGB"))
     if size_wh is None:
         return pixels
     return np.ascontiguousarray(pixels[: size_wh[1], : size_wh[0]])
-
-
-def noise(height: int, width: int) -> np.ndarray:
-    """Uniform noise, the hardest picture there is."""
-    return np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)
 
 
 def weigh(span, transform: Transform, pixels: np.ndarray) -> np.ndarray:
@@ -228,7 +224,7 @@ def compile_for_gpu(architecture: str, options: tuple[str, ...]) -> str:
 @pytest.mark.parametrize("interpolation", FILTERS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernel_compiles_for_gpus(architecture, interpolation, datatype, layout):
-    """NVRTC makes machine code of every variant without a word, for each generation of GPUs."""
+    """NVRTC compiles every variant without a warning, for each generation of GPUs."""
     transform = replace(PLAIN, interpolation=interpolation, datatype=datatype, layout=layout)
 
     assert compile_for_gpu(architecture, preprocess_kernel.options(transform)) == ""
@@ -246,7 +242,7 @@ def test_structs_are_those_of_the_kernel(compile_for_host):
 @pytest.mark.parametrize("interpolation", FILTERS)
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_kernel_does_the_arithmetic_of_the_model(run, transform, interpolation):
-    """Every mode and filter gives what the NumPy formula says, on a photo and on noise."""
+    """Every mode and filter equals the NumPy formula, on a photo and on noise."""
     transform = replace(transform, interpolation=interpolation)
     images = [photo("chelsea"), noise(131, 77)]
 
@@ -261,7 +257,7 @@ def test_kernel_does_the_arithmetic_of_the_model(run, transform, interpolation):
 )
 @pytest.mark.parametrize("orientation", TURNS)
 def test_image_is_turned_upright(run, transform, orientation):
-    """Each EXIF orientation gives what the formula makes of the image that Pillow turned."""
+    """For each EXIF orientation, the result equals the formula's for the turned image."""
     pixels = photo("chelsea", (150, 97))
 
     (row,) = run(transform, pixels, orientation=orientation)
@@ -271,7 +267,7 @@ def test_image_is_turned_upright(run, transform, orientation):
 
 @pytest.mark.parametrize("orientation", TURNS)
 def test_orientations_of_the_model_are_those_of_pillow(orientation):
-    """The table of turns that tests share is what `ImageOps.exif_transpose` does."""
+    """The table of turns that tests share agrees with `ImageOps.exif_transpose`."""
     pixels = noise(5, 8)
     stored = Image.fromarray(pixels)
     stored.getexif()[0x112] = orientation
@@ -280,7 +276,7 @@ def test_orientations_of_the_model_are_those_of_pillow(orientation):
 
 
 def test_orientation_may_be_ignored(run):
-    """With `exif_orientation` off the image stays as it is stored."""
+    """With `exif_orientation` off, the image is not turned."""
     pixels = photo("chelsea", (150, 97))
     transform = replace(IMAGENET, exif_orientation=False)
 
@@ -294,7 +290,7 @@ def test_orientation_may_be_ignored(run):
     "transform", [IMAGENET, LETTERBOX, PLAIN], ids=["shorter side", "letterbox", "exact"]
 )
 def test_any_size_is_resized(run, transform, size_wh):
-    """Extreme sizes and aspects give what the formula says."""
+    """Extreme sizes and aspect ratios equal the formula."""
     pixels = noise(size_wh[1], size_wh[0])
 
     (row,) = run(transform, pixels)
@@ -303,7 +299,7 @@ def test_any_size_is_resized(run, transform, size_wh):
 
 
 def test_window_of_a_large_image_is_exact(run):
-    """Of 16,384 pixels each window starts at the right one: 1 / 3 of a pixel has no exact float there."""
+    """Among 16,384 pixels each window starts at the right one, although 1/3 is not an exact float."""
     transform = Transform(1, 5461, resize="exact", interpolation="box")
     pixels = noise(1, 16_384)
 
@@ -313,7 +309,7 @@ def test_window_of_a_large_image_is_exact(run):
 
 
 def test_images_of_a_batch_do_not_touch_each_other(run):
-    """Images of different sizes give together what each gives alone."""
+    """Images of different sizes give the same results in a batch as alone."""
     images = [photo("coffee"), noise(1, 1), photo("chelsea", (99, 201)), noise(300, 7)]
 
     together = run(LETTERBOX, *images)
@@ -323,7 +319,7 @@ def test_images_of_a_batch_do_not_touch_each_other(run):
 
 
 def test_rows_may_be_padded_in_memory(run):
-    """The decoder's pitch is followed, not the width."""
+    """Rows are found by the decoder's pitch, not by the width."""
     wide = noise(60, 100)
 
     np.testing.assert_array_equal(run(PLAIN, wide[:, :71]), run(PLAIN, np.ascontiguousarray(wide[:, :71])))
@@ -336,15 +332,9 @@ def test_row_without_an_image_is_padding(run, transform):
 
     tensor = run(transform, photo("chelsea", (40, 30)), None)
 
-    np.testing.assert_allclose(
-        levels(transform, tensor[1]), np.broadcast_to(pad, (*tensor_hw(transform), 3)), atol=0.1
-    )
+    expected = np.broadcast_to(pad, (transform.height_px, transform.width_px, 3))
+    np.testing.assert_allclose(levels(transform, tensor[1]), expected, atol=0.1)
     assert not np.isnan(tensor.astype(np.float32)).any()
-
-
-def tensor_hw(transform: Transform) -> tuple[int, int]:
-    """Height and width of the tensor."""
-    return transform.height_px, transform.width_px
 
 
 @pytest.mark.parametrize("interpolation", FILTERS)

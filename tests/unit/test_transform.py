@@ -1,4 +1,4 @@
-"""From an image file to a network's input, against Pillow and float64 arithmetic written another way."""
+"""From an image file to a network's input, compared with Pillow and with float64 arithmetic."""
 
 import io
 import re
@@ -14,6 +14,7 @@ from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.resample import Span
 from nereid.imaging.transform import DATATYPES, Placement, Transform, make_plan
+from tests.pictures import assert_same_levels, noise, resize, save
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 SHORTER = Transform(224, 224, resize_shorter_px=256)
@@ -29,56 +30,26 @@ def apply(transform, encoded):
     return out
 
 
-def save(image, image_format="PNG", **options):
-    """Encode a Pillow image."""
-    target = io.BytesIO()
-    image.save(target, image_format, **options)
-    return target.getvalue()
-
-
-def noise(height, width):
-    """Return a picture that shows every shift and flip."""
-    levels = np.random.default_rng(height + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(levels)
-
-
-def pillows(image, size_wh, method, rows_first=True):
-    """Resize with Pillow, one axis after the other: in one call it chooses the order by the sizes."""
-    between = (size_wh[0], image.height) if rows_first else (image.width, size_wh[1])
-    return image.resize(between, method).resize(size_wh, method)
-
-
 def resized(image, transform, rows_first=True):
-    """Return uint8[H, W, 3] that Pillow makes of an upright RGB image; the rules are written out here."""
+    """Apply the resize rules to an upright RGB image with Pillow: uint8[H, W, 3]."""
     wanted = transform.width_px, transform.height_px
     method = Image.Resampling[transform.interpolation.upper()]
     if transform.resize == "exact":
-        return np.asarray(pillows(image, wanted, method, rows_first))
+        return np.asarray(resize(image, wanted, method, rows_first))
     if transform.resize == "letterbox":  # ultralytics, LetterBox with auto=False, center=True
         ratio = min(wanted[1] / image.height, wanted[0] / image.width)
         size = round(image.width * ratio), round(image.height * ratio)
         left, top = (round((whole - part) / 2 - 0.1) for whole, part in zip(wanted, size, strict=True))
         canvas = Image.new("RGB", wanted, transform.pad_color)
-        canvas.paste(pillows(image, size, method, rows_first), (left, top))
+        canvas.paste(resize(image, size, method, rows_first), (left, top))
         return np.asarray(canvas)
     size, short, long = transform.resize_shorter_px, min(image.size), max(image.size)
     longer = int(size * long / short)
     size_wh = (size, longer) if image.width <= image.height else (longer, size)
     left, top = (round((whole - part) / 2) for whole, part in zip(size_wh, wanted, strict=True))
-    return np.asarray(pillows(image, size_wh, method, rows_first))[
+    return np.asarray(resize(image, size_wh, method, rows_first))[
         top : top + wanted[1], left : left + wanted[0]
     ]
-
-
-def assert_same_levels(actual, expected, filter_name=""):
-    """Compare levels; a sum at .5 in one arithmetic and near .5 in another differs by one.
-
-    The mean of ten whole numbers, as a box takes it, is one of those every tenth time.
-    """
-    differences = np.abs(actual.astype(float) - expected)
-    assert actual.shape == expected.shape
-    assert differences.max() <= 1
-    assert (differences > 0).mean() <= (0.15 if filter_name == "box" else 0.01)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +84,7 @@ def test_shorter_side_is_resized_and_the_centre_cropped(size_wh, rows, columns):
     ids=str,
 )
 def test_letterbox_fits_and_centres(size_wh, rows, columns):
-    """Ultralytics: sides are round(side * ratio), an odd row of padding goes below; nothing vanishes."""
+    """Ultralytics: sides are round(side * ratio), at least 1; an odd row of padding goes below."""
     assert LETTERBOX.place(size_wh) == (rows, columns)
 
 
@@ -123,8 +94,8 @@ def test_letterbox_fits_and_centres(size_wh, rows, columns):
     ("height", "width"), [(1, 1), (301, 451), (427, 640), (700, 263), (33, 47), (50, 2_003)], ids=str
 )
 def test_resize_agrees_with_pillow(transform, height, width, interpolation):
-    """Every resize rule with every filter gives the pixels that Pillow makes of the whole image."""
-    image, transform = noise(height, width), replace(transform, interpolation=interpolation)
+    """Every resize rule with every filter gives Pillow's pixels."""
+    image, transform = Image.fromarray(noise(height, width)), replace(transform, interpolation=interpolation)
 
     levels = apply(transform, save(image)).transpose(1, 2, 0)
 
@@ -177,7 +148,7 @@ def test_padding_is_normalised_like_the_picture(size_wh, color_order):
 
 
 def test_padding_of_the_last_image_does_not_stay():
-    """A row of the batch that held another image is written whole."""
+    """All of a row is written, so that no pixel of an earlier image stays in the padding."""
     out, buffers = np.empty(LETTERBOX.shape, np.float32), Buffers()
     for size_wh in ((64, 64), (64, 8), (8, 64)):
         LETTERBOX(open_image(save(Image.new("RGB", size_wh, (1, 2, 3))), ANY), out, buffers)
@@ -187,13 +158,13 @@ def test_padding_of_the_last_image_does_not_stay():
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("transform", [SHORTER, EXACT, LETTERBOX], ids=lambda transform: transform.resize)
-@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF"])
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP"])
 def test_image_is_turned_upright(orientation, transform, image_format):
-    """The result is that of the image which Pillow has turned by its EXIF orientation."""
+    """The result equals that of the image that Pillow turned by its EXIF orientation."""
     exif = Image.Exif()
     exif[274] = orientation
-    options = {"quality": 95, "subsampling": 0} if image_format == "JPEG" else {}
-    encoded = save(noise(71, 53), image_format, exif=exif, **options)
+    options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
+    encoded = save(Image.fromarray(noise(71, 53)), image_format, exif=exif, **options.get(image_format, {}))
     with Image.open(io.BytesIO(encoded)) as stored:
         upright = ImageOps.exif_transpose(stored).convert("RGB")
 
@@ -206,7 +177,7 @@ def test_image_is_turned_upright(orientation, transform, image_format):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_scaled_decode_is_turned_upright(gradient, orientation):
-    """A large JPEG that is decoded at an eighth is turned likewise; a smooth one differs by three levels."""
+    """A large JPEG is decoded at an eighth and turned, too; a smooth one differs by three levels at most."""
     exif = Image.Exif()
     exif[274] = orientation
     encoded = save(Image.fromarray(gradient(643, 1_021)), "JPEG", quality=95, exif=exif)
@@ -222,7 +193,7 @@ def test_scaled_decode_is_turned_upright(gradient, orientation):
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
 def test_orientation_can_be_ignored(orientation, image_format):
     """Without `exif_orientation`, the pixels stay as they are stored."""
-    image = noise(71, 53)
+    image = Image.fromarray(noise(71, 53))
     exif = Image.Exif()
     exif[274] = orientation
 
@@ -261,7 +232,7 @@ def test_transparent_pixels_show_the_background_colour():
     ids=str,
 )
 def test_decoder_shrinks_as_much_as_the_resize_allows(size_wh, transform, shrink):
-    """By as much as leaves `decode_margin` times the resized image; not at all without antialias."""
+    """At least `decode_margin` times the resized image is decoded; without antialias, the whole image."""
     assert make_plan(transform, size_wh, 1, 8).shrink == shrink
     assert make_plan(transform, size_wh, 1, 1).shrink == 1
 
@@ -283,7 +254,7 @@ def test_scaled_decode_of_a_photo_is_near_the_full_one(transform):
 @pytest.mark.parametrize("transform", [SHORTER, EXACT, LETTERBOX], ids=lambda transform: transform.resize)
 @pytest.mark.parametrize("size_wh", [(30_000, 1), (1, 30_000), (20_000, 40)], ids=str)
 def test_extreme_aspect_needs_little_memory(transform, size_wh):
-    """A tiny file with a huge aspect would become gigabytes if it were resized whole; 64 MiB are plenty."""
+    """A tiny file with a huge aspect ratio would need gigabytes if all of it were resized, not 64 MiB."""
     encoded = save(Image.new("RGB", size_wh, (50, 60, 70)))
     make_plan.cache_clear()
 
@@ -299,7 +270,7 @@ def test_extreme_aspect_needs_little_memory(transform, size_wh):
 
 @pytest.mark.parametrize(("side_px", "max_shrink"), [(640, 1), (64, 8)], ids=["whole", "scaled"])
 def test_plans_of_many_sizes_take_little_memory(side_px, max_shrink):
-    """Files of a hundred bytes can claim any size: what is kept of each must not add up."""
+    """Small files can claim any size, so the cached plans have a limit in bytes."""
     make_plan.cache_clear()
     transform = Transform(side_px, side_px, resize="letterbox")
 
@@ -314,7 +285,7 @@ def test_plans_of_many_sizes_take_little_memory(side_px, max_shrink):
 
 
 def test_plan_of_a_size_is_made_once():
-    """A camera's images all have one size."""
+    """The plan of a size is cached, because a camera's images all have one size."""
     first, second = (make_plan(replace(SHORTER), (1_234, 567), 1, 8) for _ in range(2))
 
     assert first is second
@@ -350,6 +321,6 @@ def test_plan_of_a_size_is_made_once():
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_contradictory_parameters_are_refused(arguments, message):
-    """A transform that could never work is not built."""
+    """Invalid and contradictory fields are rejected when a transform is built."""
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         replace(SHORTER, **arguments)

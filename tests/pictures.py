@@ -1,0 +1,38 @@
+"""Pictures made in memory, Pillow's resizing of them, and how exactly ours must agree."""
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+def save(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
+    """Encode a Pillow image."""
+    target = io.BytesIO()
+    image.save(target, image_format, **options)
+    return target.getvalue()
+
+
+def noise(height: int, width: int) -> np.ndarray:
+    """Return random pixels, which show every shift, flip and filter: uint8[H, W, 3]."""
+    return np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def resize(
+    image: Image.Image, size_wh: tuple[int, int], method: Image.Resampling, rows_first: bool = True
+) -> Image.Image:
+    """Resize with Pillow, one axis after the other: in one call it chooses the order by the sizes."""
+    between = (size_wh[0], image.height) if rows_first else (image.width, size_wh[1])
+    return image.resize(between, method).resize(size_wh, method)
+
+
+def assert_same_levels(actual: np.ndarray, expected: np.ndarray, filter_name: str = "") -> None:
+    """Compare levels; a sum at .5 in one arithmetic and near .5 in another differs by one.
+
+    A box takes the mean of, say, ten whole numbers, which is at .5 every tenth time.
+    """
+    differences = np.abs(actual.astype(float) - expected)
+    assert actual.shape == expected.shape
+    assert differences.max() <= 1
+    assert (differences > 0).mean() <= (0.15 if filter_name == "box" else 0.01)
