@@ -41,6 +41,13 @@ class ConcurrencyLimit:
         self._probed_s = now_s
         self._open(now_s)
 
+    def _open(self, now_s: float, is_probing: bool = False) -> None:
+        self._opened_s, self._is_probing = now_s, is_probing
+        # Requests sent before the queue has shrunk do not count: they waited in the longer queue.
+        self._since_s = inf if is_probing else -inf
+        self._samples = self._peak = 0
+        self._sum_s = 0.0
+
     @property
     def limit(self) -> int:
         """The present limit of requests in flight."""
@@ -91,10 +98,3 @@ class ConcurrencyLimit:
         wanted = self._limit * gradient + sqrt(self._limit) / 2
         limit = self._limit + SMOOTHING * (wanted - self._limit)
         self._limit = min(self._max_limit, max(self._min_limit, limit))
-
-    def _open(self, now_s: float, is_probing: bool = False) -> None:
-        self._opened_s, self._is_probing = now_s, is_probing
-        # Requests sent before the queue has shrunk do not count: they waited in the longer queue.
-        self._since_s = inf if is_probing else -inf
-        self._samples = self._peak = 0
-        self._sum_s = 0.0
