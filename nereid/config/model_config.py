@@ -1,7 +1,7 @@
 """Model configurations: `config.pbtxt` as Triton passes it at load, or read from a file."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,10 @@ class TensorSpec:
         return f"{self.datatype} {list(self.dims)}"
 
     def fits(self, other: "TensorSpec") -> bool:
-        """Return whether one may be passed as the other: equal datatypes, and dims equal or variable."""
-        return self.datatype == other.datatype and dims_fit(self.dims, other.dims)
-
-
-def dims_fit(ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Return whether two shapes agree; -1 agrees with any size."""
-    if len(ours) != len(theirs):
-        return False
-    return all(-1 in pair or pair[0] == pair[1] for pair in zip(ours, theirs, strict=True))
+        """Return whether one may be passed as the other: equal datatypes, and dims equal or -1."""
+        if (self.datatype, len(self.dims)) != (other.datatype, len(other.dims)):
+            return False
+        return all(-1 in pair or pair[0] == pair[1] for pair in zip(self.dims, other.dims, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from msgspec.structs import replace as with_fields
 
-from nereid.assets import SAMPLES
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.imaging.preprocess_settings import PRESETS
@@ -64,7 +63,7 @@ class Added:
     """A served public name, its models, and the measurements of its network."""
 
     name: str
-    models: tuple[str, ...]
+    models: Names
     report: Report
     seconds: float
 
@@ -89,7 +88,7 @@ def add(
     repository.mkdir(parents=True, exist_ok=True)
     with locked_repository(repository, record, report) as (log, unstaged):
         operation, workspace = begin(log, unstaged, "add", request.name, 1)
-        names = Names(request.name)
+        names = Names.behind(request.name)
         try:
             _check_names(workspace.repository, names)
             measured = _stage(request, names, operation.user, workspace)
@@ -97,8 +96,7 @@ def add(
             log.write("undone", operation, str(error))
             raise
         commit(log, with_fields(operation, actions=_actions(names)), workspace)
-        models = (names.network, names.preprocess, names.pinned, names.route)
-        return Added(request.name, models, measured, time.monotonic() - start)
+        return Added(request.name, names, measured, time.monotonic() - start)
 
 
 def _check_request(repository: Path, request: AddRequest) -> None:
@@ -117,7 +115,7 @@ def _check_request(repository: Path, request: AddRequest) -> None:
 
 
 def _check_names(repository: Path, names: Names) -> None:
-    for name in (names.route, names.network, names.preprocess, names.pinned):
+    for name in reversed(names):
         if (repository / name).exists():
             raise WrongUsage(
                 f"'{repository}' already has a model '{name}'; "
@@ -132,14 +130,11 @@ def _check_names(repository: Path, names: Names) -> None:
 
 def _actions(names: Names) -> tuple[Action, ...]:
     """Return the actions in an order in which a server that starts meanwhile can load every model."""
+    behind = (names.network, names.preprocess, names.pinned)
     return (
-        Install(names.network, names.network),
-        Install(names.preprocess, names.preprocess),
-        Install(names.pinned, names.pinned),
+        *(Install(name, name) for name in behind),
         Install(f"{names.route}.route.json"),
-        Load(names.network, 1),
-        Load(names.preprocess, 1),
-        Load(names.pinned, 1),
+        *(Load(name, 1) for name in behind),
         Warm(names.pinned, 1),
         Install(names.route, names.route),
         Load(names.route, 1),
@@ -154,9 +149,12 @@ def _stage(request: AddRequest, names: Names, user: str, workspace: Workspace) -
     candidate.stage(request.source, version, "model.onnx")
     if request.with_softmax:
         request = replace(request, output=append_softmax(version / "model.onnx", request.output))
-    addition = _describe(version / "model.onnx", request, names)
-    _write(new, addition, request)
-    _check(new)
+    signature = onnx_file.read(version / "model.onnx").signature
+    image, parameters = _input(signature.inputs, request)
+    scores = _output(signature.outputs, request)
+    _write(new, Addition(names, image, scores, parameters, request.labels is not None), request)
+    if failures := [finding for finding in check(new) if finding.verdict == "fail"]:
+        raise OperationFailed("; ".join(f"{each.model}, {each.what}: {each.found}" for each in failures))
     workspace.report(f"{request.source.name}: staged as '{names.network}', with its preprocessing and route")
     measured = examine(
         _examination_request(new, names, request),
@@ -166,20 +164,6 @@ def _stage(request: AddRequest, names: Names, user: str, workspace: Workspace) -
         workspace.report(f"note: {note}")
     candidate.write_checksums(version, request.source, user)
     return measured
-
-
-def _describe(path: Path, request: AddRequest, names: Names) -> Addition:
-    """Return the tensors of a network and the parameters of its preprocessing.
-
-    Raises:
-        WrongUsage: the network does not take images and return scores.
-    """
-    signature = onnx_file.read(path).signature
-    image, parameters = _input(signature.inputs, request)
-    scores = _output(signature.outputs, request)
-    return Addition(
-        names, image, scores, (("preset", request.preset), *parameters), request.labels is not None
-    )
 
 
 def _input(inputs: Mapping[str, NetworkTensor], request: AddRequest) -> tuple[Tensor, list[tuple[str, str]]]:
@@ -207,8 +191,8 @@ def _input(inputs: Mapping[str, NetworkTensor], request: AddRequest) -> tuple[Te
 
 
 def _parameters(preset: str, height: int, width: int, is_last: bool) -> list[tuple[str, str]]:
-    """Return the parameters that differ from the preset: the layout, and the resize for an unusual side."""
-    found = [("layout", "NHWC")] if is_last else []
+    """Return the preset, and what differs from it: the layout, and the resize for an unusual side."""
+    found = [("preset", preset)] + [("layout", "NHWC")] * is_last
     usual = PRESETS[preset].get("resize_shorter_px")
     if usual and max(height, width) != USUAL_SIDE_PX:
         found.append(("resize_shorter_px", str(round(int(usual) * max(height, width) / USUAL_SIDE_PX))))
@@ -239,13 +223,7 @@ def _check_batch(side: str, name: str, tensor: NetworkTensor) -> None:
 
 def _write(new: Path, addition: Addition, request: AddRequest) -> None:
     names = addition.names
-    files = {
-        names.network: {"": addition.network(), "gpu": addition.network_on_gpu()},
-        names.preprocess: {"": addition.preprocess(), "gpu": addition.preprocess_on_gpu()},
-        names.pinned: {"": addition.pinned(), "cpu": addition.pinned_on_cpu()},
-        names.route: {"": addition.route()},
-    }
-    for name, texts in files.items():
+    for name, texts in addition.configs().items():
         folder = new / name
         (folder / "1").mkdir(parents=True, exist_ok=True)
         for profile, text in texts.items():
@@ -263,12 +241,6 @@ def _write(new: Path, addition: Addition, request: AddRequest) -> None:
     (new / f"{names.route}.route.json").write_bytes(format_route(route))
 
 
-def _check(new: Path) -> None:
-    """Check the staged models like a repository with `nereid check`."""
-    if failures := [finding for finding in check(new) if finding.verdict == "fail"]:
-        raise OperationFailed("; ".join(f"{each.model}, {each.what}: {each.found}" for each in failures))
-
-
 def _examination_request(new: Path, names: Names, request: AddRequest) -> ExaminationRequest:
     return ExaminationRequest(
         model=names.network,
@@ -277,10 +249,5 @@ def _examination_request(new: Path, names: Names, request: AddRequest) -> Examin
         current=None,
         preprocess=new / names.preprocess,
         preprocess_version=1,
-        images=SAMPLES,
-        tolerance=0,
-        is_change_accepted=True,
-        max_slowdown=0,
-        max_memory_ratio=0,
         labels=new / names.network / candidate.LABELS if request.labels else None,
     )

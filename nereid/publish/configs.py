@@ -1,7 +1,7 @@
 """Configs for an added model: its network, preprocessing, pinned model and route."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.protobuf.text_encoding import CEscape
 
@@ -15,180 +15,161 @@ VERSION = "version_policy { specific { versions: [ 1 ] } }"
 ALL_VERSIONS = "version_policy { all {} }"
 ON_CPU = f"instance_group {{ kind: KIND_CPU count: {CPU_INSTANCES} }}"
 ON_GPU = "instance_group { kind: KIND_GPU count: 1 }"
-ROUTE_OUTPUTS = "\n".join(
+NETWORK_ON_GPU = """\
+# Without this, Triton first copies every input of a Python-based backend to the host.
+parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
+# The default tries all algorithms in the first run of every batch size.
+optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" \
+parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" } } } }
+"""
+ROUTE_OUTPUTS = [
     f'output {{ name: "{name}" data_type: TYPE_STRING dims: [ 1 ] }}' for name in contract.ROUTE_OUTPUTS
-)
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor of the network: name, Triton's datatype, dims without the batch."""
 
     name: str
     datatype: str
     dims: tuple[int, ...]
 
-    def declare(self, side: str, more: str = "", name: str = "") -> str:
-        """Return the entry `input` or `output` for the tensor, under its own or another name."""
-        return (
-            f"{side} {{ name: {_quoted(name or self.name)} data_type: {self.datatype} "
-            f"dims: [ {', '.join(map(str, self.dims))} ]{more} }}"
-        )
+    @property
+    def kind(self) -> str:
+        """Return datatype and dims as a config contains them."""
+        return f"data_type: {self.datatype} dims: [ {', '.join(map(str, self.dims))} ]"
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Names of the models behind one public name."""
+class Names(NamedTuple):
+    """Names of the models behind one public name, and the route with that name."""
 
+    network: str
+    preprocess: str
+    pinned: str
     route: str
 
-    @property
-    def network(self) -> str:
-        """Return the name of the network."""
-        return f"{self.route}_network"
-
-    @property
-    def preprocess(self) -> str:
-        """Return the name of the preprocessing."""
-        return f"{self.route}_preprocess"
-
-    @property
-    def pinned(self) -> str:
-        """Return the name of the pinned model with the first version of both."""
-        return f"{self.route}_v1"
+    @classmethod
+    def behind(cls, route: str) -> "Names":
+        """Return the names for a route; the pinned model runs version 1 of both others."""
+        return cls(f"{route}_network", f"{route}_preprocess", f"{route}_v1", route)
 
 
-@dataclass(frozen=True, slots=True)
-class Addition:
+class Addition(NamedTuple):
     """A network with a public name: its input and output, and the parameters of its preprocessing."""
 
     names: Names
     input: Tensor
     output: Tensor
-    parameters: tuple[tuple[str, str], ...]
+    parameters: Sequence[tuple[str, str]]
     has_labels: bool
 
-    @property
-    def _labels(self) -> str:
-        return ' label_filename: "labels.txt"' if self.has_labels else ""
+    def configs(self) -> dict[str, dict[str, str]]:
+        """Return the configs of all models by profile; the plain config has the profile ""."""
+        return {
+            self.names.network: {
+                "": self._network("Images in, scores out.", CPU_BATCH, ON_CPU),
+                "gpu": self._network("On a GPU: the input stays in GPU memory.", GPU_BATCH, ON_GPU)
+                + NETWORK_ON_GPU,
+            },
+            self.names.preprocess: {
+                "": self._preprocess("Encoded images to the network's input.", CPU_BATCH, ON_CPU),
+                "gpu": self._preprocess("On a GPU: JPEGs are decoded there.", GPU_BATCH, ON_GPU),
+            },
+            self.names.pinned: {"": self._pinned(), "cpu": self._pinned_on_cpu()},
+            self.names.route: {"": self._route()},
+        }
 
-    @property
-    def _scores_output(self) -> str:
-        return self.output.declare("output", self._labels, contract.SCORES)
-
-    def network(self) -> str:
-        """Return the config of the network on the CPU."""
-        return self._network("Images in, scores out.", CPU_BATCH, ON_CPU)
-
-    def network_on_gpu(self) -> str:
-        """Return the config of the network on a GPU."""
-        return (
-            self._network("On a GPU: the input stays in GPU memory.", GPU_BATCH, ON_GPU)
-            + "# Without this, Triton first copies every input of a Python-based backend to the host.\n"
-            + _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
-            + "# The default tries all algorithms in the first run of every batch size.\n"
-            + 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" '
-            + 'parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" } } } }\n'
+    def _network(self, comment: str, batch: int, instances: str) -> str:
+        warm_up = [
+            f'model_warmup {{ name: "{size}" batch_size: {size} inputs {{ '
+            f"key: {_quoted(self.input.name)} value {{ {self.input.kind} zero_data: true }} }} }}"
+            for size in range(1, batch + 1)
+        ]
+        return _config(
+            f"# {comment}",
+            f"name: {_quoted(self.names.network)}",
+            'backend: "onnxruntime"',
+            f"max_batch_size: {batch}",
+            f"input {{ name: {_quoted(self.input.name)} {self.input.kind} }}",
+            self._scores_output(self.output.name),
+            ALL_VERSIONS,
+            instances,
+            "dynamic_batching {}",
+            "# Every batch size is a new shape, and its first run is slow.",
+            *warm_up,
         )
 
-    def preprocess(self) -> str:
-        """Return the config of the preprocessing on the CPU."""
-        return self._preprocess("Encoded images to the network's input.", CPU_BATCH, ON_CPU)
+    def _preprocess(self, comment: str, batch: int, instances: str) -> str:
+        return _config(
+            f"# {comment}",
+            f"name: {_quoted(self.names.preprocess)}",
+            'backend: "preprocess"',
+            f"max_batch_size: {batch}",
+            IMAGE,
+            f"output {{ name: {_quoted(self.input.name)} {self.input.kind} }}",
+            VERSION,
+            instances,
+            "dynamic_batching {}",
+            parameters=self.parameters,
+        )
 
-    def preprocess_on_gpu(self) -> str:
-        """Return the config of the preprocessing on a GPU."""
-        return self._preprocess("On a GPU: JPEGs are decoded there.", GPU_BATCH, ON_GPU)
-
-    def pinned(self) -> str:
-        """Return the config of the pinned model as an ensemble."""
-        names = self.names
-        return _lines(
+    def _pinned(self) -> str:
+        tensor = self.input.name
+        return _config(
             "# Preprocessing, then version 1 of the network. Profile `cpu` runs both in one process instead.",
-            f"name: {_quoted(names.pinned)}",
+            f"name: {_quoted(self.names.pinned)}",
             'platform: "ensemble"',
             f"max_batch_size: {CPU_BATCH}",
             IMAGE,
-            self._scores_output,
+            self._scores_output(),
             VERSION,
             "ensemble_scheduling {",
-            _step(names.preprocess, (contract.IMAGE, contract.IMAGE), (self.input.name, "input")),
-            _step(names.network, (self.input.name, "input"), (self.output.name, contract.SCORES)),
+            _step(self.names.preprocess, (contract.IMAGE, contract.IMAGE), (tensor, "input")),
+            _step(self.names.network, (tensor, "input"), (self.output.name, contract.SCORES)),
             "}",
         )
 
-    def pinned_on_cpu(self) -> str:
-        """Return the config of the pinned model as one process."""
-        names = self.names
-        return _lines(
+    def _pinned_on_cpu(self) -> str:
+        parts = {"preprocess": self.names.preprocess, "network": self.names.network}
+        return _config(
             "# On a CPU: the models that config.pbtxt names as steps, in one process.",
-            f"name: {_quoted(names.pinned)}",
+            f"name: {_quoted(self.names.pinned)}",
             'backend: "fused"',
             f"max_batch_size: {CPU_BATCH}",
             IMAGE,
-            self._scores_output,
+            self._scores_output(),
             VERSION,
             ON_CPU,
             "# Small batches, so that every instance gets queued requests.",
             "dynamic_batching { preferred_batch_size: [ 2, 4 ] }",
-        ) + "".join(
-            _parameter(key, value)
-            for key, value in [
-                ("preprocess", names.preprocess),
-                ("preprocess_version", "1"),
-                ("network", names.network),
-                ("network_version", "1"),
-            ]
+            parameters=[p for key, name in parts.items() for p in ((key, name), (f"{key}_version", "1"))],
         )
 
-    def route(self) -> str:
-        """Return the config of the route."""
-        return _lines(
+    def _route(self) -> str:
+        return _config(
             "# The public name: an A/B route between the pinned models.",
             f"name: {_quoted(self.names.route)}",
             'backend: "ab_router"',
             f"max_batch_size: {CPU_BATCH}",
             IMAGE,
-            self._scores_output,
-            ROUTE_OUTPUTS,
+            self._scores_output(),
+            *ROUTE_OUTPUTS,
             VERSION,
             "instance_group { kind: KIND_CPU count: 1 }",
-        ) + _parameter("route", f"{self.names.route}.route.json")
-
-    def _network(self, what: str, batch: int, instances: str) -> str:
-        return _lines(
-            f"# {what}",
-            f"name: {_quoted(self.names.network)}",
-            'backend: "onnxruntime"',
-            f"max_batch_size: {batch}",
-            self.input.declare("input"),
-            self.output.declare("output", self._labels),
-            ALL_VERSIONS,
-            instances,
-            "dynamic_batching {}",
-            "# Every batch size is a new shape, and its first run is slow.",
-            *(self._warm_up(size) for size in range(1, batch + 1)),
+            parameters=[("route", f"{self.names.route}.route.json")],
         )
 
-    def _warm_up(self, size: int) -> str:
-        dims = ", ".join(map(str, self.input.dims))
-        return (
-            f'model_warmup {{ name: "{size}" batch_size: {size} inputs {{ '
-            f"key: {_quoted(self.input.name)} value {{ data_type: {self.input.datatype} "
-            f"dims: [ {dims} ] zero_data: true }} }} }}"
-        )
+    def _scores_output(self, name: str = contract.SCORES) -> str:
+        labels = ' label_filename: "labels.txt"' if self.has_labels else ""
+        return f"output {{ name: {_quoted(name)} {self.output.kind}{labels} }}"
 
-    def _preprocess(self, what: str, batch: int, instances: str) -> str:
-        return _lines(
-            f"# {what}",
-            f"name: {_quoted(self.names.preprocess)}",
-            'backend: "preprocess"',
-            f"max_batch_size: {batch}",
-            IMAGE,
-            self.input.declare("output"),
-            VERSION,
-            instances,
-            "dynamic_batching {}",
-        ) + "".join(_parameter(key, value) for key, value in self.parameters)
+
+def _config(*lines: str, parameters: Sequence[tuple[str, str]] = ()) -> str:
+    entries = (
+        f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(text)} }} }}"
+        for key, text in parameters
+    )
+    return "".join(f"{line}\n" for line in (*lines, *entries))
 
 
 def _step(model: str, input_map: Sequence[str], output_map: Sequence[str]) -> str:
@@ -199,14 +180,6 @@ def _step(model: str, input_map: Sequence[str], output_map: Sequence[str]) -> st
     return f"  step {{\n    model_name: {_quoted(model)}\n    model_version: 1\n{maps}  }}"
 
 
-def _parameter(key: str, value: str) -> str:
-    return f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(value)} }} }}\n"
-
-
 def _quoted(text: str) -> str:
     """Return a string in the text format of protobuf, with any characters."""
     return f'"{CEscape(text, as_utf8=True)}"'
-
-
-def _lines(*lines: str) -> str:
-    return "".join(f"{line}\n" for line in lines)

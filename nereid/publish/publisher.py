@@ -11,7 +11,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nereid.assets import SAMPLES
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import candidate, pinned
 from nereid.publish.callers import check_retirable
@@ -19,7 +18,7 @@ from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Pol
 from nereid.publish.engine.engine import begin, commit, locked_repository, undo
 from nereid.publish.engine.journal import Journal, Operation
 from nereid.publish.engine.variants import Propose, rolled_back
-from nereid.publish.examination.examine import ExaminationRequest, Report, examine
+from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine
 from nereid.publish.network import Network, find_network
 from nereid.repository.layout import versions_there
 from nereid.routes.change import change_with_retry
@@ -29,32 +28,13 @@ from nereid.routing.assignment import MAX_VARIANTS, MAX_WEIGHT
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
+__all__ = ["Gates", "Published", "RouteFull", "publish", "retire", "rollback"]
+
 ROLLBACK_S = 30.0
 
 
 class RouteFull(OperationFailed):
     """A route has the maximum number of variants; older ones must be retired first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gates:
-    """Limits for a new version, compared with the current one.
-
-    Args:
-        images: the images that both versions classify.
-        tolerance: maximum difference of outputs, relative to the current version's largest |output|.
-        is_change_accepted: whether outputs may differ by more.
-        max_slowdown: maximum ratio of the times per image.
-        max_memory_ratio: maximum ratio of the memory sizes.
-        against: version to compare with; 0 for the version of a route's default variant.
-    """
-
-    images: tuple[Path, ...] = SAMPLES
-    tolerance: float = 0.05
-    is_change_accepted: bool = False
-    max_slowdown: float = 1.5
-    max_memory_ratio: float = 1.5
-    against: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +258,8 @@ def _examination_request(
         current=network.folder / str(current),
         preprocess=workspace.repository / pin.preprocess if pin and pin.preprocess else None,
         preprocess_version=pin.preprocess_version if pin else 0,
-        images=gates.images,
-        tolerance=gates.tolerance,
-        is_change_accepted=gates.is_change_accepted,
-        max_slowdown=gates.max_slowdown,
-        max_memory_ratio=gates.max_memory_ratio,
         labels=next((network.folder / name for name in labels if name), None),
+        gates=gates,
     )
 
 

@@ -1,18 +1,19 @@
 """Checks of a repository in all profiles that find most reasons for a failed load, without a server."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.inference.signature import validate
-from nereid.repository import ensembles, onnx_file, onnx_runtimes
+from nereid.repository import ensembles
 from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
 from nereid.repository.labels import InvalidLabels, check_count
-from nereid.repository.layout import CONFIGS, backend_of, config_files, served_versions
-from nereid.repository.onnx_file import OnnxFile
+from nereid.repository.layout import CONFIGS, config_files
+from nereid.repository.profile import NetworkCache, Profile
 from nereid.routing import route_file
 from nereid.serving_errors import InvalidConfig
 
@@ -29,71 +30,6 @@ class Finding:
     what: str
     found: str
     fix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkCache:
-    """The ONNX files of a repository, each read once."""
-
-    read: dict[Path, OnnxFile | str] = field(default_factory=dict)
-
-    def open(self, path: Path) -> OnnxFile:
-        """Return the file, without its weights.
-
-        Raises:
-            InvalidConfig: it cannot be served.
-        """
-        if path not in self.read:
-            try:
-                file = onnx_file.read(path)
-                onnx_file.check_external_data(file)
-                onnx_runtimes.check_runtimes(file, onnx_runtimes.supported_runtimes())
-                onnx_file.check_with_onnx(path)
-                self.read[path] = replace(file, model=None)
-            except onnx_file.InvalidOnnx as error:
-                self.read[path] = str(error)
-        found = self.read[path]
-        if isinstance(found, str):
-            raise InvalidConfig(found)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A repository in one profile: the config file that a server uses for each model, and its content."""
-
-    root: Path
-    files: Mapping[str, str]
-    documents: Mapping[str, Mapping[str, Any]]
-    networks: NetworkCache
-
-    def backend(self, model: str) -> str:
-        """Return the name of the backend that runs `model`."""
-        return backend_of(self.root / model, self.documents[model])
-
-    def versions(self, model: str) -> list[int]:
-        """Return the versions of `model` that are served."""
-        return served_versions(self.root / model, self.documents[model])
-
-    def network(self, model: str, version: int) -> OnnxFile:
-        """Return the network of a version.
-
-        Raises:
-            InvalidConfig: it is missing, or cannot be served.
-        """
-        document = self.documents[model]
-        return self.networks.open(onnx_file.network_path(self.root / model / str(version), document))
-
-    def config(self, model: str, version: int) -> ModelConfig:
-        """Return the config of a version, completed like the server completes it.
-
-        Raises:
-            InvalidConfig: its network is needed and cannot be read.
-        """
-        document = {"name": model, **self.documents[model], "backend": self.backend(model)}
-        if document["backend"] == "onnxruntime":
-            onnx_file.complete_document(document, lambda: self.network(model, version).signature)
-        return ModelConfig.from_document(document, self.root / model, version)
 
 
 Check = Callable[[Profile, str], Iterator[tuple[Verdict, str]]]
@@ -228,19 +164,13 @@ def _networks(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
             )
 
 
-def _ensemble(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
-    yield from _failures(
-        ensembles.problems(profile, model), "its steps are pinned and served, and their tensors fit"
-    )
-
-
-def _fused(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
-    yield from _failures(ensembles.fused_problems(profile, model), "its parts exist, and their tensors fit")
-
-
-def _failures(problems: Iterator[str], otherwise: str) -> Iterator[tuple[Verdict, str]]:
-    found: list[tuple[Verdict, str]] = [("fail", problem) for problem in problems]
-    yield from found or [("ok", otherwise)]
+def _combination(
+    find: Callable[[Profile, str], Iterator[str]], otherwise: str, profile: Profile, model: str
+) -> Iterator[tuple[Verdict, str]]:
+    problems = [*find(profile, model)]
+    yield from (("fail", problem) for problem in problems)
+    if not problems:
+        yield "ok", otherwise
 
 
 def _preprocess(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
@@ -287,8 +217,10 @@ def _labels(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
 # By backend; other backends are not checked.
 CHECKS: Mapping[str, Check] = {
     "onnxruntime": _networks,
-    "ensemble": _ensemble,
-    "fused": _fused,
+    "ensemble": partial(
+        _combination, ensembles.problems, "its steps are pinned and served, and their tensors fit"
+    ),
+    "fused": partial(_combination, ensembles.fused_problems, "its parts exist, and their tensors fit"),
     "preprocess": _preprocess,
     "ab_router": _route,
 }

@@ -1,63 +1,23 @@
 """Checks that ensembles and fused models fit the models that they consist of."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, dims_fit, read_pbtxt
+from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, read_pbtxt
+from nereid.repository.profile import Profile
 from nereid.serving_errors import InvalidConfig
 
 ITS_INPUT = "its input"
-
-
-class Models(Protocol):
-    """The models of a repository in one profile."""
-
-    @property
-    def root(self) -> Path:
-        """Return the folder of the repository."""
-
-    @property
-    def documents(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the readable configs by model."""
-
-    def versions(self, model: str) -> list[int]:
-        """Return the versions that are served."""
-
-    def config(self, model: str, version: int) -> ModelConfig:
-        """Return the config of a version, with all inputs and outputs."""
-
-    def network(self, model: str, version: int) -> object:
-        """Open the network of a version; raises InvalidConfig if it cannot be served."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor between steps: Triton's datatype, and dims that begin with the batch if there is one."""
-
-    datatype: str
-    dims: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: TensorSpec, max_batch_size: int) -> "Tensor":
-        """Return the tensor of a model with this `max_batch_size`."""
-        return cls(tensor.datatype, (-1, *tensor.dims) if max_batch_size else tensor.dims)
-
-    def fits(self, other: "Tensor") -> bool:
-        """Return whether the tensors fit each other; a dim of -1 fits any size."""
-        return self.datatype == other.datatype and dims_fit(self.dims, other.dims)
-
-    def __str__(self) -> str:
-        return f"{self.datatype.removeprefix('TYPE_')} [{','.join(map(str, self.dims))}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
     """The tensors that an ensemble's steps provide, by name, and need: user, name and expected tensor."""
 
-    provided: dict[str, Tensor]
-    needed: list[tuple[str, str, Tensor]]
+    provided: dict[str, TensorSpec]
+    needed: list[tuple[str, str, TensorSpec]]
 
     def mismatches(self) -> Iterator[str]:
         """Yield the needed tensors that are missing or do not fit."""
@@ -65,34 +25,39 @@ class Flow:
             if name not in self.provided:
                 yield f"{user} needs tensor '{name}', which no step provides"
             elif not wanted.fits(self.provided[name]):
-                yield f"{user} needs tensor '{name}': expected {wanted}, got {self.provided[name]}"
+                yield f"{user} needs tensor '{name}': expected {wanted.kind}, got {self.provided[name].kind}"
 
 
-def problems(models: Models, name: str) -> Iterator[str]:
+def problems(profile: Profile, name: str) -> Iterator[str]:
     """Yield the problems of the ensemble `name` that prevent a load, or give wrong outputs."""
-    steps = models.documents[name]["ensemble_scheduling"].get("step", ())
+    steps = profile.documents[name]["ensemble_scheduling"].get("step", ())
     if not steps:
         yield "expected steps in ensemble_scheduling, got none"
-    if cycle := _cycle(models, name):
+    if cycle := _cycle(profile, name):
         yield f"its steps form a cycle: {', '.join(cycle)}"
-    ensemble = models.config(name, 1)
+    ensemble = profile.config(name, 1)
     size = ensemble.max_batch_size
-    flow = Flow({each.name: Tensor.of(each, size) for each in ensemble.inputs}, [])
+    flow = Flow({each.name: _in_ensemble(each, size) for each in ensemble.inputs}, [])
     for step in steps:
-        refused = list(_unservable(models, name, step))
+        refused = list(_unservable(profile, name, step))
         yield from refused
-        if not refused and step["model_name"] in models.documents:
-            yield from _step_problems(models, step, size, flow)
+        if not refused and step["model_name"] in profile.documents:
+            yield from _step_problems(profile, step, size, flow)
     user = "the ensemble's output"
-    flow.needed.extend((user, each.name, Tensor.of(each, size)) for each in ensemble.outputs)
+    flow.needed.extend((user, each.name, _in_ensemble(each, size)) for each in ensemble.outputs)
     yield from flow.mismatches()
 
 
-def _cycle(models: Models, name: str) -> list[str]:
+def _in_ensemble(tensor: TensorSpec, max_batch_size: int) -> TensorSpec:
+    """Return a model's tensor between steps: its dims begin with the batch if there is one."""
+    return replace(tensor, dims=(-1, *tensor.dims)) if max_batch_size else tensor
+
+
+def _cycle(profile: Profile, name: str) -> list[str]:
     """Return the models of a cycle from an ensemble through others to itself; empty if there is none."""
     ways, seen = [[name]], {name}
     for way in ways:
-        steps = models.documents.get(way[-1], {}).get("ensemble_scheduling", {}).get("step", ())
+        steps = profile.documents.get(way[-1], {}).get("ensemble_scheduling", {}).get("step", ())
         found = {step.get("model_name", ""): None for step in steps}
         if name in found and len(way) > 1:
             return [*way, name]
@@ -101,11 +66,11 @@ def _cycle(models: Models, name: str) -> list[str]:
     return []
 
 
-def _step_problems(models: Models, step: Mapping[str, Any], size: int, flow: Flow) -> Iterator[str]:
+def _step_problems(profile: Profile, step: Mapping[str, Any], size: int, flow: Flow) -> Iterator[str]:
     """Yield the problems of a step, and add its tensors to `flow`."""
     who = f"step '{step['model_name']}'"
     try:
-        config = models.config(step["model_name"], int(step["model_version"]))
+        config = profile.config(step["model_name"], int(step["model_version"]))
     except InvalidConfig:  # reported by the check of the model itself
         return
     yield from _unmapped(who, step, config)
@@ -119,15 +84,15 @@ def _step_problems(models: Models, step: Mapping[str, Any], size: int, flow: Flo
     flow.needed.extend((who, tensor, wanted) for tensor, wanted in inputs.items())
 
 
-def _unservable(models: Models, name: str, step: Mapping[str, Any]) -> Iterator[str]:
+def _unservable(profile: Profile, name: str, step: Mapping[str, Any]) -> Iterator[str]:
     model, version = step["model_name"], int(step.get("model_version", -1))
-    if model == name or not (models.root / model).is_dir():
+    if model == name or not (profile.root / model).is_dir():
         yield f"step '{model}' {'is the ensemble itself' if model == name else 'does not exist'}"
     elif version < 1:
         yield f"step '{model}' must be pinned: expected model_version 1 or more, got {version}"
-    elif not (models.root / model / str(version)).is_dir():
+    elif not (profile.root / model / str(version)).is_dir():
         yield f"step '{model}' is pinned to version {version}, which does not exist"
-    elif model in models.documents and version not in models.versions(model):
+    elif model in profile.documents and version not in profile.versions(model):
         yield f"step '{model}' is pinned to version {version}, which its version_policy does not serve"
 
 
@@ -143,36 +108,36 @@ def _unmapped(who: str, step: Mapping[str, Any], config: ModelConfig) -> Iterato
 
 def _mapped(
     names: Mapping[str, str], tensors: tuple[TensorSpec, ...], max_batch_size: int
-) -> dict[str, Tensor]:
+) -> dict[str, TensorSpec]:
     """Return a step's tensors by their names in the ensemble."""
-    return {names[each.name]: Tensor.of(each, max_batch_size) for each in tensors if each.name in names}
+    return {names[each.name]: _in_ensemble(each, max_batch_size) for each in tensors if each.name in names}
 
 
-def fused_problems(models: Models, name: str) -> Iterator[str]:
+def fused_problems(profile: Profile, name: str) -> Iterator[str]:
     """Yield the problems of the fused model `name` that prevent a load, or differ from the ensemble.
 
     Raises:
         InvalidConfig: a parameter is invalid, or a part is missing.
     """
-    config = models.config(name, 1)
+    config = profile.config(name, 1)
     parts = config.settings(FusedSettings)
     for model, version in (
         (parts.preprocess, parts.preprocess_version),
         (parts.network, parts.network_version),
     ):
         config.sibling(model, version)
-        if model not in models.documents:  # reported by the check of the model itself
+        if model not in profile.documents:  # reported by the check of the model itself
             return
-    preprocess = models.config(parts.preprocess, parts.preprocess_version)
-    network = models.config(parts.network, parts.network_version)
-    models.network(parts.network, parts.network_version)
+    preprocess = profile.config(parts.preprocess, parts.preprocess_version)
+    network = profile.config(parts.network, parts.network_version)
+    profile.network(parts.network, parts.network_version)
     for who, wanted, given in (
         (f"the input of network '{parts.network}'", network.inputs, preprocess.outputs),
         ("its output", config.outputs, network.outputs),
         (ITS_INPUT, config.inputs, preprocess.inputs),
     ):
         yield from _differences(who, wanted, given)
-    yield from _differs_from_ensemble(models.root / name / "config.pbtxt", parts)
+    yield from _differs_from_ensemble(profile.root / name / "config.pbtxt", parts)
 
 
 def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSpec, ...]) -> Iterator[str]:
@@ -180,9 +145,7 @@ def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSp
     if len(wanted) != 1 or not given:
         yield f"{who}: expected one tensor, got {len(wanted)}"
         return
-    ours, theirs = (
-        f"{each.datatype.removeprefix('TYPE_')} {list(each.dims)}" for each in (wanted[0], given[0])
-    )
+    ours, theirs = wanted[0].kind, given[0].kind
     if who == ITS_INPUT:
         ours, theirs = f"'{wanted[0].name}' {ours}", f"'{given[0].name}' {theirs}"
     if ours != theirs:

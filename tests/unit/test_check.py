@@ -269,11 +269,11 @@ FAULTS = {
     ),
     "step-shape": (
         edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
-        r"step 'net' needs tensor 'between': expected FP32 \[-1,3,8,8\], got FP32 \[-1,3,9,9\]",
+        r"step 'net' needs tensor 'between': expected TYPE_FP32 \[-1, 3, 8, 8\], got .* \[-1, 3, 9, 9\]",
     ),
     "ensemble-output": (
         edit("whole/config.pbtxt", "dims: [ 4 ]", "dims: [ 5 ]"),
-        r"the ensemble's output needs tensor 'scores': expected FP32 \[-1,5\], got FP32 \[-1,4\]",
+        r"the ensemble's output needs tensor 'scores': expected TYPE_FP32 \[-1, 5\], got TYPE_FP32 \[-1, 4\]",
     ),
     "ensemble-batch": (
         edit("whole/config.pbtxt", "max_batch_size: 8", "max_batch_size: 9"),
@@ -295,11 +295,11 @@ FAULTS = {
     ),
     "fused-shape": (
         edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
-        r"fused: the input of network 'net': expected FP32 \[3, 9, 9\], got FP32 \[3, 8, 8\]",
+        r"fused: the input of network 'net': expected TYPE_FP32 \[3, 9, 9\], got TYPE_FP32 \[3, 8, 8\]",
     ),
     "fused-output": (
         edit(CPU, "dims: [ 4 ]", "dims: [ 5 ]"),
-        r"fused: its output: expected FP32 \[4\], got FP32 \[5\]",
+        r"fused: its output: expected TYPE_FP32 \[4\], got TYPE_FP32 \[5\]",
     ),
     "preprocess": (
         edit("pre/config.pbtxt", "efficientnet_lite", "resnet"),

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from onnx import helper
 from nereid.assets import CHELSEA, COFFEE
 from nereid.errors import OperationFailed
 from nereid.publish.examination import examiner
-from nereid.publish.examination.examine import ExaminationRequest, Rejected, examine
+from nereid.publish.examination.examine import ExaminationRequest, Gates, Rejected, examine
 from nereid.publish.examination.measurements import check_headroom, check_memory, is_slower
 from nereid.publish.examination.outputs import difference
 from nereid.repository.labels import InvalidLabels
@@ -32,6 +32,7 @@ input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "x" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
 parameters { key: "preset" value { string_value: "efficientnet_lite" } }
 """
+GATES = {"images": (), "tolerance": 0.01, "max_slowdown": 1000.0}
 DEADLINE_S = 30
 
 Nodes = list[onnx.NodeProto]
@@ -101,14 +102,11 @@ def make_request(tmp_path):
             current=tmp_path / "net" / "1",
             preprocess=None,
             preprocess_version=1,
-            images=(),
-            tolerance=0.01,
-            is_change_accepted=False,
-            max_slowdown=1000.0,
-            max_memory_ratio=1.5,
             labels=tmp_path / "labels.txt",
         )
-        return replace(request, **changes)
+        limits = {field.name for field in fields(Gates)} & changes.keys()
+        gates = Gates(**GATES | {name: changes.pop(name) for name in limits})
+        return replace(request, gates=gates, **changes)
 
     return question
 
@@ -420,7 +418,9 @@ def test_preprocess_of_other_tensors_is_refused(make_request, preprocess):
     file.write_text(file.read_text().replace("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"))
     question = make_request(classifier(), preprocess=preprocess, images=(COFFEE,))
 
-    with pytest.raises(Rejected, match=r"'pre' returns FP32 \[3, 9, 9\], but .* inputs are 'x' FP32"):
+    with pytest.raises(
+        Rejected, match=r"'pre' returns TYPE_FP32 \[3, 9, 9\], but .* inputs are 'x' TYPE_FP32"
+    ):
         examiner.examine(question, lambda line: None)
 
 
@@ -588,7 +588,7 @@ def test_process_is_not_waited_for_when_who_asked_gives_up(make_request):
 def test_process_ends_with_who_asked(make_request, tmp_path):
     """The examiner ends when its command is killed."""
     question = make_request(classifier(), labels=fifo(make_request))
-    (tmp_path / "question").write_text(question.to_json())
+    (tmp_path / "question").write_bytes(question.to_json())
     program = (
         "import sys; from nereid.publish.examination.examine import *\n"
         "request = ExaminationRequest.from_json(open(sys.argv[1]).read())\n"

@@ -13,14 +13,37 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
+from nereid.assets import SAMPLES
 from nereid.errors import OperationFailed
 
 EXAMINER = ("-P", "-m", "nereid.publish.examination.examiner")
-PATHS = ("candidate", "current", "preprocess", "labels")
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """Limits for a new version, compared with the current one.
+
+    Args:
+        images: the images that both versions classify.
+        tolerance: maximum difference of outputs, relative to the current version's largest |output|.
+        is_change_accepted: whether a larger difference is only noted.
+        max_slowdown: maximum ratio of the median latencies.
+        max_memory_ratio: maximum ratio of the memory sizes.
+        against: version to compare with; 0 for the version of a route's default variant.
+    """
+
+    images: tuple[Path, ...] = SAMPLES
+    tolerance: float = 0.05
+    is_change_accepted: bool = False
+    max_slowdown: float = 1.5
+    max_memory_ratio: float = 1.5
+    against: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +57,8 @@ class ExaminationRequest:
         current: the version folder to compare with; None for a first version.
         preprocess: folder of the model that converts images to inputs; None for random inputs.
         preprocess_version: the version of that model.
-        images: files of encoded golden images.
-        tolerance: maximum difference of outputs, relative to the current version's largest |output|.
-        is_change_accepted: whether a larger difference is only noted.
-        max_slowdown: maximum ratio of median latencies.
-        max_memory_ratio: maximum ratio of memory sizes.
         labels: label file whose lines are counted against the classes of the output.
+        gates: the limits, and the encoded golden images.
     """
 
     model: str
@@ -48,25 +67,17 @@ class ExaminationRequest:
     current: Path | None
     preprocess: Path | None
     preprocess_version: int
-    images: tuple[Path, ...]
-    tolerance: float
-    is_change_accepted: bool
-    max_slowdown: float
-    max_memory_ratio: float
     labels: Path | None
+    gates: Gates = Gates()
 
-    def to_json(self) -> str:
-        """Return the request as one line of JSON, with absolute paths."""
-        fields = {name: str(each.resolve()) if (each := getattr(self, name)) else None for name in PATHS}
-        images = [str(image.resolve()) for image in self.images]
-        return json.dumps(asdict(self) | fields | {"images": images})
+    def to_json(self) -> bytes:
+        """Return the request as one line of JSON."""
+        return msgspec.json.encode(self, enc_hook=str)
 
     @classmethod
     def from_json(cls, text: str) -> "ExaminationRequest":
         """Parse the result of `to_json`."""
-        fields = json.loads(text)
-        paths = {name: Path(fields[name]) if fields[name] else None for name in PATHS}
-        return cls(**fields | paths | {"images": tuple(map(Path, fields["images"]))})
+        return msgspec.json.decode(text, type=cls, dec_hook=lambda path, name: path(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +110,10 @@ class ExaminationFailed(OperationFailed):
     """The examination failed for a reason outside the network."""
 
 
-def _ignore(line: str) -> None:
-    pass
-
-
 def examine(
-    request: ExaminationRequest, timeout_s: float = 600.0, progress: Callable[[str], None] = _ignore
+    request: ExaminationRequest,
+    timeout_s: float = 600.0,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Examine a network in a separate process, which ends with this one.
 
@@ -170,8 +179,8 @@ def _read_results(
     """Return the report, None if there is none, and the last line of progress."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it has already ended; its status tells how
-        process.stdin.write(request.to_json())
+    with contextlib.suppress(BrokenPipeError):  # it has already ended; its status has the reason
+        process.stdin.write(request.to_json().decode())
         process.stdin.close()
     report, last = None, "starting"
     for line in process.stdout:
@@ -187,7 +196,7 @@ def _read_results(
         elif kind == "failed":
             raise ExaminationFailed(content)
         else:
-            report = Report(**content | {"notes": tuple(content["notes"])})
+            report = msgspec.convert(content, Report)
     return report, last
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed
@@ -42,17 +42,6 @@ PR_SET_PDEATHSIG = 1
 NICENESS = 19
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Measurements of a network."""
-
-    latency_ms: float
-    slowdown: float | None
-    memory_bytes: int
-    memory_ratio: float | None
-    difference: float | None
-
-
 def examine(request: ExaminationRequest, progress: Progress) -> Report:
     """Examine a network step by step.
 
@@ -69,14 +58,17 @@ def examine(request: ExaminationRequest, progress: Progress) -> Report:
     config = served_config(request, file.signature)
     identity = (file.sha256, file.size_bytes + external_bytes, file.opset, file.ir_version)
     del file  # so that its weights are not counted as the network's memory
-    measured = measure(request, config, progress, notes)
-    return Report(*identity, **asdict(measured), notes=tuple(dict.fromkeys(notes)))
+    return measure(request, config, identity, notes, progress)
 
 
 def measure(
-    request: ExaminationRequest, config: ModelConfig, progress: Progress, notes: list[str]
-) -> Measured:
-    """Run the network and measure it.
+    request: ExaminationRequest,
+    config: ModelConfig,
+    identity: tuple[str, int, int, int],
+    notes: list[str],
+    progress: Progress,
+) -> Report:
+    """Run the network and measure it; the report begins with `identity`.
 
     Raises:
         Rejected, InvalidConfig: the network must not be served.
@@ -97,10 +89,12 @@ def measure(
     progress(f"comparing outputs on {len(samples)} inputs")
     difference = check_outputs(request, network, current, samples, notes)
     progress("measuring its latency")
-    latency_ms, slowdown = check_latency(request, network, current, samples[0])
-    ratio = check_memory(memory_bytes, current_bytes, request.max_memory_ratio) if current else None
+    latency_ms, slowdown = check_latency(network, current, samples[0], request.gates.max_slowdown)
+    max_ratio = request.gates.max_memory_ratio
+    ratio = check_memory(memory_bytes, current_bytes, max_ratio) if current else None
     check_headroom(memory_bytes, max(1, config.cpu_instances), available)
-    return Measured(latency_ms, slowdown, memory_bytes, ratio, difference)
+    unique_notes = tuple(dict.fromkeys(notes))
+    return Report(*identity, latency_ms, slowdown, memory_bytes, ratio, difference, unique_notes)
 
 
 def main(parent: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from nereid.config.model_config import ModelConfig
-from nereid.publish.examination.examine import ExaminationRequest, Rejected
+from nereid.publish.examination.examine import Rejected
 from nereid.publish.examination.samples import Arrays, Sample
 from nereid.serving_errors import ServingError
 
@@ -95,7 +95,7 @@ def available_bytes() -> int:
 
 
 def check_latency(
-    request: ExaminationRequest, network: Network, current: Network | None, sample: Sample
+    network: Network, current: Network | None, sample: Sample, max_slowdown: float
 ) -> tuple[float, float | None]:
     """Compare the latency with the current version; return the median in ms, and the ratio.
 
@@ -107,11 +107,11 @@ def check_latency(
     if not rest:
         return after, None
     before = rest[0]
-    if is_slower(after, before, request.max_slowdown):  # once more, as other processes may have slowed it
+    if is_slower(after, before, max_slowdown):  # once more, as other processes may have slowed it
         after, before = measure_latency(networks, sample)
-    if is_slower(after, before, request.max_slowdown):
+    if is_slower(after, before, max_slowdown):
         raise Rejected(
-            f"the network is too slow: expected at most {request.max_slowdown:g} times the current version's "
+            f"the network is too slow: expected at most {max_slowdown:g} times the current version's "
             f"{before:.3g} ms for one row, got {after:.3g} ms ({after / before:.2f} times); "
             "fix: allow it with --max-slowdown"
         )
@@ -135,7 +135,7 @@ def measure_latency(networks: Sequence[Network], sample: Sample) -> list[float]:
 
 
 def is_slower(after_ms: float, before_ms: float, max_slowdown: float) -> bool:
-    """Progress whether a median is beyond what is allowed, and by more than the machine's noise."""
+    """Return whether a median exceeds the limit, and by more than the noise of the measurement."""
     return after_ms > before_ms * max_slowdown and after_ms - before_ms > LATENCY_SLACK_MS
 
 

@@ -37,9 +37,10 @@ def check_outputs(
     if not changes:
         return None
     greatest, where, name, before, after = max(changes, key=lambda each: each[0])
-    if greatest > request.tolerance:
-        text = describe_change(where, name, before, after, request.tolerance)
-        if not request.is_change_accepted:
+    tolerance = request.gates.tolerance
+    if greatest > tolerance:
+        text = describe_change(where, name, before, after, tolerance)
+        if not request.gates.is_change_accepted:
             raise Rejected(f"{text}; fix: publish it with --accept-change if the difference is intended")
         notes.append(f"accepted difference: {text}")
     return greatest

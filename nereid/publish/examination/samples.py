@@ -41,13 +41,12 @@ def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Sam
     pipeline = Pipeline.from_config(preprocess, max_batch_size=1, instances=1)
     output, wanted = preprocess.outputs[0], config.inputs[0]
     if len(config.inputs) > 1 or (output.datatype, output.dims) != (wanted.datatype, wanted.dims):
-        inputs = ", ".join(_spec(tensor) for tensor in config.inputs)
-        returned = f"{output.datatype.removeprefix('TYPE_')} {list(output.dims)}"
+        inputs = ", ".join(f"'{tensor.name}' {tensor.kind}" for tensor in config.inputs)
         raise Rejected(
-            f"preprocessing '{preprocess.name}' returns {returned}, but the network's inputs are {inputs}"
+            f"preprocessing '{preprocess.name}' returns {output.kind}, but the network's inputs are {inputs}"
         )
     samples = []
-    for image in request.images:
+    for image in request.gates.images:
         batch = pipeline.run([[image.read_bytes()]])
         if isinstance(batch.outcomes[0], ServingError):
             raise Rejected(f"golden image '{image}': {batch.outcomes[0]}")
@@ -56,10 +55,6 @@ def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Sam
     if not samples:
         raise Rejected("expected at least one golden image, got none; fix: name one with --images")
     return samples
-
-
-def _spec(tensor: TensorSpec) -> str:
-    return f"'{tensor.name}' {tensor.datatype.removeprefix('TYPE_')} {list(tensor.dims)}"
 
 
 def random_samples(config: ModelConfig) -> list[Sample]:
