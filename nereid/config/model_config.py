@@ -9,6 +9,9 @@ from typing import Any
 from nereid.config.parameters import Settings, parse_parameters
 from nereid.serving_errors import InvalidConfig
 
+# The folder of a model with the configs of its profiles.
+CONFIGS = "configs"
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -116,9 +119,7 @@ class ModelConfig:
         Args:
             profile: the server's `--model-config-name`, or an empty text.
         """
-        named = self.folder / "configs" / f"{profile}.pbtxt"
-        path = named if profile and named.exists() else self.folder / "config.pbtxt"
-        groups = read_pbtxt(path).get("instance_group", ()) if path.exists() else ()
+        groups = read_profile(self.folder, profile).get("instance_group", ())
         return any(group.get("kind") == "KIND_GPU" for group in groups)
 
     def sibling(self, name: str, version: int) -> "ModelConfig":
@@ -127,9 +128,7 @@ class ModelConfig:
         Raises:
             InvalidConfig: the name leaves the repository, or the model or version does not exist.
         """
-        folder = self._sibling_folder(name)
-        self._check_version(name, version)
-        return ModelConfig.from_file(folder, version)
+        return ModelConfig.from_file(self._sibling_folder(name, version), version)
 
     def replacing(self, parameters: Mapping[str, str]) -> "ModelConfig":
         """Return this config with other values of some parameters."""
@@ -144,8 +143,7 @@ class ModelConfig:
             InvalidConfig: the name leaves the repository, the version does not exist, the model is a route
                 itself, which would make a circle, or an ensemble does not pin the network.
         """
-        path = self._sibling_folder(model) / "config.pbtxt"
-        self._check_version(model, version)
+        path = self._sibling_folder(model, version) / "config.pbtxt"
         document = read_pbtxt(path) if path.exists() else {}
         if document.get("backend") == self.document.get("backend", ""):
             raise InvalidConfig(f"model '{self.name}' names '{model}', which is a route itself")
@@ -160,17 +158,15 @@ class ModelConfig:
                 return str(pinned)
         raise InvalidConfig(f"model '{self.name}' names '{model}', an ensemble without output '{output}'")
 
-    def _check_version(self, name: str, version: int) -> None:
-        if not (self._sibling_folder(name) / str(version)).is_dir():
-            raise InvalidConfig(
-                f"model '{self.name}' names version {version} of '{name}', which is not there"
-            )
-
-    def _sibling_folder(self, name: str) -> Path:
+    def _sibling_folder(self, name: str, version: int) -> Path:
         folder = self.folder.parent / name
         if folder.parent.resolve() != self.folder.parent.resolve() or name in ("", ".", ".."):
             raise InvalidConfig(
                 f"model '{self.name}' names '{name}', which is not a folder of the repository"
+            )
+        if not (folder / str(version)).is_dir():
+            raise InvalidConfig(
+                f"model '{self.name}' names version {version} of '{name}', which is not there"
             )
         return folder
 
@@ -249,6 +245,17 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
     except (text_format.ParseError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"'{path}': {error}") from None
     return dict(json_format.MessageToDict(message, preserving_proto_field_name=True))
+
+
+def read_profile(folder: Path, profile: str) -> dict[str, Any]:
+    """Return a model's config in `profile`, or the plain one; empty if Triton completes the config.
+
+    Raises:
+        InvalidConfig: the file is not a ModelConfig.
+    """
+    named, plain = folder / CONFIGS / f"{profile}.pbtxt", folder / "config.pbtxt"
+    path = named if profile and named.exists() else plain
+    return read_pbtxt(path) if path.exists() else {}
 
 
 def _tensor(entry: Mapping[str, Any]) -> TensorSpec:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import WrongUsage
+from nereid.publish.engine.variants import reason_in_use
 from nereid.publish.network import Network
 from nereid.repository.layout import config_files, steps_of, versions_there
 from nereid.routes.target import find_routes, read_state
@@ -24,16 +25,8 @@ def check_retirable(repository: Path, network: Network, version: int) -> None:
         raise WrongUsage(f"{failure}: it is the only served version; fix: publish another version first")
     gone = network.at_version(version)
     for each in gone.variants:
-        name = f"variant '{each.variant.name}' of route '{each.route}'"
-        if each.variant.weight:
-            raise WrongUsage(
-                f"{failure}: {name} has weight {each.variant.weight:g}; "
-                f"fix: nereid route set {each.variant.name}=0, or nereid rollback {network.name}"
-            )
-        if each.is_default:
-            raise WrongUsage(f"{failure}: {name} is the default; fix: make another variant the default")
-        if each.variant.headers:
-            raise WrongUsage(f"{failure}: {name} has header rules; fix: remove them from the route file")
+        if reason := reason_in_use(each.variant, each.is_default, 0):
+            raise WrongUsage(f"{failure}: variant '{each.variant.name}' of route '{each.route}': {reason}")
     if user := next(_users(repository, network.name, version, {pin.model for pin in gone.pins}), None):
         raise WrongUsage(f"{failure}: {user} calls it; fix: change or remove the caller")
 

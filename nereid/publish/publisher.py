@@ -17,11 +17,11 @@ from nereid.publish.callers import check_retirable
 from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Policy, Warm, Workspace
 from nereid.publish.engine.engine import begin, commit, locked_repository, undo
 from nereid.publish.engine.journal import Journal, Operation
-from nereid.publish.engine.variants import Propose, rolled_back
+from nereid.publish.engine.variants import rolled_back
 from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine
 from nereid.publish.network import Network, find_network
 from nereid.repository.layout import versions_there
-from nereid.routes.change import change_with_retry
+from nereid.routes.change import Propose, change_with_retry
 from nereid.routes.served import RunningServer
 from nereid.routes.target import RouteLocation, find_routes, read_state
 from nereid.routing.assignment import MAX_VARIANTS, MAX_WEIGHT

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.config.model_config import CONFIGS, ModelConfig, read_pbtxt
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.inference.signature import validate
 from nereid.repository import ensembles
 from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
 from nereid.repository.labels import InvalidLabels, check_count
-from nereid.repository.layout import CONFIGS, config_files
+from nereid.repository.layout import config_files, model_folders
 from nereid.repository.profile import NetworkCache, Profile
 from nereid.routing import route_file
 from nereid.serving_errors import InvalidConfig
@@ -56,21 +56,17 @@ def check(repository: Path) -> list[Finding]:
 
 def count(repository: Path, findings: list[Finding]) -> str:
     """Return the counts as a line, such as `5 models, 9 versions: 2 notes, 0 failures`."""
-    models, versions = len(_models(repository)), len(_version_folders(repository))
+    models, versions = len(model_folders(repository)), len(_version_folders(repository))
     notes, failures = (sum(each.verdict == verdict for each in findings) for verdict in ("note", "fail"))
     parts = [(models, "model"), (versions, "version"), (notes, "note"), (failures, "failure")]
     counted = [f"{number} {word}{'' if number == 1 else 's'}" for number, word in parts]
     return f"{counted[0]}, {counted[1]}: {counted[2]}, {counted[3]}"
 
 
-def _models(repository: Path) -> list[Path]:
-    return sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
 def _version_folders(repository: Path) -> list[Path]:
     return [
         path
-        for model in _models(repository)
+        for model in model_folders(repository)
         for path in sorted(model.iterdir())
         if path.is_dir() and path.name.isdigit()
     ]
@@ -80,7 +76,7 @@ def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Fin
     """Return each model's readable configs by profile; the plain config has the profile ""."""
     found: dict[str, dict[str, Any]] = {}
     findings: list[Finding] = []
-    for folder in _models(repository):
+    for folder in model_folders(repository):
         found[folder.name] = {} if (folder / PLAIN).exists() else {"": {}}
         for path in config_files(folder):
             what = str(path.relative_to(folder))

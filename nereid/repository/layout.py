@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nereid.config.model_config import FusedSettings, ModelConfig, read_pbtxt
+from nereid.config.model_config import CONFIGS, FusedSettings, ModelConfig, read_profile
 from nereid.inference.threads import thread_counts
 from nereid.processes import available_cores
 from nereid.serving_errors import InvalidConfig
-
-CONFIGS = "configs"
 
 Documents = Mapping[str, Mapping[str, Any]]
 
@@ -34,26 +32,21 @@ def configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
     Raises:
         InvalidConfig: a file is not a ModelConfig.
     """
-    return {folder.name: _config(folder, profile) for folder in _folders(repository)}
+    return {folder.name: read_profile(folder, profile) for folder in model_folders(repository)}
 
 
 def readable_configs(repository: Path, profile: str = "") -> dict[str, dict[str, Any]]:
     """Return each model's config in `profile`, without those that cannot be read."""
     found = {}
-    for folder in _folders(repository):
+    for folder in model_folders(repository):
         with contextlib.suppress(InvalidConfig, OSError):
-            found[folder.name] = _config(folder, profile)
+            found[folder.name] = read_profile(folder, profile)
     return found
 
 
-def _folders(repository: Path) -> list[Path]:
+def model_folders(repository: Path) -> list[Path]:
+    """Return the folders of all models, sorted."""
     return sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _config(folder: Path, profile: str) -> dict[str, Any]:
-    named, plain = folder / CONFIGS / f"{profile}.pbtxt", folder / "config.pbtxt"
-    path = named if named.exists() else plain
-    return read_pbtxt(path) if path.exists() else {}
 
 
 def hidden_models(repository: Path, profile: str) -> set[str]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nereid.config.model_config import ModelConfig
+from nereid.config.model_config import CONFIGS, ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import pinned
 from nereid.publish.engine import journal
 from nereid.repository import pbtxt
-from nereid.repository.layout import CONFIGS, backend_of, configs, hidden_models, steps_of
+from nereid.repository.layout import backend_of, configs, hidden_models, steps_of
 from nereid.routing import route_file
 from nereid.routing.assignment import parse_route
 from nereid.server.command_line import PLAIN_PROFILE

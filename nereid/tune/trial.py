@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from tritonclient.utils import triton_to_np_dtype
 
+from nereid.config.model_config import CONFIGS
 from nereid.contract import IMAGE
 from nereid.errors import OperationFailed, ServerError, WrongUsage
-from nereid.repository.layout import CONFIGS
 from nereid.server.command_line import ServerOptions
 from nereid.server.control import Control, NotReached
 from nereid.server.embedded_server import EmbeddedServer, infer_path

@@ -73,7 +73,7 @@ def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
     sums = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=served.repository / NET / "2")
     assert sums.returncode == 0
 
-    with pytest.raises(WrongUsage, match=r"variant 'v2' of route 'r' has weight 300"):
+    with pytest.raises(WrongUsage, match=r"variant 'v2' of route 'r': expected weight 0, got 300"):
         retire(served.repository, NET, 2, record)
     rollback(served.repository, NET, record)
     assert {served.send(ROUTE).origin[0] for _ in range(20)} == {"v1"}

@@ -6,19 +6,19 @@ repository loadable for a server that starts at any moment.
 
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
 
 from nereid import files
-from nereid.config.model_config import read_pbtxt
+from nereid.config.model_config import CONFIGS, read_pbtxt
 from nereid.errors import OperationFailed
 from nereid.publish.engine import variants, warm
 from nereid.repository import pbtxt
-from nereid.repository.layout import CONFIGS, config_files, hidden_models, served_versions
-from nereid.routes.change import change_with_retry
+from nereid.repository.layout import config_files, hidden_models, served_versions
+from nereid.routes.change import Propose, change_with_retry
 from nereid.routes.served import RunningServer
 from nereid.routes.target import find_route
 from nereid.server.control import Control, Refused
@@ -215,24 +215,12 @@ class AddVariant(Struct, frozen=True, tag="Vary"):
         if workspace.server:
             time.sleep(DRAIN_S)
 
-    def _change(self, workspace: Workspace, propose: variants.Propose) -> None:
+    def _change(self, workspace: Workspace, propose: Propose) -> None:
         location = find_route(workspace.repository, self.route)
         workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_S))
 
 
 Action = Install | Policy | Load | Warm | AddVariant
-
-
-def do_all(actions: Iterable[Action], workspace: Workspace) -> None:
-    """Do all actions in their order."""
-    for action in actions:
-        action.do(workspace)
-
-
-def undo_all(actions: Iterable[Action], workspace: Workspace) -> None:
-    """Undo all actions, the last one first."""
-    for action in reversed([*actions]):
-        action.undo(workspace)
 
 
 def _unload_version(workspace: Workspace, model: str, version: int) -> None:

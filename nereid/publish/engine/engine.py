@@ -10,7 +10,7 @@ from pathlib import Path
 from nereid import json_lines
 from nereid.errors import OperationFailed
 from nereid.publish.engine import journal
-from nereid.publish.engine.actions import Workspace, do_all, undo_all
+from nereid.publish.engine.actions import Workspace
 from nereid.publish.engine.journal import Journal, Kind, Operation
 from nereid.publish.engine.variants import VariantInUse
 from nereid.server.control import NotReached
@@ -74,7 +74,8 @@ def commit(log: Journal, operation: Operation, workspace: Workspace) -> None:
     """
     log.write("commit", operation)
     try:
-        do_all(operation.actions, workspace)
+        for action in operation.actions:
+            action.do(workspace)
     except NotReached:
         raise
     except Exception as error:
@@ -96,13 +97,15 @@ def undo(log: Journal, operation: Operation, workspace: Workspace, note: str = "
         OperationFailed: the server refuses.
     """
     try:
-        undo_all(operation.actions, workspace)
+        for action in reversed(operation.actions):
+            action.undo(workspace)
     except VariantInUse as error:
         # Variants are removed first, so nothing is missing yet.
         if operation.kind == "retire":
             log.write("undone", operation, str(error))
         raise
-    log.write(operation.event_when_undone, operation, note)
+    # To retire a version is to undo its publication.
+    log.write("done" if operation.kind == "retire" else "undone", operation, note)
 
 
 def begin(

@@ -37,11 +37,6 @@ class Operation(Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.kind} {self.model} {self.version}"
 
-    @property
-    def event_when_undone(self) -> "Event":
-        """Return the event after all actions are undone; to retire is to undo what a publication did."""
-        return "done" if self.kind == "retire" else "undone"
-
 
 class Line(Struct, frozen=True):
     """One event of an operation, with the whole operation as it was then."""
@@ -73,8 +68,12 @@ class Journal:
             shutil.rmtree(self.staging(operation), ignore_errors=True)
 
     def lines(self) -> tuple[Line, ...]:
-        """Return all events, oldest first."""
-        return read(self.folder)
+        """Return all events, oldest first.
+
+        Raises:
+            OperationFailed: an event has an unknown format, so that unfinished work may be hidden.
+        """
+        return json_lines.read_all(self.folder / "journal.jsonl", Line)
 
     def unfinished(self) -> Line | None:
         """Return the last event of an unfinished operation, None if all are finished."""
@@ -100,15 +99,6 @@ def opened(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterato
     folder.mkdir(exist_ok=True)
     with files.locked_file(folder / "journal.jsonl", "nereid publish", timeout_s) as file:
         yield Journal(folder, file)
-
-
-def read(folder: Path) -> tuple[Line, ...]:
-    """Return all events of a journal, oldest first.
-
-    Raises:
-        OperationFailed: an event has an unknown format, so that unfinished work may be hidden.
-    """
-    return json_lines.read_all(folder / "journal.jsonl", Line)
 
 
 def folder_of(repository: Path) -> Path:

@@ -9,8 +9,6 @@ from nereid.routes.target import RouteState
 from nereid.routing.assignment import Route, Variant, parse_route
 from nereid.serving_errors import InvalidConfig
 
-__all__ = ["Propose", "VariantInUse", "added", "removed", "rolled_back"]
-
 
 class VariantInUse(OperationFailed):
     """Requests are sent to a variant that is to be removed."""
@@ -38,26 +36,26 @@ def removed(name: str, model: str, weight: float) -> Propose:
 
     def propose(present: RouteState) -> Proposal:
         route = present.route()
-        for variant in route.variants:
-            if (variant.name, variant.model) == (name, model):
-                _check_unused(route, variant, weight)
-        rest = tuple(v for v in route.variants if (v.name, v.model) != (name, model))
+        ours = [v for v in route.variants if (v.name, v.model) == (name, model)]
+        for variant in ours:
+            if reason := reason_in_use(variant, name == route.default, weight):
+                raise VariantInUse(f"cannot remove variant '{name}': {reason}")
+        rest = tuple(v for v in route.variants if v not in ours)
         return Proposal(_checked(replace(route, variants=rest)), f"retire {model}")
 
     return propose
 
 
-def _check_unused(route: Route, variant: Variant, weight: float) -> None:
-    name = f"cannot remove variant '{variant.name}'"
+def reason_in_use(variant: Variant, is_default: bool, weight: float) -> str:
+    """Return the reason for which requests can reach a variant; empty if it has only its first `weight`."""
     if variant.weight != weight:
-        raise VariantInUse(
-            f"{name}: expected weight {weight:g}, got {variant.weight:g}; "
-            f"fix: nereid route set {variant.name}={weight:g}, or nereid rollback"
+        return (
+            f"expected weight {weight:g}, got {variant.weight:g}; "
+            f"fix: nereid route set {variant.name}={weight:g}, or nereid rollback {variant.model}"
         )
-    if variant.name == route.default:
-        raise VariantInUse(f"{name}: it is the route's default; fix: make another variant the default")
-    if variant.headers:
-        raise VariantInUse(f"{name}: it has header rules; fix: remove them from the route file")
+    if is_default:
+        return "it is the route's default; fix: make another variant the default"
+    return "it has header rules; fix: remove them from the route file" if variant.headers else ""
 
 
 def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
