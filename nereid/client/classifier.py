@@ -66,7 +66,7 @@ class Classifier:
         self.model = model
         self._concurrency = concurrency
         self._owner, self._pool = os.getpid(), ThreadPoolExecutor(concurrency)
-        self._connection = transport.connect(url, protocol)
+        self._connection = transport.Connection(url, protocol)
         regions = Regions(shared_memory, url, protocol) if shared_memory else None
         self._requests = ModelRequests(protocol, model, timeout_s, regions)
         # Also at the end of the process, without `close`.

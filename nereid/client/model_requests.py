@@ -18,7 +18,6 @@ from nereid.client.request import (
     ProtocolName,
     check_options,
     image_tensor,
-    metadata_options,
     wanted_outputs,
 )
 from nereid.client.retry import Attempts, Budget
@@ -86,7 +85,7 @@ class ModelRequests:
 
     def _attempt(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Flow[Any]:
         if not self._outputs:
-            options = metadata_options(self._protocol)
+            options = {"as_json": True} if self._protocol == "grpc" else {}
             metadata = yield Rpc("get_model_metadata", attempts.remaining_s(), (self.model,), options)
             self._outputs = wanted_outputs(metadata)
         if self._regions is None:
@@ -122,8 +121,9 @@ class ImageRequest:
         # The first part ends the encoding; further parts of a batch add to the time of the request.
         self._encoded_s = self._encoded_s or time.perf_counter()
         result = yield from self._requests.send(self._checked, self._attempts, files)
-        request_s = time.perf_counter() - self._encoded_s
-        timings = Timings.of(self._encoded_s - self._began_s, request_s, self._attempts.count)
+        encode_ms = round((self._encoded_s - self._began_s) * 1e3, 3)
+        request_ms = round((time.perf_counter() - self._encoded_s) * 1e3, 3)
+        timings = Timings(encode_ms, request_ms, self._attempts.count)
         return prediction.read(result, self._requests.model, self._checked.request_id, timings)
 
     def scores(self, file: bytes) -> Flow[np.ndarray]:

@@ -40,11 +40,6 @@ class Timings:
     request_ms: float
     attempts: int = 1
 
-    @classmethod
-    def of(cls, encode_s: float, request_s: float, attempts: int) -> "Timings":
-        """Convert seconds to milliseconds, rounded to the microsecond."""
-        return cls(round(encode_s * 1e3, 3), round(request_s * 1e3, 3), attempts)
-
     @property
     def total_ms(self) -> float:
         """Total client-side time, in milliseconds."""
@@ -81,9 +76,30 @@ def read(result: Any, model: str, request_id: str, timings: Timings) -> list[Pre
         Unreachable: the response is malformed.
     """
     try:
-        return _read(result, model, request_id, timings)
+        response = result.get_response()
+        own_version = response["model_version"] if isinstance(response, dict) else response.model_version
+        scores = result.as_numpy(SCORES)
+        variants, versions, reasons = (
+            _words(result, name, len(scores)) for name in (VARIANT, VERSION, REASON)
+        )
+        return [
+            Prediction(labels, model, version or own_version, variant, reason, request_id, timings)
+            for labels, variant, version, reason in zip(
+                map(_labels, scores), variants, versions, reasons, strict=True
+            )
+        ]
     except MALFORMED as error:
         raise Unreachable(f"the peer is not a Triton server: {type(error).__name__}: {error}") from None
+
+
+def _words(result: Any, output: str, count: int) -> list[str]:
+    """Return one word per image; empty words for a missing output."""
+    array = result.as_numpy(output)
+    return [""] * count if array is None else [word.decode() for word in array.ravel()]
+
+
+def _labels(row: Any) -> tuple[Label, ...]:
+    return tuple(label(entry.decode()) for entry in row)
 
 
 def is_complete(result: Any, count: int) -> bool:
@@ -93,31 +109,6 @@ def is_complete(result: Any, count: int) -> bool:
         return scores is not None and scores.ndim == 2 and len(scores) == count
     except MALFORMED:
         return False
-
-
-def _read(result: Any, model: str, request_id: str, timings: Timings) -> list[Prediction]:
-    response = result.get_response()
-    own_version = response["model_version"] if isinstance(response, dict) else response.model_version
-    scores = result.as_numpy(SCORES)
-
-    def words(name: str) -> list[str]:
-        array = result.as_numpy(name)
-        return [""] * len(scores) if array is None else [word.decode() for word in array.ravel()]
-
-    return [
-        Prediction(
-            tuple(label(entry.decode()) for entry in row),
-            model,
-            version or own_version,
-            variant,
-            reason,
-            request_id,
-            timings,
-        )
-        for row, variant, version, reason in zip(
-            scores, words(VARIANT), words(VERSION), words(REASON), strict=True
-        )
-    ]
 
 
 def label(entry: str) -> Label:

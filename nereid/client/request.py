@@ -140,11 +140,6 @@ def image_tensor(protocol: ProtocolName, images: Sequence[bytes]) -> Any:
     return tensor
 
 
-def metadata_options(protocol: ProtocolName) -> dict[str, Any]:
-    """Return the options with which tritonclient returns a model's metadata as a mapping."""
-    return {"as_json": True} if protocol == "grpc" else {}
-
-
 def wanted_outputs(metadata: Mapping[str, Any]) -> list[str]:
     """Return the names of the outputs to request from a model.
 

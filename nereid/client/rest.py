@@ -13,11 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partialmethod
 from typing import Any
 from urllib.parse import quote
 
 from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
+
+from nereid.client.shared_regions import Kind
 
 LENGTH = "Inference-Header-Content-Length"
 
@@ -69,56 +72,47 @@ class RestClient:
 
     def get_model_metadata(self, model: str, *, client_timeout: float) -> Any:
         """Return a model's metadata as a mapping."""
-        return self._get_json("GET", f"models/{quote(model)}", client_timeout)
+        return self._get_json(f"models/{quote(model)}", client_timeout)
 
     def register_system_shared_memory(
-        self, name: str, key: str, byte_size: int, *, client_timeout: float
+        self, name: str, key: str, byte_size: int, *, client_timeout: float, **options: Any
     ) -> None:
         """Register a region of system shared memory."""
         fields = {"key": key, "offset": 0, "byte_size": byte_size}
-        self._request(
-            "POST", f"systemsharedmemory/region/{name}/register", client_timeout, json.dumps(fields).encode()
-        )
-
-    def unregister_system_shared_memory(
-        self, name: str, headers: Mapping[str, str] = {}, *, client_timeout: float
-    ) -> None:
-        """Release a region of system shared memory."""
-        self._request("POST", f"systemsharedmemory/region/{name}/unregister", client_timeout, headers=headers)
-
-    def get_system_shared_memory_status(
-        self, headers: Mapping[str, str] = {}, *, client_timeout: float
-    ) -> Any:
-        """Return the regions of system shared memory as a list."""
-        return self._get_json("GET", "systemsharedmemory/status", client_timeout, headers)
+        self._change_region("system", name, "register", client_timeout, fields, **options)
 
     def register_cuda_shared_memory(
         self, name: str, raw_handle: bytes, device_id: int, byte_size: int, *, client_timeout: float
     ) -> None:
         """Register a region of GPU memory."""
-        fields = {
-            "raw_handle": {"b64": raw_handle.decode()},
-            "device_id": device_id,
-            "byte_size": byte_size,
-        }
-        self._request(
-            "POST", f"cudasharedmemory/region/{name}/register", client_timeout, json.dumps(fields).encode()
-        )
+        fields = {"raw_handle": {"b64": raw_handle.decode()}, "device_id": device_id, "byte_size": byte_size}
+        self._change_region("cuda", name, "register", client_timeout, fields)
 
-    def unregister_cuda_shared_memory(
-        self, name: str, headers: Mapping[str, str] = {}, *, client_timeout: float
+    def _unregister(self, kind: Kind, name: str, *, client_timeout: float, **options: Any) -> None:
+        self._change_region(kind, name, "unregister", client_timeout, **options)
+
+    def _regions(self, kind: Kind, headers: Mapping[str, str] = {}, *, client_timeout: float) -> Any:
+        return self._get_json(f"{kind}sharedmemory/status", client_timeout, headers)
+
+    unregister_system_shared_memory = partialmethod(_unregister, "system")
+    unregister_cuda_shared_memory = partialmethod(_unregister, "cuda")
+    get_system_shared_memory_status = partialmethod(_regions, "system")
+    get_cuda_shared_memory_status = partialmethod(_regions, "cuda")
+
+    def _change_region(
+        self,
+        kind: Kind,
+        name: str,
+        change: str,
+        timeout_s: float,
+        fields: Mapping[str, Any] = {},
+        headers: Mapping[str, str] = {},
     ) -> None:
-        """Release a region of GPU memory."""
-        self._request("POST", f"cudasharedmemory/region/{name}/unregister", client_timeout, headers=headers)
+        path = f"{kind}sharedmemory/region/{name}/{change}"
+        self._request("POST", path, timeout_s, json.dumps(fields).encode() if fields else b"", headers)
 
-    def get_cuda_shared_memory_status(self, headers: Mapping[str, str] = {}, *, client_timeout: float) -> Any:
-        """Return the regions of GPU memory as a list."""
-        return self._get_json("GET", "cudasharedmemory/status", client_timeout, headers)
-
-    def _get_json(self, method: str, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
-        return self._request(
-            method, path, timeout_s, headers=headers, read=lambda content, _: json.loads(content)
-        )
+    def _get_json(self, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
+        return self._request("GET", path, timeout_s, b"", headers, lambda content, _: json.loads(content))
 
     def _request(
         self,

@@ -17,7 +17,7 @@ from nereid.client.classifier_errors import ClassifierError, RequestRefused, Tim
 from nereid.client.request import TENSORS, ProtocolName
 from nereid.client.retry import Attempts
 from nereid.client.sans_io import Flow, Rpc
-from nereid.client.shared_regions import Kind, LockedFile, Region, cuda_library, name_prefix
+from nereid.client.shared_regions import Kind, Region, cuda_library, name_prefix
 from nereid.contract import IMAGE, RESTRICTED_TEXT
 
 MIN_REGION_BYTES = 2**20
@@ -45,7 +45,6 @@ class Regions:
         kind: `system`, or `cuda` for memory of the first GPU.
         url: address of the server, HOST:PORT.
         protocol: protocol of the connection.
-        make: function that creates a region of the given size in bytes.
         clock: monotonic clock, in seconds.
 
     Raises:
@@ -57,13 +56,11 @@ class Regions:
         kind: Kind,
         url: str,
         protocol: ProtocolName,
-        make: Callable[[int], Region] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if kind == "cuda" and make is None:
+        if kind == "cuda":
             cuda_library()
         self._kind, self._url, self._protocol = kind, url, protocol
-        self._make = make or shared_regions.MAKERS[kind]
         self._clock = clock
         self._lock = threading.Lock()
         self._idle: list[Region] = []
@@ -88,7 +85,10 @@ class Regions:
         """
         self._check_open()
         if not self._is_swept:
-            yield from self._with_advice(sweep(self._protocol, attempts.remaining_s, kinds=(self._kind,)))
+            try:
+                yield from sweep(self._protocol, attempts.remaining_s, kinds=(self._kind,))
+            except ClassifierError as error:
+                raise _advised(error) from None
             self._is_swept = True
         yield from self._release_retired(attempts)
         content = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
@@ -116,7 +116,7 @@ class Regions:
             self._idle, self._retired = [], []
         if not regions:
             return
-        connection = transport.connect(self._url, self._protocol)
+        connection = transport.Connection(self._url, self._protocol)
         deadline = time.monotonic() + CLOSE_S
         try:
             is_there = True
@@ -159,7 +159,9 @@ class Regions:
             if self._idle:
                 self._retired.append((self._clock(), self._idle.pop()))
         try:
-            region = self._make(max(MIN_REGION_BYTES, 1 << (byte_size - 1).bit_length()))
+            region = shared_regions.MAKERS[self._kind](
+                max(MIN_REGION_BYTES, 1 << (byte_size - 1).bit_length())
+            )
         except OSError as error:
             raise NoRoom(str(error)) from None
         with self._lock:
@@ -233,25 +235,24 @@ class Regions:
         name = f"register_{self._kind}_shared_memory"
         region.may_be_registered = True
         try:
-            yield from self._with_advice(_single(Rpc(name, attempts.remaining_s(), region.registration())))
+            yield Rpc(name, attempts.remaining_s(), region.registration())
         except ClassifierError as error:
             if "already in manager" not in str(error):  # an earlier response was lost
-                raise
+                raise _advised(error) from None
         region.is_registered = True
 
-    def _with_advice(self, flow: Flow[Any]) -> Flow[Any]:
-        try:
-            return (yield from flow)
-        except ClassifierError as error:
-            text = str(error)
-            if RESTRICTED_TEXT in text:
-                why = "this server does not allow shared memory; fix: nereid serve --allow-shm"
-            elif "Unable to open shared memory" in text:
-                folder = shared_regions.FOLDER
-                why = f"the server cannot open the region: it needs this machine's {folder}, and this user"
-            else:
-                raise
-            raise RequestRefused(f"{why} ({text})") from None
+
+def _advised(error: ClassifierError) -> ClassifierError:
+    """Return the error with a fix, if the server does not allow shared memory or cannot open it."""
+    text = str(error)
+    if RESTRICTED_TEXT in text:
+        return RequestRefused(
+            f"this server does not allow shared memory; fix: nereid serve --allow-shm ({text})"
+        )
+    if "Unable to open shared memory" in text:
+        needs = f"this machine's {shared_regions.FOLDER}, and this user"
+        return RequestRefused(f"the server cannot open the region: it needs {needs} ({text})")
+    return error
 
 
 def sweep(
@@ -293,9 +294,8 @@ def _unregister(
     kind: Kind, name: str, timeout_s: float, headers: Mapping[str, str] = {}
 ) -> Flow[ClassifierError | None]:
     """Release a region on a server; return the server's refusal, if any."""
-    options = {"headers": dict(headers)} if headers else {}
     try:
-        yield Rpc(f"unregister_{kind}_shared_memory", timeout_s, (name,), options)
+        yield Rpc(f"unregister_{kind}_shared_memory", timeout_s, (name,), {"headers": dict(headers)})
     except ClassifierError as error:
         return error
     return None
@@ -309,28 +309,23 @@ def _is_in_use(refusal: ClassifierError | None) -> bool:
 def _shares_files(remaining_s: Callable[[], float], headers: Mapping[str, str]) -> Flow[bool]:
     """Return whether a server can open a file of this process."""
     try:
-        file = LockedFile(1)
+        region = Region(1)
     except OSError:
         return False
-    options = {"headers": dict(headers)} if headers else {}
+    options = {"headers": dict(headers)}
     try:
-        registration = file.name, f"/{file.name}", 1
-        yield Rpc("register_system_shared_memory", remaining_s(), registration, options)
-        yield from _unregister("system", file.name, remaining_s(), headers)
+        yield Rpc("register_system_shared_memory", remaining_s(), region.registration(), options)
+        yield from _unregister("system", region.name, remaining_s(), headers)
     except ClassifierError:
         return False
     finally:
-        file.remove()
+        region.remove()
     return True
 
 
 def _leave_to_parent() -> None:
     for regions in _OPEN:
         regions.forked()
-
-
-def _single(rpc: Rpc) -> Flow[Any]:
-    return (yield rpc)
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

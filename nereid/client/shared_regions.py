@@ -12,49 +12,18 @@ import secrets
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 Kind = Literal["system", "cuda"]
 FOLDER = Path("/dev/shm")
+# The GPU of all CUDA regions.
+DEVICE = 0
 
 
 class NoCuda(RuntimeError):
     """CUDA shared memory does not work on this machine; the message names the fix."""
-
-
-class Region(Protocol):
-    """Memory that a server can read while it `is_registered` there.
-
-    Attributes:
-        name: name of the region on the server, and of its file.
-        byte_size: size in bytes.
-        may_be_registered: a registration was sent, perhaps without a response.
-        is_registered: the server has confirmed the registration.
-        is_in_flight: a request that uses the region was sent, and has no response.
-    """
-
-    name: str
-    byte_size: int
-    may_be_registered: bool
-    is_registered: bool
-    is_in_flight: bool
-
-    def write(self, content: Sequence[bytes]) -> None:
-        """Write parts one after the other, from the start of the region."""
-
-    def registration(self) -> tuple[Any, ...]:
-        """Return the arguments of tritonclient's method of registration."""
-
-    def unlink(self) -> None:
-        """Remove the file, so that no process can open the region any more."""
-
-    def leave(self) -> None:
-        """Close the region here, and leave its file to a sweep."""
-
-    def remove(self) -> None:
-        """Close the region here, and remove its file."""
 
 
 class LockedFile:
@@ -71,7 +40,8 @@ class LockedFile:
                     # Reserved now: a write to memory that the kernel cannot provide kills this process.
                     os.posix_fallocate(self.handle, 0, byte_size)
             except OSError as error:
-                self.remove()
+                self._path.unlink(missing_ok=True)
+                os.close(self.handle)
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
             if self._path.exists():
                 return
@@ -88,64 +58,75 @@ class LockedFile:
     def remove(self) -> None:
         """Remove the file, then release the lock."""
         self.unlink()
-        os.close(self.handle)
+        self.leave()
 
 
-class _SystemRegion:
+class Region(LockedFile):
+    """System shared memory that a server can read while it `is_registered` there.
+
+    Attributes:
+        name: name of the region on the server, and of its file.
+        byte_size: size in bytes.
+        may_be_registered: a registration was sent, perhaps without a response.
+        is_registered: the server has confirmed the registration.
+        is_in_flight: a request that uses the region was sent, and has no response.
+    """
+
+    may_be_registered = is_registered = is_in_flight = False
+
     def __init__(self, byte_size: int) -> None:
-        self._file = LockedFile(byte_size)
-        self._memory = mmap.mmap(self._file.handle, byte_size)
-        self.name, self.byte_size = self._file.name, byte_size
-        self.may_be_registered = self.is_registered = self.is_in_flight = False
+        super().__init__(byte_size)
+        self.byte_size = byte_size
+        self._memory: Any = mmap.mmap(self.handle, byte_size)
 
     def write(self, content: Sequence[bytes]) -> None:
+        """Write parts one after the other, from the start of the region."""
         self._memory.seek(0)
         for part in content:
             self._memory.write(part)
 
     def registration(self) -> tuple[Any, ...]:
+        """Return the arguments of tritonclient's method of registration."""
         return self.name, f"/{self.name}", self.byte_size
 
-    def unlink(self) -> None:
-        self._file.unlink()
-
     def leave(self) -> None:
+        """Close the region here, and leave its file to a sweep."""
         self._memory.close()
-        self._file.leave()
-
-    def remove(self) -> None:
-        self._memory.close()
-        self._file.remove()
+        super().leave()
 
 
-class _CudaRegion:
-    """Memory of a GPU, which ends with this process; its empty file exists only for a sweep."""
+class CudaRegion(Region):
+    """Memory of the first GPU, which ends with this process; its empty file exists only for a sweep."""
 
-    def __init__(self, byte_size: int, device_id: int = 0) -> None:
+    def __init__(self, byte_size: int) -> None:
         self._cuda = cuda_library()
-        self._file = LockedFile(0)
-        self.name, self.byte_size, self._device_id = self._file.name, byte_size, device_id
-        self._memory = self._cuda.create_shared_memory_region(self.name, byte_size, device_id)
-        self.may_be_registered = self.is_registered = self.is_in_flight = False
+        LockedFile.__init__(self, 0)
+        self.byte_size = byte_size
+        self._memory = self._cuda.create_shared_memory_region(self.name, byte_size, DEVICE)
 
     def write(self, content: Sequence[bytes]) -> None:
+        """Write parts one after the other, from the start of the region."""
         self._cuda.set_shared_memory_region(self._memory, [np.frombuffer(b"".join(content), np.uint8)])
 
     def registration(self) -> tuple[Any, ...]:
-        return self.name, self._cuda.get_raw_handle(self._memory), self._device_id, self.byte_size
+        """Return the arguments of tritonclient's method of registration."""
+        return self.name, self._cuda.get_raw_handle(self._memory), DEVICE, self.byte_size
 
     def unlink(self) -> None:
         """Do nothing: the server opens no file for it."""
 
     def leave(self) -> None:
-        self._file.leave()  # the server may use the memory while this process lives
+        """Release the lock; the server may use the memory while this process lives."""
+        LockedFile.leave(self)
 
     def remove(self) -> None:
+        """Free the memory, and remove the file."""
         self._cuda.destroy_shared_memory_region(self._memory)
-        self._file.remove()
+        LockedFile.unlink(self)
+        LockedFile.leave(self)
 
 
-MAKERS: dict[Kind, Callable[[int], Region]] = {"system": _SystemRegion, "cuda": _CudaRegion}
+MAKERS: dict[Kind, Callable[[int], Region]] = {"system": Region, "cuda": CudaRegion}
 
 
 def name_prefix() -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import tritonclient.grpc
 import tritonclient.grpc.aio
@@ -14,8 +14,14 @@ from nereid.client.rest import RestClient
 from nereid.client.sans_io import Flow, Pause, Result
 
 
-class Connection(Protocol):
-    """Runs the methods of tritonclient's clients; safe to use from several threads."""
+class Connection:
+    """Run the methods of tritonclient's clients; safe to use from several threads. The first RPC connects."""
+
+    def __init__(self, url: str, protocol: ProtocolName) -> None:
+        self._url, self._is_closed = url, False
+        self._client: Any = RestClient(url)
+        if protocol == "grpc":
+            self._client = tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL)
 
     def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
         """Run the method `name`, and return its result.
@@ -24,9 +30,17 @@ class Connection(Protocol):
             ClassifierError: the method failed, or took longer than `remaining_s`.
             RuntimeError: the connection is closed.
         """
+        try:
+            return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
+        except Exception as error:
+            # Frames of tritonclient and their error refer to each other, and keep the request in memory.
+            error.__traceback__ = None
+            raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
     def close(self) -> None:
         """Close all sockets; RPCs in flight fail."""
+        self._is_closed = True
+        self._client.close()
 
 
 def run(connection: Connection, flow: Flow[Result]) -> Result:
@@ -50,30 +64,6 @@ def run(connection: Connection, flow: Flow[Result]) -> Result:
     finally:
         flow.close()  # immediately, also after a signal
         del error  # it refers to this frame: the cycle would keep the images until the collector runs
-
-
-def connect(url: str, protocol: ProtocolName) -> Connection:
-    """Return a connection, which opens with its first RPC."""
-    if protocol == "grpc":
-        return _BlockingConnection(url, tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL))
-    return _BlockingConnection(url, RestClient(url))
-
-
-class _BlockingConnection:
-    def __init__(self, url: str, client: Any) -> None:
-        self._url, self._client, self._is_closed = url, client, False
-
-    def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
-        try:
-            return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
-        except Exception as error:
-            # Frames of tritonclient and their error refer to each other, and keep the request in memory.
-            error.__traceback__ = None
-            raise _failure(self._url, error, remaining_s, self._is_closed) from None
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._client.close()
 
 
 class AsyncConnection:

@@ -138,7 +138,7 @@ def _regions(inherited: Mapping[str, str]) -> Finding:
     unreached = []
     kinds: tuple[shared_regions.Kind, ...] = ("system", "cuda") if DRIVER.exists() else ("system",)
     for record in run_dir.find_all(run_dir.root(inherited)):
-        connection = transport.connect(record.url("grpc"), "grpc")
+        connection = transport.Connection(record.url("grpc"), "grpc")
         try:
             remaining_s = Attempts(Budget(), RESPONSE_S).remaining_s
             steps = shared_memory.sweep("grpc", remaining_s, token_headers(record), kinds)

@@ -271,7 +271,7 @@ def test_cancelled_request_keeps_its_region_from_the_next(server):
 
 def swept(server) -> bool:
     """Release regions without an owner; return whether the server has none left."""
-    with contextlib.closing(transport.connect(url(server, "grpc"), "grpc")) as connection:
+    with contextlib.closing(transport.Connection(url(server, "grpc"), "grpc")) as connection:
         transport.run(connection, shared_memory.sweep("grpc", lambda: 5.0))
     return not known(server)
 

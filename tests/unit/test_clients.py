@@ -1,7 +1,6 @@
 """Both classifiers without Triton: servers that fail, and arguments of every kind."""
 
 import asyncio
-import errno
 import gc
 import io
 import itertools
@@ -36,12 +35,9 @@ from nereid.client.classifier_errors import (
     Unreachable,
     from_triton,
 )
-from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Label, Prediction, Timings, label
 from nereid.client.request import wanted_outputs
 from nereid.client.retry import Attempts, Budget
-from nereid.client.shared_memory import NoRoom, Regions
-from nereid.client.shared_regions import Region
 from nereid.server.ports import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
@@ -550,21 +546,6 @@ def test_malformed_answer_is_an_outcome(way, answer):
 
     assert type(outcomes[0]) is Unreachable
     assert outcomes[5].labels
-
-
-@both_ways
-def test_full_memory_is_an_outcome(way):
-    """A request without room in shared memory fails alone."""
-
-    def make(byte_size: int) -> Region:
-        raise OSError(errno.ENOSPC, "no space")
-
-    with serving(Script(PREDICTION)) as url, opened(way, url, "http") as classifier:
-        inner = classifier if way == "sync" else classifier._classifier
-        inner._requests = ModelRequests("http", "classify", 5, Regions("system", url, "http", make=make))
-        outcomes = list(classifier.classify_many([PHOTO] * 2))
-
-    assert [type(outcome) for outcome in outcomes] == [NoRoom, NoRoom]
 
 
 @both_ways

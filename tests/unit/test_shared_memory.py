@@ -112,7 +112,7 @@ def test_retired_region_goes_when_the_server_lets_go_of_it():
     now = 0.0
     script = Script(None, PREDICTION)
     with serving(script) as url:
-        connection = transport.connect(url, "http")
+        connection = transport.Connection(url, "http")
         regions = Regions("system", url, "http", clock=lambda: now)
 
         def ask() -> int:
@@ -178,9 +178,9 @@ def test_region_that_is_being_made_is_not_removed(monkeypatch):
         flock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", swept_before)
-    file = shared_regions.LockedFile(0)
-    assert Path(f"/proc/self/fd/{file.handle}").readlink().exists()
-    file.remove()
+    region = shared_regions.Region(1)
+    assert Path(f"/proc/self/fd/{region.handle}").readlink().exists()
+    region.remove()
 
 
 class Triton:
@@ -223,7 +223,7 @@ def ask(regions: Regions, triton: Triton) -> str:
 @pytest.fixture
 def regions(monkeypatch):
     """Regions that are closed without a server."""
-    monkeypatch.setattr(transport, "connect", lambda url, protocol: Triton(unregister=[Unreachable()]))
+    monkeypatch.setattr(transport, "Connection", lambda url, protocol: Triton(unregister=[Unreachable()]))
     made = Regions("system", "localhost:1", "http")
     yield made
     made.close()
@@ -232,10 +232,12 @@ def regions(monkeypatch):
 class Late(Triton):
     """A server that handles a registration after its timeout, and after the request to release it."""
 
+    is_late = False
+
     def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
         """Imitate a method of the client; the first registration times out."""
-        if name.startswith("register") and not self.timeouts_s:
-            super().call("status", timeout_s)
+        if name.startswith("register") and not self.is_late:
+            self.is_late = True
             raise TimedOut("deadline exceeded: why")
         found = super().call(name, timeout_s, *args, **options)
         if name.startswith("unregister") and (shared_regions.FOLDER / args[0]).exists():
@@ -246,7 +248,6 @@ class Late(Triton):
 def test_region_that_is_registered_too_late_is_not_kept(regions):
     """A server that handles a late registration finds no file."""
     triton = Late()
-    regions._is_swept = True
     ask(regions, triton)
     (late,) = files()
     name = ask(regions, triton)
@@ -295,12 +296,11 @@ BROKEN_STREAM = from_triton(
 )
 def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, error, is_same):
     """A broken stream may have the status of a response, and proves nothing."""
-    made = []
-    regions._make = lambda size: made.append(shared_regions.MAKERS["system"](size)) or made[-1]
     triton = Triton(**{verb: [error, None]})
     ask(regions, triton)
+    (first,) = files()
 
-    assert (ask(regions, triton) == made[0].name) == is_same
+    assert (ask(regions, triton) == first) == is_same
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
