@@ -317,10 +317,10 @@ class Supervisor:
             text = f"{named} has a dead stub and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
         wait_s = max(pause_s, POLLED_S) if self._mode == "poll" else pause_s
         self._of(order.model).not_before_s = now_s + wait_s
-        self._close_repair(now_s)
+        self._close_repair(now_s, is_refused=bool(event.refusal))
         return [Log(text)]
 
-    def _close_repair(self, now_s: float) -> None:
+    def _close_repair(self, now_s: float, is_refused: bool = False) -> None:
         repair, self._repair, self._is_repairing = self._repair, None, False
         if repair is None:
             return
@@ -328,7 +328,9 @@ class Supervisor:
         self._of(model).repaired_s = now_s
         # Probes of old instances may take their whole time.
         self._pending = {number: of for number, of in self._pending.items() if of != model}
-        self._left_over.add(repair.old, now_s)
+        dead = {stub.process for stub in self._dead}
+        # After a refusal, the healthy stubs are still in use.
+        self._left_over.add([each for each in repair.old if each in dead or not is_refused], now_s)
         for instance in [each for each in self._verdicts.dead if _model_of(each) == model]:
             self._verdicts.clear(instance)
 

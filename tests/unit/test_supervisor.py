@@ -343,6 +343,15 @@ def test_old_stubs_are_killed_after_a_while(driver, interrupted):
     assert not driver.supervisor.is_emptied([NEW])
 
 
+def test_healthy_stubs_stay_after_a_refused_reload(driver):
+    """Only a reload replaces stubs: after a refusal, the healthy ones are neither killed nor left over."""
+    driver.die()
+    driver.repair(refusal="bad file")
+
+    assert driver.see(later_s=OLD_STUBS_S + 1) == [DEAD, ReadIndex()]
+    assert not driver.supervisor.is_emptied([SECOND])
+
+
 @pytest.mark.parametrize(("count", "ends"), [(MAX_LEFT_OVER - 1, False), (MAX_LEFT_OVER, True)])
 def test_too_many_dead_instances_restart_the_server(count, ends):
     """Each holds threads in the server; old instances that still run do not count."""

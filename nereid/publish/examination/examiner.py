@@ -14,6 +14,7 @@ from dataclasses import asdict
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed
+from nereid.processes import PR_SET_PDEATHSIG
 from nereid.publish.examination.examine import ExaminationRequest, Rejected, Report
 from nereid.publish.examination.file_checks import (
     Progress,
@@ -38,7 +39,6 @@ from nereid.repository.labels import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
 from nereid.serving_errors import InvalidConfig
 
-PR_SET_PDEATHSIG = 1
 NICENESS = 19
 
 
