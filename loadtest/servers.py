@@ -20,7 +20,7 @@ ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in 
 # The time after which `nereid serve` has killed a server that does not stop, and some more.
 END_S = STOP_TIMEOUT_S + 20.0
 # Characters of the log that an error message shows.
-LOG_CHARACTERS = 2000
+LOG_CHARACTERS = 20000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,11 @@ def supervised(
     environment = {**environment, "XDG_RUNTIME_DIR": str(folder)}
     command = ["serve", "--repository", str(repository), *ANY_PORTS, *words]
     with (folder / "log").open("w+") as log, _started(command, environment, log) as (pid, _):
-        yield Supervised(pid, environment, repository)
+        try:
+            yield Supervised(pid, environment, repository)
+        except BaseException:
+            print(f"the server's log ends:\n{log_tail(folder)}", file=sys.stderr)
+            raise
 
 
 @contextlib.contextmanager
@@ -125,6 +129,11 @@ def _started(
         yield process.pid, json.loads(line)
     finally:
         _end(process)
+
+
+def log_tail(folder: Path) -> str:
+    """Return the end of the log of the `supervised` server with this folder."""
+    return (folder / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
 
 
 def _tail(log: IO[str] | None) -> str:

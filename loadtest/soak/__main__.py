@@ -112,6 +112,8 @@ def main() -> int:
         repository = shutil.copytree(args.repository, Path(scratch) / "models")
         (run := Path(scratch) / "run").mkdir()
         outcome = soak(repository, run, plan)
+        if outcome.trouble:
+            print(f"the server's log ends:\n{servers.log_tail(run)}", file=sys.stderr)
     verdicts = judge(outcome, plan.share)
     found = asdict(plan) | result(outcome, verdicts)
     print(verdict.traffic_markdown(found["traffic"]))

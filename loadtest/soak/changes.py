@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.servers import Supervised
-from loadtest.swap import HALF, NETWORK, ROUTE, References, write_candidate
-from nereid.publish.publisher import Gates, publish, retire, rollback
+from loadtest.swap import GATES, HALF, NETWORK, ROUTE, References, write_candidate
+from nereid.publish.publisher import publish, retire, rollback
 from nereid.repository.layout import versions_there
 from nereid.routes.change import change_with_retry, reweighted
 from nereid.routes.served import RunningServer
@@ -50,7 +50,7 @@ class Changes:
         record, repository, source = self._running.record, self._running.repository, next(self._candidates)
         for each in self._references:
             each.add(self._next, source.parent)
-        done = publish(repository, ROUTE, source, record, Gates(is_change_accepted=True), HALF)
+        done = publish(repository, ROUTE, source, record, GATES, HALF)
         self._next = done.version + 1
         time.sleep(PAUSE_S)
         rollback(repository, ROUTE, record)
