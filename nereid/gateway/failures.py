@@ -110,6 +110,11 @@ class Failure(Exception):
         return Reason(self.code, self.message)
 
 
+def invalid_request(message: str) -> Failure:
+    """Return the error response to a request that no server can run."""
+    return Failure("invalid_request", message)
+
+
 def from_classifier(error: ClassifierError, timeout_s: float, retry_after_s: float) -> Failure:
     """Return the error response to a failed inference.
 
@@ -130,7 +135,7 @@ def from_classifier(error: ClassifierError, timeout_s: float, retry_after_s: flo
         case RequestRefused() if INVALID_IMAGE_PREFIX in text:
             return Failure("invalid_image", text.partition(INVALID_IMAGE_PREFIX)[2])
         case RequestRefused() if INVALID_REQUEST_PREFIX in text:
-            return Failure("invalid_request", text.partition(INVALID_REQUEST_PREFIX)[2])
+            return invalid_request(text.partition(INVALID_REQUEST_PREFIX)[2])
         case Unavailable() | RequestRefused():
             return Failure("unavailable", "the requested model is not served", UNAVAILABLE_RETRY_S)
         case Unreachable():

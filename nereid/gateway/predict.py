@@ -13,8 +13,14 @@ from nereid.client.request import Options
 from nereid.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX
 from nereid.gateway import image_size as images
 from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, TimingsMs, answer
-from nereid.gateway.failures import Failure, from_classifier
-from nereid.gateway.http.http_request import ROUTE_PREFIX, GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.failures import Failure, from_classifier, invalid_request
+from nereid.gateway.http.http_request import (
+    ROUTE_PREFIX,
+    GatewayRequest,
+    GatewayResponse,
+    json_response,
+    whole_number,
+)
 from nereid.gateway.http.middleware import FAULTS, log
 from nereid.gateway.http.tracing import is_word
 from nereid.gateway.http.upload import MAX_TOP_K, BatchBody, BatchImage, ClientClosed
@@ -175,14 +181,15 @@ def read_options(request: GatewayRequest, given: dict[str, str]) -> Options:
     Raises:
         Failure: a value is invalid, or parameter and header disagree.
     """
-    options: Options = {"request_id": request.request_id, "top_k": _top_k(given.get("top_k", "5"))}
+    top_k = whole_number("top_k", given.get("top_k", "5"), MAX_TOP_K)
+    options: Options = {"request_id": request.request_id, "top_k": top_k}
     for name, header in HEADERS.items():
         in_query, in_head = given.get(name, ""), request.header(header)
         if in_query and in_head and in_query != in_head:
-            raise Failure("invalid_request", f"{name} is {in_query!r}, but {header.decode()} is {in_head!r}")
+            raise invalid_request(f"{name} is {in_query!r}, but {header.decode()} is {in_head!r}")
         if value := in_query or in_head:
             if not is_word(value):
-                raise Failure("invalid_request", f"{name} must be printable ASCII of at most 128 characters")
+                raise invalid_request(f"{name} must be printable ASCII of at most 128 characters")
             options[name] = value  # type: ignore[literal-required]
     forwarded = {
         name.decode("latin-1"): value.decode("latin-1")
@@ -190,15 +197,12 @@ def read_options(request: GatewayRequest, given: dict[str, str]) -> Options:
         if name.startswith(ROUTE_PREFIX) and name != HEADERS["route_key"]
     }
     if len(forwarded) > MAX_RULE_HEADERS:
-        raise Failure(
-            "invalid_request",
-            f"at most {MAX_RULE_HEADERS} headers {ROUTE_HEADER_PREFIX}…, got {len(forwarded)}",
+        raise invalid_request(
+            f"at most {MAX_RULE_HEADERS} headers {ROUTE_HEADER_PREFIX}…, got {len(forwarded)}"
         )
     for name, value in forwarded.items():
         if not (_RULE_HEADER.fullmatch(name) and is_word(value)):
-            raise Failure(
-                "invalid_request", f"{name[:64]!r} is not a valid rule header, or its value is not ASCII"
-            )
+            raise invalid_request(f"{name[:64]!r} is not a valid rule header, or its value is not ASCII")
     if request.continues_trace:
         forwarded["traceparent"] = request.traceparent
     if forwarded:
@@ -218,9 +222,7 @@ def merged(query: dict[str, str], batch: BatchBody) -> dict[str, str]:
         if value in (None, ""):
             continue
         if given.setdefault(name, str(value)) != str(value):
-            raise Failure(
-                "invalid_request", f"{name} is {given[name]!r} in the query, but {value!r} in the body"
-            )
+            raise invalid_request(f"{name} is {given[name]!r} in the query, but {value!r} in the body")
     return given
 
 
@@ -228,12 +230,6 @@ def timings_ms(request: GatewayRequest, received_s: float, stages_s: dict[str, f
     """Return the durations of the stages so far."""
     durations_s = received_s, stages_s["admission"], stages_s["inference"], request.elapsed_s()
     return TimingsMs(*(round(seconds * 1e3, 3) for seconds in durations_s))
-
-
-def _top_k(text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_TOP_K:
-        return int(text)
-    raise Failure("invalid_request", f"top_k must be a whole number from 1 to {MAX_TOP_K}, got {text[:64]!r}")
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from nereid.contract import ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
 from nereid.gateway.admission.keys import Key
-from nereid.gateway.failures import ErrorAnswer, Failure
+from nereid.gateway.failures import ErrorAnswer, Failure, invalid_request
 from nereid.gateway.http.tracing import child_of, is_word, new_request_id, new_traceparent
 
 JSON = b"application/json"
@@ -71,9 +71,7 @@ class GatewayRequest:
             return
         for name, count in Counter(name for name, _ in given).items():
             if count > 1 and (name in SINGLE or name.startswith(ROUTE_PREFIX)):
-                raise Failure(
-                    "invalid_request", f"header {name.decode('latin-1')[:64]!r} is given {count} times"
-                )
+                raise invalid_request(f"header {name.decode('latin-1')[:64]!r} is given {count} times")
 
     def elapsed_s(self) -> float:
         """Return the seconds since the request arrived."""
@@ -97,13 +95,13 @@ class GatewayRequest:
                 text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64
             )
         except ValueError:
-            raise Failure("invalid_request", "the query is not a list of NAME=VALUE") from None
+            raise invalid_request("the query is not a list of NAME=VALUE") from None
         given = dict(pairs)
         if unknown := sorted({*given} - {*known}):
             names = ", ".join(known) or "none"
-            raise Failure("invalid_request", f"unknown query parameter {unknown[0]!r}; known: {names}")
+            raise invalid_request(f"unknown query parameter {unknown[0]!r}; known: {names}")
         if len(given) < len(pairs):
-            raise Failure("invalid_request", "a query parameter is given twice")
+            raise invalid_request("a query parameter is given twice")
         return given
 
     def timeout_s(self, default_s: float, max_s: float) -> float:
@@ -112,16 +110,20 @@ class GatewayRequest:
         Raises:
             Failure: the header is invalid.
         """
-        given = self.headers.get(TIMEOUT_HEADER)
-        if given is None:
+        if TIMEOUT_HEADER not in self.headers:
             return default_s
-        if not (given.isdigit() and len(given) <= 9 and 1 <= int(given) <= max_s * 1000):
-            raise Failure(
-                "invalid_request",
-                f"X-Request-Timeout-Ms must be a whole number from 1 to {max_s * 1000:.0f}, "
-                f"got {given.decode('latin-1')[:64]!r}",
-            )
-        return int(given) / 1000
+        return whole_number("X-Request-Timeout-Ms", self.header(TIMEOUT_HEADER), int(max_s * 1000)) / 1000
+
+
+def whole_number(name: str, text: str, max_value: int) -> int:
+    """Return the value of a parameter or header.
+
+    Raises:
+        Failure: the text is not a whole number from 1 to `max_value`.
+    """
+    if text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= max_value:
+        return int(text)
+    raise invalid_request(f"{name} must be a whole number from 1 to {max_value}, got {text[:64]!r}")
 
 
 class GatewayResponse:

@@ -10,7 +10,7 @@ from nereid.assets import SAMPLES
 from nereid.gateway.admission.access import Need
 from nereid.gateway.admission.keys import Scope
 from nereid.gateway.answers import Answer, BatchAnswer
-from nereid.gateway.failures import Code, Failure
+from nereid.gateway.failures import Code, Failure, invalid_request
 from nereid.gateway.gateway_metrics import CONTENT_TYPE
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
@@ -74,7 +74,7 @@ async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayRespo
     except RouteConflict as error:
         raise Failure("conflict", str(error)) from None
     except RouteRefused as error:
-        raise Failure("invalid_request", str(error)) from None
+        raise invalid_request(str(error)) from None
     except RouteFailed as error:
         raise Failure(
             "unavailable", "the server does not serve the change; see the route and the log", 1.0

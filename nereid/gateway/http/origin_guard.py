@@ -1,7 +1,7 @@
 """Security headers for browsers, and rejection of foreign hosts and origins."""
 
 from nereid.contract import OPTION_HEADERS
-from nereid.gateway.failures import Failure
+from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import ROUTE_PREFIX, GatewayRequest, GatewayResponse
 from nereid.gateway.settings import Settings
 
@@ -58,7 +58,7 @@ class OriginGuard:
         """
         host = request.headers.get(b"host", b"").lower()
         if self._hosts and hostname(host) not in self._hosts:
-            raise Failure("invalid_request", f"the host {host.decode('latin-1')[:128]!r} is not allowed")
+            raise invalid_request(f"the host {host.decode('latin-1')[:128]!r} is not allowed")
         origin = request.headers.get(b"origin")
         if origin is None:
             return [(b"vary", b"origin")] if self._origins else []

@@ -7,7 +7,7 @@ import msgspec
 from python_multipart.multipart import parse_options_header
 
 from nereid.gateway.admission.keys import Key
-from nereid.gateway.failures import Failure
+from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.settings import Settings
 from nereid.units import format_bytes
@@ -124,7 +124,7 @@ class Uploads:
             return BatchBody(await self._form(request, remaining_s, max_images))
         batch: BatchBody = _decode(BatchBody, await self._whole(request, remaining_s), max_images)
         if len(batch.images) > max_images:
-            raise Failure("invalid_request", f"at most {max_images} images, got {len(batch.images)}")
+            raise invalid_request(f"at most {max_images} images, got {len(batch.images)}")
         return batch
 
     async def json(self, request: GatewayRequest, remaining_s: float, kind: Any) -> Any:
@@ -185,7 +185,7 @@ def read_form(body: bytes, boundary: bytes, max_images: int) -> list[BatchImage]
         if not body.startswith(b"\r\n", at):
             raise _damaged("a boundary has no line of its own")
         if len(images) == max_images:
-            raise Failure("invalid_request", f"at most {max_images} parts, got more")
+            raise invalid_request(f"at most {max_images} parts, got more")
         head_end = _find(body, b"\r\n\r\n", at, at + MAX_PART_HEAD_BYTES)
         filename = _filename(body[at:head_end])
         at = _find(body, delimiter, head_end + 4)
@@ -207,12 +207,12 @@ def _filename(head: bytes) -> str | None:
     _, options = parse_options_header(values.get(b"content-disposition"))
     name = options.get(b"name", b"").decode("utf-8", "replace")
     if name != "file":
-        raise Failure("invalid_request", f"expected parts with the name 'file', got {name[:64]!r}")
+        raise invalid_request(f"expected parts with the name 'file', got {name[:64]!r}")
     return options.get(b"filename", b"").decode("utf-8", "replace") or None
 
 
 def _damaged(how: str) -> Failure:
-    return Failure("invalid_request", f"the multipart body is damaged: {how}")
+    return invalid_request(f"the multipart body is damaged: {how}")
 
 
 def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
@@ -238,8 +238,8 @@ def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
 def _decode(kind: Any, body: bytes, max_images: int) -> Any:
     max_quotes = max_images * MAX_QUOTES_PER_IMAGE
     if len(body) > MAX_UNCOUNTED_BYTES and body.count(b'"') > max_quotes:
-        raise Failure("invalid_request", f"the JSON has more than {max_quotes} quotation marks")
+        raise invalid_request(f"the JSON has more than {max_quotes} quotation marks")
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Failure("invalid_request", f"invalid JSON: {error}") from None
+        raise invalid_request(f"invalid JSON: {error}") from None
