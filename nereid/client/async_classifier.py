@@ -2,28 +2,23 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
 from nereid.client import transport
-from nereid.client.batch_split import Outcome, Unusable
-from nereid.client.images import ImageLike, encode
+from nereid.client.batch_split import Outcome
+from nereid.client.images import ImageLike, encode, encode_or_error
 from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Prediction
-from nereid.client.request import (
-    CONCURRENCY,
-    TIMEOUT_S,
-    Options,
-    ProtocolName,
-    check_arguments,
-)
-from nereid.client.sans_io import Flow, Result
+from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName, check_arguments
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import Kind
 from nereid.client.transport import AsyncConnection
+
+Encoded = TypeVar("Encoded")
 
 
 class AsyncClassifier:
@@ -71,13 +66,14 @@ class AsyncClassifier:
     async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
         """Classify one image; arguments and errors as `Classifier.classify`."""
         request = self._requests.start(options)
-        predictions = await self._run(request.predictions([await _encode(image)]))
-        return predictions[0]
+        encoded = [await _in_thread(encode, image)]
+        return (await transport.run_async(self._connection, request.predictions(encoded)))[0]
 
     async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
         request = self._requests.start(options, is_for_scores=True)
-        return await self._run(request.scores(await _encode(image)))
+        encoded = await _in_thread(encode, image)
+        return await transport.run_async(self._connection, request.scores(encoded))
 
     def classify_many(
         self,
@@ -130,11 +126,8 @@ class AsyncClassifier:
 
     async def _classify_batch(self, images: list[ImageLike], options: Options) -> list[Outcome]:
         request = self._requests.start(options)
-        encoded = [await _encode_or_error(image) for image in images]
-        return await self._run(request.outcomes(encoded))
-
-    async def _run(self, flow: Flow[Result]) -> Result:
-        return await transport.run_async(self._connection, flow)
+        encoded = [await _in_thread(encode_or_error, image) for image in images]
+        return await transport.run_async(self._connection, request.outcomes(encoded))
 
 
 async def _batches(
@@ -165,13 +158,6 @@ async def _each(images: Iterable[ImageLike] | AsyncIterable[ImageLike]) -> Async
             yield image
 
 
-async def _encode(image: ImageLike) -> bytes:
-    # In a thread: reading a file and encoding pixels would block the loop.
+async def _in_thread(encode: Callable[[ImageLike], Encoded], image: ImageLike) -> Encoded | bytes:
+    # Reading a file and encoding pixels would block the loop.
     return image if isinstance(image, bytes) else await asyncio.to_thread(encode, image)
-
-
-async def _encode_or_error(image: ImageLike) -> bytes | Unusable:
-    try:
-        return await _encode(image)
-    except (OSError, TypeError, ValueError) as error:
-        return error

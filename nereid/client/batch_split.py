@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from nereid.client.classifier_errors import ClassifierError
+from nereid.client.images import Unusable
 from nereid.client.prediction import Prediction
 from nereid.contract import read_bad_images, read_batch_limit
 
-# Errors of `nereid.client.images.encode`.
-Unusable: TypeAlias = OSError | TypeError | ValueError
 Outcome: TypeAlias = Prediction | ClassifierError | Unusable
 
 

@@ -12,18 +12,11 @@ from typing import Unpack
 import numpy as np
 
 from nereid.client import transport
-from nereid.client.batch_split import Outcome, Unusable
-from nereid.client.images import ImageLike, encode
+from nereid.client.batch_split import Outcome
+from nereid.client.images import ImageLike, encode, encode_or_error
 from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Prediction
-from nereid.client.request import (
-    CONCURRENCY,
-    TIMEOUT_S,
-    Options,
-    ProtocolName,
-    check_arguments,
-)
-from nereid.client.sans_io import Flow, Result
+from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName, check_arguments
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import Kind
 
@@ -109,13 +102,12 @@ class Classifier:
             RuntimeError: the classifier is closed.
         """
         request = self._requests.start(options)
-        predictions = self._run(request.predictions([encode(image)]))
-        return predictions[0]
+        return transport.run(self._connection, request.predictions([encode(image)]))[0]
 
     def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
         request = self._requests.start(options, is_for_scores=True)
-        return self._run(request.scores(encode(image)))
+        return transport.run(self._connection, request.scores(encode(image)))
 
     def classify_many(
         self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[Options]
@@ -162,16 +154,13 @@ class Classifier:
 
     def _classify_batch(self, images: list[ImageLike], options: Options) -> list[Outcome]:
         request = self._requests.start(options)
-        encoded = [_encode_or_error(image) for image in images]
-        return self._run(request.outcomes(encoded))
+        encoded = [encode_or_error(image) for image in images]
+        return transport.run(self._connection, request.outcomes(encoded))
 
     def _pool_of_this_process(self) -> ThreadPoolExecutor:
         if os.getpid() != self._owner:  # a fork has no threads of its parent
             self._owner, self._pool = os.getpid(), ThreadPoolExecutor(self._concurrency)
         return self._pool
-
-    def _run(self, flow: Flow[Result]) -> Result:
-        return transport.run(self._connection, flow)
 
 
 def _next_batch(images: Iterator[ImageLike], size: int) -> tuple[list[ImageLike], Exception | None]:
@@ -181,10 +170,3 @@ def _next_batch(images: Iterator[ImageLike], size: int) -> tuple[list[ImageLike]
     except Exception as error:
         return batch, error
     return batch, None
-
-
-def _encode_or_error(image: ImageLike) -> bytes | Unusable:
-    try:
-        return encode(image)
-    except (OSError, TypeError, ValueError) as error:
-        return error

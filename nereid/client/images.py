@@ -14,6 +14,8 @@ ImageLike: TypeAlias = (
     "bytes | bytearray | memoryview | str | os.PathLike[str] | IO[bytes] | Image.Image | np.ndarray"
 )
 
+# Errors of `encode`.
+Unusable: TypeAlias = OSError | TypeError | ValueError
 # BMP is as exact as PNG and many times faster; it has no alpha, CMYK or 16 bits.
 BMP_MODES = ("1", "L", "P", "RGB")
 TIFF_MODES = ("RGBA", "CMYK", "I;16", "I;16B")
@@ -52,6 +54,14 @@ def encode(image: ImageLike) -> bytes:
     if not isinstance(content, bytes):
         raise TypeError(f"a file must be opened for reading bytes, this one reads {type(content).__name__}")
     return content
+
+
+def encode_or_error(image: ImageLike) -> bytes | Unusable:
+    """Return the encoded image, or the error of `encode`."""
+    try:
+        return encode(image)
+    except (OSError, TypeError, ValueError) as error:
+        return error
 
 
 def _load(image: Image.Image) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from nereid.client import prediction
-from nereid.client.batch_split import BatchSplit, Outcome, Unusable
+from nereid.client.batch_split import BatchSplit, Outcome
 from nereid.client.classifier_errors import ClassifierError, Unreachable
+from nereid.client.images import Unusable
 from nereid.client.prediction import Prediction, Timings
 from nereid.client.request import (
     NO_LIMIT,
