@@ -16,6 +16,7 @@ from nereid.assets import REPOSITORY
 from nereid.cli.main import app
 from nereid.repository.check import check, count
 from tests.networks import constant, network, store, value
+from tests.tables import cases
 
 NET = """name: "net" backend: "onnxruntime" max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
@@ -55,6 +56,9 @@ parameters {{ key: "route" value {{ string_value: "route.json" }} }}
 VARIANTS = {"variants": [{"name": "a", "model": "whole", "version": 1, "weight": 1}], "default": "a"}
 VARIANTS |= {"salts": {"variants": "salt", "shadows": "pepper"}}
 FOREIGN = 'name: "foreign" backend: "python" max_batch_size: 8'
+CPU = "whole/configs/cpu.pbtxt"
+
+Fault = Callable[[Path], None]
 
 
 def classifier(size: int = 8) -> onnx.ModelProto:
@@ -97,14 +101,13 @@ def repository(tmp_path) -> Path:
     return tmp_path
 
 
-def told(repository: Path, *verdicts: str) -> list[str]:
+def findings(repository: Path, *verdicts: str) -> list[str]:
     """Return the findings of `check` with these verdicts."""
     wanted = verdicts or ("note", "fail")
-    findings = [each for each in check(repository) if each.verdict in wanted]
-    return [f"{each.model}, {each.what}: {each.found}" for each in findings]
+    return [f"{e.model}, {e.what}: {e.found}" for e in check(repository) if e.verdict in wanted]
 
 
-def edit(path: str, old: str, new: str) -> Callable[[Path], None]:
+def edit(path: str, old: str, new: str) -> Fault:
     """Replace text in a file of the repository, which must be there."""
 
     def change(repository: Path) -> None:
@@ -115,19 +118,19 @@ def edit(path: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
-def write(path: str, content: str | bytes) -> Callable[[Path], None]:
+def write(path: str, content: str | bytes) -> Fault:
     """Put a file into the repository."""
     data = content.encode() if isinstance(content, str) else content
     return lambda repository: (repository / path).write_bytes(data)
 
 
-def remove(path: str) -> Callable[[Path], None]:
-    """Take a file out of the repository."""
+def remove(path: str) -> Fault:
+    """Remove a file from the repository."""
     return lambda repository: (repository / path).unlink()
 
 
-def circle(*others: str) -> Callable[[Path], None]:
-    """Make ensembles that have each other as steps, the first of them of `whole`, the last has that."""
+def cycle(*others: str) -> Fault:
+    """Make ensembles that form a cycle: each is a step of the one before, `whole` of the last."""
 
     def change(repository: Path) -> None:
         (repository / "whole" / "configs" / "cpu.pbtxt").unlink()
@@ -140,7 +143,7 @@ def circle(*others: str) -> Callable[[Path], None]:
     return change
 
 
-def version(operator: str = "Softmax", **stamps: int) -> Callable[[Path], None]:
+def version(operator: str = "Softmax", **stamps: int) -> Fault:
     """Replace version 2 of the network by one with other stamps, and publish it."""
 
     def change(repository: Path) -> None:
@@ -163,28 +166,39 @@ def link_labels(repository: Path) -> None:
     (repository / "whole" / "labels.txt").symlink_to("../net/labels.txt")
 
 
-def test_good_repository_has_nothing_to_tell(repository):
-    """Every kind of model passes; unknown backends are left alone."""
-    assert told(repository) == []
+def test_good_repository_has_no_findings(repository):
+    """Every kind of model passes; models of other backends are not checked."""
+    assert findings(repository) == []
     assert count(repository, check(repository)) == "5 models, 6 versions: 0 notes, 0 failures"
     assert {each.model for each in check(repository)} == {"net", "pre", "whole", "route", "foreign"}
 
 
 def test_own_repository_has_no_failure():
     """The shipped repository has no failure and no note."""
-    assert told(REPOSITORY, "fail") == []
+    assert findings(REPOSITORY, "fail") == []
 
 
-CPU = "whole/configs/cpu.pbtxt"
+def net(old: str, new: str) -> Fault:
+    """Replace text in the config of the network."""
+    return edit("net/config.pbtxt", old, new)
+
+
+def whole(old: str, new: str) -> Fault:
+    """Replace text in the config of the ensemble."""
+    return edit("whole/config.pbtxt", old, new)
+
+
+def fused(old: str, new: str) -> Fault:
+    """Replace text in the config of the fused model."""
+    return edit(CPU, old, new)
+
+
+INPUT_MAP = 'input_map { key: "x" value: "between" }'
+OUTPUT_MAP = 'output_map { key: "x" value: "between" }'
+STEPS = ENSEMBLE.partition("ensemble_scheduling")[2]
 FAULTS = {
-    "input-without-name": (
-        edit("net/config.pbtxt", 'name: "x" ', ""),
-        "net, .*the config is incomplete: Key",
-    ),
-    "step-without-name": (
-        edit("whole/config.pbtxt", 'model_name: "pre" ', ""),
-        "whole, .*config is incomplete",
-    ),
+    "input-without-name": (net('name: "x" ', ""), "net, .*the config is incomplete: Key"),
+    "step-without-name": (whole('model_name: "pre" ', ""), "whole, .*config is incomplete"),
     "route-without-output": (
         write("route/config.pbtxt", 'backend: "ab_router" ' + ROUTE[ROUTE.index("parameters") :]),
         "route, .*config is incomplete",
@@ -197,29 +211,20 @@ FAULTS = {
         version(operator="Softmaxx"),
         "version 2: the ONNX checker refuses 'model.onnx': No Op registered for Softmaxx",
     ),
-    "circle-of-two": (
-        circle("other"),
-        "whole, config.pbtxt, ensemble: its steps form a cycle: whole, other, whole",
-    ),
-    "circle-of-three": (
-        circle("other", "another"),
+    "cycle-of-two": (cycle("other"), "whole, config.pbtxt, .* its steps form a cycle: whole, other, whole"),
+    "cycle-of-three": (
+        cycle("other", "another"),
         "another, config.pbtxt, ensemble: its steps form a cycle: another, whole, other, another",
     ),
-    "no-steps": (
-        edit("whole/config.pbtxt", ENSEMBLE.partition("ensemble_scheduling")[2], "{}"),
-        "whole, .*ensemble: expected steps in ensemble_scheduling, got none",
-    ),
-    "config-text": (edit("net/config.pbtxt", "dims:", "dim:"), 'net, config.pbtxt: .*no field named "dim"'),
+    "no-steps": (whole(STEPS, "{}"), "whole, .*: expected steps in ensemble_scheduling, got none"),
+    "config-text": (net("dims:", "dim:"), 'net, config.pbtxt: .*no field named "dim"'),
     "profile-text": (write(CPU, "{"), "whole, configs/cpu.pbtxt: "),
     "name": (
         edit("pre/config.pbtxt", '"pre"', '"other"'),
         "pre, config.pbtxt: expected name 'pre' like the folder, got 'other'",
     ),
-    "version-missing": (edit("net/config.pbtxt", "1, 2", "1, 3"), "version 3, which does not exist"),
-    "nothing-served": (
-        edit("net/config.pbtxt", "[ 1, 2 ]", "[ ]"),
-        "net, config.pbtxt, versions: no version would be served",
-    ),
+    "version-missing": (net("1, 2", "1, 3"), "version 3, which does not exist"),
+    "nothing-served": (net("[ 1, 2 ]", "[ ]"), "net, config.pbtxt, versions: no version would be served"),
     "network-missing": (remove("net/2/model.onnx"), "net, config.pbtxt, onnxruntime: version 2: cannot read"),
     "network-text": (write("net/1/model.onnx", "oops"), "version 1: .* got a text file"),
     "external-missing": (remove("net/1/w.bin"), "version 1: values of tensor 'w' .* is missing; fix: "),
@@ -227,44 +232,31 @@ FAULTS = {
     "opset": (version(opset=27), "version 2: 'model.onnx': expected opset at most .*, got 27"),
     "ir-version": (version(ir_version=14), "version 2: 'model.onnx': expected IR version at most .*, got 14"),
     "shape": (
-        edit("net/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
+        net("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
         r"version 1: model 'net', tensor 'x': the model expects 4 dimensions \(shape \[-1,3,8,8\]\)",
     ),
     "datatype": (
-        edit("net/config.pbtxt", "TYPE_FP32 dims: [ 4 ]", "TYPE_FP16 dims: [ 4 ]"),
+        net("TYPE_FP32 dims: [ 4 ]", "TYPE_FP16 dims: [ 4 ]"),
         "expects datatype TYPE_FP16 for output 'scores', model provides TYPE_FP32",
     ),
-    "step-model": (
-        edit("whole/config.pbtxt", '"pre"', '"gone"'),
-        "whole, .*ensemble: step 'gone' does not exist",
-    ),
-    "step-self": (edit("whole/config.pbtxt", '"pre"', '"whole"'), "step 'whole' is the ensemble itself"),
+    "step-model": (whole('"pre"', '"gone"'), "whole, .*ensemble: step 'gone' does not exist"),
+    "step-self": (whole('"pre"', '"whole"'), "step 'whole' is the ensemble itself"),
     "step-unpinned": (
-        edit("whole/config.pbtxt", "model_version: 2", "model_version: -1"),
+        whole("model_version: 2", "model_version: -1"),
         "step 'net' must be pinned: expected model_version 1 or more, got -1",
     ),
     "step-version": (
-        edit("whole/config.pbtxt", "model_version: 2", "model_version: 3"),
+        whole("model_version: 2", "model_version: 3"),
         "step 'net' is pinned to version 3, which does not exist",
     ),
     "step-not-served": (
-        edit("net/config.pbtxt", "1, 2", "1"),
+        net("1, 2", "1"),
         "step 'net' is pinned to version 2, which its version_policy does not serve",
     ),
-    "map-key": (
-        edit("whole/config.pbtxt", 'input_map { key: "x"', 'input_map { key: "y"'),
-        "step 'net' has no input 'y', it has: x",
-    ),
-    "map-missing": (
-        edit("whole/config.pbtxt", 'input_map { key: "x" value: "between" }', ""),
-        "step 'net' needs input 'x', which is not in its input_map",
-    ),
+    "map-key": (whole('input_map { key: "x"', 'input_map { key: "y"'), "'net' has no input 'y', it has: x"),
+    "map-missing": (whole(INPUT_MAP, ""), "step 'net' needs input 'x', which is not in its input_map"),
     "map-value": (
-        edit(
-            "whole/config.pbtxt",
-            'input_map { key: "x" value: "between" }',
-            'input_map { key: "x" value: "z" }',
-        ),
+        whole(INPUT_MAP, 'input_map { key: "x" value: "z" }'),
         "step 'net' needs tensor 'z', which no step provides",
     ),
     "step-shape": (
@@ -272,25 +264,21 @@ FAULTS = {
         r"step 'net' needs tensor 'between': expected TYPE_FP32 \[-1, 3, 8, 8\], got .* \[-1, 3, 9, 9\]",
     ),
     "ensemble-output": (
-        edit("whole/config.pbtxt", "dims: [ 4 ]", "dims: [ 5 ]"),
+        whole("dims: [ 4 ]", "dims: [ 5 ]"),
         r"the ensemble's output needs tensor 'scores': expected TYPE_FP32 \[-1, 5\], got TYPE_FP32 \[-1, 4\]",
     ),
     "ensemble-batch": (
-        edit("whole/config.pbtxt", "max_batch_size: 8", "max_batch_size: 9"),
+        whole("max_batch_size: 8", "max_batch_size: 9"),
         "step 'pre': expected max_batch_size 9 or more, like the ensemble, got 8",
     ),
     "given-twice": (
-        edit(
-            "whole/config.pbtxt",
-            'output_map { key: "x" value: "between" }',
-            'output_map { key: "x" value: "image" }',
-        ),
+        whole(OUTPUT_MAP, 'output_map { key: "x" value: "image" }'),
         "tensor 'image' is provided twice, once by step 'pre'",
     ),
-    "fused-version": (edit(CPU, '"2"', '"3"'), "fused: model 'whole' names version 3 of 'net', which is not"),
-    "fused-parameter": (edit(CPU, '"network_version"', '"net_version"'), "unknown parameter 'net_version'"),
+    "fused-version": (fused('"2"', '"3"'), "fused: model 'whole' names version 3 of 'net', which is not"),
+    "fused-parameter": (fused('"network_version"', '"net_version"'), "unknown parameter 'net_version'"),
     "fused-steps": (
-        edit(CPU, '"2"', '"1"'),
+        fused('"2"', '"1"'),
         "expected version 2 of 'net', a step of config.pbtxt, got version 1 of 'net'",
     ),
     "fused-shape": (
@@ -298,7 +286,7 @@ FAULTS = {
         r"fused: the input of network 'net': expected TYPE_FP32 \[3, 9, 9\], got TYPE_FP32 \[3, 8, 8\]",
     ),
     "fused-output": (
-        edit(CPU, "dims: [ 4 ]", "dims: [ 5 ]"),
+        fused("dims: [ 4 ]", "dims: [ 5 ]"),
         r"fused: its output: expected TYPE_FP32 \[4\], got TYPE_FP32 \[5\]",
     ),
     "preprocess": (
@@ -309,9 +297,7 @@ FAULTS = {
     "route-text": (edit("route.json", '"default": "a"', '"default": "b"'), "route, .*ab_router: "),
     "route-version": (edit("route.json", '"version": 1', '"version": 2'), "names version 2 of 'whole'"),
     "route-not-served": (
-        edit(
-            "whole/config.pbtxt", "ensemble_scheduling", "version_policy { specific { } } ensemble_scheduling"
-        ),
+        whole("ensemble_scheduling", "version_policy { specific { } } ensemble_scheduling"),
         "'a' names version 1 of 'whole', which is not served",
     ),
     "labels-count": (
@@ -320,7 +306,7 @@ FAULTS = {
     ),
     "labels-missing": (remove("route/labels.txt"), "route, config.pbtxt, labels: cannot read label file"),
     "labels-elsewhere": (
-        edit("whole/config.pbtxt", '"labels.txt"', '"../net/labels.txt"'),
+        whole('"labels.txt"', '"../net/labels.txt"'),
         "labels: label file '../net/labels.txt' is outside the model's folder",
     ),
     "labels-link": (link_labels, "labels: label file 'labels.txt' is a link; fix: "),
@@ -336,29 +322,29 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("fault", "reason"), FAULTS.values(), ids=[*FAULTS])
+@cases(("fault", "reason"), FAULTS)
 def test_fault_is_found(repository, fault, reason):
     """Each fault fails, with a message that names the model, the file and what is wrong."""
     fault(repository)
 
-    failures = told(repository, "fail")
+    failures = findings(repository, "fail")
 
     assert any(re.search(reason, failure) for failure in failures), failures
 
 
-def test_what_git_loses_and_what_was_not_published_is_noted(repository):
+def test_empty_folder_and_unpublished_version_are_noted(repository):
     """Neither stops a server, so neither fails."""
     (repository / "pre" / "1" / ".gitkeep").unlink()
     (repository / "net" / "1" / "SHA256SUMS").unlink()
 
-    assert told(repository) == [
+    assert findings(repository) == [
         "net, version 1: not published by nereid: no SHA256SUMS",
         "pre, version 1: the folder is empty, and git does not store empty folders",
     ]
 
 
 def test_hidden_folder_is_noted(repository):
-    """Triton loads what is hidden, too; a file is none of its business."""
+    """Triton loads hidden folders, too; hidden files do not matter."""
     (repository / ".git" / "1").mkdir(parents=True)
     (repository / ".gitignore").touch()
 
@@ -373,31 +359,31 @@ def test_config_that_leaves_the_rest_to_triton_passes(repository):
     (repository / "net" / "config.pbtxt").write_text('backend: "onnxruntime" max_batch_size: 8')
     store(repository, "bare", classifier(), config=None)
 
-    assert [each for each in told(repository, "fail") if not each.startswith("whole")] == []
+    assert [each for each in findings(repository, "fail") if not each.startswith("whole")] == []
 
 
-def test_what_the_backend_writes_is_no_part_of_a_version(repository):
-    """Shared weights lie in the version's folder, and are not published."""
+def test_files_of_the_backend_are_not_part_of_a_version(repository):
+    """Shared weights are in the version's folder, and are not published."""
     (repository / "net" / "1" / ".shared-weights-0" / "sub").mkdir(parents=True)
     (repository / "net" / "1" / ".shared-weights-0" / "weights.bin").touch()
 
-    assert told(repository) == []
+    assert findings(repository) == []
 
 
-def test_operators_of_others_are_noted(repository):
+def test_custom_operators_are_noted(repository):
     """A network with custom operators is a note: the server may have their library."""
     model = classifier()
     model.graph.node[2].domain = "com.example"
     model.opset_import.add(domain="com.example", version=1)
     store(repository, "custom", model, None)
 
-    assert told(repository)[0] == (
+    assert findings(repository)[0] == (
         "custom, config.pbtxt, onnxruntime: version 1 has custom operators of com.example; "
         "every server needs their library"
     )
 
 
-def test_command_tells_counts_and_first_failure(repository):
+def test_command_prints_counts_and_the_first_failure(repository):
     """Exit code 1, the counts on stdout, the first reason on the last line of stderr."""
     good = CliRunner().invoke(app, ["check", str(repository)])
     (repository / "route.json").unlink()
@@ -417,7 +403,7 @@ def test_command_gives_everything_as_json(repository):
     assert {*findings[0]} == {"verdict", "model", "what", "found", "fix"}
 
 
-def test_repository_that_is_none_is_wrong_usage(tmp_path):
+def test_missing_repository_is_wrong_usage(tmp_path):
     """A typing error is not an empty repository."""
     result = CliRunner().invoke(app, ["check", str(tmp_path / "nowhere")])
 
