@@ -12,7 +12,7 @@ from nereid.routes.diff import Difference
 from nereid.routes.explain import Explanation
 from nereid.routes.history import Entry
 from nereid.routes.served import Served, Server, served_status
-from nereid.routes.target import RouteLocation, RouteState, check, describe, percent
+from nereid.routes.target import RouteLocation, RouteState, describe, percent, present_table
 from nereid.routing.assignment import Route, Table, Variant, shares
 
 
@@ -22,17 +22,18 @@ def show(target: RouteLocation, present: RouteState, server: Server | None, as_j
     Raises:
         OperationFailed, InvalidConfig: the route file is invalid, or names a model that does not exist.
     """
-    route = present.route()
-    table = check(target, present.text or b"")
+    table = present_table(target, present)
+    route, breaker = table.route, table.route.breaker
     status, served = served_status(server, target.name, table.sha256)
     if as_json:
         print(json.dumps(_as_document(target, table, served, status)))
         return
     _print_variants(table, served)
     _print_shadows(route)
-    limits, breaker = route, route.breaker
-    print(f"default {route.default}, at most {limits.max_in_flight} requests in flight, ", end="")
-    print(f"mirrored below {limits.shadow_max_in_flight}")
+    print(
+        f"default {route.default}, at most {route.max_in_flight} requests in flight, "
+        f"mirrored below {route.shadow_max_in_flight}"
+    )
     print(
         f"breaker: opens at {percent(breaker.error_ratio)} failures of {breaker.min_requests} requests or "
         f"more in {breaker.window_s:g} s, tries again after {breaker.open_s:g} s"
@@ -135,7 +136,6 @@ def _as_document(target: RouteLocation, table: Table, served: Served | None, sta
 
 
 def _breakers(table: Table, served: Served) -> dict[str, str]:
-    """Return the breaker state of each variant that has had requests in this version."""
     versions = ((each.name, table.network_versions[each.name]) for each in table.route.variants)
     return {pair[0]: served.breakers[pair] for pair in versions if pair in served.breakers}
 
