@@ -23,16 +23,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncClassifier": "async_classifier",
     "Classifier": "classifier",
-    "ClassifierError": "classifier_errors",
-    "Label": "prediction",
-    "Overloaded": "classifier_errors",
-    "Prediction": "prediction",
-    "RequestRefused": "classifier_errors",
-    "ServerFailed": "classifier_errors",
-    "TimedOut": "classifier_errors",
-    "Timings": "prediction",
-    "Unavailable": "classifier_errors",
-    "Unreachable": "classifier_errors",
+    **dict.fromkeys(("Label", "Prediction", "Timings"), "prediction"),
 }
 
 __all__ = [
@@ -58,9 +49,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("nereid-serving")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'nereid' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"nereid.client.{_HOMES[name]}"), name)
+    home = _HOMES.get(name, "classifier_errors")
+    return getattr(importlib.import_module(f"nereid.client.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,11 @@
 
 
 class OperationFailed(Exception):
-    """The requested operation failed; the message has the reason and, if known, the fix."""
+    """The requested operation failed; the message is `REASON`, or `REASON; fix: FIX`."""
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(f"{reason}; fix: {fix}" if fix else reason)
+        self.reason, self.fix = reason, fix
 
 
 class WrongUsage(OperationFailed):
@@ -10,4 +14,4 @@ class WrongUsage(OperationFailed):
 
 
 class ServerError(OperationFailed):
-    """The server cannot start, or died; the message has the reason and the fix."""
+    """The server cannot start, or ended by itself."""

@@ -1,7 +1,5 @@
 """`nereid check`: check a model repository without a server."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +7,8 @@ import typer
 
 from nereid.assets import REPOSITORY
 from nereid.cli.options import DEFAULT_REPOSITORY, AsJson
-from nereid.cli.tables import print_table
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.cli.tables import print_json, print_table
+from nereid.errors import OperationFailed
 
 
 def check(
@@ -31,12 +29,12 @@ def check(
     checked. With --json, checks that passed are listed, too.
     """
     from nereid.repository import check as examination
+    from nereid.routes.target import check_repository
 
-    if not repository.is_dir():
-        raise WrongUsage(f"'{repository}' is not a folder; fix: name a model repository, or nereid init DIR")
+    check_repository(repository)
     findings = examination.check(repository)
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print_json(findings)
     else:
         rows = [
             (each.verdict, each.model, each.what, each.found, each.fix)

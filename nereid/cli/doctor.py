@@ -1,13 +1,10 @@
 """`nereid doctor`: check the machine."""
 
-import json
-from dataclasses import asdict
-
 import typer
 
 from nereid.assets import REPOSITORY
 from nereid.cli.options import AsJson, Repository, environment
-from nereid.cli.tables import print_table
+from nereid.cli.tables import print_json, print_table
 from nereid.errors import OperationFailed
 
 
@@ -17,7 +14,7 @@ def doctor(context: typer.Context, as_json: AsJson = False, repository: Reposito
 
     findings = list(examine(environment(context), repository))
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print_json(findings)
     else:
         rows = [(each.verdict, each.what, each.found, each.fix) for each in findings]
         print_table("", "check", "found", "fix", rows=rows)

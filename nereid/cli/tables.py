@@ -1,8 +1,10 @@
-"""Tables on a terminal, and in full width in a pipe or a file."""
+"""Tables on a terminal, and in full width in a pipe or a file; and JSON."""
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import IO
+from dataclasses import asdict
+from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -24,3 +26,8 @@ def print_table(*columns: str, rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: a value may look like markup
     console().print(table)
+
+
+def print_json(records: Iterable[Any]) -> None:
+    """Print dataclasses as a JSON array."""
+    print(json.dumps([asdict(each) for each in records], indent=2))

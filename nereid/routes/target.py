@@ -78,17 +78,13 @@ class RouteState:
     def differs_from(self, route: Route | None) -> bool:
         """Return whether the file has another route, apart from the generation."""
         try:
-            return route is None or without_generation(self.route()) != without_generation(route)
+            return route is None or replace(self.route(), generation=0) != replace(route, generation=0)
         except OperationFailed:
             return True
 
 
 def check_repository(repository: Path) -> None:
-    """Check that a model repository exists.
-
-    Raises:
-        WrongUsage: it is not a folder.
-    """
+    """Raise `WrongUsage` unless a model repository is a folder."""
     if not repository.is_dir():
         raise WrongUsage(f"'{repository}' is not a folder; fix: name a model repository, or nereid init DIR")
 
@@ -154,11 +150,6 @@ def read_state(location: RouteLocation) -> RouteState:
     return RouteState(location.path, text, entries, history.unrecorded(entries, text, status))
 
 
-def without_generation(route: Route) -> Route:
-    """Return a route without the number of its change."""
-    return replace(route, generation=0)
-
-
 def check(location: RouteLocation, text: bytes) -> Table:
     """Parse the text of a route file as the server does.
 
@@ -166,6 +157,16 @@ def check(location: RouteLocation, text: bytes) -> Table:
         InvalidConfig: it is not a route, or names models that are not in the repository.
     """
     return route_file.read_table(location.config, text)
+
+
+def present_table(location: RouteLocation, present: RouteState) -> Table:
+    """Parse the present route file as the server does.
+
+    Raises:
+        OperationFailed, InvalidConfig: it is missing or invalid, or names models that are not there.
+    """
+    present.route()  # names the file and the fix if it is invalid
+    return check(location, present.text or b"")
 
 
 def describe(route: Route) -> str:

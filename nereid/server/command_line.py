@@ -114,7 +114,8 @@ def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
     here = preflight.PYTHON, preflight.library_folders()
     libpython = preflight.find_libpython(*here)
     if libpython is None:
-        raise ServerError("; ".join(preflight.missing(*here)))
+        what, fix = preflight.missing(*here)[-1]
+        raise ServerError(f"missing: {what}", fix)
     libraries = [str(wheel.libraries), str(libpython), inherited.get("LD_LIBRARY_PATH", "")]
     return {
         **KEEP_BUFFERS,

@@ -18,7 +18,7 @@ RESPONSE_S, LOAD_S = 5.0, 300.0
 # Statuses of gRPC itself when the server does not respond; other statuses come from the server.
 LATE = "StatusCode.DEADLINE_EXCEEDED"
 UNREACHED = ("StatusCode.UNAVAILABLE", LATE, "StatusCode.CANCELLED")
-# Refusals of Triton that have a status of the above.
+# Refusals of Triton that have one of these statuses.
 REFUSALS = (RESTRICTED_TEXT, "explicit model load")
 # Never through a proxy: the server is on this machine.
 DIRECT = [("grpc.enable_http_proxy", 0)]
@@ -98,7 +98,7 @@ class Control:
                 if is_load and error.status() == LATE:
                     raise Refused(f"not done after {timeout_s:g} s") from None
                 if error.status() in UNREACHED and not any(words in text for words in REFUSALS):
-                    raise NotReached(f"the server at {self._url} does not answer: {text}") from None
+                    raise NotReached(f"the server at {self._url} does not respond: {text}") from None
                 raise Refused(text) from None
 
     @contextmanager

@@ -21,6 +21,7 @@ from nereid.server.ports import why_unusable
 from nereid.server.run_dir import ServerRecord
 from nereid.server.wheel import INSTALL, find_wheel
 from nereid.serving_errors import InvalidConfig
+from nereid.units import format_bytes
 
 # nvidia-pytriton does not state its Triton release. An end-to-end test compares with the server's version.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
@@ -68,7 +69,8 @@ def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iter
 def _python() -> Finding:
     here = preflight.PYTHON, preflight.library_folders()
     if missing := preflight.missing(*here):
-        return _failure("Python", f"missing: {missing[0]}")
+        what, fix = missing[0]
+        return Finding("Python", "fail", f"missing: {what}", fix)
     return Finding("Python", "ok", f"{here[0]}, shared library in {preflight.find_libpython(*here)}")
 
 
@@ -76,7 +78,7 @@ def _triton() -> Finding:
     try:
         find_wheel()
     except ServerError as error:
-        return _failure("Triton", str(error))
+        return Finding("Triton", "fail", error.reason, error.fix)
     version = _installed("nvidia-pytriton")
     triton = TRITON_OF_PYTRITON.get(version, "unknown")
     return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}, with a stub for this Python")
@@ -90,7 +92,7 @@ def _stub_libraries(inherited: Mapping[str, str]) -> Finding:
             ["ldd", wheel.stub], env=environment(wheel, inherited), capture_output=True, text=True, check=True
         ).stdout
     except ServerError as error:
-        return _failure(what, str(error))
+        return Finding(what, "fail", error.reason, error.fix)
     except (OSError, subprocess.CalledProcessError) as error:
         return Finding(what, "note", f"not checked, ldd failed: {error}")
     missing = [line.split()[0] for line in linked.splitlines() if "not found" in line]
@@ -119,16 +121,8 @@ def _shared_memory() -> Finding:
     free = shutil.disk_usage("/dev/shm").free
     if free < MIN_SHM_BYTES:
         fix = "mount -o remount,size=1g /dev/shm, in a container --shm-size=1g"
-        return Finding("/dev/shm", "note", f"{_size(free)} free: large batches may not fit", fix)
-    return Finding("/dev/shm", "ok", f"{_size(free)} free")
-
-
-def _size(count: int) -> str:
-    """Return a number of bytes in the largest unit of which there is at least one."""
-    for power, unit in ((3, "GB"), (2, "MB"), (1, "KB")):
-        if count >= 1024**power:
-            return f"{count / 1024**power:.1f} {unit}"
-    return f"{count} bytes"
+        return Finding("/dev/shm", "note", f"{format_bytes(free)} free: large batches may not fit", fix)
+    return Finding("/dev/shm", "ok", f"{format_bytes(free)} free")
 
 
 def _regions(inherited: Mapping[str, str]) -> Finding:
@@ -176,11 +170,6 @@ def _port(name: str, host: str, port: int, running: ServerRecord | None) -> Find
     if reason := why_unusable(host, port):
         return Finding(what, "note", f"{port} cannot be used: {reason}", f"nereid serve --{name}-port 0")
     return Finding(what, "ok", f"{port} is free")
-
-
-def _failure(what: str, message: str) -> Finding:
-    found, _, fix = message.partition("; fix: ")
-    return Finding(what, "fail", found, fix)
 
 
 def _installed(name: str) -> str:

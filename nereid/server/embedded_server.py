@@ -21,6 +21,7 @@ from nereid.processes import end_with_parent
 from nereid.repository import layout as repository
 from nereid.server.command_line import ServerOptions, command, environment, region_prefix
 from nereid.server.ports import check_ports
+from nereid.server.run_dir import ServerRecord
 from nereid.server.server_log import ServerLog
 from nereid.server.wheel import assemble_backends, find_wheel
 from nereid.serving_errors import InvalidConfig
@@ -78,6 +79,20 @@ class EmbeddedServer:
         """Process id of `tritonserver`, which leads its own process group."""
         assert self._process is not None, "the server was not started"
         return self._process.pid
+
+    def record(self, health_port: int = 0) -> ServerRecord:
+        """Return how other commands reach this server."""
+        options = self.options
+        return ServerRecord(
+            self.pid,
+            options.host,
+            options.ports,
+            str(options.repository),
+            options.profile,
+            options.token,
+            health_port,
+            options.model_control_mode,
+        )
 
     def start(self) -> None:
         """Start the process; it ends when the starting thread does, even if that is killed.

@@ -56,8 +56,8 @@ def why_unusable(host: str, port: int) -> str | None:
 def unusable_port(name: str, host: str, port: int, reason: str) -> ServerError:
     """Build the error for a port that cannot be used, with the option that chooses another."""
     return ServerError(
-        f"{name} port {port} on {host} cannot be used: {reason}; "
-        f"fix: choose another with --{name}-port, 0 for any free one, or another --host"
+        f"{name} port {port} on {host} cannot be used: {reason}",
+        f"choose another with --{name}-port, 0 for any free one, or another --host",
     )
 
 

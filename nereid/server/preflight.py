@@ -25,17 +25,19 @@ def find_libpython(python: str, folders: tuple[Path, ...]) -> Path | None:
     return next((folder for folder in folders if (folder / f"libpython{python}.so.1.0").exists()), None)
 
 
-def missing(python: str, folders: tuple[Path, ...]) -> list[str]:
-    """Return the missing requirements of a Python, each with the fix; empty when setup can start."""
+def missing(python: str, folders: tuple[Path, ...]) -> list[tuple[str, str]]:
+    """Return what a Python lacks for the embedded server, each with its fix; empty when setup can start."""
     if python not in SUPPORTED:
-        return [f"Python {' or '.join(SUPPORTED)}, found {python}; fix: install one, make PYTHON=/path/to/it"]
+        versions = " or ".join(SUPPORTED)
+        return [(f"Python {versions}, found {python}", "install one, then make PYTHON=/path/to/it")]
     found = []
     if importlib.util.find_spec("ensurepip") is None:
-        found.append(f"the venv module of Python {python}; fix: apt-get install python3-venv")
+        found.append((f"the venv module of Python {python}", "apt-get install python3-venv"))
     if find_libpython(python, folders) is None:
-        found.append(f"libpython{python}.so.1.0; fix: apt-get install libpython{python}")
+        found.append((f"libpython{python}.so.1.0", f"apt-get install libpython{python}"))
     return found
 
 
 if __name__ == "__main__":
-    sys.exit("".join(f"missing: {each}\n" for each in missing(PYTHON, library_folders())).rstrip() or 0)
+    lacking = missing(PYTHON, library_folders())
+    sys.exit("\n".join(f"missing: {each}; fix: {fix}" for each, fix in lacking) or 0)

@@ -128,17 +128,7 @@ class _Service:
 
     def _supervise(self, server: EmbeddedServer, is_first: bool) -> tuple[Collection[str], str]:
         """Supervise a server until it has ended; returns the models that were ready last, and the reason."""
-        options = self.options
-        record = ServerRecord(
-            server.pid,
-            options.host,
-            options.ports,
-            str(options.repository),
-            options.profile,
-            options.token,
-            self.health_port,
-            options.model_control_mode,
-        )
+        record = server.record(self.health_port)
         watchdog = Watchdog(server, record, self.health, _log)
         try:
             with watchdog:

@@ -30,7 +30,7 @@ def find_wheel() -> Wheel:
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.origin:
-        raise ServerError(f"nvidia-pytriton is not installed; fix: {INSTALL}")
+        raise ServerError("nvidia-pytriton is not installed", INSTALL)
     package = Path(spec.origin).parent
     root = package / "tritonserver"
     stub = root / "python_backend_stubs" / preflight.PYTHON / "triton_python_backend_stub"

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,43 +124,26 @@ def with_settings(text: str, settings: Settings) -> str:
     """Return the text of a config with new settings."""
     config = pbtxt.parse(text)
     for name, value in settings.items():
-        _WRITERS.get(name, _write_parameter)(config, name, value)
+        _set_value(config, name, value)
     return pbtxt.rewrite(text, config)
 
 
-def _write_instances(config: Any, name: str, value: int) -> None:
-    if not config.instance_group:
-        config.instance_group.add()
-    config.instance_group[0].count = value
-
-
-def _write_rows(config: Any, name: str, value: int) -> None:
-    config.max_batch_size = value
-
-
-def _write_preferred(config: Any, name: str, value: int) -> None:
-    config.dynamic_batching.SetInParent()
-    config.dynamic_batching.preferred_batch_size[:] = [value] * bool(value)
-
-
-def _write_delay(config: Any, name: str, value: int) -> None:
-    config.dynamic_batching.SetInParent()
-    config.dynamic_batching.max_queue_delay_microseconds = value
-
-
-def _write_parameter(config: Any, name: str, value: int) -> None:
-    if value:
+def _set_value(config: Any, name: str, value: int) -> None:
+    if name in (PREFERRED, DELAY):
+        config.dynamic_batching.SetInParent()
+    if name == INSTANCES:
+        group = config.instance_group[0] if config.instance_group else config.instance_group.add()
+        group.count = value
+    elif name == MAX_BATCH_SIZE:
+        config.max_batch_size = value
+    elif name == PREFERRED:
+        config.dynamic_batching.preferred_batch_size[:] = [value] * bool(value)
+    elif name == DELAY:
+        config.dynamic_batching.max_queue_delay_microseconds = value
+    elif value:
         config.parameters[name].string_value = str(value)
     else:
         config.parameters.pop(name, None)
-
-
-_WRITERS: Mapping[str, Callable[[Any, str, int], None]] = {
-    INSTANCES: _write_instances,
-    MAX_BATCH_SIZE: _write_rows,
-    PREFERRED: _write_preferred,
-    DELAY: _write_delay,
-}
 
 
 def check_writable(repository: Path, tuned: Tunable) -> None:

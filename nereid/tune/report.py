@@ -33,7 +33,7 @@ class Report:
         best: the best candidate.
         duel: the measurements of both in turn.
         seen: the measurements of each candidate; the default is the empty candidate.
-        refused: the candidates without a measurement, and the reasons.
+        failures: the candidates without a measurement, and the reasons.
     """
 
     model: str
@@ -42,12 +42,12 @@ class Report:
     best: Candidate
     duel: Duel
     seen: Mapping[Candidate, Loads]
-    refused: Mapping[Candidate, str]
+    failures: Mapping[Candidate, str]
 
     @property
     def verdict(self) -> Verdict:
         """Whether the best candidate is `better`, the default is `kept`, or all are `infeasible`."""
-        if DEFAULT in self.refused:
+        if DEFAULT in self.failures:
             return "kept"
         default_met, best_met = self._is_default_met(), self._is_met(self.best)
         if not default_met and not best_met:
@@ -73,12 +73,12 @@ class Report:
         """Explain the verdict in one line, with the numbers."""
         if self.verdict == "infeasible":
             return self._why_infeasible()
-        if DEFAULT in self.refused:
-            return f"default kept: it failed in the final rounds: {self.refused[DEFAULT]}"
+        if DEFAULT in self.failures:
+            return f"default kept: it failed in the final rounds: {self.failures[DEFAULT]}"
         if self.best == DEFAULT:
             return f"default kept: {self._why_alone()}"
-        if self.best in self.refused:
-            why = self.refused[self.best]
+        if self.best in self.failures:
+            why = self.failures[self.best]
             return f"default kept: {self.describe(self.best)} was best, but failed in the final rounds: {why}"
         if len(self.duel.best) < MIN_ROUNDS:
             return (
@@ -107,10 +107,10 @@ class Report:
     def _why_alone(self) -> str:
         if not self.default:
             return "its config has no setting that can be tuned"
-        if not self.refused:
+        if not self.failures:
             return f"there was no time for another candidate; {MORE_TIME}"
-        *_, last = self.refused.values()
-        return f"all {len(self.refused)} other candidates failed; the last one: {last}"
+        *_, last = self.failures.values()
+        return f"all {len(self.failures)} other candidates failed; the last one: {last}"
 
     def describe(self, candidate: Candidate) -> str:
         """List the settings in which a candidate differs from the default, or those of the default."""
@@ -161,8 +161,8 @@ class Report:
                 }
                 for candidate, loads in self.seen.items()
             ],
-            "refused": [
+            "failed": [
                 {"settings": dict(candidate or self.default), "reason": reason}
-                for candidate, reason in self.refused.items()
+                for candidate, reason in self.failures.items()
             ],
         }

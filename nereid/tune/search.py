@@ -86,7 +86,7 @@ class Search:
         deadline_s: by that clock.
         report: takes lines about the progress.
 
-    `seen` has the last measurement of each candidate, `refused` the reason if there is none.
+    `seen` has the last measurement of each candidate, `failures` the reason if there is none.
     """
 
     measure: Measure
@@ -96,7 +96,7 @@ class Search:
     deadline_s: float
     report: Callable[[str], None] = lambda line: None
     seen: dict[Candidate, Loads] = field(default_factory=dict)
-    refused: dict[Candidate, str] = field(default_factory=dict)
+    failures: dict[Candidate, str] = field(default_factory=dict)
     # The time that the last measurements took in addition to their seconds of load.
     overheads_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=4))
 
@@ -110,8 +110,8 @@ class Search:
             NotMeasured: the default cannot be measured.
         """
         self._try(DEFAULT, FIRST_S)
-        if DEFAULT in self.refused:
-            raise NotMeasured(self.refused[DEFAULT])
+        if DEFAULT in self.failures:
+            raise NotMeasured(self.failures[DEFAULT])
         left_s = self.deadline_s - self.clock()
         needed_s = MIN_ROUNDS * 3 * self._takes_s(FIRST_S)
         duel_s = min(max(DUEL_SHARE * left_s, needed_s), MAX_DUEL_SHARE * left_s)
@@ -133,7 +133,7 @@ class Search:
             self.report(f"{len(ranked)} candidates, {rounds} x {seconds:g} s at each concurrency")
             done = self._rounds(ranked, rounds, seconds, until_s if rung else first_s)
             # A candidate that failed in a later round is out, even if its earlier rounds were good.
-            sound = [each for each in ranked if each not in self.refused]
+            sound = [each for each in ranked if each not in self.failures]
             measured = [each for each in sound if done and each in done[0]]
             is_complete = bool(done) and len(measured) == len(sound)
             if rung and not is_complete:
@@ -158,16 +158,14 @@ class Search:
             for candidate in candidates[:: -1 if number % 2 else 1]:
                 if self.clock() + self._takes_s(seconds) > until_s:
                     return done or [seen]
-                if candidate not in self.refused and (loads := self._try(candidate, seconds)):
+                if candidate not in self.failures and (loads := self._try(candidate, seconds)):
                     seen[candidate] = loads
             done.append(seen)
         return done
 
     def _duel(self, best: Candidate) -> Duel:
-        default: list[Loads] = []
-        twin: list[Loads] = []
-        other: list[Loads] = []
-        places = [(DEFAULT, default), (best, other), (DEFAULT, twin)]
+        places = (DEFAULT, best, DEFAULT)
+        rounds: list[dict[int, Loads]] = []
         seconds = self._duel_s()
         self.report(
             "the best candidate against the default, and the default against itself: "
@@ -176,14 +174,13 @@ class Search:
         for number in range(MAX_ROUNDS):
             if self.clock() + len(places) * self._takes_s(seconds) > self.deadline_s:
                 break
-            samples = {}
-            for place in (number % 3, (number + 1) % 3, (number + 2) % 3):
-                samples[place] = self._try(places[place][0], seconds)
-            if any(loads is None for loads in samples.values()):
+            order = (number % 3, (number + 1) % 3, (number + 2) % 3)
+            measured = {place: loads for place in order if (loads := self._try(places[place], seconds))}
+            if len(measured) < len(places):
                 return Duel((), (), ())
-            for place, loads in samples.items():
-                places[place][1].append(loads)  # type: ignore[arg-type]
-        if default:
+            rounds.append(measured)
+        default, other, twin = ([each[place] for each in rounds] for place in range(3))
+        if rounds:
             self.seen |= {DEFAULT: median(default), best: median(other)}
         return Duel(default, twin, other)
 
@@ -201,7 +198,7 @@ class Search:
         try:
             loads = self.measure(candidate, seconds)
         except NotMeasured as error:
-            self.refused[candidate] = str(error)
+            self.failures[candidate] = str(error)
             self.seen.pop(candidate, None)
             return None
         self.overheads_s.append(self.clock() - begin_s - self.concurrency_count * seconds)

@@ -20,7 +20,6 @@ from nereid.server.command_line import ServerOptions
 from nereid.server.control import Control, NotReached
 from nereid.server.embedded_server import EmbeddedServer, infer_path
 from nereid.server.ports import Ports, free_ports
-from nereid.server.run_dir import ServerRecord
 from nereid.tune import load_generator, photos
 from nereid.tune.load_generator import HOST
 from nereid.tune.objective import Loads
@@ -147,10 +146,7 @@ class TrialServer:
         control.load(model)
 
     def _control(self) -> Control:
-        options = self.server.options
-        pid = self.server.pid
-        record = ServerRecord(pid, options.host, options.ports, str(options.repository), TUNED, "")
-        return Control(record, load_s=self._patience_s())
+        return Control(self.server.record(), load_s=self._patience_s())
 
     def _patience_s(self) -> float:
         until_s = self._until_s if self._has_measured else float("inf")

@@ -127,9 +127,9 @@ def search(
             )
     except (NotMeasured, ServerError) as error:
         raise OperationFailed(f"'{options.model}' cannot be measured as it is: {error}") from None
-    for candidate, reason in run.refused.items():
+    for candidate, reason in run.failures.items():
         progress(f"not measured: {dict(candidate)}: {reason}")
-    return Report(options.model, options.objective, default, best, duel, run.seen, run.refused)
+    return Report(options.model, options.objective, default, best, duel, run.seen, run.failures)
 
 
 def write(options: TuneOptions, tuned: Tunable, report: Report, progress: Progress) -> list[str]:

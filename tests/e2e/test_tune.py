@@ -165,7 +165,7 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
     gone, dead, hanging = reasons
     assert "classify_v1" in gone
     assert dead.startswith("at concurrency 2, 0 requests were answered")
-    assert "does not answer" in hanging
+    assert "does not respond" in hanging
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_bad_config_is_left(models, tmp_path):
 
         searching = Search(measure, Objective("throughput"), 1, lambda: spent[0], 14 * FIRST_S)
         found = searching.run(lambda count: space.sample(points, grid, count, 0, without=default))
-    report = Report("classify_v1", searching.objective, default, *found, searching.seen, searching.refused)
+    report = Report("classify_v1", searching.objective, default, *found, searching.seen, searching.failures)
 
     found_waits = dict(report.best)[DELAY] == WAITING[DELAY] and dict(report.best)[PREFERRED] > CALLERS
     assert not found_waits, report.reason()

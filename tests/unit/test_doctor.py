@@ -1,4 +1,6 @@
-"""Findings of `nereid doctor` that depend on running servers."""
+"""Findings of `nereid doctor`."""
+
+import importlib.util
 
 import pytest
 
@@ -7,6 +9,7 @@ from nereid.server import run_dir
 from nereid.server.doctor import Finding, examine
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
+from nereid.server.wheel import INSTALL
 
 
 @pytest.mark.parametrize("is_ours", [True, False], ids=["this repository", "another"])
@@ -29,3 +32,15 @@ def test_port_of_the_repositorys_own_server_is_not_a_problem(tmp_path, is_ours):
     else:
         assert "server" not in found
         assert "this repository" not in found["http port"].found
+
+
+def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
+    """The state and the fix are separate fields, for `--json` and for the table."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: (name != "pytriton" and find_spec(name)) or None
+    )
+
+    found = {each.what: each for each in examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}
+
+    assert found["Triton"] == Finding("Triton", "fail", "nvidia-pytriton is not installed", INSTALL)

@@ -469,7 +469,7 @@ def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
 
     (output,) = rollback(repository, NET, record)
 
-    assert (weights(repository), "does not answer" in output) == ({"v1": 100, "v2": 0}, True)
+    assert (weights(repository), "does not respond" in output) == ({"v1": 100, "v2": 0}, True)
 
 
 def test_repository_that_is_a_mount_of_its_own_is_refused():

@@ -789,7 +789,7 @@ def test_server_that_does_not_answer_is_an_error(listens, http, grpc):
 
         with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not respond: {http}"):
             server.served("classify")
-        with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not answer: {grpc}"):
+        with pytest.raises(OperationFailed, match=f"^the server at .*:{port} does not respond: {grpc}"):
             server.is_ready("first", 1)
 
 

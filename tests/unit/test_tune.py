@@ -69,7 +69,7 @@ def search(machine: Machine, objective: Objective = THROUGHPUT, until_s: float =
 def report(searching: Search, found: tuple[Candidate, Duel]) -> Report:
     """What a user gets to see of it."""
     default = (("instances", 2), ("delay", 2))
-    return Report("net", searching.objective, default, *found, searching.seen, searching.refused)
+    return Report("net", searching.objective, default, *found, searching.seen, searching.failures)
 
 
 class SlowDefault(Machine):
@@ -208,7 +208,7 @@ def test_refused_candidates_are_left_out():
     searching, (best, _) = search(Machine(refuses=bad))
 
     assert dict(best) == {"instances": 2, "delay": 0}
-    assert searching.refused.keys() == bad
+    assert searching.failures.keys() == bad
 
 
 def test_all_refused_keeps_the_default():
@@ -225,7 +225,7 @@ def test_nothing_to_try_keeps_the_default():
     """A config without a setting that can be tuned says so."""
     searching, found = search(Machine(), points=[])
 
-    told = Report("net", THROUGHPUT, (), *found, searching.seen, searching.refused)
+    told = Report("net", THROUGHPUT, (), *found, searching.seen, searching.failures)
 
     assert (told.verdict, told.reason()) == (
         "kept",
@@ -237,7 +237,7 @@ def test_no_time_to_try_anything_is_told():
     """The default was measured, and then the time was over."""
     told = report(*search(Machine(), until_s=2.0))
 
-    assert (told.verdict, told.document()["refused"]) == ("kept", [])
+    assert (told.verdict, told.document()["failed"]) == ("kept", [])
     assert told.reason().startswith("default kept: there was no time for another candidate; fix: more")
 
 
@@ -277,7 +277,7 @@ def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
     searching, found = search(machine)
     told = report(searching, found)
 
-    assert machine.fails in searching.refused
+    assert machine.fails in searching.failures
     assert (told.verdict, told.document()["chosen"]) == ("kept", None)
     assert told.reason() == (
         "default kept: instances 3, delay 0 was best, but failed in the final rounds: 7 failed"

@@ -439,7 +439,7 @@ def caused(error: Exception) -> OperationFailed:
 @pytest.mark.parametrize(
     "error",
     [
-        NotReached("the server does not answer"),
+        NotReached("the server does not respond"),
         files.LockTimeout("another one publishes"),
         TemporaryFailure("recovery failed"),
         OSError(28, "No space left on device"),

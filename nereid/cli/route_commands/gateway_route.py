@@ -9,7 +9,7 @@ from nereid.routes import change
 from nereid.routes.change import Proposal, Propose
 from nereid.routes.served import NO_SERVER, SERVED, RunningServer, served_status
 from nereid.routes.target import RouteState as StoredRoute
-from nereid.routes.target import check, find_route, read_state
+from nereid.routes.target import find_route, present_table, read_state
 from nereid.routing.assignment import shares
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
@@ -35,12 +35,11 @@ class RepositoryRoute:
         """
         try:
             target = find_route(self._repository, self._name)
-            present = read_state(target)
-            route = present.route()
-            table = check(target, present.text or b"")
+            table = present_table(target, read_state(target))
             status, served = served_status(self._server(), target.name, table.sha256)
         except (OperationFailed, InvalidConfig, OSError) as error:
             raise RouteFailed(str(error)) from None
+        route = table.route
         share, breakers = shares(route), served.breakers if served else {}
         variants = [
             VariantState(

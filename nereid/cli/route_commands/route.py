@@ -141,9 +141,7 @@ def explain(
     given = {VARIANT_HEADER: variant, VERSION_HEADER: version, ROUTE_KEY_HEADER: key}
     parameters = _headers(header or []) | {name: value for name, value in given.items() if value}
     target = routes.find_route(repository, route)
-    present = routes.read_state(target)
-    present.route()
-    table = routes.check(target, present.text or b"")
+    table = routes.present_table(target, routes.read_state(target))
     view.print_explanation(explain.explain(table, parameters), as_json)
 
 
