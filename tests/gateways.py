@@ -1,19 +1,21 @@
 """Gateways for tests: an upstream with a given outcome, and requests without a network."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Any
 
 import httpx
 
 from nereid.client.prediction import Label, Prediction, Timings
-from nereid.gateway.admission.keys import SCOPES, Key, KeyRing, Scope, digest
+from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import app_of
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
 
+WATCHDOG_S = 60
 LOCAL = "http://127.0.0.1"
 IMAGE = b"an image of some kind"
 LABELS = (Label(967, "espresso", 0.9), Label(968, "cup", 0.1))
@@ -25,7 +27,6 @@ ROUTE = RouteState(
 SMALL = Settings(
     max_body_bytes=1000, max_buffered_bytes=3000, max_pixels=10_000, max_side_px=500, max_images=3
 )
-NO_KEYS = KeyRing()
 
 
 class Upstream:
@@ -74,12 +75,12 @@ class Control:
         return ROUTE
 
 
-class Ring(KeyRing):
-    """A key ring of given secrets, without a file."""
+class Ring(dict[str, Key]):
+    """Keys by their secrets, with the interface of a key ring."""
 
-    def __init__(self, keys: dict[str, Key]) -> None:
-        super().__init__()
-        self._by_digest = {digest(secret): found for secret, found in keys.items()}
+    def find(self, secret: str) -> Key | None:
+        """Return the key with this secret, or None."""
+        return self.get(secret)
 
 
 class Caller:
@@ -101,9 +102,13 @@ class Caller:
         """Record a message of the response."""
         self.sent.append(message)
 
+    async def receive(self) -> Any:
+        """Return the next message; refers to the request, as in uvicorn."""
+        return await self.messages.get()
+
     def start(self) -> asyncio.Task:
         """Start the request as a task."""
-        return asyncio.create_task(self.app(self.scope, self.messages.get, self.send))
+        return asyncio.create_task(self.app(self.scope, self.receive, self.send))
 
     def disconnect(self) -> None:
         """Close the connection."""
@@ -115,14 +120,22 @@ def key(name: str, *scopes: Scope, rate_per_s: float | None = None) -> Key:
     return Key(f"id-{name}", name, "", frozenset(scopes), datetime(2026, 1, 1, tzinfo=UTC), rate_per_s)
 
 
-RING = Ring({each: key(each, each) for each in SCOPES})
+RING, NO_KEYS = Ring({each: key(each, each) for each in SCOPES}), Ring()
 
 
-def gateway(
-    upstream: Upstream, settings: Settings = SMALL, keys: KeyRing = NO_KEYS, route: Any = None
-) -> Any:
+def gateway(upstream: Upstream, settings: Settings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
     """Return a gateway in front of `upstream`."""
     return build(settings, keys, route, upstream)
+
+
+def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own, within the watchdog's time."""
+
+    @wraps(test)
+    def run(*args: Any, **fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **fixtures), WATCHDOG_S))
+
+    return run
 
 
 def send(made: Any, method: str, path: str, **options: Any) -> httpx.Response:

@@ -7,7 +7,7 @@ import pytest
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT, Admission, Slot
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.failures import Failure
-from tests.gateways import key
+from tests.gateways import asynchronous, key
 
 
 class Clock:
@@ -40,62 +40,65 @@ def take(admission: Admission) -> Slot:
     return asyncio.run(admission.take(9))
 
 
-def test_requests_in_flight_are_limited(clock):
+async def admitted(admission: Admission, count: int) -> tuple[int, int, float]:
+    """Send requests; return those in flight, those in the queue, and the time until a retry."""
+    tasks = [asyncio.create_task(admission.take(99)) for _ in range(count)]
+    await asyncio.sleep(0)
+    for each in tasks:
+        each.cancel()
+    return admission.in_flight, admission.waiting, admission.retry_after_s()
+
+
+@asynchronous
+async def test_requests_in_flight_are_limited(clock):
     """Further requests wait in order, up to a bound; a slot released twice counts once."""
+    admission, came = Admission(64, clock), []
+    limit = admission.limit
+    slots = [await admission.take(9) for _ in range(limit)]
 
-    async def run() -> None:
-        admission, came = Admission(64, clock), []
-        limit = admission.limit
-        slots = [await admission.take(9) for _ in range(limit)]
-
-        async def wait(number: int) -> Slot:
-            slot = await admission.take(9)
-            came.append(number)
-            return slot
-
-        waiting = [asyncio.create_task(wait(number)) for number in range(limit * MAX_WAITING_PER_SLOT)]
-        await asyncio.sleep(0)
-        with pytest.raises(Failure, match=f"{len(waiting)} images are in the queue") as rejected:
-            await admission.take(9)
-        assert (rejected.value.status, dict(rejected.value.headers)) == (429, {b"retry-after": b"1"})
-        assert (admission.in_flight, admission.waiting, came) == (limit, len(waiting), [])
-
-        slots[0].release()
-        slots[0].release()
-        await asyncio.sleep(0)
-        assert (admission.in_flight, came) == (limit, [0])
-        waiting[1].cancel()
-        await asyncio.sleep(0)
-        assert admission.waiting == len(waiting) - 2
-        for slot in slots[1:]:
-            slot.release()
-        for number, task in enumerate(waiting):
-            if number != 1:
-                (await task).release()
-        assert came == [0, *range(2, len(waiting))]
-        assert (admission.in_flight, admission.waiting) == (0, 0)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-
-
-def test_waiting_ends_at_the_deadline(clock):
-    """A request that gives up frees its place, even if a slot was assigned in the same moment."""
-
-    async def run() -> None:
-        admission = Admission(1, clock)
+    async def wait(number: int) -> Slot:
         slot = await admission.take(9)
-        with pytest.raises(Failure, match=r"no slot became free within 0.01 s") as late:
-            await admission.take(0.01)
-        assert late.value.code == "deadline_exceeded"
+        came.append(number)
+        return slot
 
-        second = asyncio.create_task(admission.take(9))
-        await asyncio.sleep(0)
+    waiting = [asyncio.create_task(wait(number)) for number in range(limit * MAX_WAITING_PER_SLOT)]
+    await asyncio.sleep(0)
+    with pytest.raises(Failure, match=f"{len(waiting)} images are in the queue") as rejected:
+        await admission.take(9)
+    assert (rejected.value.status, dict(rejected.value.headers)) == (429, {b"retry-after": b"1"})
+    assert (admission.in_flight, admission.waiting, came) == (limit, len(waiting), [])
+
+    slots[0].release()
+    slots[0].release()
+    await asyncio.sleep(0)
+    assert (admission.in_flight, came) == (limit, [0])
+    waiting[1].cancel()
+    await asyncio.sleep(0)
+    assert admission.waiting == len(waiting) - 2
+    for slot in slots[1:]:
         slot.release()
-        second.cancel()  # the slot is assigned, but the task has not resumed
-        await asyncio.gather(second, return_exceptions=True)
-        assert (admission.in_flight, admission.waiting) == (0, 0)
+    for number, task in enumerate(waiting):
+        if number != 1:
+            (await task).release()
+    assert came == [0, *range(2, len(waiting))]
+    assert (admission.in_flight, admission.waiting) == (0, 0)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+
+@asynchronous
+async def test_waiting_ends_at_the_deadline(clock):
+    """A request that gives up frees its place, even if a slot was assigned in the same moment."""
+    admission = Admission(1, clock)
+    slot = await admission.take(9)
+    with pytest.raises(Failure, match=r"no slot became free within 0.01 s") as late:
+        await admission.take(0.01)
+    assert late.value.code == "deadline_exceeded"
+
+    second = asyncio.create_task(admission.take(9))
+    await asyncio.sleep(0)
+    slot.release()
+    second.cancel()  # the slot is assigned, but the task has not resumed
+    await asyncio.gather(second, return_exceptions=True)
+    assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
 def test_request_with_too_little_time_is_rejected(clock):
@@ -114,19 +117,12 @@ def test_retry_after_is_the_estimated_time_of_the_queue(clock):
     """A full limit and a queue of the same length take two round trips."""
     admission = Admission(64, clock)
     learn(admission, clock, 2.0)
+    limit = admission.limit
 
-    async def run() -> float:
-        tasks = [asyncio.create_task(admission.take(99)) for _ in range(2 * admission.limit)]
-        await asyncio.sleep(0)
-        assert (admission.in_flight, admission.waiting) == (admission.limit, admission.limit)
-        retry_after_s = admission.retry_after_s()
-        for each in tasks:
-            each.cancel()
-        return retry_after_s
+    in_flight, waiting, retry_after_s = asyncio.run(admitted(admission, 2 * limit))
 
-    failure = Failure("overloaded", "", asyncio.run(run()))
-
-    assert dict(failure.headers) == {b"retry-after": b"4"}
+    assert (in_flight, waiting) == (limit, limit)
+    assert dict(Failure("overloaded", "", retry_after_s).headers) == {b"retry-after": b"4"}
 
 
 def test_burst_after_a_pause_is_admitted(clock):
@@ -136,14 +132,9 @@ def test_burst_after_a_pause_is_admitted(clock):
     clock.now_s += 60
     learn(admission, clock, 0.01, 1)
 
-    async def run() -> int:
-        tasks = [asyncio.create_task(admission.take(9)) for _ in range(3 * admission.limit)]
-        await asyncio.sleep(0)
-        for each in tasks:
-            each.cancel()
-        return admission.in_flight
+    in_flight, _, _ = asyncio.run(admitted(admission, 3 * admission.limit))
 
-    assert asyncio.run(run()) == admission.limit
+    assert in_flight == admission.limit
 
 
 def test_slot_of_a_cancelled_request_has_the_rest_of_its_time(clock):

@@ -7,13 +7,12 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from nereid.gateway.failures import Failure
-from nereid.gateway.http import serving as command
+from nereid.gateway.http import serving
 from nereid.gateway.http.app import app_of
 from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, read_form
 from nereid.gateway.settings import Settings
-from tests.gateways import RING, SMALL, Control, Upstream, gateway, key, send
+from tests.gateways import RING, SMALL, Control, Upstream, asynchronous, gateway, key, send
 
-WATCHDOG_S = 20
 POST = b"POST /predict HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 
@@ -56,16 +55,15 @@ class Wire(asyncio.Transport):
 
     async def status(self) -> bytes:
         """Wait for the status of the response."""
-        async with asyncio.timeout(WATCHDOG_S):
-            while not self.written:
-                await asyncio.sleep(0)
+        while not self.written:
+            await asyncio.sleep(0)
         return self.written[9:12]
 
 
-def connect(settings: Settings = SMALL) -> tuple[command.BoundedProtocol, Wire]:
+def connect(settings: Settings = SMALL) -> tuple[serving.BoundedProtocol, Wire]:
     """Return a connection to a gateway with keys, as `nereid gateway` serves it."""
     config = uvicorn.Config(app_of(gateway(Upstream(), settings, RING)), lifespan="off", log_config=None)
-    protocol, wire = command.BoundedProtocol(config, ServerState(), {}), Wire()
+    protocol, wire = serving.BoundedProtocol(config, ServerState(), {}), Wire()
     wire.set_protocol(protocol)
     protocol.connection_made(wire)
     return protocol, wire
@@ -81,62 +79,54 @@ def connect(settings: Settings = SMALL) -> tuple[command.BoundedProtocol, Wire]:
     ],
     ids=["one value", "many headers", "address", "second request"],
 )
-def test_head_is_bounded(sent):
+@asynchronous
+async def test_head_is_bounded(sent):
     """An endless head is rejected with 431 before it uses memory and time."""
+    protocol, wire = connect()
+    for each in sent:
+        protocol.data_received(each.replace(b"\0", b"a"))
+        if b"HTTP/1.1\r\nhost" in each:
+            assert await wire.status() == b"200"
 
-    async def run() -> Wire:
-        protocol, wire = connect()
-        for each in sent:
-            protocol.data_received(each.replace(b"\0", b"a"))
-            if b"HTTP/1.1\r\nhost" in each:
-                assert await wire.status() == b"200"
-        return wire
-
-    wire = asyncio.run(run())
     assert b"HTTP/1.1 431 " in wire.written
     assert wire.is_closing()
 
 
-def test_trailers_are_bounded_and_bodies_are_not():
+@asynchronous
+async def test_trailers_are_bounded_and_bodies_are_not():
     """Trailers have the limit of heads; a body may exceed it, in pieces of any size."""
+    protocol, trailing = connect()
+    protocol.data_received(CHUNKED + b"1\r\na\r\n0\r\nx-a: ")
+    for _ in range(3):
+        protocol.data_received(b"a" * 30_000)
+    protocol, whole = connect(Settings())
+    protocol.data_received(POST + b"content-length: 200000\r\n\r\n" + bytes(100_000))
+    protocol.data_received(bytes(100_000))
 
-    async def run() -> Wire:
-        protocol, trailing = connect()
-        protocol.data_received(CHUNKED + b"1\r\na\r\n0\r\nx-a: ")
-        for _ in range(3):
-            protocol.data_received(b"a" * 30_000)
-        protocol, whole = connect(Settings())
-        protocol.data_received(POST + b"content-length: 200000\r\n\r\n" + bytes(100_000))
-        protocol.data_received(bytes(100_000))
-        assert await whole.status() == b"200"
-        return trailing
-
-    trailing = asyncio.run(run())
+    assert await whole.status() == b"200"
     assert (trailing.is_closing(), trailing.written) == (True, b"")
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["ends", "endless"])
-def test_rejected_body_is_read_for_a_limited_time(monkeypatch, ends):
-    """After an early rejection a client that completes its body may reuse the connection."""
-    monkeypatch.setattr(command, "LINGER_S", 0 if not ends else 1000)
-
-    async def run() -> None:
-        protocol, wire = connect()
-        protocol.data_received(POST + b"x-api-key: wrong\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
+@asynchronous
+async def test_rejected_body_is_read_for_a_limited_time(monkeypatch):
+    """After an early rejection, a client that completes its body in time may reuse the connection."""
+    monkeypatch.setattr(serving, "LINGER_S", 0.5)
+    head = POST + b"x-api-key: wrong\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
+    (endless, cut), (ending, kept) = connect(), connect()
+    for protocol, wire in ((endless, cut), (ending, kept)):
+        protocol.data_received(head)
         assert await wire.status() == b"401"
         assert b"connection: close" not in wire.written
         protocol.data_received(b"1\r\nb\r\n")
-        if not ends:
-            await asyncio.wait_for(wire.closed.wait(), WATCHDOG_S)
-            return
-        protocol.data_received(b"0\r\n\r\n")
-        assert protocol._linger is None
-        wire.written = b""
-        protocol.data_received(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert await wire.status() == b"200"
-        assert not wire.is_closing()
+    ending.data_received(b"0\r\n\r\n")
 
-    asyncio.run(run())
+    await cut.closed.wait()
+    await asyncio.sleep(0.1)  # longer than between the two requests
+
+    kept.written = b""
+    ending.data_received(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert await kept.status() == b"200"
+    assert not kept.is_closing()
 
 
 PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\n'
