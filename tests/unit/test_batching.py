@@ -1,4 +1,4 @@
-"""Joining requests and cutting answers, against values worked out by hand from model_config.proto."""
+"""Joining of requests and splitting of responses; expected values follow model_config.proto."""
 
 from pathlib import Path
 
@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from nereid.config.model_config import ModelConfig
-from nereid.inference.batching import Batching, BatchInput, concatenate
+from nereid.inference.batching import Batching, BatchInput
 from nereid.serving_errors import InferenceFailed, InvalidConfig
+from tests.networks import assert_same
 from tests.tables import cases
 
 PLAIN = Batching(8, frozenset(), (), {})
+SCATTERED = Batching(8, frozenset({"x"}), (), {"y": "x"})
+RAGGED = Batching(8, frozenset({"x"}), (), {})
 NO_BATCHES = Batching(0, frozenset(), (), {})
 # Three requests of x: one row of two, two rows of three, one row of one; 2, 6 and 1 elements.
 UNLIKE = [
@@ -31,15 +34,6 @@ def config(max_batch_size: int = 8, **document) -> ModelConfig:
 def made(kind: str, datatype: str = "TYPE_FP32", names=("made",)) -> dict:
     """Write a `batch_input` as a config has it."""
     return {"kind": kind, "target_name": [*names], "data_type": datatype, "source_input": ["x"]}
-
-
-def assert_equal(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    """Assert that names, datatypes, shapes and values are the same."""
-    assert {name: (array.dtype, array.shape) for name, array in actual.items()} == {
-        name: (array.dtype, array.shape) for name, array in expected.items()
-    }
-    for name, array in expected.items():
-        np.testing.assert_array_equal(actual[name], array, name)
 
 
 def test_config_becomes_a_batching():
@@ -73,8 +67,8 @@ def test_plain_config_is_joined_by_rows():
     assert Batching.from_config(config(**plain)) == PLAIN
 
 
-def test_first_kind_may_be_left_out():
-    """A sibling's config is read from its file, where protobuf's JSON leaves out what is the default."""
+def test_first_kind_may_be_omitted():
+    """Protobuf's JSON omits default values, such as the first kind."""
     first = made("BATCH_ELEMENT_COUNT")
     del first["kind"]
 
@@ -105,7 +99,7 @@ def test_unknown_batch_input_is_refused(kind, datatype):
     ("batching", "expected"),
     {
         "plain": (PLAIN, True),
-        "ragged": (Batching(8, frozenset({"x"}), (), {}), False),
+        "ragged": (RAGGED, False),
         "made from the batch": (
             Batching(8, frozenset(), (BatchInput("n", "ELEMENT_COUNT", "x", np.int32),), {}),
             False,
@@ -119,23 +113,18 @@ def test_only_a_plain_batch_is_cut_between_rows(batching, expected):
 
 
 @cases(
-    ("batching", "shape", "rows"),
+    ("batching", "request_", "rows"),
     {
-        "no rows": (PLAIN, (0, 3), 0),
-        "one row": (PLAIN, (1, 3), 1),
-        "five rows": (PLAIN, (5, 3), 5),
-        "without batches": (NO_BATCHES, (5, 3), 1),
-        "scalar without batches": (NO_BATCHES, (), 1),
+        "no rows": (PLAIN, {"x": np.zeros((0, 3))}, 0),
+        "five rows": (PLAIN, {"x": np.zeros((5, 3))}, 5),
+        "without batches": (NO_BATCHES, {"x": np.zeros((5, 3))}, 1),
+        "scalar without batches": (NO_BATCHES, {"x": np.zeros(())}, 1),
+        "no inputs without batches": (NO_BATCHES, {}, 1),
     },
 )
-def test_rows_are_the_first_dimension(batching, shape, rows):
+def test_rows_are_the_first_dimension(batching, request_, rows):
     """With batches the first dimension counts; without them every request is one."""
-    assert batching.rows({"x": np.zeros(shape)}) == rows
-
-
-def test_request_without_inputs_is_one_where_there_are_no_batches():
-    """A network whose inputs are all optional may get none of them."""
-    assert NO_BATCHES.rows({}) == 1
+    assert batching.rows(request_) == rows
 
 
 def test_requests_are_joined_in_order():
@@ -147,26 +136,19 @@ def test_requests_are_joined_in_order():
 
     joined = PLAIN.gather(requests)
 
-    assert_equal(
+    assert_same(
         joined,
         {"x": np.array([[1, 2], [3, 4], [5, 6]], np.int8), "t": np.array([[b"a"], [b""], [b"\0"]], object)},
     )
 
 
 def test_single_request_is_not_copied():
-    """The array of a request that runs alone is the very one the network gets."""
+    """A request that runs alone exchanges its own arrays with the network; a ragged one, views of them."""
     x = np.zeros((2, 3))
 
     assert PLAIN.gather([{"x": x}])["x"] is x
-
-
-def test_single_answer_is_not_copied():
-    """The network's output is handed to the only request as it is."""
-    y = np.zeros((2, 3))
-
-    (part,) = PLAIN.scatter({"y": y}, [{"x": np.zeros((2, 3))}])
-
-    assert part["y"] is y
+    assert PLAIN.scatter({"y": x}, [{"x": x}])[0]["y"] is x
+    assert np.shares_memory(RAGGED.gather([{"x": x}])["x"], x)
 
 
 def test_parts_of_an_answer_are_views():
@@ -181,65 +163,37 @@ def test_parts_of_an_answer_are_views():
 @pytest.mark.parametrize("count", [1, 3], ids=["one request", "three requests"])
 def test_ragged_inputs_are_joined_flat(count):
     """A ragged input reaches the network as one row of numbers, request after request."""
-    batching = Batching(8, frozenset({"x"}), (), {})
-
-    joined = batching.gather(UNLIKE[:count])
+    joined = RAGGED.gather(UNLIKE[:count])
 
     expected = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9][: 2 if count == 1 else 9], np.float32)
-    assert_equal(joined, {"x": expected})
+    assert_same(joined, {"x": expected})
 
 
-def test_single_ragged_request_is_not_copied():
-    """Flattening a contiguous array is only another view of it."""
-    joined = Batching(8, frozenset({"x"}), (), {}).gather(UNLIKE[:1])
-
-    assert np.shares_memory(joined["x"], UNLIKE[0]["x"])
+# The example of model_config.proto: a request of two items of shape [3, 1], and one of an item of [2, 2].
+ITEMS = [{"x": np.zeros((2, 3, 1))}, {"x": np.zeros((1, 2, 2))}]
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32], ids=["int32", "fp32"])
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "requests", "expected"),
     [
-        ("ELEMENT_COUNT", [2, 6, 1]),
-        ("ACCUMULATED_ELEMENT_COUNT", [2, 8, 9]),
-        ("ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", [0, 2, 8, 9]),
+        ("ELEMENT_COUNT", UNLIKE, [2, 6, 1]),
+        ("ACCUMULATED_ELEMENT_COUNT", UNLIKE, [2, 8, 9]),
+        ("ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", UNLIKE, [0, 2, 8, 9]),
+        ("MAX_ELEMENT_COUNT_AS_SHAPE", UNLIKE, [0] * 6),
+        ("ITEM_SHAPE", ITEMS, [[3, 1], [3, 1], [2, 2]]),
+        ("ITEM_SHAPE_FLATTEN", ITEMS, [3, 1, 3, 1, 2, 2]),
     ],
-    ids=["element count", "accumulated", "accumulated with zero"],
+    ids=str,
 )
-def test_counts_are_made_from_the_batch(kind, expected, dtype):
-    """Elements are counted with the batch dimension: two rows of three are six."""
+def test_batch_input_is_computed_from_the_batch(kind, requests, expected, dtype):
+    """Counts include the batch dimension: two rows of three are six elements."""
     batching = Batching(8, frozenset({"x"}), (BatchInput("made", kind, "x", dtype),), {})
 
-    joined = batching.gather(UNLIKE)
+    joined = batching.gather(requests)
 
-    assert_equal(joined, {"x": np.arange(1, 10, dtype=np.float32), "made": np.array(expected, dtype)})
-
-
-def test_largest_count_is_a_shape():
-    """The longest request has six elements, so the input has six; what they hold is not defined."""
-    batching = Batching(
-        8, frozenset({"x"}), (BatchInput("m", "MAX_ELEMENT_COUNT_AS_SHAPE", "x", np.int32),), {}
-    )
-
-    joined = batching.gather(UNLIKE)["m"]
-
-    assert (joined.shape, joined.dtype) == ((6,), np.int32)
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.float32], ids=["int32", "fp32"])
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("ITEM_SHAPE", [[3, 1], [3, 1], [2, 2]]), ("ITEM_SHAPE_FLATTEN", [3, 1, 3, 1, 2, 2])],
-    ids=["rows", "flat"],
-)
-def test_item_shapes_are_the_example_of_the_proto(kind, expected, dtype):
-    """A batch-2 input of shape [3, 1] and a batch-1 input of shape [2, 2] are the proto's own example."""
-    requests = [{"x": np.zeros((2, 3, 1))}, {"x": np.zeros((1, 2, 2))}]
-    batching = Batching(8, frozenset({"x"}), (BatchInput("made", kind, "x", dtype),), {})
-
-    joined = batching.gather(requests)["made"]
-
-    assert_equal({"made": joined}, {"made": np.array(expected, dtype)})
+    flat = np.concatenate([request["x"].reshape(-1) for request in requests])
+    assert_same(joined, {"x": flat, "made": np.array(expected, dtype)})
 
 
 def test_answers_are_cut_by_rows():
@@ -258,17 +212,16 @@ def test_answers_are_cut_by_rows():
         ],
         strict=True,
     ):
-        assert_equal(part, expected)
+        assert_same(part, expected)
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["one request", "three requests"])
 def test_scattered_output_gets_the_shape_of_its_input(count):
     """A scattered output is cut by elements and shaped as the request's input; others are cut by rows."""
-    batching = Batching(8, frozenset({"x"}), (), {"y": "x"})
     requests = UNLIKE[:count]
     elements, rows = {1: (2, 1), 3: (9, 4)}[count]
 
-    parts = batching.scatter({"y": 10 * np.arange(1, elements + 1), "n": np.arange(rows)}, requests)
+    parts = SCATTERED.scatter({"y": 10 * np.arange(1, elements + 1), "n": np.arange(rows)}, requests)
 
     for part, expected in zip(
         parts,
@@ -279,39 +232,22 @@ def test_scattered_output_gets_the_shape_of_its_input(count):
         ][:count],
         strict=True,
     ):
-        assert_equal(part, expected)
+        assert_same(part, expected)
 
 
 @pytest.mark.parametrize(
-    ("shape", "printed"),
-    [((2, 2), "[2, 2]"), ((4, 2), "[4, 2]"), ((), "[]")],
-    ids=["too few", "too many", "scalar"],
+    ("batching", "requests", "shape", "message"),
+    [
+        (PLAIN, UNLIKE, (2, 2), "expected 4 rows, got shape [2, 2]"),
+        (PLAIN, UNLIKE, (5, 2), "expected 4 rows, got shape [5, 2]"),
+        (PLAIN, UNLIKE, (), "expected 4 rows, got shape []"),
+        (SCATTERED, UNLIKE[:1], (3,), "expected 2 rows, got shape [3]"),
+    ],
+    ids=["too few", "too many", "scalar", "scattered, one request"],
 )
-def test_wrong_number_of_rows_fails_the_run(shape, printed):
-    """An output that does not have the rows of the batch cannot be cut, and says so."""
-    requests = [{"x": np.zeros((1, 5))}, {"x": np.zeros((2, 5))}]
-
+def test_wrong_number_of_rows_fails_the_run(batching, requests, shape, message):
+    """An output without the rows of the batch, or the elements of its input, cannot be split."""
     with pytest.raises(InferenceFailed) as raised:
-        PLAIN.scatter({"y": np.zeros(shape)}, requests)
+        batching.scatter({"y": np.zeros(shape)}, requests)
 
-    assert str(raised.value) == f"inference failed: output 'y': expected 3 rows, got shape {printed}"
-
-
-def test_wrong_number_of_elements_fails_the_run():
-    """A scattered output must have the elements of its input, even for a request that runs alone."""
-    batching = Batching(8, frozenset({"x"}), (), {"y": "x"})
-
-    with pytest.raises(InferenceFailed) as raised:
-        batching.scatter({"y": np.zeros(3)}, UNLIKE[:1])
-
-    assert str(raised.value) == "inference failed: output 'y': expected 2 rows, got shape [3]"
-
-
-def test_host_arrays_are_joined_on_the_host():
-    """NumPy arrays need no other library, and a single array is not copied."""
-    first, second = np.array([[1]], np.uint8), np.array([[2]], np.uint8)
-
-    joined = concatenate([first, second])
-
-    assert concatenate([first]) is first
-    assert_equal({"x": joined}, {"x": np.array([[1], [2]], np.uint8)})
+    assert str(raised.value) == f"inference failed: output 'y': {message}"

@@ -1,4 +1,4 @@
-"""Weights in a file that all instances map: written once, named by content, never half there."""
+"""Weights in a file that all instances map: written once and atomically, and named by content."""
 
 import multiprocessing
 import shutil
@@ -16,6 +16,7 @@ from nereid.inference.session import Session
 from nereid.inference.session_options import CPU, CUDA, SHARED_WEIGHTS, session_settings
 from nereid.serving_errors import InvalidConfig
 from tests.networks import constant, network, store, tensor, value
+from tests.tables import cases
 
 
 @pytest.fixture
@@ -37,7 +38,8 @@ def opened(path):
     """Open the model as a new instance would; `opened.paths` lists the files that ONNX Runtime opened."""
     config = ModelConfig.from_file(path.parents[1], 1)
 
-    def open_instance(file=path, **changes) -> onnxruntime.InferenceSession:
+    def open_instance(filename="model.onnx", **changes) -> onnxruntime.InferenceSession:
+        file = path.with_name(filename)
         return shared_weights.open_shared(file, replace(session_settings(config), **changes), opener)
 
     def opener(file, settings):
@@ -68,7 +70,7 @@ def test_first_instance_writes_and_all_open_the_copy(path, opened):
 
 @pytest.mark.parametrize("version", [1, 2], ids=["FP32", "INT8"])
 def test_real_network_answers_as_before(tmp_path, version):
-    """The networks of the repository give the same scores to the last bit."""
+    """The networks of the repository give exactly the same scores."""
     folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
     config = ModelConfig.from_file(folder, version)
     shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
@@ -106,7 +108,7 @@ def test_instances_that_start_together_share_one_copy(tmp_path):
 
 
 def test_changed_weights_get_a_copy_of_their_own(path, opened):
-    """The name of the copy is made of the external data, too."""
+    """The name of the copy depends on the external data, too."""
     opened()
     data = path.with_name("data.bin")
     data.write_bytes(bytes(len(data.read_bytes())))
@@ -117,26 +119,20 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     np.testing.assert_array_equal(answer, np.zeros((1, 64), np.float32))
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes",
-    [{"extras": ("session.disable_prepacking=1",)}, {"extras": ("ops.so",)}],
-    ids=["entry", "library"],
+    {
+        "entry": {"extras": ("session.disable_prepacking=1",)},
+        "library": {"extras": ("ops.so",)},
+        "file": {"filename": "other.onnx"},
+    },
 )
-def test_other_options_get_a_copy_of_their_own(path, opened, changes):
-    """The options of the written copy are part of its name."""
+def test_other_session_gets_a_copy_of_its_own(path, opened, changes):
+    """The name of the copy depends on the options and on the name of the opened file."""
+    shutil.copy(path, path.with_name("other.onnx"))
     opened()
+
     opened(**changes)
-
-    assert len(copies(path)) == 2
-
-
-def test_two_networks_of_a_folder_get_a_copy_each(path, opened):
-    """The name of the opened file is part of the copy's name, not only the files next to it."""
-    other = path.with_name("other.onnx")
-    shutil.copy(path, other)
-    opened()
-
-    opened(file=other)
 
     assert len(copies(path)) == 2
 
