@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +21,11 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import watch
 from nereid.publish.drop_entry import copied, read_entry
 from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Line, Publish, TemporaryFailure
-from nereid.publish.network import find_network
 from nereid.publish.publisher import Gates
 from nereid.server.control import NotReached
 from nereid.serving_errors import InvalidConfig
 from tests.networks import ONE_INSTANCE, identity, store, tensor
+from tests.tables import cases
 
 SETTLE_S = 2.0
 NOW = datetime(2026, 11, 21, 12, 30, 5, tzinfo=UTC)
@@ -40,7 +41,7 @@ class Publisher:
         self.during = lambda: None
 
     def __call__(self, model: str, source: Path) -> tuple[str, int]:
-        """Publish, in a test's eyes."""
+        """Publish a file, or raise the next failure."""
         self.during()
         if self.failures:
             raise self.failures.pop(0)
@@ -49,7 +50,7 @@ class Publisher:
 
 
 class Drop:
-    """A drop folder, its clock, and what a watcher makes of it."""
+    """A drop folder with its clock, and the output of its watcher."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.publisher, self.seconds = folder, Publisher(), 0.0
@@ -59,7 +60,7 @@ class Drop:
         self.start()
 
     def start(self, **options) -> None:
-        """Begin to watch, as a new process would; the last one is gone."""
+        """Begin to watch, as a new process would after the end of the last one."""
         self._held.close()
         log = self._held.enter_context(files.locked_file(self.folder / JOURNAL, "nereid watch", 0))
         self.watcher = DropFolder(
@@ -75,11 +76,11 @@ class Drop:
         )
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         self._held.close()
 
     def wait(self, seconds: float = 2 * SETTLE_S) -> None:
-        """Let time pass, with a look every half a second, and as many as there is something to do."""
+        """Let time pass; every half second, handle all complete entries."""
         for _ in range(int(seconds * 2)):
             while self.watcher.step():
                 pass
@@ -140,14 +141,14 @@ def swap(link: Path, target: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "model"), [("net.onnx", "net"), ("net@2026-11-21.onnx", "net"), ("net.v2@a@b.onnx", "net.v2")]
 )
-def test_complete_file_is_published_once_and_put_away(drop, name, model):
+def test_complete_file_is_published_once_and_moved(drop, name, model):
     """Its name selects the model; it moves to `published` with its version, and into the journal."""
     drop.write(name, "a")
 
     drop.wait(20)
 
-    put_away = f"published/{name.removesuffix('.onnx')}-v2.onnx"
-    assert (drop.published, drop.visible) == ([(model, "a")], {put_away: "a"})
+    moved = f"published/{name.removesuffix('.onnx')}-v2.onnx"
+    assert (drop.published, drop.visible) == ([(model, "a")], {moved: "a"})
     assert drop.announced == [f"{name}: published as version 2 of 'net'"]
     assert [(line.entry, line.version, line.stays) for line in drop.lines] == [(name, 2, False)]
     assert not (drop.folder / STAGING).exists()
@@ -165,7 +166,7 @@ def test_option_selects_one_model_for_all(drop):
 
 
 def test_folder_is_published_with_its_data(drop):
-    """A folder is one entry: all of it is copied, except what is hidden, and all of it is put away."""
+    """A folder is one entry: all files except hidden ones are copied, and all files are moved."""
     for name in ("net.onnx", "weights/data.bin", ".hidden"):
         drop.write(f"net@x/{name}", name)
 
@@ -195,7 +196,7 @@ def test_folder_is_published_with_its_data(drop):
     ids=ascii,
 )
 def test_other_files_are_ignored(drop, name):
-    """Hidden and unfinished files, folders without a network, and what was put away."""
+    """Hidden and unfinished files, folders without a network, and moved files are ignored."""
     drop.write(name, "a")
     before = [*drop.visible]
 
@@ -204,22 +205,49 @@ def test_other_files_are_ignored(drop, name):
     assert (drop.published, [*drop.visible], drop.announced) == ([], before, [])
 
 
-def test_unfinished_file_in_a_folder_holds_it_back(drop):
-    """As long as one of a folder's files is being copied in, the folder is not complete."""
+def in_pieces(drop: Drop) -> Callable[[], object]:
+    """Write a folder of which one file is not complete yet."""
     drop.write("net/net.onnx", "a")
-    drop.write("net/weights.data.part", "b")
-    drop.wait()
-    assert drop.published == []
+    part = drop.write("net/weights.data.part", "b")
+    return lambda: part.rename(part.with_suffix(""))
 
-    (drop.folder / "net" / "weights.data.part").rename(drop.folder / "net" / "weights.data")
+
+def under_another_name(drop: Drop) -> Callable[[], object]:
+    """Write a file under an ignored name."""
+    part = drop.write("net.onnx.part", "a")
+    return lambda: part.rename(part.with_suffix(""))
+
+
+def begun(drop: Drop) -> Callable[[], object]:
+    """Write an empty file."""
+    path = drop.write("net.onnx", "")
+    return lambda: path.write_text("a")
+
+
+def linked(drop: Drop) -> Callable[[], object]:
+    """Link to a file that does not exist yet."""
+    target = drop.folder.parent / "later"
+    (drop.folder / "net.onnx").symlink_to(target)
+    return lambda: target.write_text("a")
+
+
+@pytest.mark.parametrize("prepare", [in_pieces, under_another_name, begun, linked])
+def test_incomplete_entry_waits(drop, prepare):
+    """An obviously incomplete entry is published when it is complete, however late."""
+    complete = prepare(drop)
+    drop.wait(60)
+    assert (drop.publisher.given, drop.announced, drop.reported) == ([], [], [])
+
+    complete()
     drop.wait()
 
-    assert drop.publisher.given == [("net", {"net.onnx": "a", "weights.data": "b"})]
+    kept = {"net.onnx": "a", "weights.data": "b"} if prepare is in_pieces else {"net.onnx": "a"}
+    assert drop.publisher.given == [("net", kept)]
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx", "net/weights.data", "net/.rsync.Xa3"])
 def test_slow_writer_is_waited_for(drop, name):
-    """A file that grows is published whole, and once, also if it is an entry's second or a hidden one."""
+    """A file that grows is published once, when it is complete; so are second and hidden files."""
     drop.write(name if name.endswith(".onnx") else "net/net.onnx", "a")
     path = drop.folder / name
     path.touch()
@@ -233,19 +261,6 @@ def test_slow_writer_is_waited_for(drop, name):
 
     ((model, files),) = drop.publisher.given
     assert (model, "".join(files.values()).count("more")) == ("net", 0 if "rsync" in name else 10)
-
-
-def test_empty_file_is_one_that_was_just_begun(drop):
-    """It waits for its content, however late that comes."""
-    path = drop.folder / "net.onnx"
-    path.touch()
-    drop.wait(60)
-    assert (drop.published, drop.announced) == ([], [])
-
-    path.write_text("a")
-    drop.wait()
-
-    assert drop.published == [("net", "a")]
 
 
 def test_content_that_changes_behind_size_and_time_is_not_complete(drop):
@@ -263,25 +278,14 @@ def test_content_that_changes_behind_size_and_time_is_not_complete(drop):
     assert drop.published == [("net", "7")]
 
 
-def test_no_look_earlier_than_settled(drop):
-    """Its digest is compared with one that is as old as it must have settled."""
+def test_digests_must_stay_the_same_for_the_settling_time(drop):
+    """The digest is compared with an earlier one, `settle_s` old."""
     drop.write("net.onnx", "a")
 
     drop.wait(1.5 * SETTLE_S - 0.5)
     assert drop.published == []
     drop.wait(0.5)
     assert drop.published == [("net", "a")]
-
-
-def test_renamed_into_place(drop):
-    """A file that was written under an ignored name is published after its rename."""
-    drop.write("net.onnx.part", "a")
-    drop.wait()
-
-    (drop.folder / "net.onnx.part").rename(drop.folder / "net.onnx")
-    drop.wait()
-
-    assert (drop.published, [*drop.visible]) == ([("net", "a")], ["published/net-v2.onnx"])
 
 
 def test_renamed_or_replaced_while_settling(drop):
@@ -309,8 +313,8 @@ def test_deleted_while_settling(drop, name):
     assert (drop.published, drop.announced, drop.reported) == ([], [], [])
 
 
-def test_what_is_replaced_while_it_is_published_is_another_version(drop):
-    """The first is published as it was copied; the second stays, and follows."""
+def test_file_that_is_replaced_while_it_is_published_is_another_version(drop):
+    """The copy of the first file is published; the second file stays, and follows."""
     drop.write("net.onnx", "a")
     drop.publisher.during = lambda: drop.write("net.onnx", "b") if not drop.published else None
 
@@ -320,33 +324,26 @@ def test_what_is_replaced_while_it_is_published_is_another_version(drop):
     assert drop.visible == {"published/net-v3.onnx": "b"}
 
 
-def test_what_is_deleted_while_it_is_published_is_published(drop):
-    """There is nothing to put away then."""
+@pytest.mark.parametrize("failures", [[], [OperationFailed("no")]], ids=["published", "rejected"])
+def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures):
+    """Nothing is moved then, and a rejection is remembered only for a file that stays."""
     path = drop.write("net.onnx", "a")
-    drop.publisher.during = path.unlink
-
-    drop.wait()
-
-    assert (drop.published, drop.visible, drop.reported) == ([("net", "a")], {}, [])
-
-
-def test_what_is_deleted_while_it_is_rejected_may_come_again(drop):
-    """Only what still is there is remembered as rejected."""
-    path = drop.write("net.onnx", "a")
-    drop.publisher.failures = [OperationFailed("no")]
-    drop.publisher.during = path.unlink
+    drop.publisher.failures, drop.publisher.during = [*failures], path.unlink
     drop.wait()
     drop.publisher.during = lambda: None
+    given = [] if failures else [("net", "a")]
+    assert (drop.published, drop.reported) == (given, [])
+    assert [name for name in drop.visible if not name.endswith(".reason.txt")] == []
 
     drop.write("net.onnx", "a")
     drop.wait()
 
-    assert drop.published == [("net", "a")]
+    assert drop.published == [*given, ("net", "a")]
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["written", "deleted"])
-def test_copy_that_is_not_what_settled_is_thrown_away(drop, name, is_deleted):
+def test_copy_with_other_digests_is_discarded(drop, name, is_deleted):
     """A file that changes between digest and copy is not published."""
     path = drop.write(name, "a")
     entry = read_entry(drop.folder / name.partition("/")[0])
@@ -367,7 +364,7 @@ def test_copy_that_is_not_what_settled_is_thrown_away(drop, name, is_deleted):
     ids=lambda e: type(e).__name__,
 )
 @pytest.mark.parametrize("name", ["net@x.onnx", "net@x/net.onnx"])
-def test_rejected_is_moved_aside_with_its_reason(drop, name, error):
+def test_rejected_entry_is_moved_with_its_reason(drop, name, error):
     """The reason is next to it, and the next file of that name is tried again."""
     drop.publisher.failures = [error]
     drop.write(name, "a")
@@ -376,8 +373,8 @@ def test_rejected_is_moved_aside_with_its_reason(drop, name, error):
 
     entry, _, inside = name.partition("/")
     target = "net@x-20261121T123005Z" + ("" if inside else ".onnx")
-    put_away = f"rejected/{target}/{inside}" if inside else f"rejected/{target}"
-    assert drop.visible == {put_away: "a", f"rejected/{target}.reason.txt": "it is bad\n"}
+    moved = f"rejected/{target}/{inside}" if inside else f"rejected/{target}"
+    assert drop.visible == {moved: "a", f"rejected/{target}.reason.txt": "it is bad\n"}
     assert (drop.announced, drop.published) == ([f"{entry}: rejected: it is bad"], [])
 
     drop.write(name, "a")
@@ -388,8 +385,8 @@ def test_rejected_is_moved_aside_with_its_reason(drop, name, error):
 @pytest.mark.parametrize(
     "error", [ValueError("no\nway \udcff"), KeyError("x"), RecursionError("deep")], ids=repr
 )
-def test_error_that_nobody_expects_is_a_rejection(drop, error):
-    """One file can neither end the watcher nor keep the next one of its model waiting."""
+def test_unexpected_error_is_a_rejection(drop, error):
+    """One file can neither end the watcher nor delay the next one of its model."""
     drop.publisher.failures = [error]
     drop.write("net@1.onnx", "a")
     drop.write("net@2.onnx", "b")
@@ -403,7 +400,7 @@ def test_error_that_nobody_expects_is_a_rejection(drop, error):
 
 
 def test_rejected_twice_in_a_second_are_both_kept(drop):
-    """A name that is taken is not overwritten."""
+    """An existing file is not overwritten."""
     for text in "ab":
         drop.publisher.failures = [OperationFailed("no")]
         drop.write("net.onnx", text)
@@ -419,7 +416,7 @@ def test_rejected_twice_in_a_second_are_both_kept(drop):
 
 
 def test_reason_is_one_line_and_names_the_original(drop):
-    """The path of the copy means nothing to anybody."""
+    """The message names the original, not its temporary copy."""
     copy = drop.folder / STAGING / "net.onnx"
     drop.publisher.failures = [OperationFailed(f"'{copy}' is bad\nindeed")]
     drop.write("net.onnx", "a")
@@ -430,7 +427,7 @@ def test_reason_is_one_line_and_names_the_original(drop):
 
 
 def caused(error: Exception) -> OperationFailed:
-    """Return what the publisher makes of a refusal that has another reason."""
+    """Return the error of a publication that failed for another reason."""
     wrapped = OperationFailed(f"publish net 2 failed, and nothing has changed: {error}")
     wrapped.__cause__ = error
     return wrapped
@@ -448,8 +445,8 @@ def caused(error: Exception) -> OperationFailed:
     ],
     ids=["server", "lock", "recovery", "disk", "disk-in-action", "lock-in-action"],
 )
-def test_what_is_not_its_fault_is_tried_again(drop, error):
-    """It stays with a message, and pauses grow up to a minute; other models do not wait."""
+def test_temporary_failure_is_tried_again(drop, error):
+    """The file stays with a message, and the pauses grow up to a minute."""
     tries: list[float] = []
     drop.publisher.failures = [error] * 7
     drop.publisher.during = lambda: tries.append(drop.seconds)
@@ -480,7 +477,7 @@ def test_order_is_kept_when_the_first_must_wait(drop):
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net"])
-def test_link_stays_and_is_published_when_it_leads_elsewhere(drop, tmp_path, name):
+def test_link_stays_and_is_published_with_every_new_target(drop, tmp_path, name):
     """Each new content behind a link is a version, once, also over restarts of the watcher."""
     for text in "abc":
         (tmp_path / text).mkdir()
@@ -503,8 +500,8 @@ def test_link_stays_and_is_published_when_it_leads_elsewhere(drop, tmp_path, nam
     assert not (drop.folder / "published" / name).exists()
 
 
-def test_what_stays_is_not_read_all_the_time(drop, tmp_path):
-    """A large file behind a link is read again only when its size, time or inode is another."""
+def test_link_is_read_again_only_after_a_change(drop, tmp_path):
+    """A file behind a link is read again only if its size, time or inode has changed."""
     target = tmp_path / "a"
     target.write_text("a")
     swap(drop.folder / "net.onnx", target)
@@ -521,50 +518,25 @@ def test_what_stays_is_not_read_all_the_time(drop, tmp_path):
     assert drop.published == [("net", "a"), ("net", "b")]
 
 
-def test_kubernetes_volume(drop):
-    """Links through `..data` are published when that is swapped, and never moved."""
+@pytest.mark.parametrize("inside", [".", "net"])
+def test_kubernetes_volume(drop, inside):
+    """Links through `..data` are published when `..data` is replaced, and never moved."""
     for text in "ab":
-        (drop.folder / f"..{text}").mkdir()
-        (drop.folder / f"..{text}" / "net.onnx").write_text(text)
-    swap(drop.folder / "..data", Path("..a"))
-    (drop.folder / "net.onnx").symlink_to("..data/net.onnx")
+        drop.write(f"{inside}/..{text}/net.onnx", text)
+    volume = drop.folder / inside
+    swap(volume / "..data", Path("..a"))
+    (volume / "net.onnx").symlink_to("..data/net.onnx")
     drop.wait(20)
 
-    swap(drop.folder / "..data", Path("..b"))
+    swap(volume / "..data", Path("..b"))
     drop.wait(20)
 
     assert drop.published == [("net", "a"), ("net", "b")]
-    assert (drop.folder / "net.onnx").read_text() == "b"
+    assert (volume / "net.onnx").read_text() == "b"
 
 
-def test_folder_that_holds_links_stays(drop):
-    """Such is a volume of its own: what is in it is swapped there."""
-    for text in "ab":
-        drop.write(f"net/..{text}/net.onnx", text)
-    swap(drop.folder / "net" / "..data", Path("..a"))
-    (drop.folder / "net" / "net.onnx").symlink_to("..data/net.onnx")
-    drop.wait(20)
-
-    swap(drop.folder / "net" / "..data", Path("..b"))
-    drop.wait(20)
-
-    assert drop.published == [("net", "a"), ("net", "b")]
-
-
-def test_link_to_nothing_waits(drop, tmp_path):
-    """Its target may come later."""
-    (drop.folder / "net.onnx").symlink_to(tmp_path / "later")
-    drop.wait()
-    assert (drop.published, drop.reported) == ([], [])
-
-    (tmp_path / "later").write_text("a")
-    drop.wait()
-
-    assert drop.published == [("net", "a")]
-
-
-def test_rejected_link_is_tried_again_on_other_terms_only(drop, tmp_path):
-    """A rejected link stays rejected until the terms or its target change."""
+def test_rejected_link_is_tried_again_with_other_limits_only(drop, tmp_path):
+    """A rejected link stays rejected until the limits or its target change."""
     (tmp_path / "a").write_text("a")
     swap(drop.folder / "net.onnx", tmp_path / "a")
     drop.publisher.failures = [OperationFailed("it answers otherwise")]
@@ -597,7 +569,7 @@ def test_journal_of_earlier_releases_is_read(drop, tmp_path):
     assert drop.published == []
 
 
-def test_what_cannot_be_moved_is_published_once(drop):
+def test_file_that_cannot_be_moved_is_published_once(drop):
     """It is recorded like a link, with a message."""
     (drop.folder / "published").write_text("in the way")
     drop.write("net.onnx", "a")
@@ -611,7 +583,7 @@ def test_what_cannot_be_moved_is_published_once(drop):
     ]
 
 
-def test_folder_that_is_away_for_a_while(drop):
+def test_missing_folder_is_read_when_it_is_back(drop):
     """A missing folder, like a network drive, is reported once and read again later."""
     drop.write("net.onnx", "a")
     away = drop.folder.rename(drop.folder.with_name("away"))
@@ -624,7 +596,7 @@ def test_folder_that_is_away_for_a_while(drop):
     assert drop.published == [("net", "a")]
 
 
-def test_pipe_holds_nobody_up(drop):
+def test_pipe_does_not_block(drop):
     """A pipe is not opened, alone or in a folder."""
     os.mkfifo(drop.folder / "pipe.onnx")
     drop.write("net/net.onnx", "a")
@@ -652,35 +624,27 @@ def repository(tmp_path):
 
 
 def publish_to(repository: Path) -> Publish:
-    """Return what really publishes there, without a server."""
+    """Return the real function that publishes there, without a server."""
     return watch.publication(
         repository, lambda: None, Gates(max_slowdown=100, max_memory_ratio=100), 0, lambda line: None
     )
 
 
-@pytest.mark.parametrize("is_folder", [False, True], ids=["file", "folder"])
-def test_newest_version_is_not_published_again(repository, tmp_path, is_folder):
-    """After a kill before it was remembered, the same file is found to be that version already."""
-    source = tmp_path / "net@x.onnx"
-    if is_folder:
-        source = tmp_path / "net@x"
-        source.mkdir()
+@pytest.mark.parametrize("place", ["net@x.onnx", "net@x/net.onnx", "net@x/model.onnx/model.onnx"])
+def test_newest_version_is_not_published_again(repository, tmp_path, place):
+    """After a kill before the journal was written, the file is recognized as that version."""
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(repository / "net" / "1" / "model.onnx", tmp_path / place)
+    source = tmp_path / Path(place).parts[0]
+    if source.is_dir():
         (source / "README").write_text("about it")
-    shutil.copyfile(repository / "net" / "1" / "model.onnx", source / "net.onnx" if is_folder else source)
 
     assert publish_to(repository)("net", source) == ("net", 1)
     assert [each.name for each in sorted((repository / "net").iterdir())] == ["1", "config.pbtxt"]
 
 
-def test_newest_version_is_found_in_a_folder_with_a_folder_of_its_name(repository, tmp_path):
-    """The network may be in a folder that is called as Triton calls the network."""
-    shutil.copytree(repository / "net" / "1", tmp_path / "new" / "model.onnx")
-
-    assert watch.find_published(find_network(repository, "net"), tmp_path / "new") == 1
-
-
 def test_server_is_looked_up_for_each_publication(repository):
-    """It may have been started anew, on other ports, since the last one."""
+    """The server may have restarted on other ports since the last publication."""
     looks: list[None] = []
     publish = watch.publication(repository, lambda: looks.append(None), Gates(), 0, lambda line: None)
     assert looks == []
@@ -702,7 +666,7 @@ def test_folder_with_the_newest_version_as_a_side_file_is_another(repository, tm
         publish_to(repository)("net", source)
 
 
-def test_unknown_model_is_the_files_fault_and_a_lost_repository_is_not(repository, tmp_path):
+def test_unknown_model_is_a_rejection_and_a_missing_repository_is_not(repository, tmp_path):
     """An unknown model is a rejection; a missing repository is a temporary failure."""
     source = tmp_path / "other.onnx"
     source.write_text("a")
@@ -714,7 +678,7 @@ def test_unknown_model_is_the_files_fault_and_a_lost_repository_is_not(repositor
         publish_to(repository)("net", source)
 
 
-def test_failed_recovery_is_not_the_files_fault(repository, tmp_path):
+def test_failed_recovery_is_a_temporary_failure(repository, tmp_path):
     """A recovery that fails now does not reject the file."""
     (tmp_path / ".repository.nereid").mkdir()
     (tmp_path / ".repository.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
@@ -723,30 +687,31 @@ def test_failed_recovery_is_not_the_files_fault(repository, tmp_path):
         publish_to(repository)("net", repository / "net" / "1" / "model.onnx")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("folder", "repository_name", "model", "reason"),
-    [
-        ("absent", "repository", "", "cannot watch '{base}/absent': it is not a folder; fix: mkdir "),
-        ("file", "repository", "", "cannot watch '{base}/file': it is not a folder"),
-        (
+    {
+        "absent": ("absent", "repository", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
+        "file": ("file", "repository", "", "cannot watch '{0}/file': it is not a folder"),
+        "in-repository": (
             "link",
             "repository",
             "",
-            "cannot watch '{base}/link': it contains the repository '{base}/repository', or is inside",
+            "cannot watch '{0}/link': it contains the repository '{0}/repository', or is inside",
         ),
-        (
+        "around-repository": (
             ".",
             "repository",
             "",
-            "cannot watch '{base}': it contains the repository '{base}/repository', or is inside",
+            "cannot watch '{0}': it contains the repository '{0}/repository', or is inside",
         ),
-        ("drop", "absent", "", "'{base}/absent' is not a folder; fix: "),
-        ("drop", "repository", "other", "'{base}/repository' has no network 'other', it has: net"),
-    ],
-    ids=["absent", "file", "in-repository", "around-repository", "repository", "model"],
+        "repository": ("drop", "absent", "", "'{0}/absent' is not a folder; fix: "),
+        "model": ("drop", "repository", "other", "'{0}/repository' has no network 'other', it has: net"),
+    },
 )
-def test_what_would_have_all_rejected_is_refused(repository, folder, repository_name, model, reason):
-    """A folder that cannot be watched, or a model that is not there, is wrong usage."""
+def test_watch_that_would_reject_every_file_is_wrong_usage(
+    repository, folder, repository_name, model, reason
+):
+    """A folder that cannot be watched, or a model that does not exist, is wrong usage."""
     base = repository.parent
     (base / "drop").mkdir()
     (base / "file").touch()
@@ -755,7 +720,7 @@ def test_what_would_have_all_rejected_is_refused(repository, folder, repository_
     with pytest.raises(WrongUsage) as refused:
         watch.check(base / folder, base / repository_name, model)
 
-    assert str(refused.value).startswith(reason.format(base=base))
+    assert str(refused.value).startswith(reason.format(base))
 
 
 def nereid(repository: Path, *words: str):
