@@ -34,6 +34,7 @@ from tests.publishing import (
     write_route,
 )
 from tests.routes import ALL_VERSIONS, document, store_adding, store_ensemble, store_router, variant
+from tests.tables import cases
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_successor_has_the_new_number(name, old, expected):
 
 @pytest.mark.parametrize("name", [NET, f"{NET}_v1", ROUTE])
 def test_network_is_found_by_any_of_its_names(repository, name):
-    """A network, the pinned model in front of it and its route all stand for it."""
+    """The names of a network, its pinned model and its route all find the network."""
     found = find_network(repository, name)
 
     assert (found.name, [pin.model for pin in found.pins]) == (NET, ["net_v1"])
@@ -81,14 +82,14 @@ def test_network_is_found_by_any_of_its_names(repository, name):
 
 
 def test_unknown_network_is_refused(repository):
-    """The message names what there is."""
+    """The message lists the networks."""
     with pytest.raises(WrongUsage, match=r"has no network 'other', it has: net"):
         find_network(repository, "other")
 
 
 @pytest.mark.parametrize("policy", [ALL_VERSIONS, ONLY_FIRST], ids=["all", "specific"])
-def test_versions_come_and_go_without_a_server(tmp_path, policy):
-    """Published, it is in policy, pinned model and route; retired, only its number is used up."""
+def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
+    """A published version is in policy, pinned model and route; a retired one leaves only its number."""
     repository = tmp_path / "models"
     store_published(repository, policy)
     before = contents(repository / NET)
@@ -118,7 +119,7 @@ def test_versions_come_and_go_without_a_server(tmp_path, policy):
 
 
 def test_rejected_version_leaves_nothing_and_takes_no_number(repository, tmp_path):
-    """A file that is refused changes no byte, and the next one gets the number it would have had."""
+    """A rejected file changes no byte, and the next file gets its version number."""
     before = contents(repository)
     (tmp_path / "bad.onnx").write_bytes(b"")
 
@@ -144,37 +145,47 @@ def test_labels_of_another_model_are_refused(repository, tmp_path):
         publish(repository, NET, folder, None, OTHER_ANSWERS)
 
 
-@pytest.mark.parametrize(
+def edit_route(repository: Path, **changes) -> None:
+    """Change fields of variant `v2` in the file of route `r`, or of the route itself."""
+    path = repository / f"{ROUTE}.route.json"
+    route = json.loads(path.read_text())
+    for name, content in changes.items():
+        (route if name in ("default", "shadows", "variants") else route["variants"][1])[name] = content
+    path.write_text(json.dumps(route))
+
+
+def shadow(model: str, version: int) -> list[dict]:
+    """Write the shadows of a route."""
+    return [{"name": "copy", "model": model, "version": version, "percent": 1}]
+
+
+UNPINNED = [variant("v1", "net_v1", 1), variant("own", NET, 0, version=2)]
+
+
+@cases(
     ("change", "message"),
-    [
-        (
+    {
+        "weight": (
             {"weight": 5},
             r"variant 'v2' of route 'r': expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$",
         ),
-        ({"headers": {"x-route-a": ["b"]}}, r"variant 'v2' of route 'r': it has header rules"),
-        ({"default": "v2"}, r"variant 'v2' of route 'r': it is the route's default"),
-        ({"shadows": "net_v2"}, r"cannot retire version 2 of 'net': 'copy' of route 'r' calls it; fix"),
-        ({"shadows": "net"}, r"cannot retire version 2 of 'net': 'copy' of route 'r' calls it; fix"),
-    ],
-    ids=["weight", "headers", "default", "shadow", "shadow-on-the-network"],
+        "headers": (
+            {"headers": {"x-route-a": ["b"]}},
+            r"variant 'v2' of route 'r': it has header rules",
+        ),
+        "default": ({"default": "v2"}, r"variant 'v2' of route 'r': it is the route's default"),
+        "shadow": ({"shadows": shadow("net_v2", 1)}, r"'copy' of route 'r' calls it; fix"),
+        "shadow-on-the-network": ({"shadows": shadow(NET, 2)}, r"'copy' of route 'r' calls it; fix"),
+        "variant-on-the-network": ({"variants": UNPINNED}, r"'own' of route 'r' calls it"),
+    },
 )
 def test_version_in_use_is_not_retired(repository, tmp_path, change, message):
     """A version that requests can reach stays, and nothing changes."""
     publish_number(repository, tmp_path, None, 2)
-    path = repository / f"{ROUTE}.route.json"
-    document = json.loads(path.read_text())
-    if "default" in change:
-        document["default"] = "v2"
-    elif "shadows" in change:
-        model = change["shadows"]
-        shadow = {"name": "copy", "model": model, "version": 1 if model == "net_v2" else 2, "percent": 1}
-        document["shadows"] = [shadow]
-    else:
-        document["variants"][1] |= change
-    path.write_text(json.dumps(document))
+    edit_route(repository, **change)
     before = contents(repository)
 
-    with pytest.raises(WrongUsage, match=message):
+    with pytest.raises(WrongUsage, match=f"cannot retire version 2 of 'net': {message}"):
         retire(repository, NET, 2, None)
 
     assert contents(repository) == before
@@ -185,26 +196,15 @@ def test_version_that_another_model_runs_is_not_retired(repository, tmp_path, pr
     """An ensemble that is not a pinned model keeps its step in any profile."""
     publish_number(repository, tmp_path, None, 2)
     store_ensemble(repository, "both", NET, 1)
-    text = (repository / "both" / "config.pbtxt").read_text().replace("model_version: 1", "model_version: 2")
+    plain = repository / "both" / "config.pbtxt"
+    # A second step on ONNX Runtime: not a pinned model.
+    step = 'step { model_name: "net" model_version: %d } step {'
+    text = plain.read_text()
+    plain.write_text(text.replace("step {", step % 1, 1))
     (repository / "both" / "configs").mkdir()
-    # A second step on ONNX Runtime: no pinned model.
-    twice = text.replace("step {", 'step { model_name: "net" model_version: 1 } step {', 1)
-    (repository / "both" / profile).write_text(twice)
-    if profile != "config.pbtxt":
-        (repository / "both" / "config.pbtxt").write_text(
-            twice.replace("model_version: 2", "model_version: 1")
-        )
+    (repository / "both" / profile).write_text(text.replace("step {", step % 2, 1))
 
     with pytest.raises(WrongUsage, match=r"cannot retire version 2 of 'net': model 'both' calls it"):
-        retire(repository, NET, 2, None)
-
-
-def test_route_may_name_the_network_itself(repository, tmp_path):
-    """A variant without a pinned model in between is a user like any other."""
-    publish_number(repository, tmp_path, None, 2)
-    write_route(repository, variant("v1", "net_v1", 1), variant("own", NET, 0, version=2))
-
-    with pytest.raises(WrongUsage, match=r"cannot retire version 2 of 'net': 'own' of route 'r' calls it"):
         retire(repository, NET, 2, None)
 
 
@@ -214,15 +214,11 @@ def test_last_version_is_not_retired(repository):
         retire(repository, NET, 1, None)
 
 
-def test_rollback_gives_back_the_weights_of_before(repository):
-    """Each roll back goes to what was before the newest version in use, down to the first."""
-    for number in (2, 3):
-        store_ensemble(repository, f"net_v{number}", NET, number)
-        (repository / NET / str(number)).mkdir()
-    models = [(f"v{number}", f"net_v{number}") for number in (1, 2, 3)]
-    write_route(
-        repository, *(variant(*pair, weight) for pair, weight in zip(models, (90, 10, 0), strict=True))
-    )
+def test_rollback_restores_the_weights_from_before(repository):
+    """Each rollback restores the weights from before the newest version in use, down to the first."""
+    store_versions(repository, 2, 3)
+    models = zip((1, 2, 3), (90, 10, 0), strict=True)
+    write_route(repository, *(variant(f"v{number}", f"net_v{number}", weight) for number, weight in models))
     set_weights(repository, v1=0, v2=0, v3=1)
 
     rollback(repository, NET, None)
@@ -235,6 +231,13 @@ def test_rollback_gives_back_the_weights_of_before(repository):
         rollback(repository, NET, None)
 
 
+def store_versions(repository: Path, *numbers: int) -> None:
+    """Store pinned models and empty folders of more versions of `net`."""
+    for number in numbers:
+        store_ensemble(repository, f"net_v{number}", NET, number)
+        (repository / NET / str(number)).mkdir()
+
+
 def set_weights(repository: Path, **given: float) -> None:
     """Change the weights of route `r` as `nereid route set` does."""
     from nereid.routes.change import change, reweighted
@@ -244,9 +247,8 @@ def set_weights(repository: Path, **given: float) -> None:
 
 
 def test_rollback_changes_all_routes_or_none(repository):
-    """A route without a way back keeps the others from being changed."""
-    store_ensemble(repository, "net_v2", NET, 2)
-    (repository / NET / "2").mkdir()
+    """If one route has no earlier version, the others stay unchanged, too."""
+    store_versions(repository, 2)
     write_route(
         repository, variant("v1", "net_v1", 0), variant("v2", "net_v2", 1), variant("copy", "net_v2", 2)
     )
@@ -264,9 +266,8 @@ def test_rollback_changes_all_routes_or_none(repository):
 
 
 def test_rollback_leaves_other_networks_alone(repository):
-    """Of a route with variants of several networks, only those of this one change."""
-    store_ensemble(repository, "net_v2", NET, 2)
-    (repository / NET / "2").mkdir()
+    """Only the variants of this network change in a route with several networks."""
+    store_versions(repository, 2)
     store_adding(repository, "other", 5)
     store_ensemble(repository, "other_v1", "other", 1)
     models = [("v1", "net_v1", 50), ("o", "other_v1", 40), ("v2", "net_v2", 10)]
@@ -277,8 +278,8 @@ def test_rollback_leaves_other_networks_alone(repository):
     assert weights(repository) == {"v1": 50, "o": 40, "v2": 0}
 
 
-def test_rollback_works_beside_what_is_broken(repository, tmp_path):
-    """Another model's config and another route's file have nothing to do with it."""
+def test_rollback_works_next_to_broken_models(repository, tmp_path):
+    """Broken configs and files of other models and routes do not prevent a rollback."""
     publish_number(repository, tmp_path, None, 2, weight=1)
     (repository / "broken").mkdir()
     (repository / "broken" / "config.pbtxt").write_text("no config")
@@ -291,20 +292,19 @@ def test_rollback_works_beside_what_is_broken(repository, tmp_path):
 
 
 def test_rollback_moves_the_default_too(repository, tmp_path):
-    """The variant that stands in for failing ones is not the one that was taken out of use."""
+    """The default variant, which replaces failing ones, is not one without traffic."""
     publish_number(repository, tmp_path, None, 2)
-    path = repository / f"{ROUTE}.route.json"
-    document = json.loads(path.read_text())
-    document["variants"][0]["weight"], document["variants"][1]["weight"], document["default"] = 0, 1, "v2"
-    path.write_text(json.dumps(document))
+    edit_route(repository, weight=1, default="v2")
+    set_weights(repository, v1=0)
 
     rollback(repository, NET, None)
 
-    assert (weights(repository), parse_route(path.read_bytes()).default) == ({"v1": 100, "v2": 0}, "v1")
+    route = parse_route((repository / f"{ROUTE}.route.json").read_bytes())
+    assert (weights(repository), route.default) == ({"v1": 100, "v2": 0}, "v1")
 
 
 def test_commands_wait_for_each_other(repository):
-    """While one command changes the repository, another one fails with the holder's name."""
+    """While one command changes the repository, another one fails with the first one's name."""
     with (
         journal.opened(repository),
         pytest.raises(OperationFailed, match=r"locked by another `nereid publish`"),
@@ -314,8 +314,8 @@ def test_commands_wait_for_each_other(repository):
 
 
 @pytest.mark.parametrize("event", ["begin", "commit", "undo"])
-def test_unfinished_operation_is_made_good(repository, tmp_path, event):
-    """Begun, it is forgotten; decided, it is done; being taken back, it is taken back: once, by anybody."""
+def test_unfinished_operation_is_finished_or_undone(repository, tmp_path, event):
+    """After `begin` it is undone, after `commit` done, after `undo` undone: once, by the next command."""
     before = contents(repository)
     with locked_repository(repository, None, print) as (log, at):
         operation, workspace = begin(log, at, "publish", NET, 2)
@@ -348,8 +348,8 @@ def test_retirement_that_had_only_begun_is_undone(repository):
         assert log.lines()[-1].event == "undone"
 
 
-def test_what_was_there_before_is_not_taken_back(repository, tmp_path):
-    """If a step finds another thing in its place, that stays, and everything else is undone."""
+def test_files_from_before_are_not_removed(repository, tmp_path):
+    """If a step finds other files in its place, they stay, and all other steps are undone."""
     before = contents(repository)
 
     def intrude(line: str) -> None:
@@ -366,8 +366,8 @@ def test_what_was_there_before_is_not_taken_back(repository, tmp_path):
     assert contents(repository) == before
 
 
-def test_retiring_is_given_up_when_the_version_is_used_again(repository, tmp_path):
-    """Killed before its first step, it is not finished against an operator who has given it traffic since."""
+def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
+    """A retirement that was killed before its first step is not finished if the version has traffic now."""
     publish_number(repository, tmp_path, None, 2)
     there = contents(repository / "net_v2")
     with locked_repository(repository, None, print) as (log, at):
@@ -390,8 +390,8 @@ def test_retiring_is_given_up_when_the_version_is_used_again(repository, tmp_pat
     assert (contents(repository / "net_v2"), weights(repository)["v2"]) == (there, 50)
 
 
-def test_journal_of_another_release_is_not_passed_over(repository):
-    """A line that means something here unknown stops everything; one that is cut off means nothing."""
+def test_journal_of_another_release_is_not_ignored(repository):
+    """A line in an unknown format is an error; a line that is cut off is ignored."""
     with journal.opened(repository) as log:
         path = log.folder / "journal.jsonl"
     path.write_bytes(b'{"time": "2026-\n')
@@ -431,7 +431,7 @@ def test_journal_of_earlier_releases_is_read(repository):
     assert msgspec.json.encode(line.operation.actions) == b"[" + actions + b"]"
 
 
-def test_staged_files_do_not_stay_when_nothing_was_decided(repository):
+def test_staged_files_are_removed_before_the_end_is_written(repository):
     """Staged files are removed first: they may fill the disk that the journal needs."""
     with locked_repository(repository, None, print) as (log, at):
         operation, workspace = begin(log, at, "publish", NET, 2)
@@ -444,15 +444,15 @@ def test_staged_files_do_not_stay_when_nothing_was_decided(repository):
 
 @pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan"), 1e10])
 def test_weight_that_no_route_takes_is_refused_first(repository, tmp_path, weight):
-    """Before anything is staged."""
+    """The weight is checked before anything is staged."""
     with pytest.raises(WrongUsage, match=r"invalid weight: expected 0 to 1e\+09, got"):
         publish_number(repository, tmp_path, None, 2, weight=weight)
 
     assert not journal.folder_of(repository).exists()
 
 
-def test_server_that_loads_by_itself_is_not_told(repository, tmp_path):
-    """In poll mode a load is refused: nothing is begun."""
+def test_server_in_poll_mode_is_an_error(repository, tmp_path):
+    """In poll mode the server rejects load requests: nothing begins."""
     record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "", "", 0, "poll")
 
     with pytest.raises(
@@ -462,7 +462,7 @@ def test_server_that_loads_by_itself_is_not_told(repository, tmp_path):
 
 
 def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
-    """The route is what the next server begins with."""
+    """The next server starts with the changed route."""
     publish_number(repository, tmp_path, None, 2, weight=1)
     (port,) = free_ports(1)
     record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), str(repository), "", "")
@@ -472,7 +472,7 @@ def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
     assert (weights(repository), "does not respond" in output) == ({"v1": 100, "v2": 0}, True)
 
 
-def test_repository_that_is_a_mount_of_its_own_is_refused():
+def test_repository_on_its_own_mount_is_an_error():
     """A repository on its own mount is refused: staged files could not be renamed into it."""
     with pytest.raises(OperationFailed, match=r"'/proc': it is a mount point"), journal.opened(Path("/proc")):
         pass
