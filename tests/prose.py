@@ -1,4 +1,4 @@
-"""Readers of prose: the sentences of Markdown pages, and the texts inside Python source."""
+"""Readers of prose: the sentences of Markdown pages, and the texts inside source files."""
 
 import ast
 import re
@@ -114,10 +114,25 @@ def links(markdown: str) -> list[str]:
 
 
 def source_texts(path: Path) -> Iterator[Text]:
-    """Yield the docstrings of a Python file, and its string constants that have a space in them."""
+    """Yield the docstrings and messages of a Python file; of any other source, the comments and strings.
+
+    In other sources a text is a quoted string, the content of an element, or a comment. Code between them is
+    yielded, too: it cannot contain a phrase by chance.
+    """
+    if path.suffix != ".py":
+        yield from _quoted_texts(path.read_text())
+        return
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
             yield Text(node.lineno, re.sub(r"``?[^`]*``?", CODE, node.value))
+
+
+def _quoted_texts(source: str) -> Iterator[Text]:
+    line = 1
+    # A line that continues a comment begins with an asterisk or slashes, which are not part of its sentence.
+    for piece in re.split(r"([\"`<>]|/\*+|\*/|(?<![:\S])//(?!.*\n\s*//))", source):
+        yield Text(line, re.sub(r"\s*\n\s*(?:\*|//)?\s*", " ", piece).strip())
+        line += piece.count("\n")
 
 
 def _parse(markdown: str) -> list[Token]:

@@ -11,8 +11,9 @@ MAX_WORDS = 25
 PAGES = {str(path.relative_to(ROOT)): path for path in prose.pages(ROOT)}
 SOURCES = {
     str(path.relative_to(ROOT)): path
-    for room in ("nereid", "python_backend", "loadtest")
-    for path in sorted((ROOT / room).rglob("*.py"))
+    for room in ("nereid", "python_backend", "loadtest", "clients")
+    for path in sorted((ROOT / room).rglob("*"))
+    if path.suffix in {".py", ".js", ".mjs", ".html", ".css", ".cu"}
 }
 
 
@@ -47,7 +48,7 @@ def test_pages_use_plain_words(page):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_source_uses_plain_words(source):
-    """Docstrings, help texts and messages have none of the banned phrases."""
+    """Docstrings, help texts, messages and the texts of the gateway's page have no banned phrase."""
     found = [
         f"{source}:{line}: {problem}"
         for line, text in prose.source_texts(SOURCES[source])
@@ -86,6 +87,29 @@ def test_links_lead_somewhere(page):
 def test_banned_phrases_are_found(text, found):
     """The check finds each planted phrase, and lets plain English pass."""
     assert len(prose.banned(text) + prose.clauses(text)) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'say("Enter a key at once.");',
+        "say(`${name} is\n  no model`);",
+        '<p title="Ask whoever knows">x</p>',
+        "<p>The key\n  is told.</p>",
+        "/** One line.\n * It is\n * no model. */",
+        'say("What is sent.");',
+        "<p>Who sends it</p>",
+        "// Files lie\n// beside it",
+    ],
+)
+def test_banned_phrases_of_a_page_are_found(tmp_path, text):
+    """The check reads strings, elements, attributes and comments, also across lines."""
+    (source := tmp_path / "page.js").write_text(f'const a = "plain";\n{text}\n')
+
+    found = [
+        each for _, part in prose.source_texts(source) for each in prose.banned(part) + prose.clauses(part)
+    ]
+    assert len(found) == 1
 
 
 def test_sentences_end_where_a_reader_stops():

@@ -98,8 +98,8 @@ function signed(points) {
 }
 
 /** Make a button that copies; if the page has no access to the clipboard, the button selects the text. */
-export function copyButton(/** @type {HTMLElement} */ source, /** @type {string} */ what) {
-  const button = make("button", { type: "button", class: "copy", "aria-label": `Copy ${what}` }, "Copy");
+export function copyButton(/** @type {HTMLElement} */ source, /** @type {string} */ name) {
+  const button = make("button", { type: "button", class: "copy", "aria-label": `Copy ${name}` }, "Copy");
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(source.textContent ?? "");
