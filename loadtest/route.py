@@ -62,7 +62,7 @@ def _measure_round(ports: dict[str, Ports], photo: Path, seconds: float, series:
             series[profile, path, P99].append(load.p99_ms)
 
 
-def _shed_share(metrics_port: int) -> float:
+def shed_share(metrics_port: int) -> float:
     """Return the share of requests that were not mirrored because others were queued.
 
     Raises:
@@ -133,7 +133,7 @@ def main() -> int:
         }
         for _ in range(args.rounds):
             _measure_round(ports, photo, args.seconds, series)
-        shed = {profile: round(_shed_share(each.metrics), 3) for profile, each in ports.items()}
+        shed = {profile: round(shed_share(each.metrics), 3) for profile, each in ports.items()}
         size = photo.stat().st_size
     rows = summarise(series)
     print(markdown(rows))

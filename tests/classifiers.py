@@ -31,13 +31,14 @@ class Blocking:
 
         return call
 
-    def classify_many(self, *args: Any, **options: Any) -> list[Any]:
-        """Return all outcomes."""
+    def classify_many(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """Return the outcomes one by one."""
+        outcomes = self._classifier.classify_many(*args, **options)
 
-        async def run() -> list[Any]:
-            return [outcome async for outcome in self._classifier.classify_many(*args, **options)]
+        async def run() -> Any:
+            return await anext(outcomes, None)
 
-        return self._runner.run(run())
+        return iter(lambda: self._runner.run(run()), None)
 
 
 @contextmanager

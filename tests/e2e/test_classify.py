@@ -125,36 +125,12 @@ def test_route_key_sticks_and_weights_share(server):
     assert min(counts.values()) >= 12
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_route_headers_work_over_both_protocols(server, protocol):
-    """x-variant reaches the router as an HTTP header and as gRPC metadata."""
-    with Classifier(url(server, protocol), protocol) as classifier:
-        answers = {name: classifier.classify(COFFEE, variant=name) for name in ("v1", "v2")}
-
-    found = {name: (answer.variant, answer.version, answer.reason) for name, answer in answers.items()}
-    assert found == {"v1": ("v1", "1", "variant"), "v2": ("v2", "2", "variant")}
-
-
 def test_model_without_a_route_has_no_variant(server):
     """A model without a route has no variant, and reports its own version."""
     with Classifier(url(server, "grpc"), model="classify_v2") as classifier:
         answer = classifier.classify(COFFEE, top_k=1)
 
     assert (answer.model, answer.version, answer.variant, answer.reason) == ("classify_v2", "1", "", "")
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_many_images_come_back_in_order(server, protocol, tmp_path):
-    """Outcomes of concurrent requests have the order of the images, errors included."""
-    images = [COFFEE, CHELSEA, tmp_path / "missing.jpg", COFFEE, b"not an image", CHELSEA]
-
-    with Classifier(url(server, protocol), protocol, concurrency=4) as classifier:
-        outcomes = list(classifier.classify_many(images, top_k=1))
-
-    kinds = [getattr(outcome, "labels", None) and outcome.labels[0].index for outcome in outcomes]
-    assert kinds[0] == kinds[3] == ESPRESSO
-    assert {kinds[1], kinds[5]} <= CATS
-    assert (type(outcomes[2]).__name__, type(outcomes[4]).__name__) == ("FileNotFoundError", "RequestRefused")
 
 
 def test_server_is_the_triton_that_doctor_names(server):

@@ -183,10 +183,10 @@ def browser():
 
 @pytest.fixture
 def visit(browser, gateways) -> Iterator[Callable]:
-    """Open the page of a gateway in a new profile; `visit("open")` returns the activity, with the page."""
+    """Open a gateway's page in a new profile: `visit("keyed", key="infer")` signs in, too."""
     with ExitStack() as stack:
 
-        def open_page(name: str, **options) -> Seen:
+        def open_page(name: str, key: str = "", **options) -> Seen:
             context = browser.new_context(**{"viewport": DESK, **options})
             stack.callback(context.close)
             page = context.new_page()
@@ -199,6 +199,8 @@ def visit(browser, gateways) -> Iterator[Callable]:
             page.on("console", lambda message: seen.console.append(f"{message.type}: {message.text}"))
             page.on("pageerror", lambda error: seen.console.append(f"error: {error}"))
             page.goto(gateways[name].origin)
+            if key:
+                sign_in(page, gateways[name].secrets[key])
             return seen
 
         yield open_page
@@ -218,6 +220,18 @@ def upload(page, *files) -> None:
     with page.expect_file_chooser() as chooser:
         page.locator("#drop").click()
     chooser.value.set_files(*files)
+
+
+def classify_coffee(page) -> None:
+    """Upload the photo of a coffee, and wait for its class."""
+    upload(page, COFFEE)
+    expect_verdict(page, "espresso")
+
+
+def compare(page) -> None:
+    """Classify with every variant, and wait for the comparison."""
+    page.get_by_role("button", name="Classify with every variant").click()
+    sync_api.expect(page.locator("#agreement")).not_to_be_empty()
 
 
 def weight(page, variant: str):
@@ -358,8 +372,7 @@ def test_file_is_dropped_anywhere(visit):
 def test_text_file_is_refused_with_what_was_expected(visit, tmp_path):
     """The page shows the gateway's error: code, message and request id."""
     page = visit("open").page
-    upload(page, COFFEE)
-    expect_verdict(page, "espresso")
+    classify_coffee(page)
     (tmp_path / "notes.txt").write_text("this is not an image")
 
     upload(page, tmp_path / "notes.txt")
@@ -424,8 +437,7 @@ def test_compare_asks_every_variant(visit):
 def test_compare_says_why_it_cannot(visit):
     """Without a route the button is disabled, and the page shows the reason."""
     page = visit("plain").page
-    upload(page, COFFEE)
-    expect_verdict(page, "espresso")
+    classify_coffee(page)
 
     assert page.locator("#compare-all").is_disabled()
     sync_api.expect(page.locator("#compare-why")).to_contain_text("Not available: ")
@@ -478,7 +490,7 @@ def test_hidden_page_sends_no_requests(visit):
     sync_api.expect(seen.page.locator("#connection")).to_have_text("live")
 
 
-def test_page_without_a_key_does_not_poll(visit, gateways):
+def test_page_without_a_key_does_not_poll(visit):
     """Without a key the page does not poll a gateway that requires keys; an unknown key is not stored."""
     seen = visit("keyed")
     page = seen.page
@@ -497,11 +509,9 @@ def test_page_without_a_key_does_not_poll(visit, gateways):
 
 def test_key_stays_in_its_tab(visit, gateways):
     """The key is only in the tab's storage, and is removed after signing out."""
-    page = visit("keyed").page
+    page = visit("keyed", key="route").page
     secret = gateways["keyed"].secrets["route"]
-    sign_in(page, secret)
-    upload(page, COFFEE)
-    expect_verdict(page, "espresso")
+    classify_coffee(page)
 
     assert page.evaluate("Object.values(sessionStorage)") == [secret]
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
@@ -516,8 +526,7 @@ def test_key_stays_in_its_tab(visit, gateways):
 
 def test_weights_are_changed_on_the_server(visit, gateways):
     """Applied weights are in the route file, are served, and are shown on the page."""
-    page = visit("keyed").page
-    sign_in(page, gateways["keyed"].secrets["route"])
+    page = visit("keyed", key="route").page
     weight(page, "v1").fill("30")
     weight(page, "v2").fill("70")
     sync_api.expect(page.locator("#weights output")).to_have_text(["30.0\u00a0%", "70.0\u00a0%"])
@@ -539,10 +548,9 @@ def test_weights_are_changed_on_the_server(visit, gateways):
     ],
     ids=["all zero", "negative"],
 )
-def test_invalid_weights_are_not_sent(visit, gateways, v1, v2, message):
+def test_invalid_weights_are_not_sent(visit, v1, v2, message):
     """The page shows the error without a request."""
-    page = visit("keyed").page
-    sign_in(page, gateways["keyed"].secrets["route"])
+    page = visit("keyed", key="route").page
 
     weight(page, "v1").fill(v1)
     weight(page, "v2").fill(v2)
@@ -552,11 +560,9 @@ def test_invalid_weights_are_not_sent(visit, gateways, v1, v2, message):
 
 
 @pytest.mark.parametrize("name", ["open", "keyed"])
-def test_weights_are_closed_without_the_scope(visit, gateways, name):
+def test_weights_are_closed_without_the_scope(visit, name):
     """Without the scope `route` the weights are disabled, and the page names the command for a key."""
-    page = visit(name).page
-    if name == "keyed":
-        sign_in(page, gateways["keyed"].secrets["infer"])
+    page = visit(name, key="infer" if name == "keyed" else "").page
 
     sync_api.expect(page.locator("#weights-why")).to_contain_text("nereid key add NAME --scope route")
     assert weight(page, "v1").is_disabled()
@@ -565,11 +571,9 @@ def test_weights_are_closed_without_the_scope(visit, gateways, name):
 
 def test_change_by_another_user_is_shown(visit, gateways):
     """Edits of an old generation cause a warning, are rejected, and give way to the present weights."""
-    page = visit("keyed").page
-    sign_in(page, gateways["keyed"].secrets["route"])
+    page = visit("keyed", key="route").page
     weight(page, "v1").fill("12")
-    other = visit("keyed").page
-    sign_in(other, gateways["keyed"].secrets["route"])
+    other = visit("keyed", key="route").page
     weight(other, "v1").fill("44")
     weight(other, "v2").fill("56")
     other.get_by_role("button", name="Apply").click()
@@ -584,10 +588,9 @@ def test_change_by_another_user_is_shown(visit, gateways):
     assert gateways["keyed"].weights() == {"v1": 44, "v2": 56}
 
 
-def test_rate_limit_is_shown_with_the_retry_time(visit, gateways):
+def test_rate_limit_is_shown_with_the_retry_time(visit):
     """A rejection because of the rate shows the seconds of `Retry-After`."""
-    page = visit("keyed").page
-    sign_in(page, gateways["keyed"].secrets["slow"])
+    page = visit("keyed", key="slow").page
     upload(page, COFFEE)
     error = page.locator("#error")
 
@@ -603,8 +606,7 @@ def test_rate_limit_is_shown_with_the_retry_time(visit, gateways):
 
 def test_command_line_sends_the_same_request(visit, gateways, tmp_path):
     """The curl command returns the same result, and does not contain the key."""
-    page = visit("keyed").page
-    sign_in(page, gateways["keyed"].secrets["infer"])
+    page = visit("keyed", key="infer").page
     photo = shutil.copy(COFFEE, tmp_path / "it's a cup.jpg")
     page.locator("#variant").select_option("v2")
     page.locator("#top-k").fill("3")
@@ -628,14 +630,12 @@ def test_command_line_sends_the_same_request(visit, gateways, tmp_path):
 
 def test_page_sends_requests_to_its_own_origin_only(visit, gateways):
     """All requests go to the gateway, the policy blocks nothing, and the console stays empty."""
-    seen = visit("keyed")
+    seen = visit("keyed", key="route")
     page = seen.page
     policy = page.request.get(gateways["keyed"].origin).headers["content-security-policy"]
-    sign_in(page, gateways["keyed"].secrets["route"])
     page.locator(".sample").first.click()
     expect_verdict(page, "espresso")
-    page.get_by_role("button", name="Classify with every variant").click()
-    sync_api.expect(page.locator("#agreement")).not_to_be_empty()
+    compare(page)
     page.locator("#charts svg").first.hover()
     page.wait_for_timeout(1000)
 
@@ -646,12 +646,10 @@ def test_page_sends_requests_to_its_own_origin_only(visit, gateways):
     assert (seen.violations(), seen.console) == ([], [])
 
 
-def test_tab_reaches_every_control_in_visual_order(visit, gateways):
+def test_tab_reaches_every_control_in_visual_order(visit):
     """The keyboard reaches every control from top to bottom."""
-    page = visit("keyed").page
-    sign_in(page, gateways["keyed"].secrets["route"])
-    upload(page, COFFEE)
-    expect_verdict(page, "espresso")
+    page = visit("keyed", key="route").page
+    classify_coffee(page)
     weight(page, "v1").fill("5")
     # Tab continues from the start of the page.
     page.evaluate(
@@ -683,14 +681,11 @@ def test_tab_reaches_every_control_in_visual_order(visit, gateways):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable(visit, gateways, scheme, tmp_path):
+def test_text_is_readable(visit, scheme, tmp_path):
     """Every text, also of results and errors, has a contrast of at least 4.5:1 to its background."""
-    page = visit("keyed", color_scheme=scheme).page
-    sign_in(page, gateways["keyed"].secrets["infer"])
-    upload(page, COFFEE)
-    expect_verdict(page, "espresso")
-    page.get_by_role("button", name="Classify with every variant").click()
-    sync_api.expect(page.locator("#agreement")).not_to_be_empty()
+    page = visit("keyed", key="infer", color_scheme=scheme).page
+    classify_coffee(page)
+    compare(page)
     page.locator("#access-name").click()
     texts = page.evaluate(CONTRASTS)
     (tmp_path / "notes.txt").write_text("this is not an image")
@@ -710,10 +705,8 @@ def test_phone_needs_no_sideways_scrolling(visit, gateways):
     width = "document.documentElement.scrollWidth"
     widths = [page.evaluate(width)]
     sign_in(page, gateways["keyed"].secrets["route"])
-    upload(page, COFFEE)
-    expect_verdict(page, "espresso")
-    page.get_by_role("button", name="Classify with every variant").click()
-    sync_api.expect(page.locator("#agreement")).not_to_be_empty()
+    classify_coffee(page)
+    compare(page)
     page.locator("#access-name").click()
     widths.append(page.evaluate(width))
 
@@ -737,8 +730,7 @@ def test_pictures_are_small(visit, gateways, tmp_path):
         busy.wait_for_timeout(60_000)
 
     for name, look in looks.items():
-        page = visit("keyed", **look).page
-        sign_in(page, secret)
+        page = visit("keyed", key="route", **look).page
         upload(page, COFFEE)
         # The pictures should not show the load of a page start.
         page.wait_for_timeout(3000 * is_kept)

@@ -545,12 +545,19 @@ async def test_readiness_probes_once_for_all():
     assert len(upstream.received) == 1
 
 
-def test_not_ready_has_a_reason():
-    """An unready gateway returns 503 and a reason without addresses."""
-    answer = send(gateway(Upstream(errors.Unreachable("10.0.0.7:8001"))), "GET", "/readyz")
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (errors.Unreachable("10.0.0.7:8001"), 503, "the server behind the gateway cannot be reached"),
+        (errors.Overloaded("overloaded: 64 in flight, limit 64"), 200, ""),
+    ],
+    ids=["unreachable", "overloaded"],
+)
+def test_readiness_has_a_reason(error, status, reason):
+    """The reason has no address; without an overloaded server, the load would overload the next one."""
+    answer = send(gateway(Upstream(error)), "GET", "/readyz")
 
-    assert answer.status_code == 503
-    assert answer.json() == {"ready": False, "reason": "the server behind the gateway cannot be reached"}
+    assert (answer.status_code, answer.json()) == (status, {"ready": status == 200, "reason": reason})
 
 
 def test_rate_is_limited_by_key():

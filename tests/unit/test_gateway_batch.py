@@ -159,10 +159,3 @@ async def test_readiness_is_probed_again_after_two_seconds():
     for now[0], probes in ((0.0, 1), (1.9, 1), (2.1, 2)):
         assert (await readiness.state()).ready
         assert len(upstream.received) == probes
-
-
-def test_overloaded_server_is_ready():
-    """Removing an overloaded server from rotation would overload the next one."""
-    readiness = Readiness(Upstream(errors.Overloaded("overloaded: 64 in flight, limit 64")).classify)
-
-    assert asyncio.run(readiness.state()).ready

@@ -49,4 +49,4 @@ def test_missing_count_of_the_shadow_is_an_error(monkeypatch):
     monkeypatch.setattr(metrics_page, "fetch", lambda *address, timeout_s: "")
 
     with pytest.raises(SystemExit, match="the shadow was not measured"):
-        route._shed_share(1)
+        route.shed_share(1)

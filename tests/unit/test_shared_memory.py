@@ -1,12 +1,12 @@
 """Regions without Triton: a region that the server may read stays, all others are removed."""
 
-import contextlib
 import errno
 import fcntl
 import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import is_stale, remove_stale
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
 
+both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
 PREFIX = f"nereid-{os.getuid()}-"
 
@@ -56,7 +57,7 @@ def sent(script: Script, word: str) -> list[str]:
     return [path.split("/")[-2] for path, _ in script.requests if path.endswith(f"/{word}")]
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
+@both_ways
 @pytest.mark.parametrize("step", ["silence", None], ids=["silent", "broken"])
 @pytest.mark.usefixtures("short_close")
 def test_region_without_an_answer_is_never_used_again(folder, way, step):
@@ -79,7 +80,7 @@ def test_region_without_an_answer_is_never_used_again(folder, way, step):
     assert remove_stale() == [first]
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
+@both_ways
 def test_close_waits_for_a_server_that_reads(way):
     """A caller whose only request timed out leaves no region, even if it ends soon."""
     script = Script("silence")
@@ -93,7 +94,7 @@ def test_close_waits_for_a_server_that_reads(way):
     assert not files()
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
+@both_ways
 def test_region_is_used_again_after_an_error_response(way):
     """The response proves that the server has finished."""
     script = Script(PREDICTION, error("inference failed: why", 500), PREDICTION)
@@ -215,7 +216,7 @@ def ask(regions: Regions, triton: Triton) -> str:
         names.append(tensor._get_tensor()["parameters"]["shared_memory_region"])
         return Rpc("infer", 5)
 
-    with contextlib.suppress(ClassifierError):
+    with suppress(ClassifierError):
         transport.run(triton, regions.infer([PHOTO], Attempts(Budget(), 5), call))
     return names[0] if names else ""
 
@@ -303,7 +304,7 @@ def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, erro
     assert (ask(regions, triton) == first) == is_same
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
+@both_ways
 def test_region_that_was_swept_away_is_registered_again(way):
     """The server has not seen the request, so it is repeated."""
     script = Script(error("Unable to find shared memory region: 'x'", 404), PREDICTION)
@@ -365,7 +366,7 @@ def test_fork_leaves_its_parents_regions_alone(folder):
     assert len({*sent(script, "register")}) == len(sent(script, "unregister")) == 2
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
+@both_ways
 def test_full_memory_is_the_outcome_of_its_image(monkeypatch, way):
     """Other images are not affected."""
 
@@ -395,17 +396,9 @@ def test_full_memory_is_an_error_not_a_crash(folder):
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_cuda_without_a_gpu_is_refused_immediately(way):
     """The message names the requirement; the classifier does not fall back to another memory."""
-    if shared_memory_has_cuda():
-        pytest.skip("there is a GPU")
+    with suppress(shared_regions.NoCuda):
+        shared_regions.cuda_library()
+        pytest.skip("this machine has a GPU")
     needs = pytest.raises(shared_regions.NoCuda, match=r"CUDA shared memory needs an NVIDIA GPU .*; fix: ")
     with needs, opened(way[0], "localhost:1", way[1], shared_memory="cuda"):
         pass
-
-
-def shared_memory_has_cuda() -> bool:
-    """Return whether this machine has a GPU for CUDA shared memory."""
-    try:
-        shared_regions.cuda_library()
-    except shared_regions.NoCuda:
-        return False
-    return True
