@@ -12,44 +12,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 from tritonclient.utils import InferenceServerException
 
 from nereid.server.command_line import region_prefix
-from tests.networks import (
-    ONE_INSTANCE,
-    assert_same,
-    connect,
-    constant,
-    infer,
-    network,
-    serve,
-    store,
-    tensor,
-    value,
-)
+from tests.networks import assert_same, connect, infer, serve
+from tests.routes import CLASSES, NETWORK, X, adding, store_adding, wait_until
 
 # A watchdog, far longer than a load takes.
 LOAD_S = 60
-# After a failed reload this core waits for one model too many, with any backend.
+# After a failed reload this core waits at its exit for a model that never ends, with any backend.
 STOP_SOON = "--exit-timeout-secs=3"
-CONFIG = (
-    ONE_INSTANCE
-    + "max_batch_size: 4\n"
-    + tensor("input", "x", "FP32", [2])
-    + tensor("output", "y", "FP32", [2])
-)
-X = np.float32([[1, 2], [3, 4]])
-
-
-def adding(number: int) -> onnx.ModelProto:
-    """Build y = x + number, so that a response shows its file."""
-    return network(
-        [helper.make_node("Add", ["x", "number"], ["y"])],
-        [value("x", "FP32", ["batch", 2])],
-        [value("y", "FP32", ["batch", 2])],
-        [constant("number", np.float32(number))],
-    )
+CPU = [{"kind": "KIND_CPU", "count": 1}]
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +39,10 @@ def client(server):
         yield opened
 
 
-def publish(server, name: str, *numbers: int, config: str = CONFIG) -> Path:
-    """Store a model whose version N adds the N-th number; returns the last version's file."""
-    repository = server.options.repository
-    for version, number in enumerate(numbers, start=1):
-        path = store(repository, name, adding(number), config, version)
-    return path
+def publish(server, name: str, *numbers: int, config: str = NETWORK) -> Path:
+    """Store a model whose version N adds the N-th number; return its folder."""
+    store_adding(server.options.repository, name, *numbers, config=config)
+    return server.options.repository / name
 
 
 def touch(path: Path) -> None:
@@ -82,18 +53,10 @@ def touch(path: Path) -> None:
 
 def added(server, name: str, version: str = "") -> int:
     """Send a request, check the whole response, and return the number that the model adds."""
-    answer = infer(server, name, {"x": X}, model_version=version)
-    number = answer["y"][0, 0] - X[0, 0]
-    assert_same(answer, {"y": X + number})
+    response = infer(server, name, {"x": X}, model_version=version)
+    number = response["scores"][0, 0] - X[0, 0]
+    assert_same(response, {"scores": X + number})
     return int(number)
-
-
-def wait_until(is_true) -> None:
-    """Wait for a condition, as a watchdog."""
-    deadline = time.monotonic() + LOAD_S
-    while not is_true():
-        assert time.monotonic() < deadline, f"not within {LOAD_S} s"
-        time.sleep(0.05)
 
 
 def test_loaded_model_answers_until_it_is_unloaded(server, client):
@@ -116,7 +79,7 @@ def test_loaded_model_answers_until_it_is_unloaded(server, client):
 
 def test_old_network_answers_while_the_new_one_loads(server, client):
     """During a reload no request fails; responses come from the old file, then from the new one."""
-    path = publish(server, "busy", 1)
+    path = publish(server, "busy", 1) / "1" / "model.onnx"
     client.load_model("busy")
     seen, failures, done = [], [], threading.Event()
 
@@ -144,8 +107,8 @@ def test_old_network_answers_while_the_new_one_loads(server, client):
     assert [number for number, _ in itertools.groupby(seen)] == [1, 2]
 
 
-def test_model_that_is_loaded_later_holds_no_connection(server, client):
-    """Its process inherits the clients' connections: a connection that the server closes must end, too."""
+def test_stub_of_a_later_load_keeps_no_connection_open(server, client):
+    """A new stub inherits the clients' connections; when the server closes one, it must end."""
     publish(server, "late", 1)
     with socket.create_connection(("127.0.0.1", server.options.ports.http), LOAD_S) as caller:
         caller.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -158,7 +121,7 @@ def test_model_that_is_loaded_later_holds_no_connection(server, client):
 
 
 def test_killed_server_leaves_no_shared_memory(tmp_path):
-    """Stubs that are killed cannot remove their shared memory: the end of the server does."""
+    """Killed stubs cannot remove their shared memory; the end of the server removes it."""
     (tmp_path / "models").mkdir()
     (tmp_path / "run").mkdir()
     with serve(tmp_path / "models", tmp_path / "run") as running, connect(running) as client:
@@ -172,17 +135,21 @@ def test_killed_server_leaves_no_shared_memory(tmp_path):
     assert not [*Path("/dev/shm").glob(pattern)]
 
 
-@pytest.mark.parametrize("broken", ["model.onnx", pytest.param("config.pbtxt", marks=pytest.mark.slow)])
-def test_failed_reload_leaves_the_old_network_serving(server, client, broken):
+@pytest.mark.parametrize(
+    ("broken", "content"),
+    [
+        ("1/model.onnx", "not a protobuf"),
+        pytest.param("config.pbtxt", NETWORK.replace('"x"', '"z"'), marks=pytest.mark.slow),
+    ],
+    ids=["network", "config"],
+)
+def test_failed_reload_leaves_the_old_network_serving(server, client, request, broken, content):
     """A bad file or a bad config is refused, and the model keeps serving."""
-    name = f"kept_{broken.partition('.')[0]}"
-    path = publish(server, name, 1)
+    name = f"kept_{request.node.callspec.id}"
+    folder = publish(server, name, 1)
     client.load_model(name)
-    if broken == "model.onnx":
-        path.write_bytes(b"no protobuf")
-    else:
-        path = server.options.repository / name / "config.pbtxt"
-        path.write_text(CONFIG.replace('"x"', '"z"'))
+    path = folder / broken
+    path.write_text(content)
     touch(path)
 
     with pytest.raises(InferenceServerException, match=f"load failed for model '{name}'"):
@@ -197,44 +164,43 @@ def override(**changes) -> str:
     return json.dumps(
         {
             "backend": "onnxruntime",
-            "max_batch_size": 4,
-            "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}],
-            "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}],
-            "instance_group": [{"kind": "KIND_CPU", "count": 1}],
+            "max_batch_size": 8,
+            "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [CLASSES]}],
+            "output": [{"name": "scores", "data_type": "TYPE_FP32", "dims": [CLASSES]}],
+            "instance_group": CPU,
         }
         | changes
     )
 
 
 @pytest.mark.slow
-def test_load_may_bring_its_own_config(server, client):
+def test_load_request_may_have_a_config(server, client):
     """A config in the load request holds until the repository's own is touched and loaded."""
-    publish(server, "adjusted", 1)
+    folder = publish(server, "adjusted", 1)
 
     client.load_model("adjusted", config=override(max_batch_size=1))
     assert client.get_model_config("adjusted").config.max_batch_size == 1
     with pytest.raises(InferenceServerException, match="batch-size must be <= 1"):
-        infer(server, "adjusted", {"x": X})
+        infer(server, "adjusted", {"x": np.repeat(X, 2, axis=0)})
 
-    touch(server.options.repository / "adjusted" / "config.pbtxt")
+    touch(folder / "config.pbtxt")
     client.load_model("adjusted")
-    assert client.get_model_config("adjusted").config.max_batch_size == 4
+    assert client.get_model_config("adjusted").config.max_batch_size == 8
     assert added(server, "adjusted") == 1
 
 
-def test_load_may_bring_its_own_config_that_is_filled_in(server, client):
+def test_config_of_a_load_request_is_completed(server, client):
     """A config in the load request needs only its backend."""
     publish(server, "minimal", 1)
-    group = [{"kind": "KIND_CPU", "count": 1}]
 
-    client.load_model("minimal", config=json.dumps({"backend": "onnxruntime", "instance_group": group}))
+    client.load_model("minimal", config=json.dumps({"backend": "onnxruntime", "instance_group": CPU}))
 
     config = client.get_model_config("minimal").config
-    assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (4, [[2]])
+    assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (4, [[CLASSES]])
     assert added(server, "minimal") == 1
 
 
-def test_load_may_bring_its_own_network(server, client):
+def test_load_request_may_have_a_network(server, client):
     """A file in the load request is served under its own version, not the file of the repository."""
     publish(server, "carried", 1)
     content = adding(5).SerializeToString()
@@ -247,14 +213,14 @@ def test_load_may_bring_its_own_network(server, client):
 
 
 @pytest.mark.slow
-def test_load_that_brings_a_bad_network_is_refused(server, client):
+def test_load_request_with_a_bad_network_fails(server, client):
     """A broken file in a load request fails that load; the repository's own can be loaded afterwards."""
     publish(server, "spoiled", 1)
 
     with pytest.raises(
         InferenceServerException, match=r"load failed for model 'spoiled'.*onnx runtime error"
     ):
-        client.load_model("spoiled", config=override(), files={"file:1/model.onnx": b"no protobuf"})
+        client.load_model("spoiled", config=override(), files={"file:1/model.onnx": b"not a protobuf"})
     assert not client.is_model_ready("spoiled")
 
     client.load_model("spoiled")
@@ -274,7 +240,7 @@ def test_load_that_brings_a_bad_network_is_refused(server, client):
 def test_version_policy_decides_what_is_served(server, client, request, policy, served):
     """Each served version uses its own file; the highest serves requests without a version."""
     name = f"versions_{request.node.callspec.id}"
-    publish(server, name, 10, 20, 30, config=CONFIG + policy)
+    publish(server, name, 10, 20, 30, config=NETWORK + policy)
 
     client.load_model(name)
 

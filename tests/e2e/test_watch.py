@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from nereid.server import run_dir
-from nereid.server.run_dir import ServerRecord
 from tests.networks import infer
+from tests.publishing import ONLY_FIRST, record_of
 from tests.routes import (
     NETWORK,
     WATCHDOG_S,
     X,
     adding,
     document,
+    replace,
     serve_routes,
     store_adding,
     store_router,
@@ -30,7 +31,6 @@ from tests.routes import (
 
 pytestmark = pytest.mark.slow
 
-POLICY = "version_policy { specific { versions: [ 1 ] } }\n"
 SETTLE_S = 0.6
 
 
@@ -54,7 +54,7 @@ class Watch:
 
 @contextmanager
 def watching(folder: Path, environment: dict[str, str], *words: str) -> Iterator[Watch]:
-    """Run `nereid watch` on a folder; it must end in order."""
+    """Run `nereid watch` on a folder; its exit code must be 0."""
     command = [sys.executable, "-m", "nereid", "watch", str(folder), "--settle-s", str(SETTLE_S), *words]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -75,7 +75,7 @@ def site(tmp_path):
     repository, folder = tmp_path / "repository", tmp_path / "drop"
     repository.mkdir()
     folder.mkdir()
-    store_adding(repository, "net", 1, config=NETWORK + POLICY)
+    store_adding(repository, "net", 1, config=NETWORK + ONLY_FIRST)
     store_router(repository, "route")
     route = document(variant("v1", "net", 1))
     (repository / "route.route.json").write_text(json.dumps(route))
@@ -84,11 +84,7 @@ def site(tmp_path):
         run_dir.occupy(run_dir.root(environment), repository) as own,
         serve_routes(repository, own) as served,
     ):
-        options = served.server.options
-        record = ServerRecord(
-            served.server.pid, options.host, options.ports, str(repository), options.profile, options.token
-        )
-        run_dir.write(own, record)
+        run_dir.write(own, record_of(served.server))
         yield served, folder, environment
 
 
@@ -97,15 +93,8 @@ def added(served, version: int) -> float:
     return float(infer(served.server, "net", {"x": X}, model_version=str(version))["scores"][0, 0] - X[0, 0])
 
 
-def replaced(path: Path, content: bytes) -> None:
-    """Write a file under an ignored name, and rename it atomically."""
-    new = path.with_name(f".{path.name}")
-    new.write_bytes(content)
-    new.replace(path)
-
-
 def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
-    """Slow pieces become the next version; a bad file lies aside; a swapped link is yet another version."""
+    """A slowly written file becomes a version, a bad file is moved, and each target of a link is published."""
     served, folder, environment = site
     (tmp_path / "five").write_bytes(adding(5).SerializeToString())
     (tmp_path / "six").write_bytes(adding(6).SerializeToString())
@@ -121,7 +110,7 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
         watch.wait(first)
         assert added(served, 2) == 4
 
-        replaced(folder / "net.onnx", content[: len(content) // 2])
+        replace(folder / "net.onnx", content[: len(content) // 2])
         bad = "net.onnx: rejected: "
         watch.wait(first, bad)
 
@@ -142,13 +131,13 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
 
 
 def test_killed_while_it_publishes_publishes_once(site):
-    """The next watcher makes the publication good, and finds that it is that of the file."""
+    """The next watcher finishes the publication, and recognizes the file as that version."""
     served, folder, environment = site
     (folder / "net.onnx").write_bytes(adding(4).SerializeToString())
     options = ("--accept-change", "--max-slowdown", "100", "--poll")
     command = [sys.executable, "-m", "nereid", "watch", str(folder), "--settle-s", str(SETTLE_S), *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        # Its first action is done then, and more are to come.
+        # The first of several actions is done now.
         assert any(line == "net/2: added to the repository\n" for line in process.stderr)
         process.kill()
 

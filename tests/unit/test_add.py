@@ -12,6 +12,7 @@ from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, hidden_models, pins
 from nereid.routing.assignment import parse_route
 from tests.publishing import CLASSES, SIDE, classifier, contents
+from tests.tables import cases
 
 
 @pytest.fixture
@@ -28,17 +29,17 @@ def repository(tmp_path):
     return tmp_path / "models"
 
 
-def wish(file, **more) -> AddRequest:
+def request(file, **more) -> AddRequest:
     """Return the request for a model `small` with the preset of ImageNet."""
     return AddRequest(file, **{"name": "small", "preset": "imagenet", **more})
 
 
 def test_added_model_has_all_its_parts(repository, file, tmp_path):
-    """Route, pinned model, preprocessing and network line up in every profile, and have their checksums."""
+    """Route, pinned model, preprocessing and network fit each other in every profile, and have checksums."""
     labels = tmp_path / "labels.txt"
     labels.write_text("a\nb\nc\nd\ne\n")
 
-    done = add(repository, wish(file, labels=labels), None)
+    done = add(repository, request(file, labels=labels), None)
 
     assert done.models == ("small_network", "small_preprocess", "small_v1", "small")
     assert [each for each in check(repository) if each.verdict != "ok"] == []
@@ -63,21 +64,20 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
     assert sizes == list(range(1, config.max_batch_size + 1))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("datatype", "shape", "size", "dims", "layout"),
-    [
-        ("FP32", ["N", 3, SIDE, SIDE], 0, (3, SIDE, SIDE), "NCHW"),
-        ("UINT8", ["N", SIDE, SIDE, 3], 0, (SIDE, SIDE, 3), "NHWC"),
-        ("FP16", ["N", 3, "H", "W"], 48, (3, 48, 48), "NCHW"),
-        ("FP32", ["N", 3, 40, SIDE], 0, (3, 40, SIDE), "NCHW"),
-    ],
-    ids=["channels-first", "channels-last-uint8", "any-size-fp16", "oblong"],
+    {
+        "channels-first": ("FP32", ["N", 3, SIDE, SIDE], 0, (3, SIDE, SIDE), "NCHW"),
+        "channels-last-uint8": ("UINT8", ["N", SIDE, SIDE, 3], 0, (SIDE, SIDE, 3), "NHWC"),
+        "any-size-fp16": ("FP16", ["N", 3, "H", "W"], 48, (3, 48, 48), "NCHW"),
+        "oblong": ("FP32", ["N", 3, 40, SIDE], 0, (3, 40, SIDE), "NCHW"),
+    },
 )
 def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, size, dims, layout):
     """Datatype, layout and size of the preprocessing's output are those of the network's input."""
     onnx.save(classifier(datatype, shape), tmp_path / "new.onnx")
 
-    add(repository, wish(tmp_path / "new.onnx", size_px=size), None)
+    add(repository, request(tmp_path / "new.onnx", size_px=size), None)
 
     config = ModelConfig.from_file(repository / "small_preprocess", 1)
     (output,) = config.outputs
@@ -89,115 +89,91 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
     )
 
 
-def test_softmax_is_called_for(repository, file):
+def test_logits_are_noted_without_a_softmax(repository, file):
     """Logits give a note, unless a softmax is appended."""
-    assert "add --softmax" in add(repository, wish(file), None).report.notes[0]
-    assert add(repository, wish(file, name="other", with_softmax=True), None).report.notes == ()
+    assert "add --softmax" in add(repository, request(file), None).report.notes[0]
+    assert add(repository, request(file, name="other", with_softmax=True), None).report.notes == ()
 
 
-@pytest.mark.parametrize(
-    ("model", "more", "message"),
-    [
-        (
-            classifier(),
-            {"name": "a b"},
-            r"invalid name: expected .*letters, digits, '\.', '_' and '-', got 'a b'",
-        ),
-        (classifier(), {"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
-        (classifier(), {"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
-        (classifier(), {"size_px": 64}, r"input 'images': expected 32 x 32 pixels, got --size 64"),
-        (
-            classifier(shape=["N", 3, "H", "W"]),
+NOT_AN_INPUT = r"expected FP32, FP16 or UINT8 \[-1,3,height,width\] or .*, got "
+ONE_OUTPUT = "expected one output with scores, got: {}; fix: name one with --output"
+
+
+@cases(
+    ("changes", "more", "message"),
+    {
+        "name": ({}, {"name": "a b"}, r"invalid name: expected .*letters, digits, '\.', .*, got 'a b'"),
+        "preset": ({}, {"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
+        "profile": ({}, {"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
+        "size": ({}, {"size_px": 64}, r"input 'images': expected 32 x 32 pixels, got --size 64"),
+        "no-size": (
+            {"shape": ["N", 3, "H", "W"]},
             {},
             r"input 'images' has no fixed size, FP32 \[-1,3,-1,-1\]; fix: .* --size",
         ),
-        (
-            classifier(shape=[1, 3, SIDE, SIDE]),
+        "batch-of-one": (
+            {"shape": [1, 3, SIDE, SIDE]},
             {},
             r"input 'images': expected -1 as first dim, .* got FP32 \[1,3,32,32\]; .*dynamic_axes",
         ),
-        (
-            classifier(shape=["N", 4, SIDE, SIDE]),
-            {},
-            r"expected FP32, FP16 or UINT8 \[-1,3,height,width\] or .*, got FP32 \[-1,4,32,32\]",
-        ),
-        (classifier("INT64"), {}, r"expected FP32, FP16 or UINT8 .*, got INT64 \[-1,3,32,32\]"),
-        (
-            classifier(outputs=("a", "b")),
-            {},
-            r"expected one output with scores, got: a, b; fix: name one with --output",
-        ),
-        (
-            classifier(),
-            {"output": "other"},
-            r"expected one output with scores, got: logits; fix: name one with --output",
-        ),
-    ],
-    ids=[
-        "name",
-        "preset",
-        "profile",
-        "size",
-        "no-size",
-        "batch-of-one",
-        "channels",
-        "datatype",
-        "outputs",
-        "no-output",
-    ],
+        "channels": ({"shape": ["N", 4, SIDE, SIDE]}, {}, NOT_AN_INPUT + r"FP32 \[-1,4,32,32\]"),
+        "datatype": ({"datatype": "INT64"}, {}, NOT_AN_INPUT + r"INT64 \[-1,3,32,32\]"),
+        "outputs": ({"outputs": ("a", "b")}, {}, ONE_OUTPUT.format("a, b")),
+        "no-output": ({}, {"output": "other"}, ONE_OUTPUT.format("logits")),
+    },
 )
-def test_wish_that_does_not_fit_is_refused(repository, tmp_path, model, more, message):
+def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, changes, more, message):
     """The message has the expected and the given value, and the repository is unchanged."""
-    onnx.save(model, tmp_path / "new.onnx")
+    onnx.save(classifier(**changes), tmp_path / "new.onnx")
 
     with pytest.raises(WrongUsage, match=message):
-        add(repository, wish(tmp_path / "new.onnx", **more), None)
+        add(repository, request(tmp_path / "new.onnx", **more), None)
 
     assert not repository.exists() or contents(repository) == {}
 
 
 def test_one_of_several_outputs_can_be_chosen(repository, tmp_path):
-    """The network keeps its other outputs to itself."""
+    """The other outputs of the network are not served."""
     onnx.save(classifier(outputs=("a", "b")), tmp_path / "new.onnx")
 
-    add(repository, wish(tmp_path / "new.onnx", output="b", with_softmax=True), None)
+    add(repository, request(tmp_path / "new.onnx", output="b", with_softmax=True), None)
 
     config = ModelConfig.from_file(repository / "small_network", 1)
     assert [tensor.name for tensor in config.outputs] == ["probabilities"]
 
 
 def test_labels_of_another_number_are_refused(repository, file, tmp_path):
-    """Four labels for five classes is a mistake, and leaves nothing behind."""
+    """Four labels for five classes are an error, and no file stays."""
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
 
     with pytest.raises(
         OperationFailed, match=r"labels.txt: expected 5 labels for the classes of output 'logits', got 4"
     ):
-        add(repository, wish(file, labels=tmp_path / "labels.txt"), None)
+        add(repository, request(file, labels=tmp_path / "labels.txt"), None)
 
     assert contents(repository) == {}
 
 
 def test_name_that_is_taken_is_refused(repository, file):
     """The existing model stays, and the message names both alternatives."""
-    add(repository, wish(file), None)
+    add(repository, request(file), None)
     before = contents(repository)
 
     with pytest.raises(
         WrongUsage, match=r"already has a model 'small'; fix: nereid publish small .* or another --name"
     ):
-        add(repository, wish(file), None)
+        add(repository, request(file), None)
 
     assert contents(repository) == before
 
 
 def test_route_file_that_is_there_is_kept(repository, file):
-    """A route file without its model may be a backup, or of a server elsewhere."""
+    """A route file without its model is not overwritten."""
     repository.mkdir()
     (repository / "small.route.json").write_text("mine")
 
     with pytest.raises(WrongUsage, match=r"already has a file 'small\.route\.json'; fix: .* another --name"):
-        add(repository, wish(file), None)
+        add(repository, request(file), None)
 
     assert [path.read_text() for path in repository.iterdir()] == ["mine"]
 
@@ -208,7 +184,7 @@ def test_names_of_tensors_may_have_any_characters(repository, tmp_path):
     model.graph.input[0].name = model.graph.node[0].input[0] = 'é"\n\\'
     onnx.save(model, tmp_path / "new.onnx")
 
-    add(repository, wish(tmp_path / "new.onnx"), None)
+    add(repository, request(tmp_path / "new.onnx"), None)
 
     assert [each for each in check(repository) if each.verdict != "ok"] == []
     config = ModelConfig.from_file(repository / "small_network", 1)
@@ -217,8 +193,8 @@ def test_names_of_tensors_may_have_any_characters(repository, tmp_path):
 
 def test_only_the_wanted_hardware_gets_configs(repository, file):
     """`--profile cpu` writes nothing for a GPU, and the other way round."""
-    add(repository, wish(file, profiles=("cpu",)), None)
-    add(repository, wish(file, name="other", profiles=("gpu",)), None)
+    add(repository, request(file, profiles=("cpu",)), None)
+    add(repository, request(file, name="other", profiles=("gpu",)), None)
 
     written = {str(path.relative_to(repository)) for path in repository.glob("*/configs/*")}
     assert written == {
@@ -237,7 +213,7 @@ def test_external_data_comes_along(repository, tmp_path):
     folder.mkdir()
     onnx.save(model, folder / "net.onnx", save_as_external_data=True, location="net.data", size_threshold=0)
 
-    add(repository, wish(folder), None)
+    add(repository, request(folder), None)
 
     version = repository / "small_network" / "1"
     assert {path.name for path in version.iterdir()} == {"model.onnx", "net.data", "SHA256SUMS"}

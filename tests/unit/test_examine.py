@@ -126,10 +126,10 @@ def preprocess(tmp_path) -> Path:
     return tmp_path / "pre"
 
 
-def stamped(opset: int = 17, ir_version: int = 8) -> onnx.ModelProto:
-    """Build a network that declares these versions."""
+def stamped(opset: int) -> onnx.ModelProto:
+    """Build a network that declares this opset."""
     model = classifier()
-    model.opset_import[0].version, model.ir_version = opset, ir_version
+    model.opset_import[0].version = opset
     return model
 
 
@@ -223,17 +223,12 @@ def two_answers() -> onnx.ModelProto:
 
 BAD = {
     "zero-bytes": (b"", {}, r"is empty \(0 bytes\)"),
-    "text-file": (b"<html>404 Not Found</html>", {}, "got a text file"),
-    "truncated": (classifier().SerializeToString()[:-100], {}, "truncated"),
-    "external-parent": (external("../w.bin"), {}, "outside the network's folder"),
-    "external-absolute": (external("/etc/hosts"), {}, "outside the network's folder"),
     "external-missing": (external("w.bin"), {}, "which is missing"),
     "opset": (
         stamped(opset=27),
         {},
         "opset at most .* the embedded server .* the container 26.08 .*, got 27",
     ),
-    "ir-version": (stamped(ir_version=14), {}, "IR version at most .* the embedded server .*, got 14"),
     "checker": (backwards(), {}, "the ONNX checker refuses 'model.onnx': .* topologically sorted"),
     "no-labels": (classifier(), {"labels": Path("/none")}, "cannot read label file '/none': .*No such file"),
     "nan": (classifier(spoiled(weights(), (1, 1), (5, 0))), {}, "'w': expected numbers, got NaN in 2 of 768"),
@@ -285,16 +280,6 @@ def test_bad_network_is_rejected_with_its_reason(make_request, request, candidat
         question.labels.write_text("a\nb\nc")
 
     with pytest.raises(REFUSALS, match=reason):
-        examined(question)
-
-
-def test_link_that_leads_out_is_refused(make_request, tmp_path):
-    """External data that is a link to a file elsewhere is not read."""
-    question = make_request(external("w.bin"))
-    (tmp_path / "secret").write_bytes(weights().tobytes())
-    (question.candidate / "w.bin").symlink_to(tmp_path / "secret")
-
-    with pytest.raises(InvalidOnnx, match=r"a link to '.*' outside the folder"):
         examined(question)
 
 

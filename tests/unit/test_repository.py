@@ -7,6 +7,7 @@ import pytest
 from nereid.processes import available_cores
 from nereid.repository.layout import Threads, configs, describe_threads, hidden_models, thread_budget
 from nereid.serving_errors import InvalidConfig
+from tests.tables import cases
 
 INTRA = 'parameters { key: "intra_op_thread_count" value { string_value: "%d" } }'
 NETWORK = 'backend: "onnxruntime" instance_group { kind: KIND_CPU count: 2 } ' + INTRA % 3
@@ -27,16 +28,17 @@ def ensemble(*models: str) -> str:
 
 @pytest.fixture
 def make(tmp_path):
-    """Write a repository: `net=` is the content of net/config.pbtxt, `net__cpu=` of net/configs/cpu.pbtxt."""
+    """Write a repository: `net=` is net/config.pbtxt (None: no config), `net__cpu=` net/configs/cpu.pbtxt."""
 
-    def repository(**files: str) -> Path:
+    def repository(**files: str | None) -> Path:
         for name, content in files.items():
             model, _, profile = name.partition("__")
             folder = tmp_path / model
             (folder / "1").mkdir(parents=True, exist_ok=True)
             (folder / "configs").mkdir(exist_ok=True)
             path = folder / "configs" / f"{profile}.pbtxt" if profile else folder / "config.pbtxt"
-            path.write_text(content)
+            if content is not None:
+                path.write_text(content)
         return tmp_path
 
     return repository
@@ -60,59 +62,46 @@ def test_model_without_a_config_is_a_model(make):
 
 
 def test_broken_config_is_named(make):
-    """The message has the path, so that a repository of many models leads to the one at fault."""
+    """The message has the path and the place of the mistake."""
     repository = make(good='name: "good"', bad="what: 1")
 
     with pytest.raises(InvalidConfig, match=rf"{repository}/bad/config\.pbtxt': 1:1 : .*what"):
         configs(repository)
 
 
-@pytest.mark.parametrize(
+STEPS = {"pre": "", "net": ""}
+
+
+@cases(
     ("files", "hidden"),
-    [
-        ({"net": NETWORK}, set()),
-        ({"e": ensemble("pre", "net"), "pre": "", "net": ""}, set()),
-        ({"e": ensemble("pre", "net"), "e__cpu": FUSED, "pre": "", "net": ""}, {"pre", "net"}),
-        (
-            {"e": ensemble("pre", "net"), "e__cpu": FUSED, "other": ensemble("pre"), "pre": "", "net": ""},
+    {
+        "no ensemble": ({"net": NETWORK}, set()),
+        "ensemble in every profile": ({"e": ensemble("pre", "net"), **STEPS}, set()),
+        "replaced ensemble": ({"e": ensemble("pre", "net"), "e__cpu": FUSED, **STEPS}, {"pre", "net"}),
+        "step of another ensemble": (
+            {"e": ensemble("pre", "net"), "e__cpu": FUSED, "other": ensemble("pre"), **STEPS},
             {"net"},
         ),
-        (
+        "two replaced ensembles": (
             {
                 "e": ensemble("pre", "net"),
                 "e__cpu": FUSED,
                 "f": ensemble("net", "post"),
                 "f__cpu": FUSED,
-                **dict.fromkeys(("pre", "net", "post"), ""),
+                "post": "",
+                **STEPS,
             },
             {"pre", "net", "post"},
         ),
-        ({"e": ensemble("pre", "net"), "e__cpu": ensemble("net"), "pre": "", "net": ""}, set()),
-        ({"e": ensemble("pre", "net"), "e__gpu": FUSED, "pre": "", "net": ""}, set()),
-        ({"e": NETWORK, "e__cpu": ensemble("net"), "net": ""}, set()),
-    ],
-    ids=[
-        "no ensemble",
-        "ensemble in every profile",
-        "replaced ensemble",
-        "step of another ensemble",
-        "two replaced ensembles",
-        "shorter ensemble",
-        "replaced in another profile",
-        "ensemble in this profile only",
-    ],
+        "shorter ensemble": ({"e": ensemble("pre", "net"), "e__cpu": ensemble("net"), **STEPS}, set()),
+        "replaced in another profile": ({"e": ensemble("pre", "net"), "e__gpu": FUSED, **STEPS}, set()),
+        "ensemble in this profile only": ({"e": NETWORK, "e__cpu": ensemble("net"), "net": ""}, set()),
+        "step without a config": ({"e": ensemble("bare"), "e__cpu": FUSED, "bare": None}, {"bare"}),
+    },
 )
-def test_hidden_models_are_steps_of_nobody(make, files, hidden):
-    """Hidden is what was a step of a replaced ensemble and is none of an ensemble that is served."""
+def test_hidden_models_are_steps_of_replaced_ensembles(make, files, hidden):
+    """A model is hidden if only replaced ensembles have it as a step."""
     assert hidden_models(make(**files), "cpu") == hidden
-
-
-def test_step_without_a_config_is_hidden(make):
-    """A step needs no config of its own to have lost its only user."""
-    repository = make(e=ensemble("bare"), e__cpu=FUSED)
-    (repository / "bare" / "1").mkdir(parents=True)
-
-    assert hidden_models(repository, "cpu") == {"bare"}
 
 
 @pytest.mark.parametrize(
@@ -125,30 +114,28 @@ def test_hidden_models_of_this_repository(root, profile, hidden):
     assert hidden_models(root / "model_repository", profile) == hidden
 
 
-@pytest.mark.parametrize(
+@cases(
     ("files", "budget"),
-    [
-        ({}, []),
-        ({"net": NETWORK}, [Threads("net", 2, 3)]),
-        ({"net": NETWORK.replace("2", "5")}, [Threads("net", 5, 3)]),
-        ({"net": NETWORK.replace("KIND_CPU", "KIND_GPU")}, []),
-        ({"net": 'platform: "onnxruntime_onnx" ' + INTRA % 7}, [Threads("net", 2, 7)]),
-        ({"net": 'backend: "preprocess"', "e": ensemble("net")}, []),
-        ({"a": FUSED, "net": NETWORK}, [Threads("a", 4, 3), Threads("net", 2, 3)]),
-        ({"e": ensemble("net"), "e__cpu": FUSED, "net": NETWORK}, [Threads("e", 4, 3)]),
-        ({"net": NETWORK, "net__cpu": 'backend: "onnxruntime" ' + INTRA % 9}, [Threads("net", 2, 9)]),
-    ],
-    ids=[
-        "no model",
-        "network",
-        "five instances",
-        "on a gpu",
-        "platform and default count",
-        "no network",
-        "fused beside its network",
-        "fused in place of its network",
-        "profile",
-    ],
+    {
+        "no model": ({}, []),
+        "network": ({"net": NETWORK}, [Threads("net", 2, 3)]),
+        "five instances": ({"net": NETWORK.replace("2", "5")}, [Threads("net", 5, 3)]),
+        "on a gpu": ({"net": NETWORK.replace("KIND_CPU", "KIND_GPU")}, []),
+        "platform and default count": (
+            {"net": 'platform: "onnxruntime_onnx" ' + INTRA % 7},
+            [Threads("net", 2, 7)],
+        ),
+        "no network": ({"net": 'backend: "preprocess"', "e": ensemble("net")}, []),
+        "fused and its network": ({"a": FUSED, "net": NETWORK}, [Threads("a", 4, 3), Threads("net", 2, 3)]),
+        "fused in place of its network": (
+            {"e": ensemble("net"), "e__cpu": FUSED, "net": NETWORK},
+            [Threads("e", 4, 3)],
+        ),
+        "profile": (
+            {"net": NETWORK, "net__cpu": 'backend: "onnxruntime" ' + INTRA % 9},
+            [Threads("net", 2, 9)],
+        ),
+    },
 )
 def test_budget_counts_every_model_that_runs_a_network(make, files, budget):
     """A fused model runs its network with its own instances and the network's threads."""
@@ -185,7 +172,7 @@ def test_budget_of_this_repository(root, profile, budget):
     ids=["network", "version"],
 )
 def test_fused_model_without_its_network_is_refused(make, right, wrong, message):
-    """A budget of what cannot be loaded would be a guess."""
+    """The threads of a model that cannot be loaded are unknown."""
     repository = make(a=FUSED.replace(right, wrong), net=NETWORK)
 
     with pytest.raises(InvalidConfig) as raised:
@@ -196,8 +183,8 @@ def test_fused_model_without_its_network_is_refused(make, right, wrong, message)
 
 @pytest.mark.parametrize("left_out", ["preprocess", "preprocess_version", "network", "network_version"])
 def test_fused_model_without_a_parameter_is_refused(make, left_out):
-    """A config that cannot be loaded is refused as one, here as in the server."""
-    # The name stands for Triton's own parameter, which every backend lets pass.
+    """A config that the server cannot load is an error here, too."""
+    # Every backend ignores this parameter of Triton's.
     repository = make(a=FUSED.replace(f'"{left_out}"', '"EXECUTION_ENV_PATH"'), net=NETWORK)
 
     with pytest.raises(InvalidConfig) as raised:
@@ -206,37 +193,31 @@ def test_fused_model_without_a_parameter_is_refused(make, left_out):
     assert str(raised.value) == f"model 'a': parameter '{left_out}' is required"
 
 
-def test_budget_within_the_cores_is_a_fact():
-    """The line names the sum, the cores, and every model with its instances and threads."""
-    cores = available_cores()
-
-    assert describe_threads([Threads("a", 1, cores), Threads("b", 0, 9)]) == (
-        f"{cores} network threads on {cores} cores (a 1x{cores}, b 0x9)",
-        True,
-    )
+CORES = available_cores()
+SLOW = ": instances of one model slow each other down"
 
 
-def test_budget_without_models_is_none():
-    """A repository without networks has the text `none`."""
-    assert describe_threads([]) == (f"0 network threads on {available_cores()} cores (none)", True)
-
-
-def test_budget_of_variants_may_share_the_cores():
-    """Two variants that fill the cores each are not a warning: the shipped default is such."""
-    cores = available_cores()
-
-    assert describe_threads([Threads("a", cores, 1), Threads("b", cores, 1)]) == (
-        f"{2 * cores} network threads on {cores} cores (a {cores}x1, b {cores}x1)",
-        True,
-    )
-
-
-def test_model_beyond_the_cores_is_a_warning():
-    """A model with more threads than cores gives a warning with its effect."""
-    cores = available_cores()
-
-    assert describe_threads([Threads("a", 2, cores)]) == (
-        f"{2 * cores} network threads on {cores} cores (a 2x{cores}): instances of one model slow each other "
-        "down",
-        False,
-    )
+@cases(
+    ("budget", "text", "fits"),
+    {
+        "within the cores": (
+            [Threads("a", 1, CORES), Threads("b", 0, 9)],
+            f"{CORES} network threads on {CORES} cores (a 1x{CORES}, b 0x9)",
+            True,
+        ),
+        "no models": ([], f"0 network threads on {CORES} cores (none)", True),
+        "variants that share the cores": (
+            [Threads("a", CORES, 1), Threads("b", CORES, 1)],
+            f"{2 * CORES} network threads on {CORES} cores (a {CORES}x1, b {CORES}x1)",
+            True,
+        ),
+        "one model beyond the cores": (
+            [Threads("a", 2, CORES)],
+            f"{2 * CORES} network threads on {CORES} cores (a 2x{CORES}){SLOW}",
+            False,
+        ),
+    },
+)
+def test_line_about_threads_has_every_model(budget, text, fits):
+    """Only a model that alone has more threads than cores is a warning; the shipped variants share them."""
+    assert describe_threads(budget) == (text, fits)
