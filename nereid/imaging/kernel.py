@@ -14,15 +14,10 @@ BLOCK_XY = (32, 8)
 
 # The structs of preprocess.cu.
 AXIS = np.dtype(
-    [
-        ("scale", "f8"),
-        ("widening", "f8"),
-        ("stride", "i8"),
-        ("size", "i4"),
-        ("offset", "i4"),
-        ("at", "i4"),
-        ("count", "i4"),
-    ]
+    {
+        "names": ("scale", "widening", "stride", "size", "offset", "at", "count"),
+        "formats": ("f8", "f8", "i8", "i4", "i4", "i4", "i4"),
+    }
 )
 IMAGE = np.dtype([("origin", "u8"), ("rows", AXIS), ("columns", AXIS)])
 CHANNEL = np.dtype([("padding", "f4"), ("mean", "f4"), ("factor", "f4"), ("at", "i4")])

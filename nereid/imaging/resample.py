@@ -6,7 +6,7 @@ estimate, from the averages, the outputs that the pixels would have given.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -75,10 +75,6 @@ class Span:
         """Source pixels per output."""
         return self.source / self.resized
 
-    def mirrored(self) -> "Span":
-        """Return the span with the same content of a mirrored image."""
-        return replace(self, offset=self.resized - self.offset - self.count)
-
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -112,33 +108,15 @@ class Axis:
         """Number of outputs along the axis."""
         return max(int(block.outputs.stop) for block in self.blocks)
 
-    def flipped(self) -> "Axis":
-        """Return the axis with its outputs in the opposite order."""
-        count = self.count
-        blocks = (
-            Block(
-                np.ascontiguousarray(block.weights[::-1]),
-                block.sources,
-                slice(count - block.outputs.stop, count - block.outputs.start),
-            )
-            for block in self.blocks
-        )
-        return replace(self, blocks=tuple(blocks))
 
-
-def build_axis(
-    span: Span, filter_name: str, antialias: bool = True, shrink: int = 1, is_flipped: bool = False
-) -> Axis:
+def build_axis(span: Span, filter_name: str, antialias: bool = True, shrink: int = 1) -> Axis:
     """Build the weights of one axis.
 
     Args:
         filter_name: a key of FILTERS.
         antialias: widen the filter to all pixels that one output replaces; else it spans neighbours only.
         shrink: number of pixels that the decoder averaged into one source value.
-        is_flipped: the source is mirrored; `span` describes the upright image.
     """
-    if is_flipped:
-        return build_axis(span.mirrored(), filter_name, antialias, shrink).flipped()
     starts, taps = _taps(span, FILTERS[filter_name], antialias)
     size = min(BLOCK, span.count)
     outputs = np.minimum(np.arange(0, span.count, size), span.count - size)

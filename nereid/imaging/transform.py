@@ -1,6 +1,6 @@
 """Transformation of images to a network's input: turn upright, resize, crop or pad, normalise, lay out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, isfinite
 
@@ -29,17 +29,18 @@ class Turn:
     flips_rows: bool
     flips_columns: bool
 
+    def __call__(self, plane: np.ndarray) -> np.ndarray:
+        """Return the upright view of a stored plane."""
+        rows, columns = (
+            slice(None, None, -1 if flips else 1) for flips in (self.flips_rows, self.flips_columns)
+        )
+        return (plane.T if self.is_transposed else plane)[rows, columns]
+
 
 # By the value of the EXIF tag Orientation. Source: CIPA DC-008, 4.6.4.
 TURNS = {
-    1: Turn(False, False, False),
-    2: Turn(False, False, True),
-    3: Turn(False, True, True),
-    4: Turn(False, True, False),
-    5: Turn(True, False, False),
-    6: Turn(True, False, True),
-    7: Turn(True, True, True),
-    8: Turn(True, True, False),
+    orientation: Turn(orientation > 4, orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7))
+    for orientation in range(1, 9)
 }
 
 
@@ -54,6 +55,11 @@ class Placement:
     def inside(self) -> slice:
         """The output pixels with the image; letterboxing pads the others."""
         return slice(self.at, self.at + self.span.count)
+
+    def stored(self, is_flipped: bool) -> Span:
+        """Return the same part of the stored image, which may be mirrored."""
+        span = self.span
+        return replace(span, offset=span.resized - span.offset - span.count) if is_flipped else span
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,8 @@ class Transform:
         for name in ("mean", "std", "pad_color", "background_color"):
             if len(values := getattr(self, name)) != 3 or not all(map(isfinite, values)):
                 raise ValueError(f"{name}: expected 3 numbers, got {values}")
+            if name.endswith("color") and not all(0 <= level <= 255 for level in values):
+                raise ValueError(f"{name}: expected 0..255, got {values}")
         if not all(0 < std < inf for std in self.std):
             raise ValueError(f"std: expected positive numbers, got {self.std}")
         numbers = zip(self.mean, self.std, strict=True)
@@ -104,9 +112,6 @@ class Transform:
             raise ValueError(f"mean {self.mean} and std {self.std}: expected pixels within {self.datatype}")
         if not self.decode_margin >= 1:
             raise ValueError(f"decode_margin: expected 1 or more, got {self.decode_margin}")
-        for name in ("pad_color", "background_color"):
-            if not all(0 <= level <= 255 for level in getattr(self, name)):
-                raise ValueError(f"{name}: expected 0..255, got {getattr(self, name)}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -126,7 +131,7 @@ class Transform:
         """
         width, height = size_wh
         if self.resize == "exact":
-            return _stretch(height, self.height_px), _stretch(width, self.width_px)
+            return _crop(height, self.height_px, self.height_px), _crop(width, self.width_px, self.width_px)
         if self.resize == "letterbox":
             ratio = min(self.height_px / height, self.width_px / width)
             return _fit(height, ratio, self.height_px), _fit(width, ratio, self.width_px)
@@ -150,7 +155,7 @@ class Transform:
         planes = resample(pixels, plan.rows, plan.columns, buffers)
         for plane, target, mean, std in zip(planes, targets, self.mean, self.std, strict=True):
             np.subtract(plane, np.float32(mean), out=plane)
-            upright = plane.T if plan.is_transposed else plane
+            upright = plan.turn(plane)
             np.multiply(upright, np.float32(1 / std), out=target[plan.inside], casting="unsafe")
 
 
@@ -161,7 +166,7 @@ class Plan:
     shrink: int
     rows: Axis
     columns: Axis
-    is_transposed: bool
+    turn: Turn
     inside: tuple[slice, slice]
     has_margin: bool
 
@@ -178,7 +183,7 @@ def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, 
     ]
     shrink = max(scalable, default=1)
     rows, columns = (
-        build_axis(placement.span, transform.interpolation, transform.antialias, shrink, is_flipped)
+        build_axis(placement.stored(is_flipped), transform.interpolation, transform.antialias, shrink)
         for placement, is_flipped in zip(placed, (turn.flips_rows, turn.flips_columns), strict=True)
     )
     if turn.is_transposed:
@@ -186,11 +191,7 @@ def make_plan(transform: Transform, size_wh: tuple[int, int], orientation: int, 
     inside = placed[0].inside, placed[1].inside
     covered = placed[0].span.count, placed[1].span.count
     has_margin = covered != (transform.height_px, transform.width_px)
-    return Plan(shrink, rows, columns, turn.is_transposed, inside, has_margin)
-
-
-def _stretch(source: int, wanted: int) -> Placement:
-    return Placement(Span(source, wanted, 0, wanted))
+    return Plan(shrink, rows, columns, turn, inside, has_margin)
 
 
 def _fit(source: int, ratio: float, wanted: int) -> Placement:

@@ -131,10 +131,8 @@ def _cut(name: str, array: Any, lengths: Sequence[int]) -> list[Any]:
 
 
 def _batch_input(config: ModelConfig, entry: Mapping[str, Any], name: str) -> BatchInput:
-    kind, datatype = (
-        entry.get("kind", "BATCH_ELEMENT_COUNT").removeprefix("BATCH_"),
-        entry.get("data_type", ""),
-    )
+    kind = entry.get("kind", "BATCH_ELEMENT_COUNT").removeprefix("BATCH_")
+    datatype = entry.get("data_type", "")
     if kind not in BATCH_VALUES or datatype not in DTYPES:
         kinds = ", ".join(f"BATCH_{each}" for each in BATCH_VALUES)
         raise InvalidConfig(

@@ -100,15 +100,16 @@ class Session:
             f"{self._threads or 'default'} thread(s) per instance"
         )
 
-    def run(self, inputs: Arrays, outputs: Sequence[str]) -> list[Any]:
+    def run(self, inputs: Arrays, outputs: Sequence[str], rows: int | None = None) -> list[Any]:
         """Run the network on one batch; returns one array per name in `outputs`.
+
+        Args:
+            rows: batch size, if that is not the first dimension of the inputs, as for ragged ones.
 
         Raises:
             InferenceFailed: ONNX Runtime rejected the inputs or failed.
         """
-        return self._run_rows(inputs, outputs, self._batching.rows(inputs))
-
-    def _run_rows(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
+        rows = self._batching.rows(inputs) if rows is None else rows
         if rows <= self._run_batch_size or not self._batching.is_by_rows:
             return self._run(inputs, outputs, rows)
         parts = []
@@ -122,14 +123,14 @@ class Session:
     def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
         """Run several requests together, joined in groups of at most `run_batch_size` rows.
 
-        A group that fails is run again request by request, so that only the one at fault does.
+        If a group fails, its requests are run one by one, so that only the request at fault fails.
 
         Args:
             requests: per request its inputs by name, [N, ...]; N may differ between requests.
             outputs: per request the names of the wanted outputs.
 
         Returns:
-            Per request its outputs by name, or why there are none.
+            Per request its outputs by name, or its error.
         """
         if len(requests) == 1:
             return [self._run_alone(requests[0], outputs[0])]
@@ -139,9 +140,7 @@ class Session:
             return [error] * len(requests)
         outcomes: list[Outcome] = []
         for group in self._groups(requests):
-            start = len(outcomes)
-            wanted = outputs[start : start + len(group)]
-            outcomes += self._run_joined(group, wanted)
+            outcomes += self._run_joined(group, outputs[len(outcomes) :][: len(group)])
         return outcomes
 
     def _groups(self, requests: Sequence[Arrays]) -> Iterator[list[Arrays]]:
@@ -175,7 +174,7 @@ class Session:
         if not names:  # ONNX Runtime would return all outputs
             return [{} for _ in group]
         inputs, rows = self._batching.gather(group), sum(map(self._batching.rows, group))
-        outputs = dict(zip(names, self._run_rows(inputs, names, rows), strict=True))
+        outputs = dict(zip(names, self.run(inputs, names, rows), strict=True))
         return self._batching.scatter(outputs, group)
 
     def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:

@@ -63,7 +63,7 @@ def _key(path: Path, settings: SessionSettings) -> str:
     digest.update(
         "\0".join([path.name, onnxruntime.__version__, level, *settings.extras, _processor()]).encode()
     )
-    for each in sorted(path.parent.rglob("*")):  # external data lies beside the model
+    for each in sorted(path.parent.rglob("*")):  # external data is next to the model
         name = str(each.relative_to(path.parent))
         if each.is_file() and not name.startswith(PREFIX):
             with each.open("rb") as file:
@@ -88,10 +88,8 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
     for key, value in SAVE_ENTRIES.items():
         options.add_session_config_entry(key, value)
     options.optimized_model_filepath = str(partial / MODEL)
-    verbosity, options.log_severity_level = (
-        options.log_severity_level,
-        ERROR,
-    )  # it warns about the intended settings
+    verbosity = options.log_severity_level
+    options.log_severity_level = ERROR  # ONNX Runtime warns about the intended settings
     opener(path, settings)
     options.optimized_model_filepath, options.log_severity_level = "", verbosity
     for each in partial.iterdir():

@@ -186,27 +186,6 @@ def test_estimates_come_closer_than_the_averages_themselves(photo, shrink, filte
     assert np.abs(estimated - reference).mean() < np.abs(plain - reference).mean()
 
 
-@pytest.mark.parametrize("filter_name", FILTERS)
-@pytest.mark.parametrize("flips", [(True, False), (False, True), (True, True)], ids=str)
-@pytest.mark.parametrize("crop", [(0, 31), (4, 20)], ids=["whole", "crop"])
-@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
-def test_flipped_axis_shows_the_mirrored_image(filter_name, flips, crop, shrink):
-    """Flipped axes of a mirrored image give the result of plain axes of the image, scaled or not."""
-    pixels = noise(75, 91)
-    spans = [Span(side * shrink, 31, *crop) for side in (75, 91)]
-    mirrored = pixels[:: -1 if flips[0] else 1, :: -1 if flips[1] else 1]
-
-    flipped, plain = (
-        [
-            build_axis(span, filter_name, shrink=shrink, is_flipped=is_flipped)
-            for span, is_flipped in zip(spans, each, strict=True)
-        ]
-        for each in (flips, (False, False))
-    )
-
-    assert_same_levels(resampled(mirrored, *flipped), resampled(pixels, *plain))
-
-
 @st.composite
 def axes(draw):
     """Draw a span and how it is sampled."""
@@ -214,7 +193,7 @@ def axes(draw):
     offset = draw(st.integers(0, result - 1))
     count = draw(st.integers(1, min(700, result - offset)))
     shrink = draw(st.sampled_from([1, 2, 4, 8]))
-    options = draw(st.sampled_from(list(FILTERS))), draw(st.booleans()), shrink, draw(st.booleans())
+    options = draw(st.sampled_from(list(FILTERS))), draw(st.booleans()), shrink
     return Span(source, result, offset, count), options
 
 
@@ -222,9 +201,9 @@ def axes(draw):
 @given(axes())
 def test_every_window_lies_in_the_image(drawn):
     """For all sizes, weights sum to one, have existing sources, and cover every output."""
-    span, (filter_name, antialias, shrink, is_flipped) = drawn
+    span, (filter_name, antialias, shrink) = drawn
 
-    axis = build_axis(span, filter_name, antialias, shrink, is_flipped)
+    axis = build_axis(span, filter_name, antialias, shrink)
 
     made = set()
     assert (axis.count, axis.shrink) == (span.count, shrink)
