@@ -20,9 +20,9 @@ from onnx import helper
 from tritonclient.utils import InferenceServerException
 
 from nereid import metrics_page
+from nereid.server import stubs
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.triton.metrics import ROUTE_PREFIX
-from tests.e2e.conftest import group_members
 from tests.networks import CLIENTS, ONE_INSTANCE, connect, constant, network, serve, store, tensor, value
 
 # Far longer than any wait should take.
@@ -40,7 +40,7 @@ LABELS = "left\nmiddle\nright\n"
 ROUTE_OUTPUTS = ("variant", "version", "route_reason")
 NETWORK = ONE_INSTANCE + TENSORS
 ALL_VERSIONS = "version_policy { all {} }\n"
-# A model that does what its file `NAME.orders.json`, next to its folder, says; one thread per request.
+# A model that follows its file `NAME.orders.json`, next to its folder; one thread per request.
 PUPPET = """
 import json
 import threading
@@ -68,7 +68,6 @@ class TritonPythonModel:
 
     def answer(self, request):
         orders = self.read()
-        time.sleep(orders.get("sleep_s", 0))
         if orders.get("hold"):
             self.wait()
         if orders.get("error"):
@@ -116,7 +115,7 @@ def store_adding(repository: Path, name: str, *numbers: float, config: str = NET
 
 
 def store_puppet(repository: Path, name: str, **orders: Any) -> None:
-    """Store a model that does what it is ordered to; see `order`."""
+    """Store a puppet; see `order`."""
     folder = repository / name / "1"
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(PUPPET)
@@ -129,12 +128,11 @@ def order(repository: Path, name: str, **orders: Any) -> None:
     """Set the behaviour of a puppet.
 
     Args:
-        repository: where it is.
-        name: of the puppet.
+        repository: the puppet's.
+        name: the puppet's.
         orders: `factor` and `add` make scores of x; `return_timeout` returns the timeout in seconds instead;
-            `classes`, how many scores to return; `sleep_s`, how long to take; `hold`, true to answer nobody
-            until it is no more; `blocks`, true to take one request after the other; `error`, a text to fail
-            with.
+            `classes`, the number of scores; `hold`, true to hold all responses until it is false; `blocks`,
+            true to process one request after the other; `error`, a message to fail with.
     """
     replace(repository / f"{name}.orders.json", json.dumps(orders).encode())
 
@@ -158,9 +156,9 @@ def store_ensemble(repository: Path, name: str, model: str, version: int) -> Non
 
 
 def store_router(repository: Path, name: str, path: str = "", config: str = NETWORK) -> None:
-    """Store a route's model; its route file is `NAME.route.json` in the repository, or what `path` says.
+    """Store a route's model; its route file is `path`, by default `NAME.route.json` in the repository.
 
-    `config` has the tensors and settings that it shares with its variants.
+    `config` has the tensors and settings that the route shares with its variants.
     """
     folder = repository / name
     (folder / "1").mkdir(parents=True)
@@ -201,7 +199,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def wait_until(is_true: Callable[[], Any], what: str = "condition", timeout_s: float = WATCHDOG_S) -> Any:
-    """Wait for a condition and return what made it true; fails after `timeout_s`."""
+    """Wait for a condition and return its true value; fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (outcome := is_true()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
@@ -233,7 +231,7 @@ class RouteResponse:
 
 
 class RouteServer:
-    """A running server with routes, connections to it that stay open, and what it has logged."""
+    """A running server with routes, its log, and connections that stay open."""
 
     def __init__(self, server: EmbeddedServer, log: list[str]) -> None:
         self.server, self.log = server, log
@@ -249,7 +247,7 @@ class RouteServer:
             client.close()
 
     def client(self, protocol: str) -> Any:
-        """Return the client to use in this thread: one of HTTP belongs to the thread that made it."""
+        """Return a client for this thread; an HTTP client belongs to the thread that created it."""
         if protocol == "grpc":
             return self.grpc
         if not hasattr(self._local, "http"):
@@ -271,7 +269,7 @@ class RouteServer:
         return RouteResponse(result.as_numpy("scores"), origin)
 
     def refusal(self, model: str, protocol: str = "grpc", **options: Any) -> tuple[str, str]:
-        """Send a request that must fail; returns the status as the protocol spells it, and the message."""
+        """Send a request that must fail; returns the protocol's status, and the message."""
         with pytest.raises(InferenceServerException) as caught:
             self.send(model, protocol, **options)
         return str(caught.value.status()), caught.value.message()
@@ -290,7 +288,7 @@ class RouteServer:
         return self.repository / f"{model}.route.json"
 
     def logged(self, text: str, since: int = 0) -> list[str]:
-        """Return the lines of the log that hold `text`, of those after the first `since`."""
+        """Return the lines of the log with `text`, after the first `since` lines."""
         return [line for line in self.log[since:] if text in line]
 
     def metric(self, name: str, **labels: str) -> float:
@@ -318,8 +316,8 @@ class RouteServer:
 
     def stubs(self, model: str) -> list[int]:
         """Return the processes of a model."""
-        folder = f"{self.repository}/{model}/"
-        return [pid for pid in group_members(self.server.pid) if _argument(pid, 1).startswith(folder)]
+        found = stubs.find(self.server.pid, self.repository)
+        return [each.process.pid for each in found if each.model == model]
 
     def kill(self, model: str) -> None:
         """Kill all processes of a model."""
@@ -329,7 +327,7 @@ class RouteServer:
             os.kill(pid, signal.SIGKILL)
 
     def repair(self, model: str) -> None:
-        """Load a model again, as is necessary after its process died."""
+        """Load a model again, as needed after its process died."""
         later = time.time_ns() + 5 * 10**9
         for version in (self.repository / model).glob("[0-9]*"):
             for path in (version, *version.iterdir()):
@@ -339,7 +337,7 @@ class RouteServer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request of a `Load`: when it was sent and answered (monotonic seconds), and with what."""
+    """One request of a `Load`: its begin and end (monotonic seconds), and its response or error."""
 
     begin: float
     end: float
@@ -388,7 +386,7 @@ class Load:
         return [outcome for outcome in list(self.outcomes) if moment <= outcome.begin < until]
 
     def wait_for(self, is_wanted: Callable[[Outcome], bool], count: int = 1, since: float = 0) -> None:
-        """Wait until some requests sent after `since` have had a certain outcome."""
+        """Wait until `count` requests sent after `since` have a wanted outcome."""
         wait_until(lambda: sum(map(is_wanted, self.begun_after(since))) >= count, f"{count} wanted outcomes")
 
     def _send_all(self, protocol: str) -> None:
@@ -440,12 +438,3 @@ def given(protocol: str, x: np.ndarray) -> Any:
 def wanted(protocol: str, *names: str, **options: Any) -> list[Any]:
     """Return requested outputs."""
     return [CLIENTS[protocol].InferRequestedOutput(name, **options) for name in names]
-
-
-def _argument(pid: int, index: int) -> str:
-    """Return a word of a process's command line, nothing if there is none."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    return words[index].decode() if index < len(words) else ""
