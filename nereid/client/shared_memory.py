@@ -1,4 +1,4 @@
-"""Images passed to a server of the same machine in shared memory: a request has only their place.
+"""Images passed to a server of the same machine in shared memory: a request only refers to them.
 
 A server may read a region for longer than its owner waits for the response. The owner then stops using the
 region, and removes it after the server has released it. Triton 24.10 refuses to release a region that it

@@ -5,7 +5,7 @@ import simplejpeg
 from nereid.gateway.failures import Failure
 
 JPEG = b"\xff\xd8\xff"
-# A JPEG's size follows its profiles and previews; larger ones are left to the server.
+# A JPEG's size follows its profiles and previews. If they are longer than this, the server checks the size.
 HEAD_BYTES = 2**20
 CORE_HEADER_BYTES = 12
 

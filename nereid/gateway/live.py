@@ -25,7 +25,7 @@ class VariantLive(Struct):
 
 
 class Second(Struct):
-    """One second; without quantiles, no image was answered."""
+    """One second, `age_s` seconds ago; the quantiles are None if no image was answered."""
 
     age_s: int
     requests_per_s: float

@@ -33,7 +33,7 @@ HEADERS = {name: header.encode() for name, header in OPTION_HEADERS.items()}
 _RULE_HEADER = re.compile(rf"{ROUTE_HEADER_PREFIX}[a-z0-9-]{{1,56}}(?<!-bin)")
 # Triton's gRPC takes 8 KiB of metadata.
 MAX_RULE_HEADERS = 16
-# Outcomes that say nothing about the image.
+# Outcomes that the server or its load caused, not the image.
 SERVER_OUTCOMES = FAULTS | {"overloaded", "deadline_exceeded"}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
-from nereid.gateway.admission.concurrency_limit import INITIAL
+from nereid.gateway.admission.concurrency_limit import INITIAL_LIMIT
 from nereid.server.ports import free_ports
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.proof import REQUESTS
@@ -23,7 +23,7 @@ START_S, WATCHDOG_S = 20, 30
 # Metrics of the route are handed on every half second.
 METRIC_S = 10
 # Twice as many as the gateway lets in and lets wait when it starts.
-CALLERS = 2 * int(INITIAL * (1 + MAX_WAITING_PER_SLOT))
+CALLERS = 2 * int(INITIAL_LIMIT * (1 + MAX_WAITING_PER_SLOT))
 PHOTO = COFFEE.read_bytes()
 JPEG = {"content-type": "image/jpeg"}
 # A process of its own, as in production; uvicorn is what `nereid gateway` starts, too.

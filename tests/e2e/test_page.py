@@ -430,7 +430,8 @@ def test_compare_asks_every_variant(visit):
     variants = [parse_qs(urlsplit(address).query).get("variant") for address in seen.requests]
     assert (variants.count(["v1"]), variants.count(["v2"])) == (3, 3)
     assert (
-        page.locator("#compare-unit").inner_text() == "Small figures: difference from v1, percentage points."
+        page.locator("#compare-unit").inner_text()
+        == "Small figures: difference from v1 in percentage points."
     )
 
 

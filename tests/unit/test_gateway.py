@@ -13,7 +13,7 @@ import pytest
 from starlette.routing import Route
 
 from nereid.client import classifier_errors as errors
-from nereid.gateway.admission.access import EXPOSED
+from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import STATUS
@@ -231,7 +231,7 @@ def test_key_grants_its_scopes(secret, expected):
 
 def test_gateway_without_keys_stays_on_loopback():
     """Listening beyond loopback requires keys; the error has the command."""
-    with pytest.raises(ValueError, match=re.escape(EXPOSED)):
+    with pytest.raises(ValueError, match=re.escape(EXPOSED_WITHOUT_KEYS)):
         create_app(Settings(host="0.0.0.0"), KeyRing(), None)
 
     with pytest.raises(ValueError, match="there are no API keys yet; fix: nereid key add"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nereid.gateway.admission.concurrency_limit import INITIAL, MIN_LIMIT, ConcurrencyLimit
+from nereid.gateway.admission.concurrency_limit import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit
 
 Service = Callable[[int, random.Random], float]
 MAX_LIMIT = 64
@@ -130,7 +130,7 @@ def test_limit_does_not_grow_without_need():
     """With little load the limit keeps its initial value."""
     server = Server(about(0.01), 4, rate_per_s=20)
 
-    assert max(server.run(60).limits) == INITIAL
+    assert max(server.run(60).limits) == INITIAL_LIMIT
 
 
 def test_different_images_do_not_lower_the_limit():

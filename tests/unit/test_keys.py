@@ -96,8 +96,8 @@ def test_wrong_command_changes_nothing(nereid, path, words, status, text):
 @pytest.mark.parametrize(
     ("text", "mode", "reason"),
     [
-        ("{", 0o600, "is not a file of keys"),
-        ('{"keys": [{"id": "x"}]}', 0o600, "is not a file of keys"),
+        ("{", 0o600, "is not a key file"),
+        ('{"keys": [{"id": "x"}]}', 0o600, "is not a key file"),
         (json.dumps({"keys": []}), 0o622, "can be changed by others; fix: chmod 600"),
         (" " * 1_000_001, 0o600, "has more than 1,000,000 bytes"),
     ],
@@ -125,7 +125,7 @@ def test_file_that_becomes_invalid_rejects_all_keys(nereid, path, caplog):
 
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("nereid.gateway", "WARNING")
-    assert "is not a file of keys" in record.message
+    assert "is not a key file" in record.message
 
 
 def test_file_may_come_later_unless_it_is_named(nereid, path):

@@ -7,9 +7,9 @@ from nereid.gateway.failures import Failure
 
 # "open": no key needed; "any": every valid key.
 Need = Literal["open", "any", "infer", "route"]
-EXPOSED = "listening beyond loopback needs API keys; fix: nereid key add NAME --scope infer"
-NONE_YET = "there are no API keys yet; fix: nereid key add NAME --scope infer"
-NO_KEYS = "changing a route needs a key; fix: nereid key add NAME --scope route"
+EXPOSED_WITHOUT_KEYS = "listening beyond loopback needs API keys; fix: nereid key add NAME --scope infer"
+REQUIRED_WITHOUT_KEYS = "there are no API keys yet; fix: nereid key add NAME --scope infer"
+CHANGE_WITHOUT_KEYS = "changing a route needs a key; fix: nereid key add NAME --scope route"
 HOW = "send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
 
@@ -38,7 +38,9 @@ def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need
         if not is_needed:
             return None
         is_change = need == "route" and not keys
-        raise Failure("unauthenticated", NO_KEYS if is_change else f"an API key is required; {HOW}")
+        raise Failure(
+            "unauthenticated", CHANGE_WITHOUT_KEYS if is_change else f"an API key is required; {HOW}"
+        )
     if (key := keys.find(secret)) is None:
         raise Failure("unauthenticated", f"unknown API key; {HOW}")
     if is_needed and need in ("infer", "route") and not key.may(need):

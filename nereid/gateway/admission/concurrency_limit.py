@@ -1,18 +1,19 @@
 """The adaptive limit of requests in flight, from measured round trips.
 
 Source: the update is that of Netflix's Gradient2Limit (github.com/Netflix/concurrency-limits), with Envoy's
-square root as the room to grow. They compare the round trip with a long average, or with a minimum. The
-average follows a permanent queue, so that the limit grows during overload. The minimum is that of the
+square root as the room to grow. They compare the round trip with a long average, or with a minimum. A long
+average follows a permanent queue, so the limit would grow during overload. A minimum is the round trip of the
 smallest image. Here the round trip is compared with one measured at half the limit: every `PROBE_S` seconds
-the limit is halved until enough responses have come. If half the requests are more than `TOLERANCE` times as
-fast, the other half only waited. The probe costs no throughput while the limit is twice what the server
-needs. Dynamic batches raise the limit, as they should.
+the limit is halved until enough responses have come. If round trips at half the limit are more than
+`TOLERANCE` times as fast, the other half of the requests only waited, and the limit falls. The probe costs no
+throughput while the limit is at least twice the number of requests that keep the server busy. A server that
+batches needs more requests, and gets a higher limit.
 """
 
 from math import inf, sqrt
 
 # Enough for two instances with batches of eight, and more than the connections of one browser.
-MIN_LIMIT, INITIAL = 16.0, 24.0
+MIN_LIMIT, INITIAL_LIMIT = 16.0, 24.0
 TOLERANCE, SMOOTHING = 1.5, 0.5
 WINDOW_S, WINDOW_SAMPLES = 0.1, 10
 # With little load, responses are rare, and an estimate should not be old.
@@ -36,7 +37,7 @@ class ConcurrencyLimit:
     def __init__(self, max_limit: int, now_s: float) -> None:
         self._max_limit = float(max_limit)
         self._min_limit = min(MIN_LIMIT, self._max_limit)
-        self._limit = min(INITIAL, self._max_limit)
+        self._limit = min(INITIAL_LIMIT, self._max_limit)
         self._base_s = self.rtt_s = 0.0
         self._probed_s = now_s
         self._open(now_s)

@@ -1,4 +1,4 @@
-"""Changes of the file of keys, each under a lock: add a key, revoke a key."""
+"""Changes of the key file, each under a lock: add a key, revoke a key."""
 
 import contextlib
 import re

@@ -24,7 +24,7 @@ MAX_BYTES = 1_000_000
 
 
 class InvalidKeys(Exception):
-    """The file of keys is invalid; the message has the reason."""
+    """The key file is invalid; the message has the reason."""
 
 
 class Key(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file of keys."""
+    """The content of a key file."""
 
     keys: tuple[Key, ...] = ()
 
@@ -65,7 +65,7 @@ def digest(secret: str) -> str:
 
 
 def read(path: Path) -> KeyFile:
-    """Read a file of keys.
+    """Read a key file.
 
     Raises:
         InvalidKeys: it cannot be read, other users may change it, or its content is invalid.
@@ -86,11 +86,11 @@ def read(path: Path) -> KeyFile:
     try:
         return msgspec.json.decode(text, type=KeyFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidKeys(f"'{path}' is not a file of keys: {error}") from None
+        raise InvalidKeys(f"'{path}' is not a key file: {error}") from None
 
 
 def format_keys(known: KeyFile) -> bytes:
-    """Return the text of a file of keys."""
+    """Return the text of a key file."""
     return msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n"
 
 

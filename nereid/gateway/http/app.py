@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from nereid.client.async_classifier import AsyncClassifier
-from nereid.gateway.admission.access import EXPOSED, NONE_YET, identify
+from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS, REQUIRED_WITHOUT_KEYS, identify
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.http import static
@@ -32,14 +32,14 @@ def create_app(settings: Settings, keys: KeyRing, route: RouteControl | None) ->
 
     Args:
         settings: settings of the gateway.
-        keys: the valid keys; without keys, everybody on loopback may classify and read.
+        keys: the valid keys; without keys, every caller on loopback may classify and read.
         route: control of the route's weights, or None.
 
     Raises:
         ValueError: keys are required, but none exist.
     """
     if settings.requires_keys and not keys:
-        raise ValueError(NONE_YET if settings.is_on_loopback else EXPOSED)
+        raise ValueError(REQUIRED_WITHOUT_KEYS if settings.is_on_loopback else EXPOSED_WITHOUT_KEYS)
     upstream = AsyncClassifier(settings.url, "grpc", settings.model, settings.default_timeout_s)
     return app_of(build(settings, keys, route, upstream))
 
@@ -95,7 +95,9 @@ async def reject_unknown(found: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     request: GatewayRequest = found.scope["nereid.request"]
     method, path = found.method, found.url.path
-    failure = Failure(_CODES.get(error.status_code, "invalid_request"), f"there is no {method} {path[:128]}")
+    failure = Failure(
+        _CODES.get(error.status_code, "invalid_request"), f"unknown operation {method} {path[:128]}"
+    )
     request.outcome = failure.code
     reply = failure_response(failure, request.request_id)
     reply.headers += [

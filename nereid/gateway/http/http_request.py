@@ -71,7 +71,9 @@ class GatewayRequest:
             return
         for name, count in Counter(name for name, _ in given).items():
             if count > 1 and (name in SINGLE or name.startswith(ROUTE_PREFIX)):
-                raise invalid_request(f"header {name.decode('latin-1')[:64]!r} is given {count} times")
+                raise invalid_request(
+                    f"header {name.decode('latin-1')[:64]!r} is repeated: expected 1 value, got {count}"
+                )
 
     def elapsed_s(self) -> float:
         """Return the seconds since the request arrived."""
@@ -101,7 +103,7 @@ class GatewayRequest:
             names = ", ".join(known) or "none"
             raise invalid_request(f"unknown query parameter {unknown[0]!r}; known: {names}")
         if len(given) < len(pairs):
-            raise invalid_request("a query parameter is given twice")
+            raise invalid_request("a query parameter is repeated")
         return given
 
     def timeout_s(self, default_s: float, max_s: float) -> float:

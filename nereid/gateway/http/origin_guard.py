@@ -24,9 +24,9 @@ DOCS: Head = [
     (b"content-security-policy", _CSP.format(style=" 'unsafe-inline'", image=" data:").encode()),
     *_COMMON,
 ]
-METHODS = b"GET, HEAD, POST, PUT"
-EXPOSED = b"x-request-id, traceparent, retry-after"
-ALLOWED = (
+ALLOWED_METHODS = b"GET, HEAD, POST, PUT"
+EXPOSED_HEADERS = b"x-request-id, traceparent, retry-after"
+ALLOWED_HEADERS = (
     b"authorization, x-api-key, content-type, x-request-id, traceparent, x-request-timeout-ms, "
     + ", ".join(OPTION_HEADERS.values()).encode()
 )
@@ -66,7 +66,7 @@ class OriginGuard:
             return [
                 (b"vary", b"origin"),
                 (b"access-control-allow-origin", origin),
-                (b"access-control-expose-headers", EXPOSED),
+                (b"access-control-expose-headers", EXPOSED_HEADERS),
             ]
         if origin.lower().partition(b"://")[2] != host:
             raise Failure("forbidden", f"the origin {origin.decode('latin-1')[:128]!r} is not allowed")
@@ -89,8 +89,8 @@ class OriginGuard:
             b"text/plain",
             204,
             [
-                (b"access-control-allow-methods", METHODS),
-                (b"access-control-allow-headers", b", ".join([ALLOWED, *rules])),
+                (b"access-control-allow-methods", ALLOWED_METHODS),
+                (b"access-control-allow-headers", b", ".join([ALLOWED_HEADERS, *rules])),
                 (b"access-control-max-age", PREFLIGHT_S),
             ],
         )

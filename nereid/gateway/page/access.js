@@ -48,7 +48,7 @@ function show({ keys_needed, name, scopes }) {
   byId("access-scopes").textContent = name
     ? `Scopes of ${name}: ${scopes.join(", ")}.`
     : keys_needed
-      ? "This gateway requires a key: nereid key add NAME."
+      ? "This gateway requires a key. To create one: nereid key add NAME --scope infer"
       : "Classifying and reading need no key.";
   byId("sign-out").hidden = !name;
 }

@@ -1,11 +1,11 @@
 /** Comparison of one image by every variant of the route. */
 
 import * as api from "./api.js";
-import { bar, bars, byId, errorBlock, make, milliseconds, pipeline, variantName } from "./dom.js";
+import { bar, bars, byId, errorBlock, make, milliseconds, modelNote, variantName } from "./dom.js";
 
 /** @typedef {{variant: api.RouteVariant, element: HTMLElement, answer?: api.Answer, times_ms: number[]}} Column */
 
-// One latency is not enough; in turn, a moment of load affects all variants.
+// One latency is not enough. The variants take turns, so that a moment of load affects all of them.
 const ROUNDS = 3;
 
 /** Compare on request; a new image empties the table. */
@@ -65,7 +65,7 @@ export function startCompare() {
 }
 
 function column({ name, model, version }) {
-  const heading = make("h3", {}, variantName(name), pipeline(model, version));
+  const heading = make("h3", {}, variantName(name), modelNote(model, version));
   return make("article", { class: "result" }, heading, make("p", { class: "note" }, "waiting …"));
 }
 
@@ -137,6 +137,6 @@ function showAgreement(columns) {
     : `${best.length > 1 ? "No agreement. " : ""}${classes || "No variant answered"}.`;
   if (failed && best.length) byId("agreement").append(` ${failed} did not answer.`);
   if (columns[0].answer && best.length > 1) {
-    byId("compare-unit").textContent = `Small figures: difference from ${columns[0].variant.name}, percentage points.`;
+    byId("compare-unit").textContent = `Small figures: difference from ${columns[0].variant.name} in percentage points.`;
   }
 }

@@ -59,7 +59,7 @@ export function variantName(/** @type {string} */ name) {
 }
 
 /** Make the note with the model and the version of a variant. */
-export function pipeline(/** @type {string} */ model, /** @type {string} */ version) {
+export function modelNote(/** @type {string} */ model, /** @type {string} */ version) {
   return make("span", { class: "note" }, `${model}, version ${version}`);
 }
 

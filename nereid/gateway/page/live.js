@@ -59,10 +59,10 @@ export function startLive({ onTick }) {
 
   function showFailure(error) {
     const isRejected = error.status === 401 || error.status === 403;
-    const when = `next try in ${pause() / 1000} s`;
-    showState(isRejected ? "waiting" : "broken", isRejected ? "key needed" : `no connection, ${when}`);
+    const when = `${pause() / 1000} s`;
+    showState(isRejected ? "waiting" : "broken", isRejected ? "key needed" : `no connection, next try in ${when}`);
     byId("live-message").hidden = false;
-    byId("live-message").textContent = isRejected ? `Not shown: ${error.message}` : `${error.message} The ${when}.`;
+    byId("live-message").textContent = isRejected ? `Not shown: ${error.message}` : `${error.message} Next try in ${when}.`;
   }
 
   function resume() {

@@ -1,7 +1,7 @@
 /** The route's weights: visible with the scope `infer`, changed with the scope `route`. */
 
 import * as api from "./api.js";
-import { bar, byId, errorBlock, make, percent, pipeline, variantName } from "./dom.js";
+import { bar, byId, errorBlock, make, percent, modelNote, variantName } from "./dom.js";
 
 const EVERY_MS = 2000;
 
@@ -65,7 +65,7 @@ export function startRoute({ onRoute }) {
       return make(
         "div",
         { class: "weight" },
-        make("label", { for: id }, variantName(name), pipeline(model, version)),
+        make("label", { for: id }, variantName(name), modelNote(model, version)),
         make("input", { id, type: "number", min: 0, max: 1e9, step: "any", required: true, "data-name": name }),
         make("output", { for: id }),
         bar(0, name),
@@ -105,7 +105,7 @@ export function startRoute({ onRoute }) {
     const why = byId("weights-why");
     if (missing || mayChange) return why.replaceChildren(missing?.message ?? "");
     const command = make("code", { class: "command" }, "nereid key add NAME --scope route");
-    why.replaceChildren("To change weights, enter a key with the scope “route” above: ", command);
+    why.replaceChildren("To change weights, enter a key with the scope “route” under “Key”. To create one: ", command);
   }
 
   async function apply() {
