@@ -1,13 +1,23 @@
-"""A network of a repository, with the pinned models and the variants of routes in front of it."""
+"""A network of a repository, with the pinned models, variants and shadows that call it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import WrongUsage
+from nereid.publish.engine.variants import reason_in_use
 from nereid.publish.pinned import PinnedVariant, pinned_variants
-from nereid.repository.layout import Pin, backend_of, pins, readable_configs, served_versions
+from nereid.repository.layout import (
+    Pin,
+    backend_of,
+    config_files,
+    pins,
+    readable_configs,
+    served_versions,
+    steps_of,
+    versions_there,
+)
 from nereid.routes.target import check_repository, find_routes, read_state
 
 
@@ -74,3 +84,38 @@ def _behind_route(repository: Path, name: str, pin_of: Mapping[str, Pin]) -> set
         if location.name == name
         for variant in read_state(location).route().variants
     }
+
+
+def check_retirable(repository: Path, network: Network, version: int) -> None:
+    """Check that a version exists, and that no request can reach it.
+
+    Raises:
+        WrongUsage: it is the only served version, or something can call it.
+    """
+    failure = f"cannot retire version {version} of '{network.name}'"
+    there = versions_there(network.folder)
+    if version not in there:
+        raise WrongUsage(f"{failure}: it does not exist, the versions are: {', '.join(map(str, there))}")
+    if network.served() == [version]:
+        raise WrongUsage(f"{failure}: it is the only served version; fix: publish another version first")
+    gone = network.at_version(version)
+    for each in gone.variants:
+        if reason := reason_in_use(each.variant, each.is_default, 0):
+            raise WrongUsage(f"{failure}: variant '{each.variant.name}' of route '{each.route}': {reason}")
+    if user := next(_users(repository, network.name, version, {pin.model for pin in gone.pins}), None):
+        raise WrongUsage(f"{failure}: {user} calls it; fix: change or remove the caller")
+
+
+def _users(repository: Path, network: str, version: int, pinned_models: set[str]) -> Iterator[str]:
+    """Yield the models, variants and shadows that would still call a version after it is retired."""
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        for file in config_files(path.parent):
+            is_step = (network, version) in steps_of(read_pbtxt(file))
+            if path.parent.name not in pinned_models and is_step:
+                yield f"model '{path.parent.name}'"
+    for location in find_routes(repository):
+        route = read_state(location).route()
+        for each in route.targets():
+            is_shadow = each in route.shadows and each.model in pinned_models
+            if is_shadow or (each.model, each.version) == (network, version):
+                yield f"'{each.name}' of route '{location.name}'"

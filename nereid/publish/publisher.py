@@ -13,13 +13,12 @@ from msgspec.structs import replace
 
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import candidate, pinned
-from nereid.publish.callers import check_retirable
 from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Policy, Warm, Workspace
 from nereid.publish.engine.engine import begin, commit, locked_repository, undo
 from nereid.publish.engine.journal import Journal, Operation
 from nereid.publish.engine.variants import rolled_back
 from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine
-from nereid.publish.network import Network, find_network
+from nereid.publish.network import Network, check_retirable, find_network
 from nereid.repository.layout import versions_there
 from nereid.routes.change import Propose, change_with_retry
 from nereid.routes.served import RunningServer

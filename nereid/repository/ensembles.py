@@ -1,7 +1,7 @@
 """Checks that ensembles and fused models fit the models that they consist of."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,9 @@ from nereid.serving_errors import InvalidConfig
 ITS_INPUT = "its input"
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """The tensors that an ensemble's steps provide, by name, and need: user, name and expected tensor."""
-
-    provided: dict[str, TensorSpec]
-    needed: list[tuple[str, str, TensorSpec]]
-
-    def mismatches(self) -> Iterator[str]:
-        """Yield the needed tensors that are missing or do not fit."""
-        for user, name, wanted in self.needed:
-            if name not in self.provided:
-                yield f"{user} needs tensor '{name}', which no step provides"
-            elif not wanted.fits(self.provided[name]):
-                yield f"{user} needs tensor '{name}': expected {wanted.kind}, got {self.provided[name].kind}"
+# Tensors of an ensemble's steps: the provided ones by name; the needed ones with the step that needs them.
+Provided = dict[str, TensorSpec]
+Needed = list[tuple[str, str, TensorSpec]]
 
 
 def problems(profile: Profile, name: str) -> Iterator[str]:
@@ -37,15 +26,19 @@ def problems(profile: Profile, name: str) -> Iterator[str]:
         yield f"its steps form a cycle: {', '.join(cycle)}"
     ensemble = profile.config(name, 1)
     size = ensemble.max_batch_size
-    flow = Flow({each.name: _in_ensemble(each, size) for each in ensemble.inputs}, [])
+    provided = {each.name: _in_ensemble(each, size) for each in ensemble.inputs}
+    needed: Needed = []
     for step in steps:
         refused = list(_unservable(profile, name, step))
         yield from refused
         if not refused and step["model_name"] in profile.documents:
-            yield from _step_problems(profile, step, size, flow)
-    user = "the ensemble's output"
-    flow.needed.extend((user, each.name, _in_ensemble(each, size)) for each in ensemble.outputs)
-    yield from flow.mismatches()
+            yield from _step_problems(profile, step, size, provided, needed)
+    needed += [("the ensemble's output", each.name, _in_ensemble(each, size)) for each in ensemble.outputs]
+    for user, tensor, wanted in needed:
+        if tensor not in provided:
+            yield f"{user} needs tensor '{tensor}', which no step provides"
+        elif not wanted.fits(provided[tensor]):
+            yield f"{user} needs tensor '{tensor}': expected {wanted.kind}, got {provided[tensor].kind}"
 
 
 def _in_ensemble(tensor: TensorSpec, max_batch_size: int) -> TensorSpec:
@@ -66,8 +59,10 @@ def _cycle(profile: Profile, name: str) -> list[str]:
     return []
 
 
-def _step_problems(profile: Profile, step: Mapping[str, Any], size: int, flow: Flow) -> Iterator[str]:
-    """Yield the problems of a step, and add its tensors to `flow`."""
+def _step_problems(
+    profile: Profile, step: Mapping[str, Any], size: int, provided: Provided, needed: Needed
+) -> Iterator[str]:
+    """Yield the problems of a step, and add its tensors to `provided` and `needed`."""
     who = f"step '{step['model_name']}'"
     try:
         config = profile.config(step["model_name"], int(step["model_version"]))
@@ -77,11 +72,11 @@ def _step_problems(profile: Profile, step: Mapping[str, Any], size: int, flow: F
     if config.max_batch_size < size:
         yield f"{who}: expected max_batch_size {size} or more, like the ensemble, got {config.max_batch_size}"
     outputs = _mapped(step.get("output_map", {}), config.outputs, config.max_batch_size)
-    for tensor in outputs.keys() & flow.provided.keys():
+    for tensor in outputs.keys() & provided.keys():
         yield f"tensor '{tensor}' is provided twice, once by {who}"
-    flow.provided.update(outputs)
+    provided.update(outputs)
     inputs = _mapped(step.get("input_map", {}), config.inputs, config.max_batch_size)
-    flow.needed.extend((who, tensor, wanted) for tensor, wanted in inputs.items())
+    needed += [(who, tensor, wanted) for tensor, wanted in inputs.items()]
 
 
 def _unservable(profile: Profile, name: str, step: Mapping[str, Any]) -> Iterator[str]:

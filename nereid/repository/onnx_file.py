@@ -82,7 +82,9 @@ def read(path: Path) -> OnnxFile:
             sha256=hashlib.sha256(content).hexdigest(),
             size_bytes=len(content),
             ir_version=model.ir_version,
-            opsets={_domain(each): each.version for each in model.opset_import},
+            opsets={
+                "" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import
+            },
             signature=_signature(onnx, model.graph),
             external=tuple(external_data(path, each) for each in tensors(model) if is_external(each)),
             custom_domains=custom_domains(model),
@@ -201,10 +203,6 @@ def _reported_as_damage(path: Path) -> Iterator[None]:
         yield
     except (ValueError, OverflowError, OSError) as error:
         raise InvalidOnnx(f"'{path}' is damaged: {type(error).__name__}: {error}") from None
-
-
-def _domain(opset: Any) -> str:
-    return "" if opset.domain == "ai.onnx" else str(opset.domain)
 
 
 def _parse(onnx: Any, path: Path, content: bytes) -> Any:

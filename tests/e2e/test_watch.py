@@ -94,7 +94,7 @@ def added(served, version: int) -> float:
 
 
 def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
-    """A slowly written file becomes a version, a bad file is moved, and each target of a link is published."""
+    """A slowly written file and each target of a link are published; a bad file is moved."""
     served, folder, environment = site
     (tmp_path / "five").write_bytes(adding(5).SerializeToString())
     (tmp_path / "six").write_bytes(adding(6).SerializeToString())

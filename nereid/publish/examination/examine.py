@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,8 +128,7 @@ def examine(
         ExaminationFailed: the examination itself failed, for example because the `onnx` package is missing.
     """
     with tempfile.TemporaryFile() as errors, _process(errors) as process:
-        is_late = threading.Event()
-        timer = threading.Timer(timeout_s, _stop_late, (process, is_late))
+        start, timer = time.monotonic(), threading.Timer(timeout_s, _kill, (process,))
         timer.start()
         try:
             report, last = _read_results(process, request, progress)
@@ -137,7 +137,7 @@ def examine(
             timer.cancel()
         if report:
             return report
-        if is_late.is_set():
+        if time.monotonic() - start >= timeout_s:
             raise Rejected(
                 f"the examination of '{request.model}' was stopped: expected a result within "
                 f"{timeout_s:g} s, last step: {last}"
@@ -166,11 +166,6 @@ def _process(errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
 def _kill(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _stop_late(process: subprocess.Popen[str], is_late: threading.Event) -> None:
-    is_late.set()
-    _kill(process)
 
 
 def _read_results(
