@@ -54,8 +54,7 @@ def command(
     """Return the `tritonserver` command line for `options`.
 
     Args:
-        options: settings of the server.
-        wheel: parts of the server.
+        options, wheel: settings and parts of the server.
         backends: the backend directory.
         server_id: the name that the server reports at `/v2`.
         models: models to load at start in the explicit mode, `*` for all.
@@ -75,8 +74,8 @@ def command(
         f"--http-header-forward-pattern={ROUTE_HEADERS}",
         f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
         f"--backend-config=python,shm-region-prefix-name={region_prefix(server_id)}",
-        # Each call of a variant holds a thread. Triton has one number for all Python backends and starts
-        # that many threads for every instance, hence the limit of a route's concurrent calls.
+        # Each request to a variant holds a thread. Triton has one number for all Python backends, and starts
+        # that many threads for every instance, hence the limit of a route's concurrent requests.
         f"--backend-config=python,thread-pool-size={ROUTE_THREADS}",
     ]
     if options.model_control_mode == "explicit":

@@ -20,7 +20,7 @@ LATE = "StatusCode.DEADLINE_EXCEEDED"
 UNREACHED = ("StatusCode.UNAVAILABLE", LATE, "StatusCode.CANCELLED")
 # Refusals of Triton that have one of these statuses.
 REFUSALS = (RESTRICTED_TEXT, "explicit model load")
-# Never through a proxy: the server is on this machine.
+# The server is on this machine, so no proxy is used.
 DIRECT = [("grpc.enable_http_proxy", 0)]
 
 
@@ -29,7 +29,7 @@ class NotReached(OperationFailed):
 
 
 class Refused(OperationFailed):
-    """The server refuses the operation; the message is the server's."""
+    """The server rejects the operation; the message is the server's."""
 
 
 def token_headers(record: ServerRecord) -> dict[str, str]:
@@ -44,8 +44,7 @@ class Control:
 
     Args:
         record: address and token of the server.
-        response_s: time limit of a response, in seconds.
-        load_s: time limit of loading or unloading a model, in seconds.
+        response_s, load_s: time limits for a response, and for loading or unloading a model.
     """
 
     def __init__(self, record: ServerRecord, response_s: float = RESPONSE_S, load_s: float = LOAD_S) -> None:
@@ -103,6 +102,6 @@ class Control:
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
-        # One connection per request: after a restart of the server an old one waits before it connects again.
+        # A new connection per request: after a restart of the server, an old one waits before it reconnects.
         with tritonclient.grpc.InferenceServerClient(self._url, channel_args=DIRECT) as client:
             yield client

@@ -34,7 +34,7 @@ PACKAGES = {"libz.so.1": "zlib1g", "libexpat.so.1": "libexpat1", "libstdc++.so.6
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check: `ok`, `note` (works without) or `fail`, the state found, and the fix."""
+    """Result of one check: `ok`, `note` (the server works anyway) or `fail`, the state found, and the fix."""
 
     what: str
     verdict: Literal["ok", "note", "fail"]
@@ -46,8 +46,8 @@ def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iter
     """Run all checks in turn.
 
     Args:
-        inherited: the environment, which locates the records of running servers.
-        repository: the model repository that will be served, or is.
+        inherited: environment variables, which locate the records of running servers.
+        repository: the model repository to serve; a server may run for it already.
     """
     yield _python()
     yield _triton()

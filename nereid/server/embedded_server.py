@@ -1,4 +1,4 @@
-"""The process group of one `tritonserver`, without a container and without root: start, probes, stop."""
+"""Start, probes and stop of one `tritonserver` process group, without a container and without root."""
 
 import contextlib
 import http.client
@@ -35,9 +35,9 @@ class EmbeddedServer:
 
     Args:
         options: settings of the server.
-        run_dir: a folder of this server's own; the backend directory is assembled in it.
-        inherited: the environment to start from.
-        log: called with every line of the server's log that is worth showing.
+        run_dir: an empty folder; the backend directory is assembled in it.
+        inherited: environment variables for the server.
+        log: receives the lines of the server's log, without noise and repetitions.
         among: limits the models that are loaded at start in the explicit mode; None for all of the profile.
     """
 
@@ -95,7 +95,7 @@ class EmbeddedServer:
         )
 
     def start(self) -> None:
-        """Start the process; it ends when the starting thread does, even if that is killed.
+        """Start the process; it ends when the starting thread ends, even if that is killed.
 
         Raises:
             ServerError: a part is missing, or a port is taken.
@@ -129,10 +129,11 @@ class EmbeddedServer:
                 unknown, a note of the error has the end of the log.
         """
         deadline = time.monotonic() + timeout_s
+        models = [name for name in image_models(self.options) if name in self._models]
         for path, body, expected in [
             ("/v2", None, f'"name":"{self.id}"'),
             ("/v2/health/ready", None, ""),
-            *((infer_path(name), COFFEE.read_bytes(), "") for name in self._loaded_image_models()),
+            *((infer_path(name), COFFEE.read_bytes(), "") for name in models),
         ]:
             while (refusal := self._request(path, body, expected)) is not None:
                 self._raise_if_ended()
@@ -195,9 +196,6 @@ class EmbeddedServer:
             self._drain_log()
             raise self.log.failure()
 
-    def _loaded_image_models(self) -> list[str]:
-        return [name for name in image_models(self.options) if name in self._models]
-
     def _request(self, path: str, body: bytes | None, expected: str, timeout_s: float = 30.0) -> str | None:
         """Return None if the response is 200 and contains `expected`, else its status and text."""
         connection = http.client.HTTPConnection(self.options.host, self.options.ports.http, timeout=timeout_s)
@@ -230,7 +228,7 @@ def _models_to_load(options: ServerOptions) -> list[str]:
     try:
         hidden = repository.hidden_models(options.repository, options.profile)
         return sorted(repository.configs(options.repository, options.profile).keys() - hidden)
-    except InvalidConfig:  # Triton has the better message, and ends
+    except InvalidConfig:  # Triton then ends, with a better message
         return ["*"]
 
 

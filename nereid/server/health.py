@@ -14,7 +14,7 @@ from nereid.server.ports import unusable_port, why_unusable
 
 # Age at which a probe's outcome expires: one probe each second, plus the time that a probe may take.
 FRESH_S = 8.0
-# The processes are observed several times a second. Without an observation for this time, no thread does it.
+# Processes are observed several times a second: without an observation for this long, the thread has failed.
 ALIVE_S = 30.0
 CLIENT_TIMEOUT_S = 10.0
 NOT_PROBED = "not probed yet"
@@ -23,12 +23,12 @@ PREFIX = "nereid_supervisor_"
 JSON, TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 METRICS = {
     "repairs_total": ("counter", "Loads of a model whose stub was found dead."),
-    "repair_failures_total": ("counter", "Repairs that Triton refused."),
+    "repair_failures_total": ("counter", "Repairs that Triton rejected."),
     "restarts_total": ("counter", "Starts of tritonserver after the first."),
-    "probes_total": ("counter", "Images that the supervisor had classified, or tried to."),
-    "probe_failures_total": ("counter", "Probes without an answer."),
-    "ready": ("gauge", "1 if every model that takes images classified one lately."),
-    "server_up_since_seconds": ("gauge", "Unix time since when tritonserver is ready; 0 while it is not."),
+    "probes_total": ("counter", "Images that the supervisor sent as probes."),
+    "probe_failures_total": ("counter", "Probes that failed."),
+    "ready": ("gauge", "1 if every model that takes images classified one recently."),
+    "server_up_since_seconds": ("gauge", "Unix time at which tritonserver became ready; 0 while it is not."),
 }
 
 Labels = tuple[tuple[str, str], ...]
@@ -94,7 +94,7 @@ class Health:
         self._count("repairs_total", model=model, cause=cause)
 
     def repair_failed(self, model: str) -> None:
-        """Count a repair that Triton refused."""
+        """Count a repair that Triton rejected."""
         self._count("repair_failures_total", model=model)
 
     def restarted(self) -> None:
@@ -107,7 +107,7 @@ class Health:
             return self._state != RUNNING or self._clock() - self._observed_s < ALIVE_S
 
     def why_not_ready(self) -> dict[str, Any]:
-        """Return the reasons why the server is not ready: its own, and by model; empty if it is ready."""
+        """Return why the server is not ready: its own reason, and reasons by model; empty if it is ready."""
         with self._lock:
             if self._state != RUNNING:
                 return {"server": ": ".join(filter(None, (self._state, self._reason)))}
@@ -138,7 +138,7 @@ class Health:
 
     def _failure(self, failure: str | None, probed_s: float) -> str | None:
         age_s = self._clock() - probed_s
-        return failure or (f"no answer for {age_s:.0f} s" if age_s > FRESH_S else None)
+        return failure or (f"no response for {age_s:.0f} s" if age_s > FRESH_S else None)
 
 
 def render(samples: Mapping[tuple[str, Labels], float]) -> str:
@@ -215,11 +215,11 @@ def _handler(health: Health) -> type[http.server.BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self._send(*page(health, self.path.partition("?")[0]))
 
-        def refuse(self) -> None:
-            refused = {"error": f"method not allowed: expected GET, got {self.command}"}
-            self._send(HTTPStatus.METHOD_NOT_ALLOWED, JSON, json.dumps(refused))
+        def reject(self) -> None:
+            rejected = {"error": f"method not allowed: expected GET, got {self.command}"}
+            self._send(HTTPStatus.METHOD_NOT_ALLOWED, JSON, json.dumps(rejected))
 
-        do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = refuse
+        do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = reject
 
         def log_message(self, *words: Any) -> None:
             """Write no log: health checks are frequent."""

@@ -24,7 +24,7 @@ from nereid.server.run_dir import ServerRecord
 from nereid.server.watchdog import Watchdog
 from nereid.serving_errors import InvalidConfig
 
-# Options of tritonserver that open other addresses; it also takes their unique beginnings.
+# Flags of tritonserver that open further addresses; it also accepts unambiguous prefixes of them.
 LISTENING = ("http-address", "grpc-address", "allow-sagemaker", "allow-vertex-ai")
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
 SIGNAL_POLL_S = 0.5
@@ -68,9 +68,9 @@ def serve(
 
     Args:
         options: settings of the server.
-        environment: of this process.
+        environment: environment variables of this process.
         health_port: port of the supervisor's pages; 0 for any free one, None for none.
-        drain_s: seconds to serve on after the first signal, while `/readyz` is already 503.
+        drain_s: seconds to continue serving after the first signal, while `/readyz` is already 503.
 
     Raises:
         ServerError: the server cannot start, or a model failed to load.
@@ -91,7 +91,7 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """A supervised server, started again on the same ports whenever it ends."""
+    """A supervised server, restarted on the same ports when it ends."""
 
     options: ServerOptions
     folder: Path
@@ -123,7 +123,7 @@ class _Service:
                     among = None
             except ServerError as error:
                 reason = f"tritonserver cannot be started: {error}"
-                # A changed model on disk may prevent any start: then, in turn, the models that were ready.
+                # A changed model on disk may prevent the start: try all models, then those that were ready.
                 among = ready if among is None and ready else None
 
     def _supervise(self, server: EmbeddedServer, is_first: bool) -> tuple[Collection[str], str]:
@@ -142,7 +142,7 @@ class _Service:
         return watchdog.ready, reason
 
     def _wait(self, watchdog: Watchdog, record: ServerRecord, is_first: bool) -> None:
-        """Announce the server and wait for its end; after a signal, for the drain time."""
+        """Announce the server, then wait for its end or for a signal and the drain time."""
         try:
             self.health.enter(health_page.RUNNING)
             run_dir.write(self.folder, record)
@@ -159,7 +159,7 @@ class _Service:
 
 
 def check_options(options: ServerOptions) -> None:
-    """Reject options that `tritonserver` would only complain about later.
+    """Check options before the server starts.
 
     Raises:
         ValueError: the repository or the profile does not exist, or other machines could register memory.

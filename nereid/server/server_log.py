@@ -1,4 +1,4 @@
-"""Triton's log for an operator: known noise folded, each failure logged only once, reasons explained."""
+"""Triton's log for an operator, without noise and repetitions, and the reasons of failures."""
 
 import re
 from collections import deque
@@ -28,11 +28,7 @@ TAIL_LINES = 30
 
 
 class ServerLog:
-    """Log of one server: passes on the lines worth showing, and keeps the reasons of failures.
-
-    Args:
-        show: called with each line for the operator.
-    """
+    """Log of one server: passes lines to `show`, without noise or repetitions, and keeps failure reasons."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show

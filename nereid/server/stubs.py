@@ -18,10 +18,10 @@ PROC = Path("/proc")
 # Positions in the stub's command line: the path of its model.py, and the name of its instance.
 MODEL_PATH, INSTANCE = 1, 8
 NOT_HEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")
-# Triton collects a stub that it ended itself within a tenth of this. Shorter than the time between two looks
-# at the processes (0.1 s), so that the second look decides.
+# Triton collects a stub that it ended itself within a tenth of this. The time is shorter than the interval of
+# observations (0.1 s), so the second observation decides.
 DEAD_AFTER_S = 0.09
-# The time within which both verdicts lie: long enough for a probe to meet one of many instances twice.
+# Maximum time between the two verdicts: long enough for probes to meet one of many instances twice.
 VERDICTS_WITHIN_S = 30.0
 # Time that Triton has to end the old stubs of a repaired model.
 OLD_STUBS_S = 30.0
@@ -181,7 +181,7 @@ def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, s
 
 
 def touch(folder: Path) -> bool:
-    """Make a version's files newer, so that Triton loads it again; returns whether that is permitted."""
+    """Update a version's file times, so that Triton loads it again; returns whether that is permitted."""
     paths = [folder, *folder.rglob("*")]
     times = []
     for path in paths:

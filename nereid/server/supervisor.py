@@ -56,14 +56,14 @@ class IndexRead:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Event: Triton has loaded a model again, or refused to with a reason."""
+    """Event: Triton has loaded a model again, or rejected that for the reason `refusal`."""
 
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairInterrupted:
-    """Event: `ReadIndex` or `Reload` ended without a response of the server."""
+    """Event: `ReadIndex` or `Reload` ended without a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ProbeSoon:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Command: have a model classify an image."""
+    """Command: send an image to a model."""
 
     model: str
     number: int
@@ -97,7 +97,7 @@ class ReadIndex:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Command: have Triton start new stubs for versions of a model."""
+    """Command: make Triton start new stubs for versions of a model."""
 
     model: str
     versions: frozenset[int]
@@ -148,7 +148,7 @@ class _Model:
 
 @dataclass(slots=True)
 class _Repair:
-    """The repair under way: one at a time."""
+    """The running repair; only one runs at a time."""
 
     order: Reload
     began_s: float

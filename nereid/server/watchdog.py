@@ -30,9 +30,9 @@ class Watchdog:
 
     Args:
         server: a ready server.
-        record: how to reach the server.
+        record: address and token of the server.
         health: receives each observation and each repair.
-        log: called with one line for each action.
+        log: receives one line for each action.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Watchdog:
             try:
                 pause_s = step()
             except NotReached:
-                pause_s = PROBE_S  # the server is about to end, or hangs: the probes will show which
+                pause_s = PROBE_S  # the server ends or hangs: the probes distinguish the two
             except Exception as error:
                 # An unforeseen error is logged; it must not end the supervision.
                 trouble = f"failed and continues: {type(error).__name__}: {error}"

@@ -1,11 +1,11 @@
-"""An HTTP/1.1 connection of the load generator, with as little work per request as Python allows."""
+"""An HTTP/1.1 connection for the load generator, with little work per request."""
 
 import asyncio
 from typing import cast
 
 import httptools
 
-# The status of a request without an answer.
+# The status of a request without a response.
 LOST = 0
 
 
@@ -14,7 +14,7 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._answered: asyncio.Future[int] | None = None
+        self._status: asyncio.Future[int] | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     @classmethod
@@ -35,14 +35,14 @@ class HttpConnection(asyncio.Protocol):
         """Report the status to the sender; called by the parser."""
         if not self._parser.should_keep_alive() and self._transport:
             self._transport.close()
-        if self._answered and not self._answered.done():
-            self._answered.set_result(self._parser.get_status_code())
+        if self._status and not self._status.done():
+            self._status.set_result(self._parser.get_status_code())
 
     def connection_lost(self, error: Exception | None) -> None:
         """Report to the sender that no response will come."""
         self._transport = None
-        if self._answered and not self._answered.done():
-            self._answered.set_result(LOST)
+        if self._status and not self._status.done():
+            self._status.set_result(LOST)
 
     @property
     def is_open(self) -> bool:
@@ -53,9 +53,9 @@ class HttpConnection(asyncio.Protocol):
         """Send a complete request; returns the status of its response."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
-        self._answered = asyncio.get_running_loop().create_future()
+        self._status = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        return await self._answered
+        return await self._status
 
     def close(self) -> None:
         """Close the connection immediately."""

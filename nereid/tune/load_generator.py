@@ -45,13 +45,13 @@ Send: TypeAlias = Callable[[], Awaitable[tuple[T, bool]]]
 
 
 class LoadFailed(SystemExit):
-    """Requests failed, or none was answered, so no number is valid; a script ends with the message."""
+    """Requests failed, or none succeeded, so no number is valid; a script ends with the message."""
 
 
 class Response(NamedTuple):
     """One request: its begin (in an open loop the time when it was due), its end, and its HTTP status.
 
-    Times are in seconds of the monotonic clock. The status is `http_connection.LOST` without an answer.
+    Times are in seconds of the monotonic clock. The status is `http_connection.LOST` without a response.
     """
 
     begin_s: float
@@ -116,8 +116,8 @@ async def send_repeatedly(
 def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: int, seconds: float) -> Load:
     """Keep `concurrency` requests in flight for a number of seconds, each on its own connection.
 
-    Requests that are in flight at the end are awaited, so that the next load does not queue behind them.
-    They count only if no response came before.
+    Requests in flight at the end are awaited, so that the next load does not queue behind them. They count
+    only if no response came before.
     """
     # Imported here: a process that only starts `run` needs neither uvloop nor httptools.
     import uvloop
@@ -165,16 +165,16 @@ def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: in
 def open_loop(
     host: str, port: int, request: bytes, rate_per_s: float, seconds: float, seed: int
 ) -> list[Response]:
-    """Send a request at the times of a Poisson process, whether or not earlier ones were answered.
+    """Send a request at the times of a Poisson process, whether or not earlier ones have a response.
 
-    Latency counts from the time when a request was due, so a stall of the server is not hidden.
+    Latency counts from the time when a request was due, so it includes a stall of the server.
 
     Args:
         host, port: the server.
         request: a complete HTTP/1.1 request.
         rate_per_s: requests per second on average.
         seconds: duration of the schedule; responses are awaited for `DRAIN_S` more.
-        seed: of the times.
+        seed: random seed of the times.
     """
     import uvloop
 
@@ -238,7 +238,7 @@ class _Connections:
 
 
 def arrival_offsets(rate_per_s: float, arrivals: Arrivals, draw: random.Random) -> Iterator[float]:
-    """Yield the times of an open loop without end, in seconds after its start.
+    """Yield the send times of an endless open loop, in seconds after its start.
 
     Args:
         rate_per_s: requests per second on average.
@@ -255,8 +255,8 @@ def arrival_offsets(rate_per_s: float, arrivals: Arrivals, draw: random.Random) 
 def within(responses: Sequence[Response], begin_s: float, end_s: float, now_s: float, lost: int = 0) -> Load:
     """Sum up the responses from after the first one of a span to the first one after it, or all if none.
 
-    Responses of a batch end together. A span of the clock alone holds one batch more or less by chance,
-    which in half a second is a tenth of all and more. Failures count whenever they happened.
+    Responses of a batch end together. A fixed span would hold one batch more or less by chance, which is
+    over a tenth of half a second. Failures outside the span count, too.
     """
     ends = sorted(response.end_s for response in responses)
     first = next((end for end in ends if end >= begin_s), now_s)

@@ -24,11 +24,11 @@ class Objective:
     p99_ms: float = float("inf")
 
     def is_met(self, load: Load) -> bool:
-        """Check whether the p99 is low enough."""
+        """Return whether the p99 is low enough."""
         return 0 < load.p99_ms <= self.p99_ms
 
     def concurrency(self, loads: Loads) -> int:
-        """Return the concurrency that counts for a candidate: the best with a low p99, else the nearest."""
+        """Return the concurrency that counts: the best with a low p99, else the lowest p99."""
         if self.kind == "latency":
             return min(loads)
         met = [number for number, load in loads.items() if self.is_met(load)]
@@ -44,7 +44,7 @@ class Objective:
         return False, -load.rate if self.kind == "throughput" else load.p50_ms
 
     def ratio(self, load: Load, other: Load) -> float:
-        """Return by which factor one load is better than another."""
+        """Return the factor by which one load is better than another."""
         return load.rate / other.rate if self.kind == "throughput" else other.p50_ms / load.p50_ms
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The two photos of all measurements, made from the sample: 640×427, and 1920×1080 of about 400 kB."""
+"""The photos of all measurements, made from the sample: 640×427, and 1920×1080 of about 400 kB."""
 
 import io
 

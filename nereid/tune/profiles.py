@@ -21,7 +21,7 @@ from nereid.serving_errors import ServingError
 
 TUNED = "tuned"
 PLAIN = "config.pbtxt"
-# Begin of the first line of a written config; a file without it belongs to the user.
+# Start of the first line of a written config; a file without it belongs to the user.
 MARK = "# Written by `nereid tune"
 COPY = f"{MARK}` for another model: a copy of "
 
@@ -169,11 +169,11 @@ def write(
     model has changed, so each `config.pbtxt` is touched.
 
     Args:
-        repository: of the models.
-        tuned: the tuned model; every other model of its profile gets a copy of its config there.
+        repository: the model repository.
+        tuned: the tuned model; every other model of its profile gets a copy of its config.
         settings: the new settings.
-        command: the command line of the search.
-        about: lines for the header: time, machine and gain.
+        command: the command line of the search, for the header.
+        about: further lines for the header: time, machine and gain.
 
     Raises:
         OperationFailed: the tuned config has changed in the meantime, or another command holds the lock.

@@ -31,9 +31,9 @@ class Report:
         objective: the objective of the search.
         default: the settings of the config in use.
         best: the best candidate.
-        duel: the measurements of both in turn.
+        duel: the alternating measurements of both.
         seen: the measurements of each candidate; the default is the empty candidate.
-        failures: the candidates without a measurement, and the reasons.
+        failures: the reason for each candidate that could not be measured.
     """
 
     model: str

@@ -15,9 +15,9 @@ from typing import TypeAlias
 from nereid.tune.objective import Loads, Objective, median
 from nereid.tune.space import DEFAULT, Candidate
 
-# Seconds at each concurrency of the first measurements; every halving doubles what a candidate gets.
+# Seconds at each concurrency of the first measurements; every halving doubles the time of a candidate.
 FIRST_S, DUEL_S = 1.0, 2.0
-# The share of the time that is kept for the duel, its limit if that gives too few rounds, and the rounds.
+# The share of the time for the duel, its limit if that share is too short, and the numbers of rounds.
 DUEL_SHARE, MAX_DUEL_SHARE = 1 / 3, 0.7
 MIN_ROUNDS, MAX_ROUNDS = 3, 9
 # The number of candidates, and the share of the search's time for their first measurements.
@@ -29,7 +29,7 @@ Round: TypeAlias = dict[Candidate, Loads]
 
 
 class NotMeasured(Exception):
-    """A candidate cannot be served, or fails requests; the message has the reason."""
+    """A candidate cannot be loaded, or fails requests; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Duel:
     def default_as_good(self) -> Loads:
         """Return the default's median, with the lower quartile of its p99.
 
-        A p99 that the default misses by chance is not held against it.
+        Missing the p99 by chance does not disqualify the default.
         """
         seen = [*self.default, *self.twin]
         return {
@@ -56,7 +56,7 @@ class Duel:
         return statistics.median(self._ratios(objective, self.best, median(self.best))) - 1
 
     def noise(self, objective: Objective) -> float:
-        """Return the deviation of such a median for the default against itself (A/A).
+        """Return the deviation of the median gain of the default against itself (A/A).
 
         The rounds are resampled; the deviation is the 95th percentile over the resamples.
         """
@@ -75,18 +75,18 @@ class Duel:
 
 @dataclass(slots=True)
 class Search:
-    """One search; it begins no measurement that would miss the deadline.
+    """One search, which starts no measurement that would miss the deadline.
 
     Args:
         measure: serves a candidate and loads it for a number of seconds at each concurrency, or raises
             NotMeasured.
         objective: ranks the candidates.
         concurrency_count: the number of concurrencies at which a candidate is loaded.
-        clock: in seconds.
-        deadline_s: by that clock.
-        report: takes lines about the progress.
+        clock: returns seconds.
+        deadline_s: the end of the search, by `clock`.
+        report: receives lines about the progress.
 
-    `seen` has the last measurement of each candidate, `failures` the reason if there is none.
+    `seen` has the last measurement of each candidate, `failures` the reason why a candidate has none.
     """
 
     measure: Measure
@@ -97,7 +97,7 @@ class Search:
     report: Callable[[str], None] = lambda line: None
     seen: dict[Candidate, Loads] = field(default_factory=dict)
     failures: dict[Candidate, str] = field(default_factory=dict)
-    # The time that the last measurements took in addition to their seconds of load.
+    # Time of the last measurements beyond their seconds of load.
     overheads_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=4))
 
     def run(self, draw: Callable[[int], list[Candidate]]) -> tuple[Candidate, Duel]:
@@ -123,7 +123,7 @@ class Search:
     def _halve(self, candidates: list[Candidate], until_s: float) -> list[Candidate]:
         """Measure the candidates, then the better half again for twice as long; returns the best first.
 
-        The time that a candidate takes is known only once it is measured; a bad default may be far slower.
+        The time of a measurement is unknown in advance: a bad default may be far slower than the others.
         """
         now_s = self.clock()
         first_s = now_s + FIRST_SHARE * (until_s - now_s)

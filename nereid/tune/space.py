@@ -19,7 +19,7 @@ THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
 RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
 # Rows of one run of a network; 0 is the whole batch, or for a fused model its network's setting.
 RUN_SIZES = (0, 1, 2, 4, 8)
-# A limit on batches is never lowered for clients, and smaller batches than this one cost throughput.
+# `max_batch_size` is never lowered, since clients may rely on it; batches below this size cost throughput.
 USUAL_ROWS = 8
 
 
@@ -27,9 +27,9 @@ def space(config: Any, backend: str, cores: int) -> Space:
     """Return the values of each setting that takes effect.
 
     Args:
-        config: of the model, as the server completed it.
-        backend: runs the model. A `fused` model has the settings of both its parts.
-        cores: of this machine.
+        config: the model's config, as completed by the server.
+        backend: the model's backend. A `fused` model has the settings of both its parts.
+        cores: number of cores of this machine.
     """
     found: dict[str, tuple[int, ...]] = {}
     if len(config.instance_group) <= 1:
@@ -65,7 +65,7 @@ def points(space: Space, cores: int) -> Iterator[Candidate]:
 
 
 def is_sensible(candidate: Candidate, cores: int) -> bool:
-    """Check whether a point is worth a measurement: few enough threads, and possible batches."""
+    """Return whether a point is worth a measurement: not too many threads, and possible batches."""
     value = dict(candidate)
     threads = value.get(INSTANCES, 1) * value.get(THREADS, 1) * value.get(DECODE_THREADS, 1)
     return threads <= 2 * max(cores, value.get(INSTANCES, 1)) and (
@@ -84,11 +84,11 @@ def sample(
     """Draw candidates in which the values of each setting occur about equally often.
 
     Args:
-        grid: to draw from.
-        space: of the grid.
-        count: of candidates, at most.
-        seed: of the draws.
-        without: a point that is measured in any case.
+        grid: all candidates.
+        space: the space of the grid.
+        count: maximum number of candidates.
+        seed: random seed.
+        without: a candidate to leave out.
     """
     draw, left = random.Random(seed), {*grid} - {without}
     columns = [_shuffled(draw, values, 4 * count) for values in space.values()]

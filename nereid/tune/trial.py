@@ -1,7 +1,6 @@
 """A server for the candidates of a search: a copy of the repository, with one model loaded at a time."""
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import triton_to_np_dtype
 
 from nereid.config.model_config import CONFIGS
@@ -32,17 +32,16 @@ TO_IMAGES = {"Inference-Header-Content-Length": "0"}
 
 
 class TrialServer:
-    """Serves and measures one candidate after the other; a context manager.
+    """A server that measures one candidate after the other; a context manager.
 
     Args:
-        repository: of the models; a copy of it is served.
+        repository: the model repository; a copy is served.
         tuned: the model that is tuned.
         images: encoded images that are sent in turn; none for the sample photo, 640x427.
-        concurrencies: of the load.
-        folder: takes the copy, and the files of the server.
-        environment: of the server.
-        until_s: the deadline for loading a candidate, by the monotonic clock. The first candidate, with
-            which all others are compared, has `LOAD_S` in any case.
+        concurrencies: numbers of requests in flight.
+        folder: an empty folder for the copy and the server's files.
+        environment: the environment of the server.
+        until_s: deadline for loading candidates (monotonic clock). The first candidate always has `LOAD_S`.
     """
 
     def __init__(
@@ -93,10 +92,10 @@ class TrialServer:
         return self._control().config(self._tuned.model)
 
     def measure(self, candidate: Candidate, seconds: float) -> Loads:
-        """Reload the model with a candidate's settings, and send requests at each concurrency.
+        """Reload the model with a candidate's settings, and load it at each concurrency for `seconds`.
 
         Raises:
-            NotMeasured: the server rejects the settings, ends, hangs, serves others, or fails requests.
+            NotMeasured: the server rejects or ignores the settings, ends, hangs, or fails requests.
         """
         try:
             self._revive()
@@ -193,20 +192,13 @@ def request_bodies(config: Any, images: Sequence[bytes]) -> list[tuple[bytes, di
     inputs = [each for each in config.input if not each.optional]
     if [(each.name, _datatype(each)) for each in inputs] == [(IMAGE, "STRING")]:
         return [(image, TO_IMAGES) for image in images]
-    described, arrays = [], []
+    tensors = []
     for each in inputs:
         array = _array(config, each)
-        described.append(
-            {
-                "name": each.name,
-                "shape": list(array.shape),
-                "datatype": _datatype(each),
-                "parameters": {"binary_data_size": array.nbytes},
-            }
-        )
-        arrays.append(array.tobytes())
-    header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
-    return [(b"".join([header, *arrays]), {"Inference-Header-Content-Length": str(len(header))})]
+        tensors.append(InferInput(each.name, list(array.shape), _datatype(each)))
+        tensors[-1].set_data_from_numpy(array)
+    body, header_bytes = InferenceServerClient.generate_request_body(tensors)
+    return [(body, {"Inference-Header-Content-Length": str(header_bytes)})]
 
 
 def _datatype(tensor: Any) -> str:

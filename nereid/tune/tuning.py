@@ -33,9 +33,9 @@ class TuneOptions:
         repository, model, profile: the model, and the profile to start from.
         kind, p99_ms: the objective.
         minutes: duration of the whole run.
-        concurrencies: of the load; 1 is always added.
-        images: files, or folders of them; none for the sample photo.
-        seed: of the random candidates.
+        concurrencies: numbers of requests in flight; 1 is always added.
+        images: image files, or folders with images; none for the sample photo.
+        seed: random seed of the candidates.
         is_dry: whether to measure without writing anything.
     """
 

@@ -1,4 +1,4 @@
-"""`nereid tune` on the real server: what a setting does there, what is written, and that it is served."""
+"""`nereid tune` on the real server: effects of settings, and the written profile."""
 
 import json
 import os
@@ -18,7 +18,6 @@ from nereid.assets import COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
 from nereid.repository import check
 from nereid.server.control import Control
-from nereid.server.run_dir import ServerRecord
 from nereid.tune import profiles, space
 from nereid.tune.objective import Objective
 from nereid.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED
@@ -29,10 +28,10 @@ from nereid.tune.tuning import TuneOptions, write
 
 VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
-# Eight callers wait for a batch of sixteen: no noise hides what leaving this one gains.
+# Eight callers wait for a batch of sixteen, so any other setting gains more than the noise.
 CALLERS = 8
 WAITING = {DELAY: 400_000, PREFERRED: 16, MAX_BATCH_SIZE: 16}
-# Until a stub has handed on its metrics, and more.
+# Longer than the interval at which stubs publish their metrics.
 METRICS_S = 1.5
 ABOUT = ["when, where, how much"]
 
@@ -43,17 +42,17 @@ def models(tmp_path):
     return copy_repository(REPOSITORY, tmp_path / "models")
 
 
-def ask(url: str, path: str) -> dict:
+def read_json(url: str, path: str) -> dict:
     """Read JSON from a server."""
-    with urllib.request.urlopen(f"http://{url}{path}") as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(f"http://{url}{path}") as response:
+        return json.load(response)
 
 
 def assert_served_as_fused(repository, folder, instances: int) -> None:
-    """Serve profile `tuned`: both variants are fused, one in so many instances, and the route answers."""
+    """Serve profile `tuned`: both variants are fused, classify_v1 in `instances`, and the route responds."""
     with served(folder, os.environ, "tuned", repository) as server:
         url = f"127.0.0.1:{server.options.ports.http}"
-        found = {model: ask(url, f"/v2/models/{model}/config") for model in VARIANTS}
+        found = {model: read_json(url, f"/v2/models/{model}/config") for model in VARIANTS}
         with Classifier(url, "http") as classifier:
             answer = classifier.classify(COFFEE.read_bytes(), top_k=1)
 
@@ -63,7 +62,7 @@ def assert_served_as_fused(repository, folder, instances: int) -> None:
 
 
 def test_profile_is_served_fused(models, tmp_path):
-    """A profile has one name per server: the model that was not tuned must be as it was in `cpu`."""
+    """In the profile, the other model has its config of `cpu`, since a server has one profile."""
     tuned = profiles.tunable(models, "classify_v1", "cpu")
 
     profiles.write(models, tuned, {"instances": 3}, "nereid tune", ABOUT)
@@ -91,7 +90,7 @@ def test_settings_take_effect(models, tmp_path):
             assert load.answered > 0
             assert load.failed == 0
             path = f"/v2/models/{NETWORK}/versions/2/stats"
-            (stats,) = ask(f"127.0.0.1:{trying.server.options.ports.http}", path)["model_stats"]
+            (stats,) = read_json(f"127.0.0.1:{trying.server.options.ports.http}", path)["model_stats"]
             largest.append(max(each["batch_size"] for each in stats["batch_stats"]))
         log = trying.server.log.tail()
 
@@ -103,7 +102,7 @@ def test_settings_take_effect(models, tmp_path):
 
 @pytest.mark.slow
 def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
-    """Its parameters count instead of the network's, in whose place it runs."""
+    """The parameters of the fused model replace those of its network."""
     settings = {"instances": 1, "intra_op_thread_count": 2, "run_batch_size": 4}
     with trial(models, "classify_v1", "cpu", tmp_path) as trying:
         load = trying.measure(tuple(settings.items()), 0.5)[8]
@@ -122,12 +121,12 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
 
 
 class Breaking(TrialServer):
-    """A server to which something happens before or after it has told how it serves a candidate."""
+    """A server with an accident before or after it returns the config of a candidate."""
 
     before = after = staticmethod(lambda: None)
 
     def served(self):
-        """Tell, and break."""
+        """Return the config, with the accident."""
         self.before()
         config = super().served()
         self.after()
@@ -136,18 +135,17 @@ class Breaking(TrialServer):
 
 @pytest.mark.slow
 def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
-    """Where a model is gone, or a server died or hangs, that is told, and the next candidate is measured."""
+    """If the model is gone, or the server died or hangs, the next candidate is still measured."""
     reasons = []
     with trial(models, "classify_v1", "cpu", tmp_path, (2,), Breaking) as trying:
-        options = trying.server.options
-        control = Control(ServerRecord(0, options.host, options.ports, "", "", ""))
+        control = Control(trying.server.record())
 
         def unload():
-            """Take the model away."""
+            """Unload the model."""
             control.unload("classify_v1")
 
         def signalled(sign):
-            """Return what sends the server a signal."""
+            """Return a function that sends the server a signal."""
             return lambda: os.kill(trying.server.pid, sign)
 
         for when, breaks in [
@@ -156,9 +154,9 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
             ("before", signalled(signal.SIGSTOP)),
         ]:
             setattr(trying, when, breaks)
-            with pytest.raises(NotMeasured) as told:
+            with pytest.raises(NotMeasured) as error:
                 trying.measure((("instances", 1),), 0.2)
-            reasons.append(str(told.value))
+            reasons.append(str(error.value))
             delattr(trying, when)
             assert trying.measure((), 0.2)[2].failed == 0
 
@@ -169,8 +167,8 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_all_are_compared_with_is_loaded_whatever_the_time(models, tmp_path, monkeypatch):
-    """Where starting the server has used up the time, the default is measured still, and no candidate is."""
+def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
+    """If the start of the server has used up the time, only the default is measured."""
     monkeypatch.setattr("nereid.tune.trial.MIN_LOAD_S", 0.01)
     with trial(models, "classify_v1", "cpu", tmp_path, (2,), until_s=time.monotonic()) as trying:
         assert trying.measure((), 0.2)[2].answered > 0
@@ -179,8 +177,8 @@ def test_what_all_are_compared_with_is_loaded_whatever_the_time(models, tmp_path
 
 
 @pytest.mark.slow
-def test_bad_config_is_left(models, tmp_path):
-    """A queue that waits is left, and what is written passes the check and is served."""
+def test_bad_config_is_replaced(models, tmp_path):
+    """The search finds a config without the long wait; the written profile passes the check and is served."""
     tune_proof.spoil(models, WAITING)
     tuned = profiles.tunable(models, "classify_v1", "cpu")
     with trial(models, "classify_v1", "cpu", tmp_path, (CALLERS,)) as trying:
@@ -190,7 +188,7 @@ def test_bad_config_is_left(models, tmp_path):
         spent = [0.0]
 
         def measure(candidate, seconds):
-            """Measure, by a clock on which nothing but load takes time: the same rounds on any machine."""
+            """Measure by a clock that counts only the load, so that any machine runs the same rounds."""
             spent[0] += seconds
             return trying.measure(candidate, seconds)
 
@@ -207,8 +205,8 @@ def test_bad_config_is_left(models, tmp_path):
 
 
 @pytest.mark.slow
-def test_command_measures_and_tells(models):
-    """With hardly any time and `--dry-run` it ends with the table and a reason, and leaves no file."""
+def test_dry_run_prints_measurements(models):
+    """With little time and `--dry-run`, the command prints the table and a reason, and writes no file."""
     words = [sys.executable, "-m", "nereid", "tune", "classify_v1", "--repository", str(models), "--dry-run"]
 
     done = subprocess.run(

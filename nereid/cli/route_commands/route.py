@@ -22,6 +22,7 @@ from nereid.errors import WrongUsage
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
     from nereid.routes.change import Propose
     from nereid.routes.served import RunningServer
+    from nereid.routes.target import RouteLocation, RouteState
 
 app = typer.Typer()
 
@@ -61,10 +62,8 @@ def show(
 ) -> None:
     """Show the route file, and whether the running server serves this route."""
     from nereid.cli.route_commands import route_view as view
-    from nereid.routes import target as routes
 
-    target = routes.find_route(repository, route)
-    view.show(target, routes.read_state(target), _server(context, repository), as_json)
+    view.show(*_read(repository, route), _server(context, repository), as_json)
 
 
 @app.command("set")
@@ -99,13 +98,12 @@ def diff(
     """
     from nereid.cli.route_commands import route_view as view
     from nereid.routes import change, diff
-    from nereid.routes import target as routes
 
-    target = routes.find_route(repository, route)
+    target, present = _read(repository, route)
     if propose := _proposal(weights or [], file):
         planned = change.plan(target, propose)
         old, new = planned.present.route(), planned.route
-    elif before := change.previous(present := routes.read_state(target)):
+    elif before := change.previous(present):
         old, new = before, present.route()
     else:
         print("the history has no previous route")
@@ -136,12 +134,11 @@ def explain(
     from nereid.cli.route_commands import route_view as view
     from nereid.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
     from nereid.routes import explain
-    from nereid.routes import target as routes
+    from nereid.routes.target import present_table
 
     given = {VARIANT_HEADER: variant, VERSION_HEADER: version, ROUTE_KEY_HEADER: key}
     parameters = _headers(header or []) | {name: value for name, value in given.items() if value}
-    target = routes.find_route(repository, route)
-    table = routes.present_table(target, routes.read_state(target))
+    table = present_table(*_read(repository, route))
     view.print_explanation(explain.explain(table, parameters), as_json)
 
 
@@ -149,9 +146,8 @@ def explain(
 def history(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """List the history of the route, newest first."""
     from nereid.cli.route_commands import route_view as view
-    from nereid.routes import target as routes
 
-    view.print_history(routes.read_state(routes.find_route(repository, route)).all_entries, as_json)
+    view.print_history(_read(repository, route)[1].all_entries, as_json)
 
 
 @app.command()
@@ -177,11 +173,18 @@ def revert(
     _change(context, change.reverted(generation), offline, route, repository)
 
 
-def _change(context: typer.Context, propose: "Propose", offline: bool, route: str, repository: Path) -> None:
-    from nereid.routes import change
+def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteState]":
     from nereid.routes import target as routes
 
-    target = routes.find_route(own_repository(repository), route)
+    target = routes.find_route(repository, route)
+    return target, routes.read_state(target)
+
+
+def _change(context: typer.Context, propose: "Propose", offline: bool, route: str, repository: Path) -> None:
+    from nereid.routes import change
+    from nereid.routes.target import find_route
+
+    target = find_route(own_repository(repository), route)
     server = None if offline else _server(context, repository)
     print(change.change(target, propose, server, offline))
 
@@ -193,11 +196,11 @@ def _proposal(words: list[str], file: str) -> "Propose | None":
     if weights and file:
         raise WrongUsage("expected either NAME=WEIGHT… or --file, got both")
     if file:
-        return change.replaced(_read(file), "stdin" if file == "-" else file)
+        return change.replaced(_content(file), "stdin" if file == "-" else file)
     return change.reweighted(weights) if weights else None
 
 
-def _read(file: str) -> bytes:
+def _content(file: str) -> bytes:
     from nereid.routing.route_file import read_all
 
     try:
