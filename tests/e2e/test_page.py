@@ -90,13 +90,10 @@ class Gateway:
     route_file: Path
     secrets: dict[str, str]
 
-    def route(self) -> dict:
-        """Return the content of the route file."""
-        return json.loads(self.route_file.read_text())
-
     def weights(self) -> dict[str, float]:
         """Return the weights in the route file."""
-        return {variant["name"]: variant["weight"] for variant in self.route()["variants"]}
+        variants = json.loads(self.route_file.read_text())["variants"]
+        return {variant["name"]: variant["weight"] for variant in variants}
 
 
 @dataclass(slots=True)
