@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfiles, read; their health check, run; and a page for tests to post to."""
+"""Readers of docker-compose.yml and the Dockerfiles, their health check, and a server to post to."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ TOKEN = "a-token-for-tests"
 
 
 def interpolated(text: str) -> str:
-    """Put in what Compose does where nothing is set but the token."""
+    """Interpolate variables as Compose does if only the token is set."""
     text = re.sub(r"\$\{NEREID_TOKEN:\?[^}]*\}", TOKEN, text)
     text = re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", text)
     assert "${" not in text, "every other variable has a default"
@@ -32,7 +32,7 @@ SERVICES = DOCUMENT["services"]
 
 
 def command_line(service: str) -> list[str]:
-    """Return what a service's container runs, as far as Compose says it."""
+    """Return the command line of a service's container, as far as Compose sets it."""
     return [*SERVICES[service].get("entrypoint", ()), *SERVICES[service].get("command", ())]
 
 
@@ -43,13 +43,13 @@ def instructions(dockerfile: str, name: str) -> list[str]:
 
 
 def copies(dockerfile: str) -> list[tuple[str, str]]:
-    """Return what a Dockerfile copies from the checkout, and where to."""
+    """Return source and target of each file that a Dockerfile copies from the checkout."""
     lines = [line.split() for line in instructions(dockerfile, "COPY") if not line.startswith("--from=")]
     return [(source, target) for *sources, target in lines for source in sources]
 
 
 def check_health(*words: str, workspace: Path = ROOT) -> tuple[int, str]:
-    """Run the health check without this environment's packages; returns its exit code and what it says."""
+    """Run the health check without this environment's packages; returns its exit code and output."""
     program = [sys.executable, "-I", "-S", str(workspace / "deploy" / "healthcheck.py"), *words]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert done.stdout == ""
@@ -58,11 +58,11 @@ def check_health(*words: str, workspace: Path = ROOT) -> tuple[int, str]:
 
 @contextmanager
 def listening() -> Iterator[tuple[str, list[bytes]]]:
-    """A server that answers all that is posted with an empty object; gives its address and what came."""
+    """Run a server that responds to every POST with an empty object; yields its address and the bodies."""
     bodies: list[bytes] = []
 
     class Page(BaseHTTPRequestHandler):
-        """What answers."""
+        """Request handler of the server."""
 
         def do_POST(self) -> None:
             """Keep the body."""

@@ -1,4 +1,4 @@
-"""What kustomize makes of the manifests in deploy/kubernetes."""
+"""Objects that kustomize renders from the manifests in deploy/kubernetes."""
 
 import shutil
 import subprocess

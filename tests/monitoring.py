@@ -1,4 +1,4 @@
-"""What Prometheus, Grafana and the autoscalers are told, read: configuration, rules, and every query."""
+"""Readers of the configuration of Prometheus, Grafana and the autoscalers, with every query."""
 
 import json
 import re

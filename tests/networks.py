@@ -100,7 +100,7 @@ def store(
         config: content of `config.pbtxt`; None for no such file.
         version: of the network.
         filename: of the network; may lie in a folder.
-        weights: name of the file beside the network that takes its initializers; empty for none.
+        weights: name of the file next to the network that takes its initializers; empty for none.
     """
     path = repository / name / str(version) / filename
     path.parent.mkdir(parents=True, exist_ok=True)

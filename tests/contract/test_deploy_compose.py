@@ -1,4 +1,4 @@
-"""docker-compose.yml and the images: valid, pinned, hardened, told what `nereid serve` tells its server."""
+"""docker-compose.yml and the images: valid, pinned, hardened, with the flags of `nereid serve`."""
 
 import fnmatch
 import importlib.metadata
@@ -42,15 +42,15 @@ PROXY_CONFIG = ROOT / "deploy" / "proxy" / "haproxy.cfg"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 WATCHDOG_S = 120
 
-# How the servers differ from what `nereid serve --host 0.0.0.0` starts, and why.
+# Differences of the servers from `nereid serve --host 0.0.0.0`, each with its reason.
 LEFT_OUT = {
     "--backend-config=python,shm-region-prefix-name=nereid-": "a container's shared memory ends with it",
-    "--model-control-mode=explicit": "no command of ours finds a server in a container, so nobody could load",
+    "--model-control-mode=explicit": "no command finds a server in a container, so none could load",
     "--load-model=*": "all are loaded in the mode `none`",
 }
 ADDED = {
     "--model-control-mode=none": "the repository is mounted read-only, and what cannot load runs no code",
-    "--exit-timeout-secs=30": "Triton's default, said because Compose must wait longer",
+    "--exit-timeout-secs=30": "Triton's default, explicit because Compose must wait longer",
     "--trace-config=mode=opentelemetry": "traces go to Jaeger",
     "--trace-config=opentelemetry,url=http://jaeger:4318/v1/traces": "traces go to Jaeger",
     "--trace-config=opentelemetry,resource=service.name=triton": "traces go to Jaeger",
@@ -72,7 +72,7 @@ def check_schema(path: Path) -> int:
 
 
 def test_compose_file_follows_its_schema(tmp_path):
-    """The published schema takes it, and would not take a misspelt key."""
+    """The published schema accepts the file, and rejects a misspelt key."""
     wrong = tmp_path / "docker-compose.yml"
     wrong.write_text(COMPOSE.read_text().replace("stop_grace_period", "stop_grace"))
 
@@ -83,7 +83,7 @@ def test_compose_file_follows_its_schema(tmp_path):
     not shutil.which("docker-compose"), reason="needs docker-compose; fix: apt-get install docker-compose"
 )
 def test_compose_reads_the_file(tmp_path):
-    """A real Compose takes it, with all profiles, and only with a token."""
+    """Compose accepts the file with all profiles, and only with a token."""
     profiles = [word for name in PROFILES for word in ("--profile", name)]
     (nothing_set := tmp_path / "env").touch()
 
@@ -106,7 +106,7 @@ def test_compose_reads_the_file(tmp_path):
 
 
 def test_services_have_their_profiles():
-    """What is not asked for does not start."""
+    """Services start only with their profile."""
     profiles = {name: each["profiles"] for name, each in SERVICES.items() if "profiles" in each}
 
     assert profiles == {
@@ -136,8 +136,8 @@ def test_every_image_is_pinned():
 
 
 @pytest.mark.parametrize(("service", "profile"), SERVERS.items())
-def test_servers_are_told_what_nereid_serve_tells_its_own(service, profile):
-    """Flag by flag, but for the differences that have a reason."""
+def test_servers_have_the_flags_of_nereid_serve(service, profile):
+    """Every flag is the same, except for the listed differences."""
     options = ServerOptions(Path("/models"), profile, "0.0.0.0", token=TOKEN)
     program = Path("tritonserver")
     ours = command(
@@ -165,7 +165,7 @@ def test_servers_have_the_environment_of_nereid_serve(service):
 
 @pytest.mark.parametrize("service", SERVERS)
 def test_no_server_brings_another_triton(service):
-    """The extras are those of the machine, and NVIDIA's server and ONNX Runtime backend stay."""
+    """The extras bring no second Triton or ONNX Runtime backend."""
     extras = SERVICES[service]["build"]["args"]["EXTRAS"]
 
     assert extras == {"triton-cpu": "cpu", "triton-gpu": "gpu13"}[service]
@@ -184,15 +184,15 @@ def test_only_gateway_and_proxy_are_published_beyond_loopback():
 
 
 def test_servers_cannot_reach_anything_outside():
-    """They are on the network from which nothing leads out, and on no other."""
+    """Servers are on the internal network only."""
     assert DOCUMENT["networks"]["inside"] == {"internal": True}
     for service in (*SERVERS, *SLIM_SERVERS):
         assert [*SERVICES[service]["networks"]] == ["inside"]
     assert [name for name, each in SERVICES.items() if "network_mode" in each or "ipc" in each] == []
 
 
-def test_one_name_is_whoever_answers():
-    """Gateway, Locust and Prometheus ask `triton`: a server, or the proxy in front of several."""
+def test_triton_is_a_server_or_the_proxy():
+    """Gateway and Locust send requests to `triton`, which is a server or the proxy."""
     named = {
         name
         for name, each in SERVICES.items()
@@ -204,8 +204,8 @@ def test_one_name_is_whoever_answers():
     assert {"--host=http://triton:8000", "--grpc=triton:8001"} <= {*SERVICES["locust"]["command"]}
 
 
-def test_proxy_is_told_where_the_servers_are():
-    """It sets what its configuration reads, and nothing else; both servers are the same."""
+def test_proxy_has_the_addresses_of_the_servers():
+    """Compose sets only variables that the proxy's configuration reads; both servers are the same."""
     told = SERVICES["proxy"]["environment"]
 
     assert {*told} <= {*re.findall(r"^\s*presetenv (\w+)", PROXY_CONFIG.read_text(), re.M)}
@@ -215,7 +215,7 @@ def test_proxy_is_told_where_the_servers_are():
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_service_is_hardened(service):
-    """No root, no capabilities, nothing to write to but what it must, logs that end, time to end."""
+    """Each service has no root, no capabilities, a read-only file system, bounded logs and time to stop."""
     about = SERVICES[service]
 
     assert about["user"].split(":")[0] not in ("0", "root")
@@ -234,7 +234,7 @@ def test_every_service_is_hardened(service):
 
 
 def test_requests_have_time_to_end():
-    """Compose kills nothing that is still answering: it waits longer than what it stops."""
+    """Compose waits longer for a service to stop than the service waits for its requests."""
     for service in SERVERS:
         (exit_s,) = re.findall(r"--exit-timeout-secs=(\d+)", " ".join(command_line(service)))
         assert seconds(SERVICES[service]["stop_grace_period"]) > int(exit_s)
@@ -248,14 +248,14 @@ def test_requests_have_time_to_end():
 
 
 def test_servers_of_the_slim_image_run_its_command():
-    """Compose says besides which repository, and which profile."""
+    """Compose adds the repository and the profile."""
     (command,) = instructions(SLIM, "CMD")
 
     assert command_line("server-a") == [*json.loads(command), "--repository=/models", "--profile=cpu"]
 
 
-def test_health_of_a_server_is_a_right_answer():
-    """Triton's own word is not enough; everything else is asked, too."""
+def test_health_of_a_server_is_a_correct_response():
+    """The health check of a server classifies a photo; every other service has a check, too."""
     for service in (*SERVERS, *SLIM_SERVERS):
         assert SERVICES[service]["healthcheck"]["test"] == [
             "CMD",
@@ -269,14 +269,14 @@ def test_health_of_a_server_is_a_right_answer():
 
 
 def test_gateway_is_not_unhealthy_before_a_server_can_be_ready():
-    """It is ready when a server is; `docker compose up --wait` ends at the first that is unhealthy."""
+    """`docker compose up --wait` fails at the first unhealthy service, so the gateway waits for servers."""
     patience = {name: seconds(SERVICES[name]["healthcheck"]["start_period"]) for name in SERVICES}
 
     assert patience["gateway"] >= max(patience[name] for name in (*SERVERS, *SLIM_SERVERS))
 
 
 def test_mounted_files_exist():
-    """What is mounted from the checkout is in it; only keys are the user's own."""
+    """Every mounted file is in the checkout, except the user's keys."""
     sources = [
         volume.split(":")[0] if isinstance(volume, str) else volume["source"]
         for each in SERVICES.values()
@@ -289,7 +289,7 @@ def test_mounted_files_exist():
 
 
 def is_ignored(path: str) -> bool:
-    """Tell whether .dockerignore keeps a path out of the build; the last line that fits it decides."""
+    """Return whether .dockerignore excludes a path from the build; the last matching line decides."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     names = [path, *(str(parent) for parent in Path(path).parents)][: len(Path(path).parts)]
     verdict = False
@@ -312,7 +312,7 @@ def test_what_is_copied_exists(dockerfile):
 
 
 def test_nothing_else_gets_into_an_image():
-    """No secret, no history, nothing that no Dockerfile copies."""
+    """The build context has no secrets, no history, and only files that a Dockerfile copies."""
     everything = {source for dockerfile in DOCKERFILES for source, _ in copies(dockerfile)}
     allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.M)
 
@@ -329,7 +329,7 @@ def test_nothing_else_gets_into_an_image():
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)
 def test_images_are_installed_by_the_tested_script_and_run_without_root(dockerfile):
-    """All that is installed is in deploy/install.sh; the last user is not root."""
+    """deploy/install.sh installs everything; the last user is not root."""
     runs = instructions(dockerfile, "RUN")
 
     assert len([run for run in runs if "deploy/install.sh " in run]) == 1
@@ -339,7 +339,7 @@ def test_images_are_installed_by_the_tested_script_and_run_without_root(dockerfi
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)
 def test_dockerfiles_pass_their_linter(dockerfile):
-    """The linter, hadolint, has nothing to say."""
+    """Hadolint reports nothing."""
     program = str(Path(sys.executable).with_name("hadolint"))
 
     done = subprocess.run([program, dockerfile], cwd=ROOT, capture_output=True, text=True, timeout=WATCHDOG_S)
@@ -411,7 +411,7 @@ importlib.import_module({module!r})
 
 @pytest.mark.parametrize("service", SLIM_SERVERS)
 def test_servers_of_the_slim_image_may_run_what_they_write(service):
-    """The stub process lies in the run directory; Docker's tmpfs forbids to run programs unless told."""
+    """The stub is in the run directory, and Docker's tmpfs runs programs only with `exec`."""
     (tmp,) = SERVICES[service]["tmpfs"]
 
     assert "exec" in tmp.removeprefix("/tmp:").split(",")

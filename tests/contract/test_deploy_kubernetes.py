@@ -38,22 +38,22 @@ KINDS = {
     "scaling/keda": ["ScaledObject"],
     "kserve": ["InferenceService", "ServingRuntime"],
 }
-# The oldest release that should take them, and the newest known here.
+# The oldest supported release, and the newest whose schema is installed.
 RELEASES = ("1.30", kubernetes_validate.latest_version())
-# Of these there is no schema to be had without a cluster: docs/operations.md lists them.
+# Their schemas need a cluster; docs/operations.md lists them.
 UNKNOWN = {"ScaledObject", "InferenceService", "ServingRuntime"}
-# What compose has no use for.
+# Images that Compose does not use.
 FOREIGN = {"rclone/rclone:1.75.1"}
-# Which Kubernetes replaces.
+# Kubernetes replaces this variable.
 TOKEN = "$(NEREID_TOKEN)"
-# Flags that are not those of `nereid serve`: why.
+# Flags that differ from `nereid serve`, each with its reason.
 OTHERWISE = {
     "--id": "the pod's name",
     "--model-repository": "where the init container, or KServe, puts it",
     "--backend-directory": "the image's own, with our adapters",
     "--model-control-mode": "a pod serves what it was started with; another repository is another rollout",
     "--load-model": "without model control all are loaded, also those that `cpu` has no use for",
-    "--metrics-address": "Prometheus asks from outside of the pod",
+    "--metrics-address": "Prometheus scrapes from outside the pod",
     "--exit-timeout-secs": "Triton's own default, which the grace period is made for",
     "--backend-config=python,shm-region-prefix-name": "/dev/shm is its own, and emptied at its start",
 }
@@ -95,7 +95,7 @@ def seconds(hook: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("overlay", KINDS)
 def test_overlay_is_rendered(overlay):
-    """Kustomize makes exactly the objects that are meant, in one namespace."""
+    """Kustomize renders exactly the expected objects, in one namespace."""
     objects = rendered(overlay)
 
     assert sorted(each["kind"] for each in objects) == KINDS[overlay]
@@ -105,14 +105,14 @@ def test_overlay_is_rendered(overlay):
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("overlay", KINDS)
 def test_objects_fit_the_schemas(overlay, release):
-    """Nothing is unknown, missing or of another type."""
+    """No field is unknown, missing or of another type."""
     for each in rendered(overlay):
         if each["kind"] not in UNKNOWN:
             kubernetes_validate.validate(each, release, strict=True)
 
 
-def test_objects_without_a_schema_are_said_to_be_untried():
-    """Whoever reads of them learns that nobody has run them here."""
+def test_objects_without_a_schema_are_listed_as_untried():
+    """The page lists them as not yet exercised."""
     page = (ROOT / "docs" / "operations.md").read_text()
 
     untried = page.partition("Not yet exercised")[2]
@@ -128,7 +128,7 @@ def test_flags_are_those_of_nereid_serve(overlay):
 
 
 def test_flags_of_kserve_are_those_of_nereid_serve():
-    """Beyond loopback also what can be read is guarded; ports are those that KServe asks."""
+    """Beyond loopback reading APIs are guarded, too; the ports are those that KServe probes."""
     (triton,) = containers("kserve")
     found, expected = triton_flags(triton), served(DEFAULT_PROFILE, "0.0.0.0", Ports(8080, 9000, 8002))
 
@@ -138,7 +138,7 @@ def test_flags_of_kserve_are_those_of_nereid_serve():
 
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
 def test_environment_keeps_buffers_and_is_silent(overlay):
-    """As `nereid serve` sets it; ONNX Runtime tells nobody."""
+    """The environment is that of `nereid serve`, and ONNX Runtime sends no usage data."""
     (triton,) = (each for each in containers(overlay) if each["image"].startswith("nereid-triton:"))
 
     given = {each["name"]: each.get("value") for each in triton["env"]}
@@ -147,7 +147,7 @@ def test_environment_keeps_buffers_and_is_silent(overlay):
 
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
 def test_images_are_those_of_compose(overlay):
-    """Names and tags are the same in both, and none follows what is newest."""
+    """Names and tags are the same in both, and every tag is a version."""
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     known = {each["image"] for each in compose["services"].values()} | FOREIGN
 
@@ -158,7 +158,7 @@ def test_images_are_those_of_compose(overlay):
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_probes_are_inferences(overlay):
-    """Started and live is who classifies the photo right, ready whose gateway has it classified."""
+    """A pod is started and live if Triton classifies a photo correctly, and ready if its gateway is."""
     triton, gateway = (container(overlay, name) for name in ("triton", "gateway"))
 
     for name in ("startupProbe", "livenessProbe"):
@@ -169,7 +169,7 @@ def test_probes_are_inferences(overlay):
 
 
 def test_probes_of_kserve_are_inferences():
-    """At the port that is served there."""
+    """The probes use the port that KServe serves."""
     (triton,) = containers("kserve")
 
     for name in ("readinessProbe", "livenessProbe"):
@@ -197,7 +197,7 @@ def test_what_probes_run_is_in_the_image():
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_a_pod_ends_without_losing_requests(overlay):
-    """The gateway serves on until all know, then ends its requests; Triton, its sidecar, ends only then."""
+    """The gateway serves until it is out of rotation, then finishes; Triton, its sidecar, ends after it."""
     triton, gateway = (container(overlay, name) for name in ("triton", "gateway"))
     (exit_s,) = triton_flags(triton)["--exit-timeout-secs"]
 
@@ -211,7 +211,7 @@ def test_a_pod_ends_without_losing_requests(overlay):
 
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
 def test_containers_may_do_little(overlay):
-    """No root, no capabilities, no more rights than at the start; what they run cannot be changed."""
+    """Containers have no root, no capabilities, no privilege escalation and a read-only file system."""
     for each in containers(overlay):
         context = each["securityContext"]
         assert context["capabilities"] == {"drop": ["ALL"]}
@@ -222,7 +222,7 @@ def test_containers_may_do_little(overlay):
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_pods_may_do_little(overlay):
-    """No root, no token of the cluster's; models and routes cannot be written to by what serves them."""
+    """Pods have no root and no cluster token; servers cannot write to models and routes."""
     spec = pod(overlay)
 
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -237,7 +237,7 @@ def test_pods_may_do_little(overlay):
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_only_the_gateway_is_published(overlay):
-    """Triton has no port but for its metrics; who else may come says the policy, and out goes nothing."""
+    """Triton publishes its metrics only; the policy limits callers and allows no outgoing traffic."""
     policy, service = find(overlay, "NetworkPolicy")["spec"], find(overlay, "Service")["spec"]
 
     (published,) = service["ports"]
@@ -251,8 +251,8 @@ def test_only_the_gateway_is_published(overlay):
 
 
 @pytest.mark.parametrize("overlay", PROFILES)
-def test_selectors_mean_the_same_pods(overlay):
-    """Service, policy, budget and autoscaler are about the pods that there are."""
+def test_selectors_select_the_same_pods(overlay):
+    """Service, policy, budget and autoscaler select the pods of the deployment."""
     deployment = find(overlay, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
 
@@ -272,7 +272,7 @@ def test_selectors_mean_the_same_pods(overlay):
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_route_is_the_repositorys(overlay):
-    """The file that pods serve is the one that is tested, under a name that stays, where the link leads."""
+    """The pods serve the repository's route file, under a constant name to which the link leads."""
     config = find(overlay, "ConfigMap")
     init = container(overlay, "models")
     (volume,) = (each for each in pod(overlay)["volumes"] if each["name"] == "routes")
@@ -285,7 +285,7 @@ def test_route_is_the_repositorys(overlay):
     assert f"ln -sfn /routes/{name} /models/{name}" in init["args"][0]
 
 
-def test_autoscalers_ask_the_same():
+def test_autoscalers_use_the_same_queries():
     """HPA and KEDA have the same queries, thresholds, bounds and behaviour."""
     adapter = yaml.safe_load((FOLDER / "scaling" / "hpa" / "prometheus-adapter-values.yaml").read_text())
     hpa = find("overlays/cpu", "HorizontalPodAutoscaler")["spec"]
@@ -314,7 +314,7 @@ def threshold(target: dict[str, Any]) -> Any:
 
 
 def test_kserve_serves_what_the_runtime_knows():
-    """Service and runtime name each other; what is new has a part of the traffic, in the mode that can."""
+    """Service and runtime refer to each other; the canary has a part of the traffic, in serverless mode."""
     runtime, service = find("kserve", "ServingRuntime"), find("kserve", "InferenceService")
 
     predictor = service["spec"]["predictor"]
@@ -329,7 +329,7 @@ def test_kserve_serves_what_the_runtime_knows():
 
 
 def test_every_file_is_used():
-    """Nothing lies there that no kustomization names."""
+    """Every file is named by a kustomization."""
     named = {
         (kustomization.parent / name).resolve()
         for kustomization in FOLDER.rglob("kustomization.yaml")

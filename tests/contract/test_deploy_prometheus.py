@@ -1,4 +1,4 @@
-"""Prometheus' configuration, rules and dashboard: accepted by its own tool, and about what is there."""
+"""Prometheus' configuration, rules and dashboard: valid for promtool, and about exported metrics only."""
 
 import inspect
 import json
@@ -45,7 +45,7 @@ TRITON = {
 }
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 OPERATORS = {"and", "or", "unless", "bool", "offset"}
-# Whose fault it is not; see the comments in rules.yml.
+# Outcomes that are not the server's fault; see the comments in rules.yml.
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *shown(), *scaling()]
 METRICS_PORT = ServerOptions().ports.metrics
@@ -61,12 +61,12 @@ MEAN, LONGEST = (
 
 
 def by_place(query: Query) -> str:
-    """Name a test after where its query stands."""
+    """Name a test after the place of its query."""
     return query.where
 
 
 def promtool(*words: str) -> None:
-    """Run promtool; it must find nothing wrong, nor anything to remark."""
+    """Run promtool; it must report neither an error nor a warning."""
     done = subprocess.run([str(PROMTOOL), *words], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,7 +79,7 @@ def histogram(name: str) -> set[str]:
 
 
 def exported() -> set[str]:
-    """Return the names of all series that ours and Triton's pages can have."""
+    """Return the names of all series on our and Triton's metrics pages."""
     names = TRITON | {"up"} | {SUPERVISOR_PREFIX + name for name in SUPERVISOR_METRICS}
     for prefix, kinds in ((ROUTE_PREFIX, ROUTE_METRICS), (SESSION_PREFIX, SESSION_METRICS)):
         for name, about in kinds.items():
@@ -126,19 +126,19 @@ def copied(tmp_path):
 @needs_promtool
 @pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
 def test_configuration_is_accepted(copied, name):
-    """With all files that it names: rules, and the key."""
+    """The configuration is valid with all files that it names."""
     promtool("check", "config", "--lint-fatal", str(copied / name))
 
 
 @needs_promtool
-def test_rules_give_what_they_are_named_after():
-    """`rules_test.yml`: made-up series in, numbers out."""
+def test_rules_compute_the_expected_numbers():
+    """The rules compute the expected numbers from the series in `rules_test.yml`."""
     promtool("test", "rules", str(PROMETHEUS / "rules_test.yml"))
 
 
 @needs_promtool
 def test_queries_of_dashboard_and_autoscalers_parse(tmp_path):
-    """As rules, since this is the only way in which every promtool reads an expression."""
+    """The queries are checked as rules, because every promtool can check rules."""
     queries = enumerate([*shown(), *scaling()])
     group = [{"record": f"query:{place}", "expr": query.expression} for place, query in queries]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": group}]}))
@@ -157,8 +157,8 @@ def test_every_rule_is_tested():
 
 
 @pytest.mark.parametrize("query", ALL, ids=by_place)
-def test_only_what_is_exported_or_recorded_is_asked_for(query):
-    """A misspelt or renamed metric would leave a panel empty, and nobody would be told."""
+def test_queries_use_exported_or_recorded_metrics(query):
+    """A misspelt or renamed metric would leave a panel empty without an error."""
     assert metrics_of(query.expression) <= exported() | set(rules())
     assert metrics_of(query.expression)
 
@@ -178,7 +178,7 @@ def test_rules_are_named_by_convention(name, expression):
 
 @pytest.mark.parametrize("query", ALL, ids=by_place)
 def test_selected_outcomes_and_operations_exist(query):
-    """A value that nothing has would select nothing, or everything."""
+    """A misspelt value would select nothing, or everything."""
     outcomes = {"ok", "client_closed", *STATUS}
     outcomes |= {each("").outcome for each in subclasses(ServingError)}
 
@@ -189,7 +189,7 @@ def test_selected_outcomes_and_operations_exist(query):
 
 
 def test_errors_are_what_is_the_servers_fault():
-    """Not the caller's, nor load: that is refused on purpose, and has an outcome of its own."""
+    """Neither faults of the caller nor rejected load count as errors; each has its own outcome."""
     route = rules()["job_route_variant:nereid_route_errors_per_requests:ratio_rate1m"]
     gateway = rules()["job_endpoint:nereid_gateway_errors_per_requests:ratio_rate1m"]
 
@@ -198,7 +198,7 @@ def test_errors_are_what_is_the_servers_fault():
 
 
 def test_every_rule_is_used():
-    """What nobody asks for is not worth its series."""
+    """A rule that no query uses is removed."""
     asked = set().union(*(metrics_of(query.expression) for query in ALL))
 
     assert set(rules()) <= asked
@@ -212,7 +212,7 @@ def without_spaces(expression: str, *words: str) -> str:
 
 
 def test_one_queue_time_everywhere():
-    """What the autoscalers ask for is what is recorded, and the dashboard shows that."""
+    """The autoscalers and the dashboard use the recorded queue time."""
     recorded = rules()[LONGEST].replace(MEAN, rules()[MEAN])
     asked = [query for query in scaling() if "queue" in query.expression]
 
@@ -224,12 +224,12 @@ def test_one_queue_time_everywhere():
 
 
 def jobs(name: str) -> dict[str, dict[str, Any]]:
-    """Return what is asked, by a configuration of Prometheus."""
+    """Return the scrape jobs of a configuration of Prometheus."""
     return {job["job_name"]: job for job in read(f"prometheus/{name}.yml")["scrape_configs"]}
 
 
-def test_compose_s_servers_are_found_by_their_names():
-    """All of them, whichever run, and none through the proxy; the supervisors by their port."""
+def test_servers_of_compose_are_found_by_their_names():
+    """Each server is scraped directly, not through the proxy; supervisors are found by their port."""
     serve = {name: each for name, each in COMPOSE.items() if "/models" in str(each.get("volumes"))}
     supervised = {name for name, each in serve.items() if "--health-port=8003" in each["command"]}
     found = jobs("prometheus")
@@ -242,8 +242,8 @@ def test_compose_s_servers_are_found_by_their_names():
     assert f"--port={GATEWAY_PORT}" in COMPOSE["gateway"]["command"]
 
 
-def test_gateway_is_asked_with_the_key_that_compose_mounts():
-    """Beyond loopback it tells its metrics to no one else."""
+def test_gateway_is_scraped_with_the_key_that_compose_mounts():
+    """Beyond loopback, only this key may read the gateway's metrics."""
     (key,) = (each for each in COMPOSE["prometheus"]["volumes"] if "gateway.key" in str(each))
 
     shown_by = {
@@ -253,7 +253,7 @@ def test_gateway_is_asked_with_the_key_that_compose_mounts():
 
 
 def test_compose_mounts_what_is_named():
-    """Configuration, rules, dashboards and where Grafana finds Prometheus."""
+    """Compose mounts the configuration, the rules, the dashboards and the data source."""
     (provider,) = read("grafana/provisioning/dashboards/nereid.yml")["providers"]
     (source,) = read("grafana/provisioning/datasources/prometheus.yml")["datasources"]
     mounts = {
@@ -268,7 +268,7 @@ def test_compose_mounts_what_is_named():
 
 
 def test_local_differs_only_in_its_targets():
-    """Names and intervals are compose's; the ports are the defaults."""
+    """Names and intervals are those of Compose; the ports are the defaults."""
     here, there = read("prometheus/local.yml"), read("prometheus/prometheus.yml")
     ports = {"server": METRICS_PORT, "gateway": GATEWAY_PORT, "supervisor": 8003}
 
@@ -280,8 +280,8 @@ def test_local_differs_only_in_its_targets():
     assert [*ports] == [*jobs("prometheus")]
 
 
-def test_dashboards_ask_the_provisioned_source():
-    """One `uid` everywhere; and Grafana knows how often Prometheus asks."""
+def test_dashboards_query_the_provisioned_source():
+    """All panels have the `uid` of the source, whose interval is Prometheus' scrape interval."""
     (source,) = read("grafana/provisioning/datasources/prometheus.yml")["datasources"]
     interval = read("prometheus/prometheus.yml")["global"]["scrape_interval"]
 
@@ -291,8 +291,8 @@ def test_dashboards_ask_the_provisioned_source():
         assert not any("datasource" in target for target in panel["targets"]), panel["title"]
 
 
-def test_panels_are_told_apart_and_do_not_overlap():
-    """Each has its id, title, sentence, unit and place, and each query of it a letter and a legend."""
+def test_panels_are_distinct_and_do_not_overlap():
+    """Each panel has its own id, title, description, unit and place; each query has a letter and a legend."""
     found, taken = list(panels()), set()
 
     for key in ("id", "title", "description"):
@@ -314,7 +314,7 @@ def test_panels_are_told_apart_and_do_not_overlap():
 
 
 def test_dashboards_need_no_rewriting():
-    """Their schema is that of the Grafana that loads them, and no variable is missing."""
+    """Their schema is that of Compose's Grafana, and every variable is defined."""
     assert DASHBOARDS
     for path in DASHBOARDS:
         board = json.loads(path.read_text())
@@ -324,7 +324,7 @@ def test_dashboards_need_no_rewriting():
 
 
 def test_legends_use_labels_that_are_left():
-    """A label that an aggregation has dropped would be shown as nothing."""
+    """A legend has no label that its aggregation drops."""
     recorded = {name: set(name.partition(":")[0].split("_")) for name in rules()}
 
     for panel in panels():

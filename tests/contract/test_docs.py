@@ -154,7 +154,7 @@ def test_recorded_benchmark_can_be_repeated(root):
     ids=lambda value: str(getattr(value, "__name__", value)).removeprefix("loadtest."),
 )
 def test_page_has_the_recorded_numbers(root, module, page):
-    """What a backend costs and how exact it is is what the last recorded run says, with machine and date."""
+    """Costs and exactness of a backend are those of the last recorded run, with machine and date."""
     name = module.__name__.rpartition(".")[2]
     recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())
     text = (root / "docs" / page).read_text()
@@ -166,7 +166,7 @@ def test_page_has_the_recorded_numbers(root, module, page):
 
 
 def test_page_has_the_recorded_soak(root):
-    """What was sent and what was judged is the record's, with machine, date and command."""
+    """The page has the traffic and the verdict of the record, with machine, date and command."""
     path = root / "loadtest" / "results" / "soak.json"
     if not path.exists():
         pytest.skip("nothing is recorded yet; fix: make soak RECORD=soak")
@@ -180,14 +180,14 @@ def test_page_has_the_recorded_soak(root):
 
 
 def test_page_has_the_recorded_overload(root):
-    """What the gateway does under more load than it can carry is the record's, too."""
+    """The page has the recorded behaviour of the overloaded gateway."""
     recorded = json.loads((root / "loadtest" / "results" / "gateway.json").read_text())
 
     assert gateway.load_markdown(recorded["loads"]) in (root / "docs" / "gateway.md").read_text()
 
 
-def test_page_says_that_no_answer_was_wrong_only_if_none_was(root):
-    """What stands in prose about publishing is the record's, too."""
+def test_page_has_the_recorded_publications(root):
+    """The sentences about publishing have the numbers of the record."""
     recorded = json.loads((root / "loadtest" / "results" / "swap.json").read_text())
     text = " ".join((root / "docs" / "publishing.md").read_text().split())
 

@@ -8,7 +8,6 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from nereid.assets import COFFEE
 from nereid.config.model_config import ModelConfig as LibraryConfig
 from nereid.config.model_config import read_pbtxt
 from nereid.repository.layout import served_versions
@@ -132,11 +131,6 @@ def test_library_reads_every_config():
     """The library parses every config that Triton parses."""
     for model in MODELS:
         assert LibraryConfig.from_file(REPOSITORY / model, 1).name == model
-
-
-def test_sample_photo_is_small():
-    """The samples are small."""
-    assert COFFEE.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("model", [m for m in MODELS if read(f"{m}/config.pbtxt").backend == "ab_router"])

@@ -1,4 +1,4 @@
-"""Bad requests: a clear answer, nobody else hurt, the server goes on."""
+"""Bad requests: each gets a clear error, others are served, and the server keeps running."""
 
 import http.client
 import json
@@ -77,7 +77,7 @@ def server_goes_on(server):
         "decompression bomb": (BOMB, "invalid image: expected at most 64000000 pixels, got 20000 x 20000"),
     },
 )
-def test_bad_image_is_a_400_that_says_why(server, model, image, message):
+def test_bad_image_is_a_400_with_the_reason(server, model, image, message):
     """Through a route, an ensemble or alone: the same status and the same text."""
     status, text = post_image(server, model, image)
 
@@ -110,7 +110,7 @@ def test_bad_image_is_a_400_that_says_why(server, model, image, message):
         ),
     },
 )
-def test_wrong_tensor_is_a_400_that_says_what_was_expected(server, entry, message):
+def test_wrong_tensor_is_a_400_with_the_expectation(server, entry, message):
     """Triton checks the tensor before it reaches a model."""
     body = json.dumps({"inputs": [{"name": "image"} | entry]}).encode()
 
@@ -121,7 +121,7 @@ def test_wrong_tensor_is_a_400_that_says_what_was_expected(server, entry, messag
 
 
 def test_unknown_model_is_a_404(server):
-    """A model that is not there is named."""
+    """The error has the name of the unknown model."""
     assert post_image(server, "nope", GOOD) == (
         404,
         '{"error":"Request for unknown model: \'nope\' is not found"}',
@@ -132,7 +132,7 @@ def test_unknown_model_is_a_404(server):
     ("header", "known"), [("x-variant", "v1, v2"), ("x-model-version", "1, 2")], ids=["variant", "version"]
 )
 def test_unknown_variant_is_a_400_that_names_the_known(server, header, known):
-    """A forced variant that is not there is refused, never replaced."""
+    """An unknown forced variant is refused, not replaced."""
     status, text = post_image(server, "classify", GOOD, **{header: "nope"})
 
     assert (status, json.loads(text)["error"]) == (
@@ -141,15 +141,15 @@ def test_unknown_variant_is_a_400_that_names_the_known(server, header, known):
     )
 
 
-def test_header_that_is_no_text_is_a_400(server):
-    """A header in another encoding is the caller's fault, not the router's."""
+def test_header_of_another_encoding_is_a_400(server):
+    """A header that is not UTF-8 is an invalid request, not an error of the router."""
     status, text = post_image(server, "classify", GOOD, **{"x-route-key": "caf\xe9"})
 
     assert (status, "invalid request: headers must be UTF-8" in text) == (400, True)
 
 
 def test_extreme_image_is_answered(server, encode):
-    """A file of a few bytes and 16,000 x 1 pixels neither fails nor takes the memory of its resized self."""
+    """A small file of 16,000 x 1 pixels is classified; resizing all of it would need too much memory."""
     encoded = encode(np.zeros((1, 16_000, 3), np.uint8))
 
     assert post_image(server, "classify", encoded)[0] == 200
@@ -179,7 +179,7 @@ def test_grpc_has_the_matching_status(server, model, image, status):
 
 
 def test_request_of_several_images_names_the_bad_ones(server):
-    """One request with several images fails whole, and says which to leave out."""
+    """A request with several images fails as a whole, and the error lists the bad ones."""
     tensor = tritonclient.grpc.InferInput("image", [3, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[GOOD], [b"bad"], [b""]], dtype=object))
 
@@ -206,7 +206,7 @@ def test_requests_batched_with_a_bad_one_are_answered(server, model):
 
 
 def test_parallel_bad_requests_leave_nothing_behind(server):
-    """A burst of bad requests alone, so that whole batches are bad, is refused one by one."""
+    """In a burst of bad requests, where whole batches are bad, each request gets its own 400."""
     with ThreadPoolExecutor(16) as pool:
         statuses = list(pool.map(lambda _: post_image(server, "classify_v1", b"bad")[0], range(64)))
 

@@ -1,4 +1,4 @@
-"""What the images install, for real: their files, their script, their command, in a clean environment."""
+"""Installation of the images: their files, script and command in a clean environment."""
 
 import json
 import os
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Image:
-    """What would be in an image: the checkout's part, and the environment."""
+    """The content of an image: a part of the checkout, and the environment."""
 
     workspace: Path
     environment: Path
@@ -135,7 +135,7 @@ def test_image_has_a_gateway(image):
 
 
 def test_image_stays_small(image):
-    """What is installed and copied leaves room for the base below the promised size."""
+    """Installed and copied files leave room for the base image below the promised size."""
     folders = image.environment, image.workspace
     paths = [path for folder in folders for path in folder.rglob("*") if not path.is_symlink()]
 

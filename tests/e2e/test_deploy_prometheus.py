@@ -1,4 +1,4 @@
-"""Debian's Prometheus beside a real server and gateway under traffic: every rule and every query has data."""
+"""Debian's Prometheus with a real server and gateway under traffic: every rule and query has data."""
 
 import base64
 import math
@@ -56,7 +56,7 @@ class Prometheus:
         return answer.json()["data"]
 
     def values(self, expression: str) -> list[float]:
-        """Return what an expression is now, of every series, without what is no number."""
+        """Return the current value of each series of an expression, without NaN."""
         found = [float(series["value"][1]) for series in self.get("query", query=expression)["result"]]
         return list(filter(math.isfinite, found))
 

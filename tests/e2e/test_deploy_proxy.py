@@ -1,4 +1,4 @@
-"""HAProxy in front of two real servers: one dies, both are restarted, and no caller is told."""
+"""HAProxy in front of two real servers: one dies, both are restarted, and no client sees an error."""
 
 import csv
 import http.client
@@ -56,14 +56,14 @@ SERVED_METHODS = {
     "ServerMetadata",
     "ServerReady",
 }
-# An image, and what is said about it.
+# An image and the rest of its request.
 MOST_BYTES = Limits().max_image_bytes + 2**20
-# Longer than two of the proxy's looks, which are half a second apart.
+# Longer than two health checks of the proxy, which are half a second apart.
 DRAIN_S = 3
 # Frames of HTTP/2, and their flags.
 DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
 ACK, END_HEADERS = 1, 4
-# Of those that Triton may be told to restrict.
+# Paths of the APIs that Triton can restrict.
 PATHS = {
     "model-repository": (
         "/v2/repository/index",
@@ -89,18 +89,18 @@ class Proxy:
     ports: dict[str, int]
 
     def url(self, protocol: str) -> str:
-        """Return HOST:PORT; what callers ask of a server."""
+        """Return HOST:PORT of a protocol."""
         return f"127.0.0.1:{self.ports[protocol]}"
 
     def servers(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Return what it says of each server, by backend and name."""
+        """Return the proxy's statistics of each server, by backend and name."""
         address = f"http://{self.url('stats')}/stats;csv"
         with urllib.request.urlopen(address, timeout=WATCHDOG_S) as answer:
             page = answer.read().decode().removeprefix("# ")
         return {(row["pxname"], row["svname"]): row for row in csv.DictReader(io.StringIO(page))}
 
     def is_up(self, name: str) -> bool:
-        """Tell whether a server is in rotation, over both protocols."""
+        """Return whether a server is in rotation for both protocols."""
         rows = self.servers()
         return all(rows[f"{protocol}_servers", name]["status"] == "UP" for protocol in PROTOCOLS)
 
@@ -121,7 +121,7 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # It takes its time, so that there are requests in flight.
+        # The model sleeps, so that there are requests in flight.
         store_eyes(folder / "repository", "classify", NUMBER, sleep_s=0.05)
         free = iter(free_ports(len(SERVERS) * len(PORTS)))
         self.ports = {name: {port: next(free) for port in PORTS} for name in SERVERS}
@@ -132,7 +132,7 @@ class Pair:
         return self._running[name][0]
 
     def start(self, name: str) -> None:
-        """Start a server, and wait until it says that it is ready."""
+        """Start a server, and wait until it is ready."""
         words = [
             word for port, number in self.ports[name].items() for word in (f"--{port}-port", f"{number}")
         ]
@@ -145,7 +145,7 @@ class Pair:
             self._running[name] = served, stack.pop_all()
 
     def stop(self, name: str) -> int:
-        """Ask a server to stop, and wait until it has; returns its exit status."""
+        """Stop a server and wait for its end; returns its exit status."""
         served, stack = self._running.pop(name)
         with stack:
             served.process.send_signal(signal.SIGTERM)
@@ -171,7 +171,7 @@ class Crowd:
         self.outcomes: list[Outcome] = []
         self._proxy = proxy
         self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=[protocol]) for protocol in PROTOCOLS]
+        self._threads = [threading.Thread(target=self._send, args=[protocol]) for protocol in PROTOCOLS]
 
     def __enter__(self) -> "Crowd":
         for thread in self._threads:
@@ -185,21 +185,21 @@ class Crowd:
             thread.join()
 
     def failures(self) -> list[str]:
-        """Return what was told instead of the right answer."""
+        """Return the outcomes that are not the right response."""
         return [wrong for each in self.outcomes if (wrong := what_is_wrong(each))]
 
     def repeats(self) -> int:
         """Return how often a request was sent again."""
         return sum(each.timings.attempts - 1 for each in self.outcomes if isinstance(each, Prediction))
 
-    def _ask(self, protocol: ProtocolName) -> None:
+    def _send(self, protocol: ProtocolName) -> None:
         photos = itertools.takewhile(lambda _: not self._is_over.is_set(), itertools.repeat(COFFEE))
         with Classifier(self._proxy.url(protocol), protocol, concurrency=CONCURRENCY) as classifier:
             self.outcomes.extend(classifier.classify_many(photos))
 
 
 def what_is_wrong(outcome: Outcome) -> str:
-    """Tell what is wrong with an answer; nothing if it is right."""
+    """Describe the mistake of a response; empty if it is right."""
     if not isinstance(outcome, Prediction):
         return f"{type(outcome).__name__}: {outcome}"
     score = outcome.labels[0].score
@@ -243,14 +243,14 @@ def running(haproxy: str, servers: dict[str, dict[str, int]], folder: Path) -> I
 
 
 def listens(port: int) -> bool:
-    """Tell whether somebody listens."""
+    """Return whether a process listens on the port."""
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
 def guard(haproxy, tmp_path_factory):
-    """The proxy in front of no server: what it does not refuse itself, it cannot answer."""
+    """The proxy without a server: requests that it forwards end in 503."""
     free = iter(free_ports(len(SERVERS) * len(PORTS)))
     nobody = {name: {port: next(free) for port in PORTS} for name in SERVERS}
     with running(haproxy, nobody, tmp_path_factory.mktemp("guard")) as proxy:
@@ -275,7 +275,7 @@ def proxy(haproxy, pair, tmp_path_factory):
 
 
 def status(proxy: Proxy, head: str) -> int:
-    """Send the head of a request, and what may follow, as they are; returns the status of the answer."""
+    """Send a raw request; returns the status of the response."""
     with socket.create_connection(("127.0.0.1", proxy.ports["http"]), WATCHDOG_S) as speaking:
         speaking.sendall(head.replace("\n", "\r\n").encode())
         answer = http.client.HTTPResponse(speaking)
@@ -294,7 +294,7 @@ def code(proxy: Proxy, path: str, body: bytes = b"", **metadata: str) -> str:
 
 
 def spellings(path: str) -> list[str]:
-    """Return what a server could take for a path."""
+    """Return spellings that a server could accept for a path."""
     first, last = path[:4] + f"%{ord(path[4]):02x}" + path[5:], path.rsplit("/", 1)
     return [
         path,
@@ -318,15 +318,15 @@ def spellings(path: str) -> list[str]:
 
 
 def test_config_is_valid(haproxy):
-    """No error and no warning with the defaults."""
+    """The configuration has neither an error nor a warning with the defaults."""
     done = subprocess.run([haproxy, "-c", "-f", CONFIG], capture_output=True, text=True, timeout=WATCHDOG_S)
 
     said = done.stdout + done.stderr
     assert (done.returncode, "WARNING" in said) == (0, False), said
 
 
-def test_config_knows_what_the_server_knows():
-    """The largest image passes, the token does not."""
+def test_config_agrees_with_the_server():
+    """The size limit is that of the server, and the token is removed from requests."""
     config = CONFIG.read_text()
 
     assert {int(number) for number in re.findall(r"\b\d{8,}\b", config)} == {MOST_BYTES}
@@ -334,13 +334,13 @@ def test_config_knows_what_the_server_knows():
 
 
 def test_paths_are_those_that_triton_may_restrict():
-    """None of the APIs that `nereid serve` guards is forgotten here."""
+    """The table of paths covers every API that `nereid serve` guards."""
     assert PATHS.keys() == {*ADMIN_APIS, *READABLE_ON_LOOPBACK}
 
 
 @pytest.mark.parametrize("path", [path for paths in PATHS.values() for path in paths])
 def test_management_over_http_is_refused(guard, path):
-    """However it is spelt, and whatever is done to it."""
+    """Every spelling of a management path is refused, and every method."""
     spelt = {spelling: status(guard, f"GET {spelling} HTTP/1.1\nHost: a\n\n") for spelling in spellings(path)}
     done = {
         method: status(guard, f"{method} {path} HTTP/1.1\nHost: a\nContent-Length: 2\n\n{{}}")
@@ -367,12 +367,12 @@ def test_management_over_http_is_refused(guard, path):
     ids=lambda word: word if isinstance(word, str) else "",
 )
 def test_only_what_clients_need_is_passed_on(guard, line, expected):
-    """Anything else is refused; what is not finds nobody here."""
+    """Other requests are refused; these find no server, because none runs here."""
     assert status(guard, f"{line}\nHost: a\n\n") == expected
 
 
 def test_only_what_clients_need_is_passed_on_over_grpc(guard):
-    """Of all methods that there are, and however they are spelt."""
+    """Only the served methods pass, in every spelling."""
     (service,) = service_pb2.DESCRIPTOR.services_by_name.values()
     methods = {method.name: GRPC_SERVICE + method.name for method in service.methods}
     assert methods.keys() > SERVED_METHODS
@@ -414,13 +414,13 @@ def test_only_what_clients_need_is_passed_on_over_grpc(guard):
     ],
     ids=lambda word: repr(word) if isinstance(word, str) else "",
 )
-def test_bodies_that_triton_must_not_meet_are_refused(guard, fields, body, expected):
-    """In chunks, of an ambiguous length or of none, too large, or compressed."""
+def test_dangerous_bodies_are_refused(guard, fields, body, expected):
+    """Bodies in chunks, of ambiguous or unknown length, too large, or compressed are refused."""
     assert status(guard, f"POST {INFER} HTTP/1.1\nHost: a\n{fields}{fields and chr(10)}\n{body}") == expected
 
 
 def test_http2_is_not_spoken_where_http_is(guard):
-    """It would get a body without a length through."""
+    """HTTP/2 on the port of HTTP is refused: its bodies need no length."""
     with socket.create_connection(("127.0.0.1", guard.ports["http"]), WATCHDOG_S) as speaking:
         speaking.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
 
@@ -428,7 +428,7 @@ def test_http2_is_not_spoken_where_http_is(guard):
 
 
 def test_oversize_message_is_refused(guard):
-    """By what its first five bytes announce, while it is still being sent."""
+    """A message is refused by the size in its first five bytes, while it is still being sent."""
     with (
         closing(tritonclient.grpc.InferenceServerClient(guard.url("grpc"))) as client,
         pytest.raises(InferenceServerException, match="status: 413"),
@@ -436,8 +436,8 @@ def test_oversize_message_is_refused(guard):
         client.infer("classify", [image_tensor("grpc", [bytes(MOST_BYTES)])])
 
 
-def test_message_that_comes_later_is_looked_at(guard):
-    """Who sends the head of a call alone is not passed on before it is known how much will follow."""
+def test_message_that_comes_later_is_checked(guard):
+    """A request is not forwarded before the size of its message is known."""
     head = {
         ":method": "POST",
         ":scheme": "http",
@@ -469,7 +469,7 @@ def frame(kind: int, flags: int, payload: bytes, stream: int = 0) -> bytes:
 
 
 def test_compressed_message_is_refused(guard):
-    """What it would become, nobody knows."""
+    """A compressed message is refused, because its real size is unknown."""
     tensor = image_tensor("grpc", [COFFEE.read_bytes()])
     with (
         closing(tritonclient.grpc.InferenceServerClient(guard.url("grpc"))) as client,
@@ -481,7 +481,7 @@ def test_compressed_message_is_refused(guard):
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_oversize_image_is_the_callers_fault(proxy, protocol):
-    """A classifier hears of it, though it is still sending, and does not send it again."""
+    """A classifier gets the refusal while it is still sending, and does not retry."""
     with Classifier(proxy.url(protocol), protocol) as classifier, pytest.raises(RequestRefused):
         classifier.classify(bytes(MOST_BYTES))
 
@@ -497,8 +497,8 @@ def test_large_images_pass(proxy, protocol):
 
 
 @pytest.mark.slow
-def test_what_clients_look_at_is_served(proxy):
-    """Any KServe client's questions are answered, over both protocols."""
+def test_health_and_metadata_are_served(proxy):
+    """Health and metadata requests of KServe clients succeed over both protocols."""
     paths = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/classify", "/v2/models/classify/ready")
 
     over_http = [status(proxy, f"GET {path} HTTP/1.1\nHost: a\n\n") for path in paths]
@@ -513,8 +513,8 @@ def test_what_clients_look_at_is_served(proxy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_connection_that_does_not_come_about_is_tried_elsewhere(haproxy, pair, tmp_path, protocol):
-    """A server that calls itself ready takes none: no request is lost, and none has to be sent again."""
+def test_failed_connection_is_tried_at_the_other_server(haproxy, pair, tmp_path, protocol):
+    """If a ready server accepts no connection, no request is lost and no client retries."""
     deaf = pair.ports["a"] | dict(zip(PROTOCOLS, free_ports(2), strict=True))
     with (
         running(haproxy, pair.ports | {"a": deaf}, tmp_path) as proxy,
@@ -524,7 +524,7 @@ def test_connection_that_does_not_come_about_is_tried_elsewhere(haproxy, pair, t
         tried = int(proxy.servers()[f"{protocol}_servers", "a"]["wredis"])
 
     assert [each.timings.attempts for each in predictions] == [1] * 8
-    assert tried, "it was not asked"
+    assert tried, "it got no request"
 
 
 @pytest.mark.slow
@@ -537,7 +537,7 @@ def test_death_of_a_server_is_not_noticed(pair, proxy):
         proxy.wait_used("a")
 
     assert crowd.failures() == []
-    assert crowd.repeats(), "the server was lost while nobody asked it"
+    assert crowd.repeats(), "the server got no request while it was lost"
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Extras of the onnxruntime backend: shared weights, metrics, and requests whose clients disconnected."""
 
 import re
-import shutil
 import threading
 import urllib.request
 from pathlib import Path
@@ -80,7 +79,7 @@ def slow() -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A running server of a model with shared weights, a slow one, and one that refuses what is no UTF-8."""
+    """A running server of a model with shared weights, a slow one, and one that rejects invalid UTF-8."""
     repository = tmp_path_factory.mktemp("models")
     group = f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n"
     store(repository, "shared", mixing(), BATCHED + SHARED + group)
@@ -137,7 +136,7 @@ def test_all_instances_map_the_same_file(server):
 
 
 def test_file_is_written_once(server):
-    """Triton takes the new file for a change, so the next load is a reload; nothing is written any more."""
+    """The next load is a reload, because Triton sees a new file; the file is not written again."""
     (folder,) = (server.options.repository / "shared" / "1").glob(f"{shared_weights.PREFIX}*")
     written = folder.stat().st_ctime_ns
 
@@ -146,23 +145,6 @@ def test_file_is_written_once(server):
         client.load_model("shared")
 
     assert folder.stat().st_ctime_ns == written
-
-
-def test_another_file_gets_another_copy(server, tmp_path):
-    """The copy is named by content: a new network does not get the weights of the old one."""
-    repository = server.options.repository
-    shutil.copytree(repository / "shared", repository / "copied")
-    (repository / "copied" / "1" / "model.onnx").unlink()
-    doubled = mixing()
-    doubled.graph.initializer[1].CopyFrom(constant("B", 2 * np.eye(64, dtype=np.float32)))
-    path = store(repository, "copied", doubled, BATCHED + SHARED + ONE_INSTANCE)
-    inputs = {"x": np.ones((1, 64), np.float32)}
-
-    with connect(server) as client:
-        client.load_model("copied")
-
-    assert_same(infer(server, "copied", inputs), run(path, inputs))
-    assert len([*path.parent.glob(f"{shared_weights.PREFIX}*")]) == 2
 
 
 def test_runs_and_refusals_are_counted(server):
@@ -185,7 +167,7 @@ def test_runs_and_refusals_are_counted(server):
 
 @pytest.mark.slow
 def test_unloaded_model_leaves_the_metrics_page(server):
-    """An instance that is gone is not counted any more."""
+    """The metrics of an unloaded model disappear from the page."""
     pattern = r'nereid_onnxruntime_instances\{model="brief"'
     store(server.options.repository, "brief", mixing(), BATCHED + ONE_INSTANCE)
     with connect(server) as client:
@@ -199,7 +181,7 @@ def test_unloaded_model_leaves_the_metrics_page(server):
 
 @pytest.mark.slow
 def test_cancelled_request_does_not_run(server):
-    """A request that waits for a busy instance is not computed once its client has left."""
+    """A request whose client cancels it while it waits for a busy instance is not computed."""
     runs = r'nereid_onnxruntime_run_seconds_count\{model="slow"'
     rounds = tritonclient.grpc.InferInput("rounds", [1], "INT64")
     rounds.set_data_from_numpy(np.int64([600]))
@@ -226,7 +208,7 @@ def test_cancelled_request_does_not_run(server):
 
 @pytest.mark.slow
 def test_server_without_metrics_answers(tmp_path):
-    """A model serves with metrics switched off, too."""
+    """A model serves requests if metrics are switched off."""
     path = store(tmp_path / "models", "quiet", mixing(), BATCHED + ONE_INSTANCE)
     inputs = {"x": np.ones((1, 64), np.float32)}
     (tmp_path / "run").mkdir()

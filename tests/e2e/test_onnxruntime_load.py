@@ -190,7 +190,7 @@ REFUSED = [
         OTHER_ROWS % ("x", 2, "[-1,6]", 3, "[-1,2,3]"),
     ),
     Case(
-        "ragged input that is no vector",
+        "ragged input that is not a vector",
         ROWS,
         BATCHED.replace("[4]", "[4] allow_ragged_batch: true", 1),
         UNABLE
@@ -317,7 +317,7 @@ def test_missing_network_is_named_by_its_path(loader, repository, config, is_fol
     assert reason.endswith(message)
 
 
-def test_file_that_is_no_network_is_refused(loader, repository):
+def test_damaged_file_is_refused(loader, repository):
     """ONNX Runtime's own words say why, behind its number for a file it cannot parse."""
     path = store(repository, "broken", ROWS, ONE_INSTANCE + BATCHED)
     path.write_bytes(b"no protobuf")

@@ -1,4 +1,4 @@
-"""Preprocessing models that are a folder with a config.pbtxt, on the real server."""
+"""Preprocessing models that consist of a config.pbtxt, on the real server."""
 
 import io
 
@@ -49,7 +49,7 @@ def server(tmp_path_factory):
 
 
 def clip_half(image: Image.Image) -> np.ndarray:
-    """Do what CLIP's own transform does, in half precision."""
+    """Apply CLIP's own transform, in half precision."""
     width, height = (int(224 * side / min(image.size)) for side in image.size)
     left, top = round((width - 224) / 2), round((height - 224) / 2)
     image = image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + 224, top + 224))
@@ -81,11 +81,11 @@ def png(photo: bytes) -> tuple[bytes, Image.Image]:
 
 
 @pytest.mark.parametrize("reference", [clip_half, detector, stretched], ids=lambda each: each.__name__)
-def test_model_without_code_gives_what_pillow_gives(server, reference):
-    """Two photos of different sizes in a batch are what Pillow and NumPy make of them, datatype included.
+def test_model_without_code_agrees_with_pillow(server, reference):
+    """A batch of two photos of different sizes equals the results of Pillow and NumPy, datatype included.
 
-    One level in a hundred pixels: half-way values, which Pillow rounds up and NumPy to even; 5 % of a level:
-    the rounding of half precision.
+    One pixel in a hundred may differ by a level: Pillow rounds halves up, NumPy to even. Half precision adds
+    5 % of a level.
     """
     files, images = zip(*(png(photo.read_bytes()) for photo in (COFFEE, CHELSEA)), strict=True)
 
@@ -124,7 +124,7 @@ NCHW = "TYPE_FP32 dims: [ 3, 224, 224 ]"
     ],
     ids=["unknown", "choice", "layout"],
 )
-def test_wrong_config_fails_the_load_and_names_what_is_wrong(server, output, parameters, message):
+def test_wrong_config_fails_the_load(server, output, parameters, message):
     """The client that loads the model gets the reason; all reasons are unit-tested."""
     folder = server.options.repository / "wrong"
     (folder / "1").mkdir(parents=True, exist_ok=True)

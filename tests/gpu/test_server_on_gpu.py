@@ -37,9 +37,7 @@ def wait_for_runs(server, count: float) -> None:
     """Wait until the metrics page counts this many runs of networks, and so all earlier runs."""
     deadline = time.monotonic() + PATIENCE_S
     while total(server, RUNS) < count:
-        assert time.monotonic() < deadline, (
-            f"the metrics page tells of {total(server, RUNS)} runs, not {count}"
-        )
+        assert time.monotonic() < deadline, f"the metrics page shows {total(server, RUNS)} runs, not {count}"
         time.sleep(0.1)
 
 

@@ -1,6 +1,6 @@
-"""Files that are damaged or lie: each is answered, with no crash, no hang and no growth of memory.
+"""Mutated image files: each is decoded or refused, with no crash, no hang and no growth of memory.
 
-Run as a script, this file is the process that answers them: `test_mutated_files.py COUNT`.
+As a script, this file is the process that decodes them: `test_mutated_files.py COUNT`.
 """
 
 import ctypes
@@ -92,7 +92,7 @@ def truncate(file, random, _files):
 
 
 def splice(file, random, files):
-    """Go on with the rest of another file, or with a part of this one again."""
+    """Replace the end by the end of another file, or by a part of this file."""
     other = files[random.integers(0, len(files))] if random.integers(0, 2) else bytes(file)
     return file[: random.integers(0, len(file))] + other[random.integers(0, len(other)) :]
 
@@ -106,7 +106,7 @@ def blank(file, random, _files):
 
 
 def lie(file, random, _files):
-    """Claim another width, height, length or offset in a header that is whole otherwise."""
+    """Write another width, height, length or offset into an intact header."""
     if random.integers(0, 2):
         small, large = (int(size) for size in random.choice(SIZES, 2))
     else:
@@ -178,13 +178,13 @@ def mutated_files(count):
 
 
 def resident_bytes():
-    """Return how much memory this process has, without what the C library merely has not given back yet."""
+    """Return the memory of this process, without freed memory that the C library still holds."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def answer(count):
-    """Answer the files one by one; print what came, for `answered` to read."""
+    """Decode the files one by one; print the outcomes for `answered`."""
     faulthandler.enable()
     warnings.simplefilter("ignore")
     preprocessor = CpuPreprocessor(TRANSFORM, Limits(), 1)
@@ -203,7 +203,7 @@ def answer(count):
 
 
 def answered(count):
-    """Run `answer` in a process of its own; return its answers by file name, and how its memory grew."""
+    """Run `answer` in its own process; return the outcomes by file name, and the growth of its memory."""
     command = [sys.executable, str(Path(__file__)), str(count)]
     limit_s = 30 + count * WATCHDOG_S_PER_FILE
     try:
@@ -219,7 +219,7 @@ def answered(count):
 
 
 def wrong(answers):
-    """Return the answers that are neither a row nor a clear refusal."""
+    """Return the outcomes that are neither a complete row nor an InvalidImage."""
     allowed = {"", InvalidImage.__name__}
     return {
         name: given
@@ -231,7 +231,7 @@ def wrong(answers):
 
 
 def test_mutations_do_damage():
-    """Hardly any file is left as it was, and good ones are answered: else the tests below say nothing."""
+    """Almost every file is changed, and the good files are decoded, so that the next test is meaningful."""
     good = good_files()
     preprocessor = CpuPreprocessor(TRANSFORM, Limits(), len(good))
 
@@ -241,7 +241,7 @@ def test_mutations_do_damage():
 
 
 def test_many_mutated_files_are_answered():
-    """A row or a clear refusal for each of 2,000; memory stays what it was after the first 200."""
+    """Each of 2,000 files is decoded or refused; after the first 200, memory does not grow."""
     answers, growth_bytes = answered(FILES)
 
     assert len(answers) == FILES

@@ -26,7 +26,7 @@ MODES = {
 }
 FILES = [(image_format, mode) for image_format, modes in MODES.items() for mode in modes]
 WITH_EXIF = ("PNG", "JPEG", "WEBP", "TIFF")
-# Most sides are small, so that the examples are many; the longest are those of a panorama.
+# Most sides are small, for many examples; the longest are those of a panorama.
 SIDES = st.one_of(st.integers(1, 20), st.integers(1, 300))
 SIZES = st.one_of(
     st.tuples(SIDES, SIDES),
@@ -36,9 +36,9 @@ SIZES = st.one_of(
 
 
 @st.composite
-def transforms(draw, least_px=1, **fixed):
+def transforms(draw, min_px=1, **fixed):
     """Draw a transform without normalisation, of at least that size; `fixed` are fields of it."""
-    height, width = draw(st.integers(least_px, 96)), draw(st.integers(least_px, 96))
+    height, width = draw(st.integers(min_px, 96)), draw(st.integers(min_px, 96))
     choices = {name: draw(st.sampled_from(known)) for name, known in CHOICES.items()} | fixed
     shorter = max(height, width) + draw(st.integers(0, 64)) if choices["resize"] == "shorter_side" else 0
     return Transform(
@@ -99,7 +99,7 @@ def test_any_image_gives_levels(kind, size_wh, orientation, transform, seed):
     st.integers(0, 255),
 )
 def test_constant_image_stays_constant(kind, size_wh, orientation, transform, level):
-    """One grey everywhere stays that grey, to the pixel, with padding of the same grey around it."""
+    """An image of one grey stays that grey in every pixel, if the padding has the same grey."""
     image_format, mode = kind
     image = Image.new("RGB", size_wh, (level,) * 3).convert(mode, dither=Image.Dither.NONE)
     colour = image.crop((0, 0, 1, 1)).convert("RGB").getpixel((0, 0))
@@ -117,9 +117,9 @@ def test_constant_image_stays_constant(kind, size_wh, orientation, transform, le
     st.sampled_from(["PNG", "JPEG", "WEBP", "BMP"]),
     st.tuples(st.integers(32, 900), st.integers(32, 900)),
     st.integers(1, 8),
-    transforms(least_px=32, antialias=True, resize="shorter_side", interpolation="bilinear"),
+    transforms(min_px=32, antialias=True, resize="shorter_side", interpolation="bilinear"),
 )
-def test_mean_is_that_of_what_the_crop_shows(image_format, size_wh, orientation, transform):
+def test_mean_is_that_of_the_crop(image_format, size_wh, orientation, transform):
     """The mean of a smooth image's input is its integral over the crop, to within two levels."""
     width, height = size_wh
     y, x = ((np.arange(side) + 0.5) / side for side in (height, width))
@@ -137,7 +137,7 @@ def test_mean_is_that_of_what_the_crop_shows(image_format, size_wh, orientation,
 
 
 def crop(transform, height, width):
-    """Return from where to where the crop goes down and across, in parts of the image's sides."""
+    """Return start and end of the crop, down and across, as fractions of the image's sides."""
     for side, wanted in ((height, transform.height_px), (width, transform.width_px)):
         resized = int(transform.resize_shorter_px * side / min(height, width))
         start = round((resized - wanted) / 2)

@@ -1,4 +1,4 @@
-"""The processor's batches: rows in place, threads that change nothing, and no memory per batch."""
+"""Batches of the CPU preprocessor: rows in order, equal results with threads, no memory per batch."""
 
 import gc
 import threading
@@ -29,7 +29,7 @@ def test_tensor_is_that_of_a_full_batch(transform):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_image_i_is_in_row_i(threads):
-    """A bad image leaves the other rows where they are, and says why it has none."""
+    """A bad image has an error and does not move the other rows."""
     preprocessor = CpuPreprocessor(NCHW, Limits(), 4, threads)
     alone = []
     for image in (A, B):
@@ -61,7 +61,7 @@ def test_threads_change_nothing(encode, gradient, transform):
 
 
 class Meeting:
-    """Stands for a transform: each image waits for another one to be in work."""
+    """Transform in which each image waits for another one."""
 
     shape, datatype = (1,), "FP32"
 
@@ -74,12 +74,12 @@ class Meeting:
 
 
 def test_threads_work_side_by_side():
-    """Two images of a batch are prepared at the same time: each waits for the other here."""
+    """Two images of a batch are prepared at the same time."""
     assert CpuPreprocessor(Meeting(), Limits(), 2, threads=2).prepare([A, B]) == [None, None]
 
 
 class Fragile:
-    """Stands for a transform: it fails on the second photo."""
+    """Transform that fails on the second photo."""
 
     shape, datatype = (1,), "FP32"
 
@@ -91,7 +91,7 @@ class Fragile:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_unexpected_error_is_that_of_one_image(threads):
-    """An unexpected exception fails one image, with its kind and text, and not the batch."""
+    """An unexpected exception fails one image, with its type and text, not the batch."""
     first, second = CpuPreprocessor(Fragile(), Limits(), 2, threads).prepare([A, B])
 
     assert first is None
@@ -107,7 +107,7 @@ def test_limits_are_those_given():
 
 
 def peak_bytes(preprocessor, images, runs=20):
-    """Return by how much memory rose at most during runs that follow a warm-up."""
+    """Return the peak of additional memory during runs after a warm-up."""
     for _ in range(3):
         preprocessor.prepare(images)
     gc.collect()
@@ -121,7 +121,7 @@ def peak_bytes(preprocessor, images, runs=20):
 
 
 class Wasteful(CpuPreprocessor):
-    """Makes the tensor anew for each batch; what the test of the real one must be able to see."""
+    """Preprocessor that allocates its tensor for each batch, which the test must detect."""
 
     def prepare(self, images):
         """Allocate, then do the same."""

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a network against its config: NVIDIA's rules and exact messages."""
+"""Inputs and outputs of a network compared with its config: NVIDIA's rules and exact messages."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -67,7 +67,7 @@ def session(model: ModelProto) -> onnxruntime.InferenceSession:
 
 
 def raw(nodes, inputs, outputs, domains=()) -> ModelProto:
-    """Assemble a network whose inputs and outputs need be no tensors."""
+    """Assemble a network whose inputs and outputs need not be tensors."""
     opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 3) for domain in domains)]
     graph = helper.make_graph(nodes, "raw", inputs, outputs)
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
@@ -169,7 +169,7 @@ def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
     },
 )
 def test_other_than_a_tensor_is_refused(model, kind, name):
-    """A request can carry tensors only, so a network that wants or gives another thing cannot be served."""
+    """A request has tensors only, so a network with other inputs or outputs cannot be served."""
     with pytest.raises(InvalidConfig) as raised:
         Signature.of(session(model))
 
@@ -286,7 +286,7 @@ DYNAMIC = {"max_batch_size": 2, "dynamic_batching": {}}
         ),
     },
 )
-def test_what_is_missing_is_filled_in(given, network_signature, default, added, warnings):
+def test_missing_fields_are_filled_in(given, network_signature, default, added, warnings):
     """The config gets exactly these fields, and a warning only where a batch size was chosen for it."""
     document = {"name": "m", "max_batch_size": 0, **deepcopy(given)}
     heard: list[str] = []
@@ -307,7 +307,7 @@ def test_what_is_missing_is_filled_in(given, network_signature, default, added, 
         "output scalar": signature(outputs={"y": ("float", ())}),
     },
 )
-def test_batches_that_the_network_cannot_do_are_refused(network_signature):
+def test_batches_without_a_batch_dimension_are_refused(network_signature):
     """Batching needs a first dimension that varies in every input and every output."""
     document = {"name": "m", "max_batch_size": 2}
 
@@ -430,7 +430,7 @@ def fixed_rows(name: str, shape: str) -> str:
             signature({"x": ("float", (-1,))}),
             UNABLE + "configuration expects 2 inputs, model provides 1",
         ),
-        "optional input that is none": (
+        "optional input that is not an initializer": (
             config([tensor("x", optional=True)], max_batch_size=0),
             NO_BATCHES,
             UNABLE + "configuration expects 0 inputs, model provides 1",
@@ -545,7 +545,7 @@ def fixed_rows(name: str, shape: str) -> str:
             UNABLE + "configuration expects model provides input with shape [-1]  for "
             "ragged input 'x', model provides [-1,16]",
         ),
-        "control that is no input": (
+        "control that is not an input": (
             config(sequence_batching=control(int32_false_true=1)),
             signature(),
             "configuration specified sequence control 'START', but model does not provide that input",
@@ -574,7 +574,7 @@ def fixed_rows(name: str, shape: str) -> str:
     },
 )
 def test_unfitting_config_is_refused(model, network_signature, message):
-    """Log greps written for NVIDIA's backend find its own words, blank by blank."""
+    """The message is exactly that of NVIDIA's backend."""
     with pytest.raises(InvalidConfig) as raised:
         validate(model, network_signature)
 
