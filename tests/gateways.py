@@ -131,11 +131,12 @@ def gateway(upstream: Upstream, settings: Settings = SMALL, keys: Any = NO_KEYS,
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run a test in an event loop of its own, within the watchdog's time."""
 
-    @wraps(test)
-    def run(*args: Any, **fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **fixtures), WATCHDOG_S))
+    async def limited(*args: Any, **fixtures: Any) -> None:
+        async with asyncio.timeout(WATCHDOG_S) as limit:
+            await test(*args, **fixtures)
+        assert not limit.expired()  # the test may have gone on after its cancellation
 
-    return run
+    return wraps(test)(lambda *args, **fixtures: asyncio.run(limited(*args, **fixtures)))
 
 
 def send(made: Any, method: str, path: str, **options: Any) -> httpx.Response:
