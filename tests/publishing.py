@@ -1,4 +1,4 @@
-"""Publishing for tests: a repository whose versions answer with their own numbers."""
+"""Publishing for tests: a repository whose versions add their own numbers."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ NET, ROUTE = "net", "r"
 # Of the network that `classifier` builds.
 CLASSES, SIDE = 5, 32
 ONLY_FIRST = "version_policy { specific { versions: [ 1 ] } }  # grows\n"
-# Each version adds its own number, so its answers are never those of another.
+# Each version adds its own number, so its outputs differ from those of all others.
 OTHER_ANSWERS = Gates(is_change_accepted=True, max_slowdown=100)
 
 
@@ -81,7 +81,7 @@ def write_route(repository: Path, *variants: Mapping[str, Any]) -> None:
 
 
 def record_of(server: EmbeddedServer) -> ServerRecord:
-    """Return what the commands know of a running server."""
+    """Return the record with which commands find a running server."""
     options = server.options
     return ServerRecord(
         server.pid, options.host, options.ports, str(options.repository), options.profile, options.token
@@ -113,7 +113,7 @@ def contents(repository: Path) -> dict[str, str]:
 
 
 def run_killed(call: str, lines: int) -> int:
-    """Run Python code that has `report` to hand on, and kill it when that gets its N-th line.
+    """Run Python code that passes `report` on, and kill it at the N-th line of progress.
 
     Returns the exit status, -9 if it was killed.
     """

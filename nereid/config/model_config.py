@@ -29,7 +29,7 @@ class TensorSpec:
 
     @property
     def kind(self) -> str:
-        """Datatype and dims as messages show them, `TYPE_FP32 [3, 224, 224]`."""
+        """Return datatype and dims as messages show them, `TYPE_FP32 [3, 224, 224]`."""
         return f"{self.datatype} {list(self.dims)}"
 
     def fits(self, other: "TensorSpec") -> bool:
@@ -105,7 +105,7 @@ class ModelConfig:
 
     @property
     def cpu_instances(self) -> int:
-        """Number of instances of the model that share the processor's cores.
+        """Return the number of the model's instances that share the processor's cores.
 
         Source: core r24.10, model_config_utils.cc: without a count, two for ONNX Runtime and one for others.
         """
@@ -141,7 +141,7 @@ class ModelConfig:
 
         Raises:
             InvalidConfig: the name leaves the repository, the version does not exist, the model is a route
-                itself, which would make a circle, or an ensemble does not pin the network.
+                itself, which would be a cycle, or an ensemble does not pin the network.
         """
         path = self._sibling_folder(model, version) / "config.pbtxt"
         document = read_pbtxt(path) if path.exists() else {}
@@ -174,7 +174,7 @@ class ModelConfig:
         """Parse the parameters into the dataclass `schema`, by its field names and types.
 
         Args:
-            schema: fields that are dataclasses stand for the fields of those.
+            schema: a field that is a dataclass is replaced by its own fields.
             fixed: values of the fields that are not parameters.
 
         Raises:
@@ -190,7 +190,7 @@ class ModelConfig:
 class FusedSettings:
     """Parameters of a `fused` model: the sibling models that it combines, by name and pinned version.
 
-    The others replace a sibling's parameter; 0 keeps the sibling's value.
+    The numbers replace parameters of these models; 0 keeps a model's own value.
     """
 
     preprocess: str
@@ -203,12 +203,12 @@ class FusedSettings:
 
     @property
     def of_preprocess(self) -> dict[str, str]:
-        """Parameters that replace those of the preprocessing model."""
+        """Return the parameters that replace those of the preprocessing model."""
         return _given({"decode_threads": self.decode_threads})
 
     @property
     def of_network(self) -> dict[str, str]:
-        """Parameters that replace those of the network."""
+        """Return the parameters that replace those of the network."""
         return _given(
             {
                 "intra_op_thread_count": self.intra_op_thread_count,

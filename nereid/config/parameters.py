@@ -23,7 +23,7 @@ def parse_parameters(
     """Parse texts into the dataclass `schema`, by its field names and types.
 
     Args:
-        schema: fields that are dataclasses stand for the fields of those.
+        schema: a field that is a dataclass is replaced by its own fields.
         fixed: values of the fields that are not parameters.
 
     Raises:
@@ -61,7 +61,7 @@ def parse_bool(text: str) -> bool:
     """Read `true`, `on`, `1`, `false`, `off` or `0` in any case, as Triton's backends do.
 
     Raises:
-        InvalidConfig: the text is another one.
+        InvalidConfig: the text is none of these words.
     """
     if text.lower() not in BOOLEANS:
         raise InvalidConfig(f"failed to convert '{text}' to boolean")

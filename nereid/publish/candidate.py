@@ -42,7 +42,7 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
 
 
 def check_labels(source: Path, folder: Path) -> None:
-    """Refuse a folder with other labels than those of the model.
+    """Reject a folder whose labels differ from those of the model.
 
     Raises:
         OperationFailed: with the first difference.
@@ -69,7 +69,7 @@ def write_checksums(version_folder: Path, source: Path, user: str) -> None:
 
 
 def _check_part(part: Path, networks: set[str]) -> None:
-    """Refuse external data that would overwrite another file, or would not count as part of a version."""
+    """Reject external data that would overwrite another file, or that the checksums would not cover."""
     fix = "fix: save the network with another name for its external data"
     if part.name == CHECKSUMS or part.parts[0] in networks:
         raise OperationFailed(f"external data has the name of another file of the version, '{part}'; {fix}")

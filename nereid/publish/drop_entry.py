@@ -17,7 +17,7 @@ SUFFIX, UNFINISHED = ".onnx", (".tmp", ".part")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A network in the folder as its file attributes show it; equal entries were not written in between.
+    """A network in the folder with its file attributes; two equal entries were not written in between.
 
     Args:
         path: an ONNX file, or a folder with one.
@@ -45,7 +45,7 @@ class Entry:
         return {name: digest(self.root / name) for name in names}
 
     def is_same_file(self, other: "Entry | None") -> bool:
-        """Return whether another entry has the same files, whatever their names."""
+        """Return whether another entry has the same files, under any names."""
         return other is not None and [each[1:] for each in self.files] == [each[1:] for each in other.files]
 
 
@@ -59,7 +59,7 @@ def is_candidate(path: Path) -> bool:
 
 
 def read_entry(path: Path) -> Entry | None:
-    """Return the entry at a path; None while it is obviously incomplete.
+    """Return the entry at a path; None if it is obviously incomplete.
 
     Raises:
         OSError: it cannot be read.

@@ -1,6 +1,6 @@
 """A drop folder: complete networks are published, and moved to `published` or `rejected`.
 
-A copy with known digests is published, so that a writer cannot change it meanwhile.
+The published file is a copy with known digests, which a writer cannot change meanwhile.
 """
 
 import itertools
@@ -30,7 +30,7 @@ Publish = Callable[[str, Path], tuple[str, int]]
 
 
 class TemporaryFailure(OperationFailed):
-    """Nothing can be published at present; the file is not the cause."""
+    """No publication is possible now; the file is not the cause."""
 
 
 TEMPORARY = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
@@ -62,14 +62,14 @@ class _Observation:
 
 
 class DropFolder:
-    """Finds complete entries of a folder, has them published, and moves them away.
+    """Publishes the complete entries of a folder, and moves them to `published` or `rejected`.
 
     Args:
         folder: an absolute path.
         log: the folder's journal, locked.
         publish: publishes an entry. An error rejects the entry, unless it or its cause is TEMPORARY.
         settle_s: how long digests must stay the same, in seconds.
-        model: the model for all entries, whatever their names.
+        model: the model of all entries, instead of the one in their names.
         terms: limits of the examination; a rejected entry that stays is tried again under other terms.
         announce: receives a line per publication and rejection.
         report: receives all other lines.
@@ -167,7 +167,7 @@ class DropFolder:
             with copied(entry, digests, self._folder / STAGING) as copy:
                 return copy is not None and self._submit(entry, copy, sha256)
         except TEMPORARY as error:
-            # The entry is still complete, and must precede the next one of its model.
+            # The entry is still complete; the next one of its model must wait for it.
             self._observed[entry.path.name] = observed
             self._pause(entry, error)
             return False

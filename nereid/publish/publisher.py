@@ -1,7 +1,7 @@
 """Publication, rollback and retirement of a network's versions while a server continues to respond.
 
-A version is staged next to the repository and examined in a separate process. Only then it is moved in,
-loaded, warmed up, and added to the routes. Every change is in the journal before it is made.
+A version is staged next to the repository and examined in a separate process. An accepted version is moved
+into the repository, loaded, warmed up, and added to the routes. Every change is first written to the journal.
 """
 
 import time
@@ -160,7 +160,7 @@ def _rollback_change(location: RouteLocation, network: Network, newest: int) -> 
     """Return the change that takes a route back from a version.
 
     Raises:
-        WrongUsage: there is no earlier version.
+        WrongUsage: the route has no earlier version.
     """
     variants = [each for each in network.variants if each.route == location.name]
     current = [each.variant.name for each in variants if each.pin.network_version == newest]

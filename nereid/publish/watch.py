@@ -34,8 +34,8 @@ def publication(
 ) -> Publish:
     """Return a function that publishes to a repository and its running server.
 
-    A copy of the newest served version is not published again. This prevents a second publication if a kill
-    or the loss of the server came before the first one was written to the drop folder's journal.
+    A copy of the newest served version is not published again: a kill or a lost server may have prevented the
+    line of its publication in the drop folder's journal.
     """
 
     def publish(name: str, source: Path) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Checks of a repository in all profiles that find most reasons for a failed load, without a server."""
+"""Checks of a repository in all profiles, without a server: they find most reasons for a failed load."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Verdict = Literal["ok", "note", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: `ok`, `note` (works anyway) or `fail`, the finding, and a fix if known."""
+    """The result of one check: `ok`, `note` (the model works) or `fail`, the finding, and a fix if known."""
 
     verdict: Verdict
     model: str

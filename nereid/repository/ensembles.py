@@ -18,7 +18,7 @@ Needed = list[tuple[str, str, TensorSpec]]
 
 
 def problems(profile: Profile, name: str) -> Iterator[str]:
-    """Yield the problems of the ensemble `name` that prevent a load, or give wrong outputs."""
+    """Yield the problems of the ensemble `name` that prevent a load, or cause wrong outputs."""
     steps = profile.documents[name]["ensemble_scheduling"].get("step", ())
     if not steps:
         yield "expected steps in ensemble_scheduling, got none"
@@ -109,7 +109,7 @@ def _mapped(
 
 
 def fused_problems(profile: Profile, name: str) -> Iterator[str]:
-    """Yield the problems of the fused model `name` that prevent a load, or differ from the ensemble.
+    """Yield the problems of a fused model that prevent a load, and its differences from the ensemble.
 
     Raises:
         InvalidConfig: a parameter is invalid, or a part is missing.

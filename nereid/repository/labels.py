@@ -8,7 +8,7 @@ from nereid.errors import OperationFailed
 
 
 class InvalidLabels(OperationFailed):
-    """The labels do not fit the output; the message has the reason."""
+    """The labels do not fit the output."""
 
 
 def check_count(labels: Path, output: TensorSpec) -> int:

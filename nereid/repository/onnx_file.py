@@ -18,7 +18,7 @@ DEFAULT_MAX_BATCH_SIZE = BackendSettings().default_max_batch_size
 
 
 class InvalidOnnx(OperationFailed):
-    """The file is not an ONNX network, or cannot be served; the message has the reason."""
+    """The file is not an ONNX network, or cannot be served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +126,10 @@ def check_external_data(file: OnnxFile) -> int:
 
 
 def check_with_onnx(path: Path) -> None:
-    """Refuse a file that ONNX's own checker refuses, for example with an unknown operator.
+    """Check a file with ONNX's own checker, which finds unknown operators, for example.
 
     Raises:
-        InvalidOnnx: with the checker's message on one line.
+        InvalidOnnx: the checker rejects the file; its message is on one line.
         OperationFailed: the `onnx` package is not installed.
     """
     _library()

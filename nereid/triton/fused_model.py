@@ -1,7 +1,7 @@
 """Instances of models of the `fused` backend: a preprocessing model and a network in one process.
 
-On a CPU every hop between processes costs about 1 ms of CPU; this model composes the two library pieces of
-the ensemble's backends.
+On a CPU every hop between processes costs about 1 ms of CPU; this model runs the code of both backends of
+the ensemble in one process.
 """
 
 from collections.abc import Sequence

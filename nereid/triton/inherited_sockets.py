@@ -14,7 +14,7 @@ def close_connections() -> None:
 
     Triton 24.10 passes the HTTP connections that are open at the start of a stub on to it. A connection that
     the server closes then stays open as long as the stub lives: its client waits for the end in vain, and the
-    kernel keeps its buffers. Call this before anything opens a connection of its own.
+    kernel keeps its buffers. Call this function before the process opens its own connections.
     """
     for number in [int(each.name) for each in DESCRIPTORS.iterdir()]:
         with contextlib.suppress(OSError):  # the descriptor with which the folder was read

@@ -17,12 +17,12 @@ _Key = tuple[str, tuple[tuple[str, str], ...]]
 class MetricReporter:
     """Metrics of a model on Triton's metrics page; instances with the same labels share the series.
 
-    Each change is a round trip to the server, too expensive on a request's path but cheap in bulk: so
-    changes are summed, and sent every `FLUSH_S` seconds.
+    Each change is a round trip to the server, too expensive for every request. Changes are therefore summed,
+    and sent every `FLUSH_S` seconds.
 
     Args:
-        prefix: the common start of the families' names.
-        kinds: the families, by the rest of their names.
+        prefix: the beginning of all metric names.
+        kinds: the metric families by their names without the prefix.
         labels: the labels that all series have.
     """
 

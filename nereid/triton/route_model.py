@@ -56,7 +56,7 @@ class RouteModel:
                 self._pool.submit(self._handle, admitted)
 
     def close(self) -> None:
-        """Wait for the requests that are still mirrored; Triton has none in flight any more."""
+        """Wait for the requests to shadows; all others have been answered when Triton closes an instance."""
         self._is_closing.set()
         self._housekeeper.join()
         self._pool.shutdown()
@@ -107,11 +107,11 @@ class RouteModel:
 
 
 class TritonRequest:
-    """One request of Triton's, as a `RoutedRequest`.
+    """A request of Triton as a `RoutedRequest`.
 
     Args:
-        request: Triton's.
-        outputs: the outputs of the variants.
+        request: the request object of Triton.
+        outputs: names of the variants' outputs.
         is_batched: whether the tensors have a batch dimension.
     """
 
@@ -132,7 +132,7 @@ class TritonRequest:
 
     def forward(self, model: str, version: int, timeout_s: float) -> Any:
         """Send the request's own input tensors to a model: no byte is copied in Python."""
-        # Without the request's trace: a forwarded trace ends Triton 24.10 with a SIGSEGV when tracing is on.
+        # Without the request's trace: forwarded while tracing is on, it crashes Triton 24.10 with a SIGSEGV.
         request_id = self._request.request_id()
         response = pb_utils.InferenceRequest(
             model_name=model,
@@ -174,5 +174,5 @@ class TritonRequest:
 
 @lru_cache(256)
 def _repeated(name: str, word: str, shape: tuple[int, ...]) -> Any:
-    """Return a tensor with the same word for every image."""
+    """Return a tensor that repeats a text for every image."""
     return pb_utils.Tensor(name, np.full(shape, word.encode(), object))

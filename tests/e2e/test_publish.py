@@ -1,4 +1,4 @@
-"""Versions that are published, rolled back and retired on the real server, while it answers."""
+"""Versions that are published, rolled back and retired on the real server, while it serves."""
 
 import subprocess
 
@@ -30,7 +30,7 @@ from tests.routes import ALL_VERSIONS, X, serve_routes, wait_until
     ids=["all", "specific"],
 )
 def served(request, tmp_path_factory):
-    """A server of `net` in version 1, behind route `r`, with a policy that grows or need not."""
+    """A server of `net` in version 1, behind route `r`, with each kind of version_policy."""
     repository = tmp_path_factory.mktemp("published") / "models"
     store_published(repository, request.param)
     with serve_routes(repository, tmp_path_factory.mktemp("run")) as running:
@@ -39,12 +39,12 @@ def served(request, tmp_path_factory):
 
 @pytest.fixture
 def record(served):
-    """Provide the record of the server; afterwards the first version has all traffic again."""
+    """The record of the server."""
     return record_of(served.server)
 
 
 def set_weights(served, record, **weights: float) -> None:
-    """Change the route's weights, and wait until that is served."""
+    """Change the route's weights, and wait until the server uses them."""
     change(find_route(served.repository, ROUTE), reweighted(weights), RunningServer(record))
 
 
@@ -55,14 +55,14 @@ def policies(repository) -> set[str]:
 
 
 def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
-    """Each step is seen by callers, and the end is as the beginning; `all` spares the others a reload."""
+    """Callers see each step, and the end is like the beginning; with `all` no other version is reloaded."""
     before, stubs = contents(served.repository), served.stubs(NET)
 
     done = publish_number(served.repository, tmp_path, record, 2, weight=300)
 
     assert (done.model, done.version, done.pinned) == (NET, 2, ("net_v2",))
-    told = served.send(ROUTE, headers={"x-variant": "v2"})
-    assert (told.added, told.origin) == (2, ("v2", "2", "variant"))
+    response = served.send(ROUTE, headers={"x-variant": "v2"})
+    assert (response.added, response.origin) == (2, ("v2", "2", "variant"))
     assert policies(served.repository) <= {ALL_VERSIONS, ONLY_FIRST.replace("1", "1, 2")}
     name, found = versions(served.repository, ROUTE, record)
     assert name == NET
@@ -92,8 +92,8 @@ def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
     assert changed == {f"{route}.json", f"{route}.history.jsonl"}
 
 
-def test_version_that_the_server_refuses_is_taken_back(served, record, tmp_path):
-    """A load that fails leaves the repository byte for byte as it was, and the old version answering."""
+def test_version_that_the_server_cannot_load_is_undone(served, record, tmp_path):
+    """A failed load leaves the repository byte for byte unchanged, and the old version serves."""
     before = contents(served.repository)
 
     def damage(line: str) -> None:

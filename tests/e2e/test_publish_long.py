@@ -1,4 +1,4 @@
-"""Publishing under load, a publisher that is killed, and a network from file to answers: minutes long."""
+"""Publishing under load, a publisher that is killed, and a network from file to served scores."""
 
 import itertools
 import os
@@ -41,11 +41,11 @@ from tests.routes import Load, RouteResponse, serve_routes, wait_until
 from tests.supervised import Served, serving
 
 pytestmark = pytest.mark.slow
-# 100 of 20,000 requests, which is what `make proof` asks for; CI makes the least.
+# `make proof` runs 100 cycles; CI runs five.
 CYCLES = 100 if IS_PROOF else 5
-# How many lines of its progress lie between two kills of a command.
+# A command is killed after every line, or every ninth line, of its progress.
 STRIDE = 1 if IS_PROOF else 9
-# Channels of the network's first layer; of those of ResNet-50, CI makes a quarter.
+# Channels of the network's first layer: those of ResNet-50, or a quarter in CI.
 WIDTH = 64 if IS_PROOF else 16
 CALLERS = 8
 SETTLED = 10
@@ -95,12 +95,12 @@ def test_publishing_and_rolling_back_under_load_loses_nothing(served, tmp_path):
 
 @contextmanager
 def fidgeting(repository: Path, record: ServerRecord) -> Iterator[None]:
-    """Change the weight of variant `v1` all the time, as another operator might."""
+    """Change the weight of variant `v1` continually, as another operator might."""
     is_over = threading.Event()
 
     def change_on() -> None:
         for weight in itertools.cycle((100, 101)):
-            with suppress(Superseded):  # by the one who publishes
+            with suppress(Superseded):  # by the publisher
                 change(find_route(repository, ROUTE), reweighted({"v1": weight}), RunningServer(record))
             if is_over.wait(0.2):
                 return
@@ -134,8 +134,8 @@ repository = Path(record.repository)
 
 
 @pytest.mark.parametrize("kind", ["publish", "retire"] if STRIDE == 1 else ["publish"])
-def test_server_killed_meanwhile_comes_back_with_what_is_on_the_disk(tmp_path, kind):
-    """Whenever `tritonserver` is killed, it is back by itself; the next command makes good what was left."""
+def test_server_killed_meanwhile_restarts_with_the_repository(tmp_path, kind):
+    """A `tritonserver` killed at any step restarts; the next command finishes or undoes the operation."""
     repository = tmp_path / "models"
     store_published(repository)
     with serving(repository, tmp_path / "run", "--profile", "ensemble") as served:
@@ -171,8 +171,8 @@ def kill_server_at(step: int, kind: str, served: Served, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["publish", "retire"])
-def test_killed_publisher_is_made_good_by_the_next_command(served, tmp_path, kind):
-    """Killed after any of its steps, it leaves what answers, and the next command finishes or undoes it."""
+def test_next_command_finishes_or_undoes_a_killed_publisher(served, tmp_path, kind):
+    """A publisher killed after any step leaves a serving model; the next command finishes or undoes it."""
     record, repository = record_of(served.server), served.repository
     new = candidate(tmp_path, 2)
     publishes = f"publish(repository, 'net', Path({str(new)!r}), record, OTHER_ANSWERS, report=report)"
@@ -197,7 +197,7 @@ def test_killed_publisher_is_made_good_by_the_next_command(served, tmp_path, kin
             if ends:
                 break
 
-    assert ends, "it was killed at every step, and never came to its end"
+    assert ends, "it was killed at every step, and never finished"
     assert outcomes == ({2, 3} if kind == "publish" else {2})
     # The answers of version 2 onwards are their files', which are not their numbers here.
     assert [
@@ -205,7 +205,7 @@ def test_killed_publisher_is_made_good_by_the_next_command(served, tmp_path, kin
     ] == []
 
 
-def test_killed_add_is_made_good_by_the_next_command(tmp_path):
+def test_next_command_finishes_or_undoes_a_killed_add(tmp_path):
     """An addition killed after any step leaves a working model, or no trace."""
     repository = tmp_path / "models"
     store_published(repository)
@@ -237,7 +237,7 @@ def test_killed_add_is_made_good_by_the_next_command(tmp_path):
 
 
 def publish_and_retire(repository: Path, folder: Path, record: ServerRecord) -> None:
-    """Change the repository once, there and back."""
+    """Publish a version and retire it."""
     retire(repository, NET, publish_number(repository, folder, record, 2).version, record)
 
 
@@ -300,8 +300,8 @@ def resnet(blocks=(3, 4, 6, 3), width=WIDTH, classes=1000) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("profile", ["ensemble", "cpu"])
-def test_resnet_goes_from_file_to_answers_with_one_command(tmp_path, profile):
-    """A file of ResNet-50's shape answers as plain ONNX Runtime does on the same pixels, in both shapes."""
+def test_resnet_is_served_with_one_command(tmp_path, profile):
+    """A network like ResNet-50 returns the scores of plain ONNX Runtime, as ensemble and as fused model."""
     repository, file = tmp_path / "models", tmp_path / "resnet50.onnx"
     store_published(repository)
     onnx.save(resnet(), file)
@@ -335,7 +335,7 @@ def vars_of(record: ServerRecord) -> dict:
 
 
 def pixels(folder: Path) -> np.ndarray:
-    """Return what a preprocessing model makes of the first sample photo."""
+    """Return the tensor that a preprocessing model makes from the first sample photo."""
     from nereid.config.model_config import ModelConfig
     from nereid.imaging.pipeline import Pipeline
 

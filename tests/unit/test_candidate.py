@@ -54,7 +54,7 @@ def files(folder: Path) -> set[str]:
         ("w\n.bin", "model.onnx", "expected a file name for its values"),
     ],
 )
-def test_external_data_must_not_be_called_as_other_files(tmp_path, location, filename, message):
+def test_external_data_must_not_have_names_of_other_files(tmp_path, location, filename, message):
     """Nothing of a version is overwritten, hidden, or breaks the list of checksums; nothing is copied."""
     source = save(tmp_path / "new.onnx", location)
 
@@ -64,8 +64,8 @@ def test_external_data_must_not_be_called_as_other_files(tmp_path, location, fil
     assert not (tmp_path / "1").exists()
 
 
-def test_external_data_lies_beside_the_network(tmp_path):
-    """With a network in a folder of its version, that is where ONNX Runtime looks for it."""
+def test_external_data_is_next_to_the_network(tmp_path):
+    """ONNX Runtime reads external data from the network's folder, also below the version folder."""
     source = save(tmp_path / "new.onnx", "weights/w.bin")
 
     stage(source, tmp_path / "1", "sub/net.onnx")
@@ -76,7 +76,7 @@ def test_external_data_lies_beside_the_network(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.onnx", "other.onnx"])
 def test_network_may_be_a_folder_of_its_name(tmp_path, name):
-    """Triton takes `model.onnx/model.onnx` for the network as well, so a source may be like that."""
+    """Triton also loads `model.onnx/model.onnx`, so a source may be such a folder."""
     (tmp_path / "new" / name).mkdir(parents=True)
     save(tmp_path / "new" / name / "model.onnx", "w.bin")
 

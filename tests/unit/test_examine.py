@@ -306,7 +306,7 @@ def test_nan_in_a_constant_is_found_infinity_is_not_refused(make_request):
 
 
 def nameless(*locations: str) -> onnx.ModelProto:
-    """Build a network with constants of two values that have no name; each lies in a file of its own."""
+    """Build a network with constants of two values that have no name; each is in its own file."""
     nodes = [
         helper.make_node("Constant", [], [each], value=constant("", np.float32([0, 0]))) for each in locations
     ]
@@ -456,7 +456,7 @@ def test_memory_is_a_ratio_and_64_mb():
 
 
 def test_memory_is_needed_for_all_instances():
-    """A network that fits once, but not as often as its config says, is refused before the server swaps."""
+    """A network that fits into the memory once, but not for all instances, is rejected."""
     check_headroom(100 * 2**20, 2, 240 * 2**20)
     with pytest.raises(Rejected, match=r"360 MB \(3 instances of 100 MB, and 20% more\), got 240 MB"):
         check_headroom(100 * 2**20, 3, 240 * 2**20)

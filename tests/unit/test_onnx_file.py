@@ -282,7 +282,7 @@ def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
 
 
 def test_operator_that_does_not_exist_is_refused(tmp_path):
-    """ONNX's checker knows all of its operators; the message is on one line."""
+    """ONNX's checker finds unknown operators; the message is on one line."""
     model = weighted()
     model.graph.node[0].op_type = "Adds"
 

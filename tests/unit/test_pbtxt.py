@@ -25,7 +25,7 @@ dynamic_batching {}
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_unchanged_text_stays(path):
-    """A config that is wanted as it is keeps every character."""
+    """A config without changes keeps every character."""
     text = path.read_text()
 
     assert rewrite(text, parse(text)) == text
@@ -60,7 +60,7 @@ def test_only_what_changes_is_written_anew():
     ],
     ids=["list-and-entry", "joined-strings"],
 )
-def test_odd_text_is_changed_right(text):
+def test_unusual_layout_is_written_anew(text):
     """A text that cannot be changed entry by entry is written anew."""
     wanted = parse(text)
     wanted.max_batch_size = 16
@@ -69,7 +69,7 @@ def test_odd_text_is_changed_right(text):
     assert parse(rewrite(text, wanted)) == wanted
 
 
-def test_text_that_is_no_config_is_told():
+def test_text_that_is_not_a_config_is_an_error():
     """The message has line and column."""
     with pytest.raises(OperationFailed, match="cannot read the config: 1:1 : "):
         rewrite("what: 1", parse(""))
@@ -99,8 +99,8 @@ def test_only_the_policy_changes_with_the_versions(text, expected):
     assert with_versions(text, [3, 1]) == expected
 
 
-def test_versions_never_cost_a_comment():
-    """A layout that cannot be changed entry by entry is refused, with the line to write."""
+def test_change_of_versions_never_removes_a_comment():
+    """A layout that cannot be changed entry by entry is an error with the line to write."""
     with pytest.raises(OperationFailed, match=r"fix: write version_policy .*\[ 1, 2 \]") as refused:
         with_versions('# why\nname: "a" "b" max_batch_size: 8', [1, 2])
 

@@ -46,7 +46,7 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
 
 
 def test_network_is_added(nereid, tmp_path):
-    """The line has the name, and says that no server runs."""
+    """The line has the name, and `in the repository` as no server runs."""
     onnx.save(classifier(), tmp_path / "new.onnx")
 
     done = nereid("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet", "--profile", "cpu")

@@ -18,7 +18,7 @@ print(json.dumps(server_command_line()))
 
 
 def test_stub_reads_the_words_its_parent_was_started_with():
-    """Empty words, blanks, and letters of any alphabet arrive one by one, as the parent got them."""
+    """Empty words, blanks, and letters of any alphabet are read like the parent received them."""
     words = ["--backend-config", "", "onnxruntime,a=b c", "--id=naïve"]
     child = CHILD.format(path=sys.path)
 

@@ -25,7 +25,7 @@ from nereid.server.control import Control, Refused
 from nereid.server.run_dir import ServerRecord
 
 READY_S, POLL_S = 60.0, 0.05
-# Time in which a request that chose a variant just before its removal reaches its model.
+# A request that chose a variant just before its removal reaches its model within this time.
 DRAIN_S = 1.0
 ROUTE_S = 30.0
 
@@ -65,10 +65,10 @@ class Install(Struct, frozen=True, tag=True):
     version: int = 0
 
     def do(self, workspace: Workspace) -> None:
-        """Move it in atomically.
+        """Move the staged path into the repository atomically.
 
         Raises:
-            OperationFailed: something else has its place, or the staged files have disappeared.
+            OperationFailed: the target already exists, or the staged files have disappeared.
         """
         source, target = workspace.staging / "new" / self.path, workspace.repository / self.path
         if source.exists():
@@ -80,9 +80,9 @@ class Install(Struct, frozen=True, tag=True):
         workspace.report(f"{self.path}: added to the repository")
 
     def undo(self, workspace: Workspace) -> None:
-        """Move it out atomically, and unload it from a server that has loaded it.
+        """Move the path out of the repository atomically, and unload it from a server that has loaded it.
 
-        While the files are still staged, they were never installed: a file of that name is not ours.
+        Staged files were never installed: a path of that name in the repository is not ours, and stays.
         """
         source, target = workspace.repository / self.path, workspace.staging / "old" / self.path
         if (workspace.staging / "new" / self.path).exists():

@@ -1,4 +1,4 @@
-"""Changes of a repository that neither a kill nor a refusal leaves half done."""
+"""Changes of a repository that are completed or undone, also after a kill or an error."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ EXPLICIT = "explicit"
 def locked_repository(
     repository: Path, record: ServerRecord | None, report: Callable[[str], None]
 ) -> Iterator[tuple[Journal, Workspace]]:
-    """Hold the repository's journal and lock; first finish or undo what a killed command left.
+    """Hold the repository's journal and lock; first finish or undo the operation of a killed command.
 
     Raises:
         OperationFailed: another command holds the lock, the recovery is not possible now, or the server does
@@ -45,7 +45,7 @@ def recover(log: Journal, workspace: Workspace) -> None:
     """Finish or undo the operation of a killed command.
 
     Raises:
-        OperationFailed: that is not possible now.
+        OperationFailed: neither is possible now.
     """
     if not (line := log.unfinished()):
         return

@@ -1,4 +1,4 @@
-"""Journal of a repository: every change is written there before it is made, so that a kill can be repaired.
+"""Journal of a repository: every change is written there first, so that a later command can finish it.
 
 The journal and the staged files are in a folder next to the repository, on the same filesystem: Triton takes
 every folder inside the repository for a model. The file is also the lock of the set of models.
@@ -59,9 +59,9 @@ class Journal:
         return self.folder / operation.id
 
     def write(self, event: Event, operation: Operation, note: str = "") -> None:
-        """Append an event; a finished operation loses its staged files."""
+        """Append an event; the staged files of a finished operation are removed."""
         if event in FINISHED and not operation.actions:
-            # Before the line, as they may fill the disk; without actions, undoing needs none of them.
+            # Before the line, as the files may fill the disk; without actions, they are not needed to undo.
             shutil.rmtree(self.staging(operation), ignore_errors=True)
         json_lines.append(self.file, Line(datetime.now(UTC), event, operation, note))
         if event in FINISHED:

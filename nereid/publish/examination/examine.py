@@ -1,7 +1,7 @@
 """Examination of a network in a separate process, `nereid.publish.examination.examiner`.
 
-A broken network can crash the process that opens it, or use all memory. Here it affects neither the server
-nor the command.
+A broken network can crash its process or use all memory. In a separate process it affects neither the
+server nor the command.
 """
 
 import contextlib

@@ -98,7 +98,7 @@ def measure(
 
 
 def main(parent: int) -> None:
-    """Answer the request on stdin.
+    """Examine the network of the request on stdin.
 
     Args:
         parent: process id of the command; this process ends with it.
@@ -110,19 +110,19 @@ def main(parent: int) -> None:
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # output of libraries must not reach the results
 
-        def say(kind: str, content: object) -> None:
+        def write(kind: str, content: object) -> None:
             with contextlib.suppress(BrokenPipeError):
                 out.write(json.dumps({kind: content}) + "\n")
 
         request = ExaminationRequest.from_json(sys.stdin.read())
         try:
-            say("report", asdict(examine(request, lambda line: say("progress", line))))
+            write("report", asdict(examine(request, lambda line: write("progress", line))))
         except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
-            say("rejected", _line(error))
+            write("rejected", _line(error))
         except (OperationFailed, ImportError) as error:  # such as a missing package
-            say("failed", str(error))
+            write("failed", str(error))
         except Exception as error:  # only the network differs between examinations
-            say("rejected", f"the examination failed unexpectedly: {type(error).__name__}: {_line(error)}")
+            write("rejected", f"the examination failed unexpectedly: {type(error).__name__}: {_line(error)}")
 
 
 def _line(error: Exception) -> str:

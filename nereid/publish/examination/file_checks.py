@@ -39,7 +39,7 @@ def check_file(request: ExaminationRequest, progress: Progress) -> tuple[OnnxFil
 
 
 def check_weights(file: OnnxFile) -> None:
-    """Refuse weights that are NaN; infinities may be intended, such as in a mask.
+    """Reject weights that are NaN; infinities are allowed, as in a mask.
 
     Raises:
         Rejected: with the first such tensor.
@@ -75,7 +75,7 @@ def _floats(file: OnnxFile, tensor: Any) -> np.ndarray:
 
 
 def check_signature(expected: Signature, got: Signature) -> None:
-    """Refuse inputs and outputs that differ from those of the current version.
+    """Reject inputs and outputs that differ from those of the current version.
 
     Raises:
         Rejected: with every difference.

@@ -47,7 +47,7 @@ def check_outputs(
 
 
 def check_finite(outputs: Arrays, sample: str) -> None:
-    """Refuse NaN and infinities in outputs.
+    """Reject NaN and infinities in outputs.
 
     Raises:
         Rejected: with the output and the number of such values.
