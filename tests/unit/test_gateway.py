@@ -430,18 +430,24 @@ def test_live_state_covers_the_last_minute():
 
 
 @pytest.mark.parametrize(
-    ("image_format", "options"),
+    ("mark", "image_format", "options"),
     [
-        *[(each, {}) for each in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")],
-        ("WEBP", {"lossless": True}),
-        ("WEBP", {"lossless": True, "exif": b"Exif\0\0"}),
+        (b"PNG", "PNG", {}),
+        (b"\xff\xd8\xff", "JPEG", {}),
+        (b"GIF8", "GIF", {}),
+        (b"BM", "BMP", {}),
+        (b"II*", "TIFF", {}),
+        (b"VP8 ", "WEBP", {}),
+        (b"VP8L", "WEBP", {"lossless": True}),
+        (b"VP8X", "WEBP", {"icc_profile": b"profile"}),
     ],
-    ids=["PNG", "JPEG", "VP8", "GIF", "BMP", "TIFF", "VP8L", "VP8X"],
+    ids=["PNG", "JPEG", "GIF", "BMP", "TIFF", "VP8", "VP8L", "VP8X"],
 )
-def test_size_is_read_from_the_head(encode, gradient, image_format, options):
+def test_size_is_read_from_the_head(encode, gradient, mark, image_format, options):
     """The size is that of Pillow; TIFF and truncated files are left to the server."""
     encoded = encode(gradient(30, 70), image_format, **options)
 
+    assert mark in encoded[:16]
     assert size_wh(encoded) == (None if image_format == "TIFF" else (70, 30))
     assert size_wh(encoded[:20]) is None
 
