@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -58,69 +57,57 @@ def served(both):
 
 
 def weighing(*weights: float) -> dict:
-    """Return a route whose variants have these weights; what is left has none."""
+    """Return a route with these weights; further variants have weight 0."""
     padded = [*weights, 0, 0][:3]
     return document(*(variant(*pair, weight) for pair, weight in zip(MODELS.items(), padded, strict=True)))
 
 
-def ask_all(served, requests: list[dict]) -> list:
-    """Ask with each of these headers, over both protocols and several at a time; returns the answers."""
+def send_all(served, requests: list[dict]) -> list:
+    """Send a request with each of these headers, over both protocols; returns the responses."""
 
-    def ask(number: int):
+    def send(number: int):
         answer = served.send("route", PROTOCOLS[number % 2], headers=requests[number])
         assert answer.added == ADDED[answer.variant]
         return answer
 
     with ThreadPoolExecutor(CALLERS) as pool:
-        return list(pool.map(ask, range(len(requests))))
+        return list(pool.map(send, range(len(requests))))
 
 
 def variants_of(served, keys: list[str]) -> list[str]:
-    """Return who answers each key."""
-    answers = ask_all(served, [{"x-route-key": key} for key in keys])
+    """Return the variant that serves each key."""
+    answers = send_all(served, [{"x-route-key": key} for key in keys])
     assert {answer.reason for answer in answers} == {"route-key"}
     return [answer.variant for answer in answers]
 
 
 def assigned(content: dict, keys: list[str]) -> list[str]:
-    """Return whom each key is computed to get."""
+    """Return the computed variant of each key."""
     route = parse_route(json.dumps(content).encode())
     return [assign(route, key).name for key in keys]
 
 
 def half_width(count: int, share: float, confidence: float) -> float:
-    """Return how far a binomial count is from its mean at most, by the normal approximation."""
+    """Return the maximum deviation of a binomial count from its mean, by the normal approximation."""
     return NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(count * share * (1 - share)) + 0.5
 
 
 def test_shares_by_chance_are_the_weights(served):
     """Of requests at 90:10 over both protocols, each variant has its share.
 
-    The server's draws have no seed, so the interval is one that a right server leaves once in 10,000 runs.
+    The server's draws have no seed, so a correct server leaves the interval once in 10,000 runs.
     """
     served.use("route", weighing(90, 10))
 
-    counts = Counter(answer.origin for answer in ask_all(served, [{}] * REQUESTS))
+    counts = Counter(answer.origin for answer in send_all(served, [{}] * REQUESTS))
 
     assert set(counts) == {("control", "1", "weight"), ("candidate", "1", "weight")}
     missed = abs(counts["candidate", "1", "weight"] - REQUESTS * 0.1)
     assert missed <= half_width(REQUESTS, 0.1, 0.9999)
 
 
-def test_shares_of_seeded_keys_are_the_weights(served):
-    """Requests with random keys of a fixed seed, at 90:10: each gets its computed variant, in 99 % bounds."""
-    content = served.use("route", weighing(90, 10))
-    chance = random.Random(0)
-    keys = [f"{chance.getrandbits(64):x}" for _ in range(REQUESTS)]
-
-    got = variants_of(served, keys)
-
-    assert got == assigned(content, keys)
-    assert abs(got.count("candidate") - REQUESTS * 0.1) <= half_width(REQUESTS, 0.1, 0.99)
-
-
 def test_sticky_keys_are_the_same_on_two_servers_and_after_a_reload(both):
-    """Each key gets one variant: on another server, and when the router is loaded anew."""
+    """Each key gets one variant, also on another server and after a reload of the router."""
     first, second = both
     content = first.use("route", weighing(60, 30, 10))
     second.use("route", weighing(60, 30, 10))
@@ -134,25 +121,8 @@ def test_sticky_keys_are_the_same_on_two_servers_and_after_a_reload(both):
     assert variants_of(second, KEYS) == before
 
 
-def test_keys_move_only_towards_the_variant_whose_weight_rises(served):
-    """While one weight rises, a key keeps its variant or goes to that one; the share follows."""
-    weights = {"control": 60, "candidate": 10, "third": 30}
-    served.use("route", weighing(*weights.values()))
-    before = variants_of(served, KEYS)
-    for name, weight in {"control": 90, "candidate": 50, "third": 60}.items():
-        weights[name] = weight
-        served.use("route", weighing(*weights.values()))
-
-        now = variants_of(served, KEYS)
-
-        assert {new for old, new in zip(before, now, strict=True) if old != new} == {name}
-        share = weight / sum(weights.values())
-        assert abs(now.count(name) - share * len(KEYS)) <= half_width(len(KEYS), share, 0.9999)
-        before = now
-
-
 def test_changes_under_load_fail_no_request_and_are_visible_within_a_second(served):
-    """At concurrency 16 the route changes again and again: no request fails, each change is seen in 1 s."""
+    """At concurrency 16, the route changes repeatedly: no request fails, each change takes effect in 1 s."""
     served.use("route", weighing(0, 1))
     waited = []
     with Load(served, "route", CALLERS) as load:

@@ -35,8 +35,8 @@ def opened() -> Breaker:
         "less than half": ([BAD, BAD, GOOD, GOOD, GOOD], State.CLOSED),
         "just not half of the window": ([GOOD] * 50 + [BAD] * 49, State.CLOSED),
         "half of the window": ([GOOD] * 50 + [BAD] * 50, State.OPEN),
-        "nothing said": ([NEITHER] * 50, State.CLOSED),
-        "too few that say something": ([BAD, NEITHER] * 4, State.CLOSED),
+        "no verdicts": ([NEITHER] * 50, State.CLOSED),
+        "too few verdicts": ([BAD, NEITHER] * 4, State.CLOSED),
     },
 )
 def test_opens_on_ratio_with_a_minimum(outcomes, state):
@@ -48,8 +48,8 @@ def test_opens_on_ratio_with_a_minimum(outcomes, state):
     assert breaker.state is state
 
 
-def test_old_successes_do_not_hide_a_failure():
-    """A thousand good requests, then a dead variant that takes a second to say so: three failures open it."""
+def test_old_successes_do_not_hide_failures():
+    """After a thousand successes and a pause of a second, three failures open the breaker."""
     breaker = Breaker(SETTINGS)
 
     last = feed(breaker, [GOOD] * 1000, step=0.001)
@@ -59,7 +59,7 @@ def test_old_successes_do_not_hide_a_failure():
 
 
 def test_slow_traffic_is_judged_by_its_last_requests():
-    """With one request every ten seconds the window is empty; the last five count."""
+    """With one request every ten seconds, the window is empty, so the last five requests count."""
     breaker = Breaker(SETTINGS)
 
     feed(breaker, [GOOD] * 5 + [BAD] * 2, step=10.0)
@@ -70,7 +70,7 @@ def test_slow_traffic_is_judged_by_its_last_requests():
 
 
 def test_open_lets_nothing_through_until_its_time():
-    """After open_s exactly one request tries."""
+    """After open_s, exactly one request passes as the trial."""
     breaker = opened()
 
     assert [breaker.allows(at) for at in (0.05, 2.0, 5.03)] == [False] * 3
@@ -84,7 +84,7 @@ def test_open_lets_nothing_through_until_its_time():
     ids=["good", "bad", "neither"],
 )
 def test_trial_decides(outcome, state, allows_next):
-    """A good trial closes, a bad one opens for as long again, and one that says nothing lets another try."""
+    """A success closes the breaker, a failure opens it again, and no verdict allows another trial."""
     breaker = opened()
     assert breaker.allows(6.0)
 
@@ -95,7 +95,7 @@ def test_trial_decides(outcome, state, allows_next):
 
 
 def test_requests_from_before_do_not_decide_a_trial():
-    """Requests in flight when the breaker opened are no evidence about the variant."""
+    """Requests in flight when the breaker opened do not count."""
     breaker = opened()
     breaker.allows(6.0)
 
@@ -116,8 +116,8 @@ def test_closed_again_starts_afresh():
     assert breaker.state is State.CLOSED
 
 
-def test_trip_opens_at_once():
-    """A variant that cannot be reached needs no statistics, nor does a trial that finds it so."""
+def test_trip_opens_immediately():
+    """An unreachable variant opens the breaker without statistics, also during a trial."""
     breaker = Breaker(SETTINGS)
     feed(breaker, [GOOD] * 100)
 
@@ -128,10 +128,10 @@ def test_trip_opens_at_once():
     assert [breaker.allows(at) for at in (12.0, 12.2)] == [False, True]
 
 
-def test_every_turn_is_told():
+def test_every_change_is_reported():
     """The callback receives each change of state, in order."""
-    told: list[State] = []
-    breaker = Breaker(SETTINGS, told.append)
+    states: list[State] = []
+    breaker = Breaker(SETTINGS, states.append)
 
     feed(breaker, [BAD] * 5)
     breaker.allows(6.0)
@@ -139,7 +139,7 @@ def test_every_turn_is_told():
     breaker.allows(12.0)
     breaker.record(GOOD, 12.1, is_trial=True)
 
-    assert told == [State.OPEN, State.HALF_OPEN, State.OPEN, State.HALF_OPEN, State.CLOSED]
+    assert states == [State.OPEN, State.HALF_OPEN, State.OPEN, State.HALF_OPEN, State.CLOSED]
 
 
 def test_budget_allows_few_retries():
@@ -150,7 +150,7 @@ def test_budget_allows_few_retries():
 
 
 def test_successes_earn_retries():
-    """Ten requests that need none pay for one more; never more than ten tokens are kept."""
+    """Ten successes earn one retry; the budget keeps ten tokens at most."""
     budget = RetryBudget()
     for _ in range(1000):
         budget.succeeded()

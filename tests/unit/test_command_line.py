@@ -1,4 +1,4 @@
-"""The command line as a whole: help, version, exit codes, the last line on stderr, completion, `init`."""
+"""The whole command line: help, version, exit codes, the last line on stderr, completion, `init`."""
 
 import json
 import os
@@ -56,12 +56,6 @@ def test_version_is_that_of_the_distribution():
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (("unknown",), 2),
-        (("serve", "--unknown"), 2),
-        (("serve", "--repository", "/nonexistent"), 2),
-        (("serve", "--http-port", "many"), 2),
-        (("classify",), 2),
-        (("classify", "/nonexistent.jpg"), 2),
         (("gateway", "--host", "0.0.0.0"), 2),
         (("gateway", "--certificate", "/nonexistent"), 1),
         (("add", "/nonexistent.onnx", "--name", "x", "--preset", "imagenet"), 2),
@@ -104,6 +98,36 @@ def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status)
     lines = done.stderr.splitlines()
     assert done.exit_code == status, done.stderr
     assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["unknown"], "No such command 'unknown'"),
+        (["serve", "--profile", "nope"], "no model has the profile 'nope', known are: cpu, ensemble"),
+        (["serve", "--repository", "/nonexistent"], "/nonexistent is not a model repository"),
+        (["serve", "--model-control-mode", "magic"], "magic"),
+        (["serve", "--htpp-port", "9999"], "--htpp-port"),
+        (["serve", "--http-port", "70000"], "--http-port"),
+        (["serve", "--host", "0.0.0.0", "--allow-shm"], "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
+        (["classify"], "nothing to classify"),
+        (["classify", "/nonexistent.jpg"], "'/nonexistent.jpg' does not exist"),
+        (["classify", str(assets.COFFEE), "--protocol", "smtp"], "smtp"),
+        (
+            ["classify", str(assets.COFFEE), "--url", "http://localhost:8000"],
+            "--url must be HOST:PORT without",
+        ),
+        (["classify", str(assets.COFFEE), "--json", "--csv"], "exclude each other"),
+        (["classify", "--watch", "/tmp", "--json"], "fix: --jsonl"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_exit_code_2(words, message):
+    """The last line names the wrong option or value."""
+    done = run(*words, NEREID_REPOSITORY=str(assets.REPOSITORY))
+
+    last = done.stderr.splitlines()[-1]
+    assert (done.exit_code, last.startswith("error: "), message in last) == (2, True, True), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -161,7 +185,7 @@ def test_demo_fails_if_the_protocols_disagree():
 
 
 def test_help_is_wrapped_by_the_terminal():
-    """A narrow and a wide terminal both get whole lines: the source's own line breaks do not count."""
+    """Help text wraps at the width of the terminal, not at the line breaks of the source."""
     text = run("watch", "-h", COLUMNS="200").stdout
 
     assert "Published files move to DIR/published." in text
@@ -235,7 +259,7 @@ def test_keys_are_listed_as_json_without_their_secrets(tmp_path):
 
 
 def test_tables_are_not_cut_in_a_pipe(tmp_path):
-    """A script that reads the table gets every character of it."""
+    """A script that reads the table gets every character."""
     name = "a-very-long-name-of-an-owner-" + "x" * 30
     run("key", "add", name, "--scope", "admin", XDG_CONFIG_HOME=str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""The error tree: codes, prefixes, and the way back from a message."""
+"""The error tree: codes, prefixes, and errors restored from messages."""
 
 import pytest
 
@@ -57,8 +57,8 @@ def test_outcome_is_the_class_as_a_label(error, outcome):
     assert error.outcome == outcome
 
 
-def test_any_exception_becomes_an_answer():
-    """Ours stay what they are; others are a failure of the server that names what was raised."""
+def test_any_exception_becomes_a_serving_error():
+    """Our errors stay; any other is a failure of the server with the class of the exception."""
     ours = errors.InvalidImage("b")
 
     assert errors.from_exception(ours) is ours

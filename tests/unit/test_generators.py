@@ -35,13 +35,13 @@ Requests/sec:    194.66
 
 
 def test_reports_are_read():
-    """Rates are images per second, latencies milliseconds, whatever the tool's own units."""
+    """Rates are in images per second and latencies in milliseconds, for each tool's own units."""
     assert perf_analyzer.parse(REPORT) == Load(167.75, 177.116, 251.97, 269.116)
     assert wrk.parse(PRINTED) == Load(194.66, 0.9, 57.63, 1200.0, answered=195)
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "told"),
+    ("parse", "text", "message"),
     [
         (perf_analyzer.parse, "", "report is invalid"),
         (perf_analyzer.parse, REPORT.replace("p99 latency", "p98 latency"), "p99 latency"),
@@ -52,23 +52,23 @@ def test_reports_are_read():
         (wrk.parse, PRINTED + "  Socket errors: connect 0, read 1\n", "the rate is invalid"),
     ],
 )
-def test_reports_that_tell_nothing_end_the_measurement(parse, text, told):
-    """A rate of failed requests, or none, is no result; the tool's own words are shown."""
-    with pytest.raises(SystemExit, match=told):
+def test_invalid_reports_end_the_measurement(parse, text, message):
+    """A report without a valid rate ends the measurement, with the tool's output."""
+    with pytest.raises(SystemExit, match=message):
         parse(text)
 
 
 @pytest.fixture
 def late():
-    """Serve HTTP whose every answer takes longer than wrk's own timeout of two seconds; gives the port."""
+    """Serve HTTP responses slower than wrk's timeout of two seconds; gives the port."""
 
     class Late(BaseHTTPRequestHandler):
-        """Right, only slow."""
+        """Correct but slow responses."""
 
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            """Answer late."""
+            """Respond late."""
             self.rfile.read(int(self.headers["Content-Length"]))
             time.sleep(2.2)
             self.send_response(200)
@@ -76,7 +76,7 @@ def late():
             self.end_headers()
 
         def log_message(self, *words: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -85,8 +85,8 @@ def late():
 
 
 @pytest.mark.skipif(not wrk.is_installed(), reason="needs wrk; fix: apt-get install wrk")
-def test_slow_answers_are_no_failures(tmp_path, late):
-    """A machine that is only slow has a p99 of more than two seconds, and its run goes on."""
+def test_slow_responses_are_not_failures(tmp_path, late):
+    """A slow machine may have a p99 of more than two seconds."""
     photo = tmp_path / "photo.bytes"
     photo.write_bytes(b"photo")
 
@@ -104,7 +104,7 @@ def test_an_image_is_sent_with_its_length(tmp_path):
 
 
 def binary(folder: Path, lines: str) -> perf_analyzer.Analyzer:
-    """Write a program in the binary's place."""
+    """Write a program in place of the binary."""
     folder.mkdir(parents=True)
     (folder / "perf_analyzer").write_text(f"#!/bin/sh\n{lines}\n")
     (folder / "perf_analyzer").chmod(0o755)
@@ -118,10 +118,12 @@ def binary(folder: Path, lines: str) -> perf_analyzer.Analyzer:
         ("libx.so.1", "install the package that has libx.so.1"),
     ],
 )
-def test_missing_library_is_told(tmp_path, library, fix):
-    """What the loader says becomes what to install."""
-    said = f"perf_analyzer: error while loading shared libraries: {library}: cannot open shared object file"
-    analyzer = binary(tmp_path / "cache" / "nereid" / "perf_analyzer-2.50.0", f"echo '{said}'; exit 127")
+def test_missing_library_is_named(tmp_path, library, fix):
+    """The loader's message becomes a command that installs the library."""
+    message = (
+        f"perf_analyzer: error while loading shared libraries: {library}: cannot open shared object file"
+    )
+    analyzer = binary(tmp_path / "cache" / "nereid" / "perf_analyzer-2.50.0", f"echo '{message}'; exit 127")
 
     assert analyzer.why_unusable() == f"perf_analyzer needs {library}; fix: {fix}"
     with pytest.raises(perf_analyzer.Unavailable, match=library):
@@ -129,23 +131,23 @@ def test_missing_library_is_told(tmp_path, library, fix):
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         ('echo "version GLIBC_2.34 not found"; exit 1', "does not run here: version GLIBC_2.34 not found"),
         ("#!/none\n", "cannot be started: "),
     ],
 )
-def test_a_binary_that_does_not_run_is_told_first(tmp_path, lines, told):
-    """Before anything is measured, whatever the reason: a failure in the last round would cost all."""
+def test_binary_that_does_not_run_is_reported(tmp_path, lines, message):
+    """The check comes before the measurement, since a failure in its last round would lose all rounds."""
     analyzer = binary(tmp_path / "tool", lines)
     if lines.startswith("#!"):
         (analyzer.folder / "perf_analyzer").write_text(lines)
 
-    assert told in analyzer.why_unusable()
+    assert message in analyzer.why_unusable()
 
 
 def test_failed_run_ends_the_measurement(tmp_path):
-    """With its exit status and what it said."""
+    """The message has the exit status and the output."""
     analyzer = binary(tmp_path / "tool", "echo no such model; exit 99")
     target = perf_analyzer.Target("grpc", 1, "none", tmp_path / "input.json")
 
@@ -153,8 +155,8 @@ def test_failed_run_ends_the_measurement(tmp_path):
         analyzer.load(target, 1, 1.0)
 
 
-def test_windows_without_an_answer_are_made_longer(tmp_path):
-    """On a machine that has other work, too, a second may pass without an answer."""
+def test_windows_without_a_response_become_longer(tmp_path):
+    """On a busy machine, a second may pass without a response."""
     analyzer = binary(
         tmp_path / "tool",
         f"""case "$*" in *"--measurement-interval 1000"*)
@@ -166,14 +168,14 @@ def test_windows_without_an_answer_are_made_longer(tmp_path):
     assert analyzer.load(target, 32, 1.0).rate == 167.75
 
 
-def test_it_is_fetched_once_as_a_whole(tmp_path, monkeypatch):
-    """Both wheels give their file; a download that fails leaves no folder that looks complete."""
+def test_analyzer_is_downloaded_once_and_completely(tmp_path, monkeypatch):
+    """Both wheels are unpacked; a failed download leaves no folder that looks complete."""
     fetched: list[str] = []
 
     def download(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
         requirement = command[-1]
         fetched.append(requirement)
-        if requirement in refused:
+        if requirement in failing:
             return subprocess.CompletedProcess(command, 1, "", "ERROR: no network\n")
         name = requirement.partition("==")[0].replace("-", "_")
         member = {"tritonclient": "bin/perf_analyzer"}.get(name, "lib/libcudart.so.12")
@@ -189,12 +191,12 @@ def test_it_is_fetched_once_as_a_whole(tmp_path, monkeypatch):
     )
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
 
-    refused = [each for each in perf_analyzer.WHEELS if "cuda" in each]
+    failing = [each for each in perf_analyzer.WHEELS if "cuda" in each]
     with pytest.raises(perf_analyzer.Unavailable, match=r"could not be downloaded: ERROR: no network; fix: "):
         perf_analyzer.find(environment)
     assert list((tmp_path / "nereid").iterdir()) == []
 
-    refused = []
+    failing = []
     first = perf_analyzer.find(environment)
     assert perf_analyzer.find(environment) == first
     assert {path.name for path in first.folder.iterdir()} == {"perf_analyzer", "libcudart.so.12"}

@@ -1,4 +1,4 @@
-"""Pages of the health port, with a clock of the test's own."""
+"""Pages of the health port, with a fake clock."""
 
 import http.client
 import json
@@ -49,14 +49,14 @@ def body(health: Health, path: str) -> tuple[int, dict]:
     return int(status), json.loads(text)
 
 
-def test_ready_when_every_model_has_answered(health):
+def test_ready_when_every_model_has_responded(health):
     """All probes succeeded: 200."""
     assert body(health, "/readyz") == (200, {"ready": True})
     assert body(health, "/livez") == (200, {"live": True})
 
 
 def test_page_agrees_with_its_status(clock):
-    """The state is read once per page: it may change in the next moment."""
+    """The state is read once per page, since it may change in between."""
     times = iter([0.0, 0.0, 0.0, pages.ALIVE_S - 1, pages.ALIVE_S + 1])
     health = Health(lambda: next(times), lambda: 1.5e9)
     health.enter(pages.RUNNING)
@@ -74,7 +74,7 @@ def test_failing_model_is_named_with_its_reason(health, clock):
     assert body(health, "/readyz") == (200, {"ready": True})
 
 
-def test_outcome_of_an_older_probe_says_nothing(health, clock):
+def test_outcome_of_an_older_probe_is_ignored(health, clock):
     """A probe that began before the repair and fails after it does not count against the new stub."""
     health.probed("eyes", None, clock.now_s + 2)
     health.probed("eyes", DEAD, clock.now_s + 1)
@@ -83,7 +83,7 @@ def test_outcome_of_an_older_probe_says_nothing(health, clock):
     assert 'probe_failures_total{model="eyes"} 1' in health.metrics()
 
 
-def test_dead_process_counts_before_any_probe_meets_it(health):
+def test_dead_process_counts_before_a_probe_fails(health):
     """A stub that is known to be dead makes its model not ready, although another instance still serves."""
     health.observed({"eyes": "the process of 'eyes_0_0' is dead"})
     dead = body(health, "/readyz")
@@ -93,7 +93,7 @@ def test_dead_process_counts_before_any_probe_meets_it(health):
     assert body(health, "/readyz") == (200, {"ready": True})
 
 
-def test_old_answers_do_not_count(health, clock):
+def test_old_responses_do_not_count(health, clock):
     """Probes that never end make the server not ready; without observations it is not live."""
     clock.now_s += pages.FRESH_S + 1
     status, reasons = body(health, "/readyz")
@@ -103,7 +103,7 @@ def test_old_answers_do_not_count(health, clock):
     assert body(health, "/livez") == (503, {"live": False})
 
 
-def test_unloaded_model_is_not_missed(health):
+def test_unloaded_model_is_ignored(health):
     """A model that was unloaded on purpose does not keep the server from being ready."""
     health.probed("eyes", DEAD, 1000.0)
     health.round_started(None, ["route"])
@@ -112,12 +112,12 @@ def test_unloaded_model_is_not_missed(health):
 
 
 def test_repository_without_image_models_is_ready_by_the_server_alone(health):
-    """Triton's own readiness stands in where nothing takes an image."""
+    """Without models that take images, Triton's own readiness counts."""
     health.round_started("400", [])
-    refused = body(health, "/readyz")
+    failed = body(health, "/readyz")
     health.round_started(None, [])
 
-    assert refused == (503, {"ready": False, "server": "400"})
+    assert failed == (503, {"ready": False, "server": "400"})
     assert body(health, "/readyz") == (200, {"ready": True})
 
 
@@ -139,8 +139,8 @@ def test_nothing_follows_stopping(health):
     assert body(health, "/readyz") == (503, {"ready": False, "server": "stopping"})
 
 
-def test_metrics_count_what_was_done(health):
-    """Every family is there with its kind, and labels are written as Prometheus reads them."""
+def test_metrics_count_repairs_and_restarts(health):
+    """Every metric has its kind, and labels are escaped for Prometheus."""
     health.repaired("eyes", "pid")
     health.repaired('a"b\\', "probe")
     health.repair_failed("eyes")
@@ -161,8 +161,8 @@ def test_metrics_count_what_was_done(health):
     assert samples["nereid_supervisor_server_up_since_seconds", ""] == 1.5e9
 
 
-def test_every_family_is_there_from_the_start():
-    """A dashboard finds each name before anything has happened."""
+def test_every_metric_exists_from_the_start():
+    """A dashboard finds each name before the first event."""
     page = Health().metrics()
 
     for name, (kind, _) in pages.METRICS.items():
@@ -183,7 +183,7 @@ def test_every_family_is_there_from_the_start():
         ("DELETE", "/nothing", 405),
     ],
 )
-def test_port_answers(health, method, path, status):
+def test_health_port_responds(health, method, path, status):
     """Three pages, for GET only."""
     with pages.serve(health, "127.0.0.1", 0) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)

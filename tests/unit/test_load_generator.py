@@ -1,4 +1,4 @@
-"""The load generator: the numbers it counts, in its own process too, and the times of its open loop."""
+"""The load generator: its counts, its process, and the send times of its open loop."""
 
 import asyncio
 import random
@@ -65,7 +65,7 @@ def request(port: int, status: int, wait_ms: int) -> bytes:
 
 
 def test_rejections_do_not_count_as_responses(port):
-    """They are counted apart, and have no rate and no latency."""
+    """Rejections are counted separately, without rate and latency."""
     load = closed_loop(HOST, port, [request(port, 503, 5)], concurrency=2, seconds=0.2)
 
     assert (load.rate, load.p99_ms, load.answered) == (0.0, 0.0, 0)
@@ -74,7 +74,7 @@ def test_rejections_do_not_count_as_responses(port):
 
 @pytest.mark.parametrize("requests", [[b""], ["text"]], ids=["nothing listens", "any other error"])
 def test_caller_that_ends_with_an_error_is_a_failure(port, requests):
-    """A load whose callers ended must not look like a healthy one."""
+    """A load whose callers ended must not look healthy."""
     load = closed_loop(HOST, 1 if requests == [b""] else port, requests, concurrency=3, seconds=0.1)
 
     assert load == Load(0.0, 0.0, 0.0, 0.0, 0, 3)
@@ -89,8 +89,8 @@ def test_slow_responses_count_if_there_are_no_others(port):
     assert 0 < load.rate < 4
 
 
-def test_request_that_is_never_answered_is_a_failure(port, monkeypatch):
-    """A server that lets requests hang must not look fast because of the others."""
+def test_request_without_a_response_is_a_failure(port, monkeypatch):
+    """A server with hanging requests must not look fast because of the other requests."""
     monkeypatch.setattr(load_generator, "DRAIN_S", 0.2)
     requests = [request(port, 200, 1), request(port, 200, 3_000)]
 
@@ -110,15 +110,15 @@ def test_failures_count_at_any_time():
 
 @pytest.mark.parametrize("begin_s", [0.41, 0.45, 0.5, 0.53])
 def test_rate_of_batches_does_not_depend_on_where_a_span_begins(begin_s):
-    """Eight responses every 0.1 s are 80 a second; by the clock they were 64 or 80 of half a second's."""
+    """Eight responses every 0.1 s are 80 per second; a fixed span would give 64 or 80."""
     ends = [round(0.1 * number, 1) for number in range(1, 13) for _ in range(8)]
     responses = [Response(end - 0.2, end, 200) for end in ends]
 
     assert within(responses, begin_s, begin_s + 0.48, 1.3).rate == pytest.approx(80)
 
 
-def test_load_that_is_too_slow_for_the_span_counts_as_a_whole():
-    """With at most one response in the span, all of them are the best that is known."""
+def test_load_too_slow_for_the_span_counts_completely():
+    """With at most one response in the span, all responses count."""
     responses = [Response(0.0, 2.0, 200)]
 
     assert within(responses, 0.2, 1.0, 2.1) == summary(responses, 2.1)
@@ -137,7 +137,7 @@ def test_other_process_loads_at_each_concurrency(port, tmp_path):
 
 
 def test_unusable_connection_is_replaced():
-    """After a failure the next request has a connection of its own; each outcome is recorded."""
+    """After a failure, the next request uses a new connection; each outcome is recorded."""
     opened_count, outcomes = [], []
 
     @asynccontextmanager
@@ -157,7 +157,7 @@ def test_unusable_connection_is_replaced():
 
 
 def test_open_loop_does_not_wait_for_responses(port):
-    """Requests that take 0.3 s are sent at their times, and each latency counts from then."""
+    """Requests that take 0.3 s are sent at their scheduled times, and each latency counts from there."""
     responses = open_loop(HOST, port, request(port, 200, 300), rate_per_s=40, seconds=0.5, seed=1)
 
     expected = [each for each in islice(arrival_offsets(40, "poisson", random.Random(1)), 100) if each < 0.5]
@@ -197,12 +197,12 @@ def test_fixed_intervals_are_equal_and_begin_within_the_first():
 
 @pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0, 1)])
 def test_percentile_is_one_of_the_values(percent, value):
-    """It is the smallest value that the given share does not exceed."""
+    """The percentile is the smallest value that the given share does not exceed."""
     assert percentile(range(1, 101), percent) == value
 
 
 def test_summary_counts_successful_responses_only():
-    """Others have no latency; without any response the rate is zero."""
+    """Failures have no latency; without any response, the rate is zero."""
     responses = [Response(0.0, 0.010 * number, 200) for number in range(1, 101)] + [Response(0.0, 9.0, 503)]
 
     assert summary(responses, 2.0, lost=1) == Load(50.0, 500.0, 900.0, 990.0, 100, 2)

@@ -1,4 +1,4 @@
-"""Signals, death with the parent, and waits that grow while something keeps failing."""
+"""Signals, death with the parent, and waits that grow with repeated failures."""
 
 import os
 import select
@@ -26,7 +26,7 @@ def handlers():
 
 
 def test_signals_call_their_actions_in_order():
-    """Each signal has its action, whichever of both it is; further ones have the last handler."""
+    """The first signals call their actions in order; further ones have the last handler."""
     seen = []
     with handlers():
         on_signals(
@@ -48,7 +48,7 @@ def test_stop_flag_leaves_the_second_signal_to_the_kernel():
         assert {signal.getsignal(each) for each in STOP_SIGNALS} == {signal.SIG_DFL}
 
 
-def test_sigterm_closes_what_is_open():
+def test_sigterm_closes_contexts():
     """The exit status is a shell's; a second SIGTERM changes nothing, and the old handler comes back."""
     before = signal.getsignal(signal.SIGTERM)
     closed = []
@@ -106,8 +106,8 @@ def test_child_of_a_dead_parent_ends_itself():
     ],
     ids=["fails immediately", "fails before it is calm", "was calm once", "first time"],
 )
-def test_waits_grow_until_all_was_well_for_a_while(ran_s, expected):
-    """Each failure waits longer, up to the last delay; a calm while brings the first delay again."""
+def test_waits_grow_until_a_calm_time(ran_s, expected):
+    """Each failure waits longer, up to the last delay; after a calm time the first delay returns."""
     back_off = BackOff([0.2, 1, 4], calm_s=60)
 
     assert [back_off.next_s(each) for each in ran_s] == expected

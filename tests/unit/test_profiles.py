@@ -21,7 +21,7 @@ ABOUT = ["2026-11-22 10:00 UTC, a processor, 2 cores.", "+10 %."]
 
 @pytest.fixture
 def models(tmp_path):
-    """A repository like ours."""
+    """A copy of the default repository."""
     return copy_repository(ROOT / "model_repository", tmp_path / "models")
 
 
@@ -46,18 +46,18 @@ def test_every_model_of_the_base_is_in_the_profile(models):
 
 
 def test_checked_repository_with_the_profile_is_fine(models):
-    """`nereid check` looks at every profile, and nothing of this one would be refused."""
+    """`nereid check` checks every profile, and accepts the written one."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
 
     findings = check.check(models)
 
     assert [finding for finding in findings if "tuned" in finding.what and finding.verdict == "ok"]
-    # Its weights are links, as in any copy of this kind; nothing is found that the original has not.
+    # The copy has links instead of weights; it has no finding that the original lacks.
     assert {f for f in findings if f.verdict != "ok"} <= {*check.check(ROOT / "model_repository")}
 
 
-def test_tuning_goes_on_from_the_profile(models):
-    """With `--profile tuned` what was tuned before stays, and the header is the new one alone."""
+def test_tuning_continues_from_the_profile(models):
+    """With `--profile tuned`, earlier tuned settings stay, and the header is replaced."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
 
     done = write(models, tunable(models, "classify_v2", "tuned"), {"instances": 1}, "nereid tune b", ABOUT)
@@ -71,7 +71,7 @@ def test_tuning_goes_on_from_the_profile(models):
 
 
 @pytest.mark.parametrize("after_head", ["\n\n", "\n"], ids=["as-written", "blank-line-deleted"])
-def test_head_is_replaced_and_nothing_else(models, after_head):
+def test_only_the_header_is_replaced(models, after_head):
     """With or without the blank line after the header, no entry of the config is lost."""
     tuned = models / "classify_v1" / "configs" / "tuned.pbtxt"
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
@@ -84,7 +84,7 @@ def test_head_is_replaced_and_nothing_else(models, after_head):
     assert tuned.read_text().count(MARK) == 1
 
 
-def test_what_copies_would_replace_is_told(models):
+def test_replaced_settings_are_reported(models):
     """Tuned configs of other models that copies would replace are reported."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
 
@@ -93,8 +93,8 @@ def test_what_copies_would_replace_is_told(models):
     assert overwritten(models, tunable(models, "classify_v2", "tuned")) == []
 
 
-def test_model_of_no_profile_is_tuned_from_its_plain_config(models):
-    """It is written in addition to the copies; a note tells that profile `cpu` does not load it."""
+def test_model_outside_the_profile_is_tuned_from_its_plain_config(models):
+    """Its config is written in addition to the copies; a note reports that profile `cpu` does not load it."""
     network = tunable(models, "efficientnet_lite0", "cpu")
 
     done = write(models, network, {"intra_op_thread_count": 2}, "nereid tune", ABOUT)
@@ -115,14 +115,14 @@ def test_model_of_no_profile_is_tuned_from_its_plain_config(models):
     ],
     ids=["unknown", "route", "ensemble"],
 )
-def test_what_cannot_be_tuned_is_refused(models, model, profile, reason):
-    """The message names what can be."""
+def test_untunable_model_is_rejected(models, model, profile, reason):
+    """The message names the models that can be tuned instead."""
     with pytest.raises(WrongUsage, match=reason):
         tunable(models, model, profile)
 
 
-def test_profile_of_somebody_else_is_left_alone(models):
-    """A config of that name without our first line is refused before anything is measured."""
+def test_profile_of_a_user_is_not_replaced(models):
+    """A config without our first line is rejected before the search."""
     path = models / "imagenet_preprocess" / "configs" / "tuned.pbtxt"
     path.write_text("# mine\n")
 
@@ -130,7 +130,7 @@ def test_profile_of_somebody_else_is_left_alone(models):
         tunable(models, "classify_v1", "cpu")
 
 
-def test_version_published_since_can_be_tuned(models):
+def test_version_published_later_can_be_tuned(models):
     """The profile that a publication copied belongs to `nereid tune`."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
     (pin,) = (
@@ -146,7 +146,7 @@ def test_version_published_since_can_be_tuned(models):
 
 
 def test_copies_of_another_profile_do_not_stay(models):
-    """A profile that starts from `cpu` has nothing of the one that started from `gpu`."""
+    """A profile based on `cpu` has no copies of an earlier one based on `gpu`."""
     write(models, tunable(models, "efficientnet_lite0", "gpu"), {"instances": 2}, "nereid tune", ABOUT)
 
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
@@ -155,12 +155,12 @@ def test_copies_of_another_profile_do_not_stay(models):
     assert (models / "efficientnet_lite0" / "configs" / "tuned.pbtxt").exists()
 
 
-def test_nothing_is_left_of_a_write_that_fails(models, monkeypatch):
-    """A disk that is full half way: no file of the profile is there, nor a part of one."""
+def test_failed_write_leaves_no_file(models, monkeypatch):
+    """After an error on a full disk, the profile has no complete and no partial file."""
     written = Path.write_text
 
     def full(path, *args):
-        """Take one file."""
+        """Fail for the second file."""
         if path.parent.parent.name == "classify_v2":
             raise OSError(28, "No space left on device")
         return written(path, *args)
@@ -174,8 +174,8 @@ def test_nothing_is_left_of_a_write_that_fails(models, monkeypatch):
     assert not [*models.rglob("tuned.pbtxt"), *models.rglob(".tuned.pbtxt")]
 
 
-def test_link_leads_to_the_same_from_the_copy(tmp_path):
-    """Weights that are links into a store, as a repository's often are, relative ones too."""
+def test_links_of_the_copy_have_the_same_targets(tmp_path):
+    """Relative links to weights elsewhere work in the copy, too."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "model.onnx").write_bytes(b"weights")
     folder = tmp_path / "models" / "net" / "1"
@@ -188,7 +188,7 @@ def test_link_leads_to_the_same_from_the_copy(tmp_path):
 
 
 def test_changed_config_is_not_overwritten(models):
-    """A search takes minutes; what was changed meanwhile has not been measured."""
+    """A config that changed during the search has not been measured."""
     found = tunable(models, "classify_v1", "cpu")
     found.path.write_text(found.text.replace("count: 2", "count: 4"))
 
@@ -216,14 +216,14 @@ def test_changed_config_is_not_overwritten(models):
     ids=["no-group", "gpu", "rows", "batcher", "no-preference", "new-batcher", "parameters", "taken-away"],
 )
 def test_setting_is_read_as_it_was_written(text, settings):
-    """A written setting is read back, with any config before."""
+    """A written setting is read back, whatever the config had before."""
     config = parse(with_settings(text, settings))
 
     assert {name: value_of(config, name) for name in settings} == settings
 
 
-def test_copy_leaves_the_repository_alone(tmp_path):
-    """Configs and routes are files of the copy's own, weights are not copied, nothing hidden goes along."""
+def test_copy_does_not_change_the_repository(tmp_path):
+    """The copy has its own configs and routes, and links to the weights."""
     source = tmp_path / "models"
     (source / "net" / "1").mkdir(parents=True)
     (source / "net" / "config.pbtxt").write_text("before")

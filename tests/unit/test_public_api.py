@@ -1,4 +1,4 @@
-"""The names that `nereid` exports, and the price of importing the package."""
+"""The names that `nereid` exports, and the modules that its import loads."""
 
 import json
 import subprocess
@@ -32,12 +32,12 @@ print(json.dumps(loaded))
 
 
 def test_public_names_are_these():
-    """A name that goes or comes is a change of the contract."""
+    """A new or removed name changes the public API."""
     assert nereid.__all__ == dir(nereid) == PUBLIC
 
 
 def test_every_public_name_resolves():
-    """Each is a class of the client, or the version."""
+    """Each name is a class of the client, or the version."""
     assert [
         name for name in PUBLIC if not (isinstance(getattr(nereid, name), type) or name == "__version__")
     ] == []

@@ -1,4 +1,4 @@
-"""Route files: checked against the repository, replaced atomically, watched while they change."""
+"""Route files: checks against the repository, and the watch of a changing file."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def watch(config, ready) -> RouteWatch:
 
 
 def test_table_knows_the_networks_behind_the_variants(config):
-    """A network is known by its own version, an ensemble by that of the network it pins."""
+    """The table has the version of each network, for an ensemble that of the network it pins."""
     table = read_table(config, write(ROUTE))
 
     assert table.network_versions == {"v1": "1", "v2": "2"}
@@ -75,8 +75,8 @@ def test_table_knows_the_networks_behind_the_variants(config):
         "circle": ({"model": "r"}, "names 'r', which is a route itself"),
     },
 )
-def test_what_a_route_names_must_be_there(config, change, message):
-    """A model or version that is not in the repository is refused by name."""
+def test_models_of_a_route_must_exist(config, change, message):
+    """A model or version that is not in the repository is rejected by name."""
     route = ROUTE | {"variants": [ROUTE["variants"][0] | change]}
 
     with pytest.raises(InvalidConfig, match=message):
@@ -103,7 +103,7 @@ NET = X + ' output { name: "scores" data_type: TYPE_FP32 dims: [ %s ] }'
     },
 )
 def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
-    """A model that would not take the request, or not answer it, is refused by tensor."""
+    """A model with other inputs or outputs is rejected, and the message names the tensor."""
     for folder in ("r/1", "net/1"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "net" / "config.pbtxt").write_text(text)
@@ -117,7 +117,7 @@ def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
 
 
 def test_shadows_are_checked_too(config):
-    """A shadow that is not there would only fail later, unseen."""
+    """A missing shadow would only fail later, without a visible error."""
     shadow = {"name": "dark", "model": "nope", "version": 1, "percent": 1}
 
     with pytest.raises(InvalidConfig, match="'nope', which is not there"):
@@ -125,8 +125,8 @@ def test_shadows_are_checked_too(config):
 
 
 @pytest.mark.parametrize("name", ["r/r.route.json", "net/1/r.json", "./r/../net/r.json"])
-def test_file_in_a_models_folder_is_refused(config, name):
-    """Triton would take its change for one of the model."""
+def test_file_in_a_models_folder_is_rejected(config, name):
+    """Triton would reload the model when the route changes."""
     inside = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
 
     with pytest.raises(InvalidConfig, match="the route must lie outside model folders, got '"):
@@ -134,7 +134,7 @@ def test_file_in_a_models_folder_is_refused(config, name):
 
 
 @pytest.mark.parametrize("name", ["r.route.json", "../routes/r.json", "/routes/r.json"])
-def test_file_may_lie_beside_the_models_or_elsewhere(config, name):
+def test_file_may_be_next_to_the_models_or_elsewhere(config, name):
     """Relative to the repository, or absolute."""
     outside = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
 
@@ -148,7 +148,7 @@ def test_unchanged_file_is_nothing_new(watch):
     assert watch.poll() is None
 
 
-def test_changed_file_is_taken_once(watch):
+def test_changed_file_is_returned_once(watch):
     """The new table is returned, and then it is the one in use."""
     files.replace(watch.path, write(ROUTE | {"generation": 1}))
 
@@ -184,8 +184,8 @@ def test_wrong_file_changes_nothing_and_is_reported_once(watch, text, message):
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "huge", "circle"])
-def test_other_than_a_small_file_is_refused(watch, kind):
-    """Nothing in the route file's place can block the server or fill its memory."""
+def test_only_small_regular_files_are_read(watch, kind):
+    """No file in place of the route file can block the server or fill its memory."""
     watch.path.unlink()
     make = {
         "folder": watch.path.mkdir,
@@ -194,19 +194,19 @@ def test_other_than_a_small_file_is_refused(watch, kind):
         "circle": lambda: watch.path.symlink_to(watch.path),
     }
     make[kind]()
-    said = {
+    messages = {
         "folder": "Is a directory",
         "pipe": "expected a regular file, got ",
         "huge": "expected at most 1,000,000 bytes, got more",
         "circle": "Too many levels of symbolic links",
     }
 
-    with pytest.raises(InvalidConfig, match=said[kind]):
+    with pytest.raises(InvalidConfig, match=messages[kind]):
         watch.poll()
 
 
 def test_each_fault_is_reported_again(watch):
-    """The same fault after the file was right in between is news."""
+    """A fault that returns after a valid file is reported again."""
     good = watch.path.read_bytes()
     for _ in range(2):
         watch.path.write_bytes(b"[")
@@ -216,8 +216,8 @@ def test_each_fault_is_reported_again(watch):
         assert watch.poll() is None
 
 
-def test_version_that_becomes_ready_is_taken(watch, ready):
-    """A file may come before its model: it is looked at until the version can be called."""
+def test_route_is_used_once_its_version_is_ready(watch, ready):
+    """A file may come before its model: each poll checks the version again."""
     ready.remove(("pinned", 1))
     watch.path.write_bytes(write(ROUTE | {"generation": 1}))
 
@@ -230,21 +230,21 @@ def test_version_that_becomes_ready_is_taken(watch, ready):
 
 
 def test_route_is_read_before_its_models_are_ready(config, ready):
-    """At a server's start all models load in any order."""
+    """At the start of a server, models load in any order."""
     watch = RouteWatch(config, lambda model, version: pytest.fail("checked at load"))
 
     assert watch.table.network_versions == {"v1": "1", "v2": "2"}
 
 
 def test_wrong_file_fails_the_load(config):
-    """The first table has no predecessor to fall back on."""
+    """The first table has no predecessor that could stay."""
     path_of(config).write_text("{}")
 
     with pytest.raises(InvalidConfig, match="missing required field `variants`"):
         RouteWatch(config, lambda model, version: True)
 
 
-def test_readiness_asks_for_variants_and_shadows(config):
+def test_readiness_covers_variants_and_shadows(config):
     """Every version that the route names is checked."""
     shadow = {"name": "dark", "model": "net", "version": 2, "percent": 1}
     checked = []
@@ -256,7 +256,7 @@ def test_readiness_asks_for_variants_and_shadows(config):
 
 
 @cases(
-    ("fields", "default", "is_refused"),
+    ("fields", "default", "is_rejected"),
     {
         "only-by-name": ({"weight": 0}, "v1", False),
         "weight": ({"weight": 1}, "v1", True),
@@ -264,12 +264,12 @@ def test_readiness_asks_for_variants_and_shadows(config):
         "default": ({"weight": 0}, "v2", True),
     },
 )
-def test_variant_that_nobody_is_sent_to_may_be_away(config, fields, default, is_refused):
-    """So a route can turn away from a failed variant."""
+def test_variant_without_traffic_need_not_be_ready(config, fields, default, is_rejected):
+    """A route can move its traffic away from a failed variant."""
     first, second = ROUTE["variants"]
     content = ROUTE | {"variants": [first | {"weight": 1}, second | fields], "default": default}
     route = read_table(config, write(content)).route
-    refusal = pytest.raises(InvalidConfig, match=r"'v2' names version 1 of 'pinned': not ready")
+    rejection = pytest.raises(InvalidConfig, match=r"'v2' names version 1 of 'pinned': not ready")
 
-    with refusal if is_refused else nullcontext():
+    with rejection if is_rejected else nullcontext():
         check_ready(route, lambda model, version: model != "pinned")

@@ -49,7 +49,7 @@ def test_newest_of_two_servers_is_found(base, tmp_path):
 
 
 def test_looking_for_a_server_creates_nothing(base, tmp_path):
-    """Where no server ever ran, no folder appears."""
+    """A search creates no folder."""
     assert run_dir.find(base, tmp_path) is None
     assert not base.exists()
 
@@ -75,14 +75,14 @@ def test_directory_of_a_killed_server_is_neither_found_nor_kept(base, tmp_path):
 
 
 def test_unusable_runtime_folder_is_not_used(tmp_path):
-    """A XDG_RUNTIME_DIR that does not exist, as under sudo or cron, is replaced by the temporary folder."""
+    """An XDG_RUNTIME_DIR that does not exist, as under sudo or cron, is replaced by the temporary folder."""
     expected = Path(tempfile.gettempdir()) / f"nereid-{os.getuid()}"
 
     assert run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path / "nowhere")}) == run_dir.root({}) == expected
 
 
-def test_folder_open_to_others_is_refused(base, tmp_path):
-    """Others could plant a backend or a server in it: it is neither used nor read."""
+def test_folder_open_to_others_is_rejected(base, tmp_path):
+    """Others could put a backend into such a folder, so it is neither used nor read."""
     with run_dir.occupy(base, tmp_path) as folder:
         run_dir.write(folder, record(tmp_path))
         base.chmod(0o755)

@@ -17,7 +17,7 @@ def record(host: str = "127.0.0.1", health_port: int = 0) -> ServerRecord:
 
 
 def test_programs_get_the_ports_as_json():
-    """The health port is there only if it is served; the token never is."""
+    """The line has the health port only if it is served, and never the token."""
     ports = {"http": 1, "grpc": 2, "metrics": 3}
 
     assert json.loads(ready_line(record())) == ports
@@ -26,7 +26,7 @@ def test_programs_get_the_ports_as_json():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_persons_get_addresses_and_a_request_to_try(host):
-    """A server that listens everywhere is shown with an address that can be called."""
+    """A server that listens on all addresses is shown with one that works."""
     line = announcement(ServerOptions(REPOSITORY, "cpu"), record(host, health_port=4))
 
     assert line == (
@@ -36,7 +36,7 @@ def test_persons_get_addresses_and_a_request_to_try(host):
 
 
 def test_repository_without_image_models_has_a_request_to_try(tmp_path):
-    """The readiness of the server is always there."""
+    """Without image models, the request reads the server's readiness."""
     line = announcement(ServerOptions(tmp_path), record())
 
     assert "curl -i http://127.0.0.1:1/v2/health/ready;" in line

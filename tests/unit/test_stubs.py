@@ -1,4 +1,4 @@
-"""Which stub is dead, from what the processes show."""
+"""Dead stubs, found from the states of processes."""
 
 import os
 import time
@@ -46,7 +46,7 @@ def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
         ([{FIRST: LIVES}, {FIRST: "T"}, {FIRST: "T"}], []),
     ],
     ids=[
-        "nothing there",
+        "no stubs",
         "lives",
         "ended a moment ago",
         "ended and still there",
@@ -98,13 +98,13 @@ def test_second_verdict_within_a_while_is_final():
     ids=["of the model", "through a route", "something else", "no failure"],
 )
 def test_unhealthy_instance_is_named_by_the_message(failure, instance):
-    """Triton's words name the instance, also behind those of a route."""
+    """Triton's message names the instance, also after the prefix of a route."""
     assert stubs.unhealthy_instance(failure) == instance
 
 
 @pytest.fixture
 def proc(tmp_path):
-    """Return a function that adds a process to a /proc of the test's own."""
+    """Return a function that adds a process to a fake /proc."""
 
     def add(pid: int, parent: int, state: str = LIVES, started: int = 7, words: tuple[str, ...] = ()) -> Path:
         folder = tmp_path / str(pid)
@@ -136,7 +136,7 @@ def test_stubs_are_the_living_children_with_a_model_of_the_repository(proc):
 
 
 def test_state_is_that_of_the_same_process_only(proc):
-    """A pid that somebody else has got meanwhile is not the process it was."""
+    """A pid that another process has taken over has no state."""
     folder = proc(2, parent=1, state="T", started=7)
 
     states = stubs.states([Process(2, 7), Process(2, 6), Process(3, 7)], folder)

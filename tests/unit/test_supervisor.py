@@ -46,7 +46,7 @@ BY_PID, BY_PROBE = Reload("eyes", frozenset({1}), "pid"), Reload("eyes", frozens
 
 
 class Driver:
-    """A supervisor with a clock of the test's own, and shorthands for events."""
+    """A supervisor with a fake clock, and shorthands for events."""
 
     def __init__(self, mode: str = "explicit", stubs: tuple[Stub, ...] = BOTH) -> None:
         self.supervisor, self.now_s = Supervisor(mode), 1000.0
@@ -101,7 +101,7 @@ def test_living_stubs_need_nothing(driver):
 
 
 def test_dead_stub_is_confirmed_reported_and_repaired_once(driver):
-    """A zombie that stays is looked up again, then the index is read and the model loaded again."""
+    """A zombie that stays is observed again; then the index is read and the model loaded again."""
     assert driver.see(find=False, pid10=ENDED) == [ReportBroken({})]
     assert driver.see(find=False, later_s=2 * DEAD_AFTER_S) == [FindStubs()]
     assert driver.see() == [DEAD, ReadIndex()]
@@ -117,8 +117,8 @@ def test_dead_stub_is_confirmed_reported_and_repaired_once(driver):
 
 
 @pytest.mark.parametrize("ready", [{}, {"eyes": {2}}], ids=["unloaded", "another version"])
-def test_stub_of_what_is_not_served_is_not_repaired(driver, ready):
-    """The index decides, also when it was read only for the repair; the next observation tries again."""
+def test_stub_of_an_unserved_version_is_not_repaired(driver, ready):
+    """The index decides, also if it was read only for the repair; the next observation tries again."""
     assert driver.die() == [DEAD, ReadIndex()]
     assert driver.step(IndexRead(ready)) == []
     assert driver.see() == [DEAD, ReadIndex()]
@@ -128,7 +128,7 @@ def test_stub_of_what_is_not_served_is_not_repaired(driver, ready):
 
 
 def test_interrupted_reading_of_the_index_is_tried_again(driver):
-    """A server without a response leaves the stub dead; nothing is done twice meanwhile."""
+    """Without a response the stub stays dead, and the next observation reads the index again."""
     driver.die()
     assert driver.step(RepairInterrupted()) == []
     assert driver.see() == [DEAD, ReadIndex()]
@@ -163,7 +163,7 @@ def test_calm_time_resets_the_waits(driver):
 
 
 def test_other_models_do_not_wait_for_a_refused_one():
-    """The wait is of one model; the next dead model is repaired immediately."""
+    """Each model has its own wait; the next dead model is repaired immediately."""
     driver = Driver(stubs=(*BOTH, OTHER))
     driver.see(pid10=ENDED, pid12=ENDED)
     driver.see(later_s=2 * DEAD_AFTER_S)
@@ -188,7 +188,7 @@ def test_polled_repository_gets_time_until_the_next_look():
     assert driver.see(later_s=1.1) == [DEAD, ReadIndex()]
 
 
-def test_server_that_loads_nothing_is_restarted():
+def test_server_without_model_control_is_restarted():
     """In the mode `none` a dead stub needs a restart; the old stubs do not delay the stop."""
     driver = Driver("none")
     driver.die()
@@ -200,13 +200,13 @@ def test_server_that_loads_nothing_is_restarted():
 
 
 def test_ended_server_ends_the_supervision_once(driver):
-    """The first reason counts, and an end without one is the server's own."""
+    """The first end counts; it has no reason if the server ended by itself."""
     assert driver.step(ServerEnded()) == [End("")]
     assert driver.step(ServerEnded()) == []
 
 
 def test_each_image_model_has_one_probe_at_a_time(driver):
-    """A probe that is still under way is not joined by another, and a finished one is."""
+    """A model gets a new probe only after its last one has ended."""
     assert driver.round("eyes", "other") == [Probe("eyes", 1), Probe("other", 2)]
     assert driver.round("eyes", "other") == []
     driver.step(ProbeEnded(Probe("eyes", 1), None, driver.now_s))
@@ -217,7 +217,7 @@ def test_each_image_model_has_one_probe_at_a_time(driver):
     "failure", [None, "503 unavailable", "timed out"], ids=["success", "refused", "late"]
 )
 def test_failure_that_names_no_instance_is_not_a_verdict(driver, failure):
-    """Overload is counted as a success, and other failures only make the model not ready."""
+    """Such failures only make the model not ready."""
     (probe,) = driver.round("eyes")
 
     assert driver.step(ProbeEnded(probe, failure, driver.now_s)) == []
@@ -251,7 +251,7 @@ def test_verdicts_of_different_instances_end_with_the_attempts(driver):
     assert driver.round("eyes") == [Probe("eyes", 2)]
 
 
-def test_process_that_several_versions_share_by_name_is_not_killed():
+def test_instance_name_of_several_versions_kills_no_process():
     """If two versions have an instance of the name, the one that hangs is unknown: both are loaded again."""
     twin = replace(FIRST, process=Process(13, 103), version=2)
     driver = Driver(stubs=(*BOTH, twin))
@@ -284,7 +284,7 @@ def test_stopped_stub_is_probed_by_several_and_judged_by_one_verdict(driver):
 
 
 def test_number_of_probes_is_limited():
-    """A model of many instances is not flooded."""
+    """A model of many instances gets a limited number of probes."""
     many = tuple(Stub(Process(10 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(MAX_PROBES + 3))
     driver = Driver(stubs=many)
     driver.round("eyes")
@@ -294,7 +294,7 @@ def test_number_of_probes_is_limited():
 
 
 def test_stopped_stub_of_a_model_without_images_is_left_alone(driver):
-    """Nothing can be sent to such a model, so the next round is not brought forward."""
+    """Such a model cannot be probed, so the next round is not brought forward."""
     driver.round("other")
 
     assert driver.see(pid10=STOPPED) == [ReportBroken({})]
@@ -302,7 +302,7 @@ def test_stopped_stub_of_a_model_without_images_is_left_alone(driver):
 
 @pytest.mark.parametrize("when", ["known", "in repair", "older"])
 def test_probe_of_a_known_failure_is_not_a_verdict(driver, when):
-    """A failure found by pid, being repaired, or older than the repair is not news."""
+    """A failure that is known, in repair, or older than the repair is ignored."""
     (probe,) = driver.round("eyes")
     began_s = driver.now_s
     driver.die()
@@ -330,7 +330,7 @@ def test_probes_of_old_instances_do_not_delay_the_next_round(driver):
 
 @pytest.mark.parametrize("interrupted", [False, True], ids=["repaired", "interrupted"])
 def test_old_stubs_are_killed_after_a_while(driver, interrupted):
-    """Triton may never end them; a zombie cannot be killed any more."""
+    """Triton may never end them; a zombie cannot be killed again."""
     driver.die()
     driver.step(IndexRead(READY))
     driver.step(RepairInterrupted() if interrupted else Reloaded())
@@ -354,7 +354,7 @@ def test_healthy_stubs_stay_after_a_refused_reload(driver):
 
 @pytest.mark.parametrize(("count", "ends"), [(MAX_LEFT_OVER - 1, False), (MAX_LEFT_OVER, True)])
 def test_too_many_dead_instances_restart_the_server(count, ends):
-    """Each holds threads in the server; old instances that still run do not count."""
+    """Each dead instance holds threads in the server; running old instances do not count."""
     old = tuple(Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(count))
     running = Stub(Process(99, 99), "eyes", 1, "eyes_1_0")
     driver = Driver(stubs=(*old, running))

@@ -1,4 +1,4 @@
-"""The search for settings on a synthetic machine in place of a server: what it finds, and what it dares."""
+"""The search for settings, on a synthetic machine in place of a server."""
 
 import json
 import random
@@ -19,81 +19,81 @@ from nereid.tune.space import DEFAULT, Candidate
 THROUGHPUT, LATENCY = Objective("throughput"), Objective("latency")
 GRID = {"instances": (1, 2, 3, 4), "delay": (0, 1, 2, 3)}
 POINTS = list(space.points(GRID, cores=4))
-# Every load takes as long again to begin with.
+# Time of each measurement beyond its load.
 OVERHEAD_S = 0.5
 
 
 def load(rate: float, p99_ms: float = 10.0, p50_ms: float = 5.0) -> Load:
-    """What a run might have seen."""
+    """Return the result of a run."""
     return Load(rate, p50_ms, p99_ms, p99_ms, 100, 0)
 
 
 def rate_of(candidate: Candidate) -> float:
-    """A surface with its top at 3 instances and no delay; the default is 2 and 2."""
+    """Return a rate: the best is at 3 instances without delay; the default is 2 and 2."""
     value = {"instances": 2, "delay": 2} | dict(candidate)
     return 100.0 - 10 * abs(value["instances"] - 3) - 5 * value["delay"]
 
 
 @dataclass
 class Machine:
-    """A clock, and a server that takes its time; noise is a share of every rate."""
+    """A clock, and a server whose measurements take time; `noise` is a share of every rate."""
 
     noise: float = 0.0
-    refuses: frozenset[Candidate] = frozenset()
+    rejects: frozenset[Candidate] = frozenset()
     p99_ms: float = 10.0
     now_s: float = 0.0
-    asked: list[tuple[Candidate, float, float]] = field(default_factory=list)
+    measured: list[tuple[Candidate, float, float]] = field(default_factory=list)
     draw: random.Random = field(default_factory=lambda: random.Random(1))
 
     def clock(self) -> float:
-        """Seconds that measurements have taken."""
+        """Return the seconds that measurements have taken."""
         return self.now_s
 
     def measure(self, candidate: Candidate, seconds: float) -> dict[int, Load]:
-        """Answer from the surface."""
+        """Return rates of the surface at two concurrencies."""
         self.now_s += OVERHEAD_S + 2 * seconds
-        self.asked.append((candidate, seconds, self.now_s))
-        if candidate in self.refuses:
-            raise NotMeasured("refused")
+        self.measured.append((candidate, seconds, self.now_s))
+        if candidate in self.rejects:
+            raise NotMeasured("rejected")
         rate = rate_of(candidate) * (1 + self.draw.uniform(-self.noise, self.noise))
         return {1: load(rate / 4, 2.0, 1e3 / rate), 8: load(rate, self.p99_ms, 1e3 / rate)}
 
 
 def search(machine: Machine, objective: Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS):
-    """Search on a machine; returns the search and what it found."""
+    """Search on a machine; returns the search and its result."""
     searching = Search(machine.measure, objective, 2, machine.clock, until_s)
     found = searching.run(lambda count: space.sample(points, GRID, count, 0, ()))
     return searching, found
 
 
 def report(searching: Search, found: tuple[Candidate, Duel]) -> Report:
-    """What a user gets to see of it."""
+    """Return the report of a search."""
     default = (("instances", 2), ("delay", 2))
     return Report("net", searching.objective, default, *found, searching.seen, searching.failures)
 
 
 class SlowDefault(Machine):
-    """A server whose config as it is takes ten times as long to measure as any other."""
+    """A server whose present config takes 10 s longer to measure than any other."""
 
     def measure(self, candidate: Candidate, seconds: float) -> dict[int, Load]:
-        """Answer, for the default late."""
+        """Measure, the default slowly."""
         self.now_s += 10.0 * (candidate == DEFAULT)
         return super().measure(candidate, seconds)
 
 
-def test_slow_default_does_not_make_the_search_a_short_one():
-    """How much can be tried is told by those that are tried, and the best of them is found."""
+def test_slow_default_does_not_shorten_the_search():
+    """The candidates' own times decide how many are measured, and the best is found."""
     machine = SlowDefault()
 
     _, (best, _) = search(machine, until_s=240.0)
 
-    assert len({candidate for candidate, _, _ in machine.asked}) > len(POINTS) / 2
+    assert len({candidate for candidate, _, _ in machine.measured}) > len(POINTS) / 2
     assert dict(best) == {"instances": 3, "delay": 0}
 
 
 @pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY], ids=["throughput", "latency"])
 def test_best_of_the_surface_is_found(objective):
-    """With time for all points, and noise that is smaller than their differences."""
+    """With enough time and little noise, the search finds the best point."""
     searching, (best, duel) = search(Machine(noise=0.01), objective)
 
     assert dict(best) == {"instances": 3, "delay": 0}
@@ -103,12 +103,12 @@ def test_best_of_the_surface_is_found(objective):
 
 
 def test_survivors_get_twice_the_time():
-    """Each halving doubles what a candidate gets, in rounds that run over all of them, there and back."""
+    """Each halving doubles the time of a candidate, in rounds over all candidates, forwards and backwards."""
     machine = Machine()
 
     search(machine)
 
-    halving = [(candidate, seconds) for candidate, seconds, _ in machine.asked[1:] if candidate != DEFAULT]
+    halving = [(candidate, seconds) for candidate, seconds, _ in machine.measured[1:] if candidate != DEFAULT]
     assert len({candidate for candidate, _ in halving[:16]}) == 16
     second = [candidate for candidate, _ in halving[16:32]]
     assert (len({*second}), second[:8]) == (8, second[:7:-1])
@@ -118,7 +118,7 @@ def test_survivors_get_twice_the_time():
 
 @pytest.mark.parametrize("until_s", [3.0, 7.0, 20.0, 61.5, 150.0])
 def test_deadline_is_held(until_s):
-    """No measurement ends after it, however little time there is, and what was measured is used."""
+    """No measurement ends after the deadline, and all measurements count."""
     machine = Machine()
 
     searching, found = search(machine, until_s=until_s)
@@ -128,16 +128,16 @@ def test_deadline_is_held(until_s):
     assert report(searching, found).reason()
 
 
-def test_slow_machine_is_noticed_on_the_way():
-    """If measurements begin to take longer, fewer are made: the deadline holds to within one of them."""
+def test_slower_measurements_become_fewer():
+    """If measurements take longer and longer, the deadline still holds to within one of them."""
 
     @dataclass
     class Slowing(Machine):
         """A machine that gets slower."""
 
         def measure(self, candidate, seconds):
-            """Take half a second more each time."""
-            self.now_s += 0.5 * len(self.asked)
+            """Measure, half a second slower each time."""
+            self.now_s += 0.5 * len(self.measured)
             return super().measure(candidate, seconds)
 
     machine = Slowing()
@@ -147,26 +147,14 @@ def test_slow_machine_is_noticed_on_the_way():
     assert machine.now_s <= 60.0 + 0.5
 
 
-def test_too_little_time_keeps_the_default():
-    """Fewer rounds than tell a gain from noise decide nothing."""
-    searching, found = search(Machine(), until_s=20.0)
-
-    told = report(searching, found)
-
-    assert told.verdict == "kept"
-    assert (
-        "for 2 of 3 final rounds, too few to separate a gain from noise; fix: more --minutes" in told.reason()
-    )
-
-
 def test_gain_within_the_noise_keeps_the_default():
-    """A best that is 1 % better is not written where the default strays by more against itself."""
+    """A gain of 1 % does not count if the default differs by more from itself."""
     twin = [{1: load(100 + stray)} for stray in (-3, 2, 4, -2, 3)]
     default, best = [{1: load(100)}] * 5, [{1: load(101)}] * 5
     seen = {DEFAULT: default[0], (("instances", 3),): best[0]}
 
     def verdict(twin):
-        """Decide by another A/A."""
+        """Return the verdict with another A/A."""
         return Report("net", THROUGHPUT, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
 
     assert verdict(twin) == "kept"
@@ -174,15 +162,15 @@ def test_gain_within_the_noise_keeps_the_default():
 
 
 def test_noise_is_that_of_the_median():
-    """One wild round among many does not block every gain; a machine that strays in all of them does."""
+    """One outlier among many rounds does not block a gain; noise in all rounds does."""
     calm, wild = [{1: load(100)}] * 8, [{1: load(50)}]
 
     assert Duel([{1: load(100)}] * 9, calm + wild, []).noise(THROUGHPUT) < 0.01
     assert Duel([{1: load(100)}] * 3, [{1: load(r)} for r in (80, 100, 125)], []).noise(THROUGHPUT) >= 0.2
 
 
-def test_p99_bounds_the_concurrency_that_counts():
-    """The best rate is that of the concurrencies which meet it; without one, the nearest is looked for."""
+def test_p99_limits_the_concurrency_that_counts():
+    """The best rate among concurrencies that meet the p99 counts; without one, the lowest p99."""
     sample = {1: load(40, 5), 8: load(90, 40), 32: load(100, 160)}
 
     assert Objective("throughput").concurrency(sample) == 32
@@ -191,60 +179,63 @@ def test_p99_bounds_the_concurrency_that_counts():
     assert Objective("latency", 50).concurrency(sample) == 1
 
 
-def test_nothing_that_meets_the_p99_is_infeasible():
-    """The report has the best found, and chooses none."""
+def test_missed_p99_is_infeasible():
+    """If nothing meets the p99, the report names the nearest candidate and chooses none."""
     searching, found = search(Machine(p99_ms=500), Objective("throughput", 1.5))
 
-    told = report(searching, found)
+    result = report(searching, found)
 
-    assert (told.verdict, told.document()["chosen"]) == ("infeasible", None)
-    assert "expected p99 <= 1.5 ms, the best got 2.0 ms at concurrency 1 with" in told.reason()
+    assert (result.verdict, result.document()["chosen"]) == ("infeasible", None)
+    assert "expected p99 <= 1.5 ms, the best got 2.0 ms at concurrency 1 with" in result.reason()
 
 
-def test_refused_candidates_are_left_out():
-    """The rest goes on, and the reasons are kept."""
+def test_rejected_candidates_are_left_out():
+    """The search continues without them and keeps the reasons."""
     bad = frozenset(point for point in POINTS if dict(point)["instances"] > 2)
 
-    searching, (best, _) = search(Machine(refuses=bad))
+    searching, (best, _) = search(Machine(rejects=bad))
 
     assert dict(best) == {"instances": 2, "delay": 0}
     assert searching.failures.keys() == bad
 
 
-def test_all_refused_keeps_the_default():
-    """With nothing to compare, nothing is decided, and no lack of time is blamed."""
-    told = report(*search(Machine(refuses=frozenset(POINTS))))
+@pytest.mark.parametrize(
+    ("machine", "more", "reason"),
+    [
+        (Machine(), {"until_s": 2.0}, "there was no time for another candidate; fix: more --minutes"),
+        (Machine(), {"until_s": 20.0}, "there was time for 2 of 3 final rounds, too few to separate a gain"),
+        (Machine(), {"points": []}, "there was no time for another candidate"),
+        (
+            Machine(rejects=frozenset(POINTS)),
+            {},
+            f"all {len(POINTS)} other candidates failed; the last one: rejected",
+        ),
+    ],
+    ids=["no time", "little time", "no candidates", "all rejected"],
+)
+def test_search_without_a_comparison_keeps_the_default(machine, more, reason):
+    """Without enough measurements of another candidate, the reason says why."""
+    searching, found = search(machine, **more)
 
-    assert told.verdict == "kept"
-    assert told.reason() == (
-        f"default kept: all {len(POINTS)} other candidates failed; the last one: refused"
-    )
+    result = report(searching, found)
+
+    assert (result.verdict, result.document()["chosen"]) == ("kept", None)
+    assert result.reason().startswith(f"default kept: {reason}")
+    assert len(result.document()["failed"]) == len(machine.rejects)
 
 
-def test_nothing_to_try_keeps_the_default():
-    """A config without a setting that can be tuned says so."""
-    searching, found = search(Machine(), points=[])
+def test_config_without_settings_keeps_the_default():
+    """The report names the reason."""
+    result = Report("net", THROUGHPUT, (), DEFAULT, Duel((), (), ()), {DEFAULT: {1: load(1)}}, {})
 
-    told = Report("net", THROUGHPUT, (), *found, searching.seen, searching.failures)
-
-    assert (told.verdict, told.reason()) == (
-        "kept",
-        "default kept: its config has no setting that can be tuned",
-    )
-
-
-def test_no_time_to_try_anything_is_told():
-    """The default was measured, and then the time was over."""
-    told = report(*search(Machine(), until_s=2.0))
-
-    assert (told.verdict, told.document()["failed"]) == ("kept", [])
-    assert told.reason().startswith("default kept: there was no time for another candidate; fix: more")
+    assert result.verdict == "kept"
+    assert result.reason() == "default kept: its config has no setting that can be tuned"
 
 
 def test_default_that_fails_ends_the_search():
-    """What is served now must be measurable."""
-    with pytest.raises(NotMeasured, match="refused"):
-        search(Machine(refuses=frozenset({DEFAULT})))
+    """Without a measurement of the present config, no comparison is possible."""
+    with pytest.raises(NotMeasured, match="rejected"):
+        search(Machine(rejects=frozenset({DEFAULT})))
 
 
 @dataclass
@@ -255,37 +246,37 @@ class Failing(Machine):
     after: int = 0
 
     def measure(self, candidate, seconds):
-        """Fail what is to fail."""
-        if candidate == self.fails and sum(each == candidate for each, _, _ in self.asked) >= self.after:
-            self.asked.append((candidate, seconds, self.now_s))
+        """Measure, with a failure of one candidate."""
+        if candidate == self.fails and sum(each == candidate for each, _, _ in self.measured) >= self.after:
+            self.measured.append((candidate, seconds, self.now_s))
             self.now_s += OVERHEAD_S + 2 * seconds
             raise NotMeasured("7 failed")
         return super().measure(candidate, seconds)
 
 
 def measurements_before_the_duel(machine: Machine) -> int:
-    """How often the best point of the surface is measured until it meets the default."""
+    """Return how often the best point is measured before the duel."""
     _, (best, duel) = search(machine)
-    return sum(candidate == best for candidate, _, _ in machine.asked) - len(duel.best)
+    return sum(candidate == best for candidate, _, _ in machine.measured) - len(duel.best)
 
 
 @pytest.mark.parametrize("rounds", [0, 4])
 def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
-    """However many rounds it has won before: a request that fails drops a candidate."""
+    """A failed request drops a candidate, however many rounds it has won."""
     machine = Failing(after=measurements_before_the_duel(Machine()) + rounds)
 
     searching, found = search(machine)
-    told = report(searching, found)
+    result = report(searching, found)
 
     assert machine.fails in searching.failures
-    assert (told.verdict, told.document()["chosen"]) == ("kept", None)
-    assert told.reason() == (
+    assert (result.verdict, result.document()["chosen"]) == ("kept", None)
+    assert result.reason() == (
         "default kept: instances 3, delay 0 was best, but failed in the final rounds: 7 failed"
     )
 
 
 def test_default_that_fails_in_the_duel_is_no_reason_to_change():
-    """A machine on which what is served fails, too, cannot tell which is better."""
+    """If the present config fails, too, no candidate is better."""
     machine = Failing(fails=DEFAULT, after=8)
 
     searching, found = search(machine, Objective("throughput", 15))
@@ -294,25 +285,25 @@ def test_default_that_fails_in_the_duel_is_no_reason_to_change():
     assert report(searching, found).reason() == "default kept: it failed in the final rounds: 7 failed"
 
 
-def test_candidate_that_fails_on_the_way_ends_no_halving():
-    """One that fails in the second round of a halving is out, and the others go on."""
+def test_candidate_that_fails_in_a_halving_is_dropped():
+    """The other candidates continue to the next halving."""
     machine = Failing(after=2)
 
     searching, (best, _) = search(machine)
 
     assert dict(best) == {"instances": 3, "delay": 1}
     assert (("instances", 3), ("delay", 0)) not in searching.seen
-    assert max(seconds for candidate, seconds, _ in machine.asked if candidate == best) == 4 * FIRST_S
+    assert max(seconds for candidate, seconds, _ in machine.measured if candidate == best) == 4 * FIRST_S
 
 
-def test_default_that_misses_the_p99_by_chance_is_measured_against():
-    """It is given up without a gain only if it misses the p99 nearly always, as itself and as its twin."""
+def test_default_that_rarely_misses_the_p99_still_counts():
+    """Only a default that nearly always misses the p99 is replaced without a gain."""
     strict = Objective("throughput", 50)
     best = [{1: load(100, 49)}] * 3
     late, near = {1: load(120, 51)}, {1: load(120, 45)}
 
     def verdict(default, twin):
-        """Decide between a faster default and what is never late."""
+        """Return the verdict on a faster default and a candidate that meets the p99."""
         seen = {DEFAULT: median(default), (("instances", 3),): median(best)}
         return Report("net", strict, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
 
@@ -321,8 +312,8 @@ def test_default_that_misses_the_p99_by_chance_is_measured_against():
     assert verdict([late, late, late], [late, late, late]) == "better"
 
 
-def test_front_has_what_nothing_beats():
-    """Of two points with the same rate or p99 the other number decides."""
+def test_front_has_the_points_that_none_beats():
+    """Of two points with the same rate or p99, the other number decides."""
     a, b, c = (("x", 1),), (("x", 2),), (("x", 3),)
     seen = {
         a: {1: load(10, 5), 8: load(100, 50)},
@@ -334,16 +325,16 @@ def test_front_has_what_nothing_beats():
 
 
 def test_table_marks_default_and_chosen():
-    """Both are shown, whether on the front or not, and JSON has all that was measured."""
-    told = report(*search(Machine()))
+    """The table has both, on the front or not, and JSON has all measurements."""
+    result = report(*search(Machine()))
 
     console = Console(width=100, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as shown:
-        show(told, console)
+        show(result, console)
 
     assert "default" in shown.get()
     assert "chosen" in shown.get()
-    document = json.loads(json.dumps(told.document()))
+    document = json.loads(json.dumps(result.document()))
     assert document["chosen"] == {"instances": 3, "delay": 0}
     assert (document["gain"], document["rounds"]) == (pytest.approx(0.25), 9)
     assert sum(each["is_default"] for each in document["candidates"]) == 1
@@ -366,12 +357,12 @@ BATCHES = "max_batch_size", "preferred_batch_size", "max_queue_delay_microsecond
     ids=["fused", "no-batch", "preprocess", "other", "sequences", "gpu", "two-groups"],
 )
 def test_space_has_what_the_backend_reads(text, backend, names):
-    """A setting that takes no effect is none."""
+    """The space has only settings with an effect."""
     assert space.space(parse(text), backend, cores=2).keys() == names
 
 
 def test_no_candidate_takes_smaller_requests_than_before():
-    """Clients may send as many images in a request as the config allows now."""
+    """Clients may continue to send the largest batch of the present config."""
     grid = space.space(parse("max_batch_size: 12"), "fused", cores=2)
 
     assert grid["max_batch_size"] == (12, 24)
@@ -379,7 +370,7 @@ def test_no_candidate_takes_smaller_requests_than_before():
 
 
 def test_sample_is_balanced_and_seeded():
-    """Each value comes up, no point twice, the default never, and the same seed draws the same."""
+    """Each value occurs, no point occurs twice, the default never, and a seed repeats its sample."""
     drawn = space.sample(POINTS, GRID, 8, 3, without=POINTS[0])
 
     assert drawn == space.sample(POINTS, GRID, 8, 3, without=POINTS[0])
@@ -391,7 +382,7 @@ def test_sample_is_balanced_and_seeded():
 
 
 def test_median_is_taken_of_each_number():
-    """Over measurements, at each concurrency."""
+    """The median is taken over measurements, at each concurrency."""
     samples = [{1: load(rate, p99)} for rate, p99 in ((1, 9), (2, 7), (3, 8))]
 
     assert median(samples) == {1: load(2, 8)}
