@@ -18,22 +18,6 @@ from tritonclient.utils import InferenceServerException
 from nereid import contract
 
 Fault = Literal["caller", "server", "network"]
-# Statuses of invalid requests, over HTTP and gRPC.
-REFUSED = (
-    "400",
-    "401",
-    "403",
-    "404",
-    "413",
-    "StatusCode.INVALID_ARGUMENT",
-    "StatusCode.UNAUTHENTICATED",
-    "StatusCode.PERMISSION_DENIED",
-    "StatusCode.NOT_FOUND",
-)
-# Statuses of gRPC for a request that reached no server; Triton uses them, too, when it sheds load.
-NOT_ANSWERED = ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED")
-LATE = ("StatusCode.DEADLINE_EXCEEDED",)
-BUSY = ("429", "StatusCode.RESOURCE_EXHAUSTED")
 
 
 class ClassifierError(Exception):
@@ -79,6 +63,20 @@ class Unreachable(ServerFailed):
     is_repeatable = True
 
 
+# Statuses over HTTP and gRPC; all others are failures of the server.
+_STATUSES: dict[str | None, type[ClassifierError]] = {
+    **dict.fromkeys(("400", "401", "403", "404", "413"), RequestRefused),
+    "StatusCode.INVALID_ARGUMENT": RequestRefused,
+    "StatusCode.UNAUTHENTICATED": RequestRefused,
+    "StatusCode.PERMISSION_DENIED": RequestRefused,
+    "StatusCode.NOT_FOUND": RequestRefused,
+    "StatusCode.DEADLINE_EXCEEDED": TimedOut,
+    "429": Overloaded,
+    "StatusCode.RESOURCE_EXHAUSTED": Overloaded,
+    # The request reached no server. Triton uses both, too, when it sheds load.
+    "StatusCode.UNAVAILABLE": Unreachable,
+    "StatusCode.CANCELLED": Unreachable,
+}
 # The position of a text in a message varies: an ensemble inserts its own text before it.
 _SERVER_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     (contract.INVALID_REQUEST_PREFIX, RequestRefused),
@@ -125,10 +123,7 @@ def from_triton(error: InferenceServerException) -> ClassifierError:
     found = [(text.find(words), kind) for words, kind in _TEXTS if words in text]
     if found:
         return min(found, key=lambda pair: pair[0])[1](text)
-    for statuses, kind in ((REFUSED, RequestRefused), (LATE, TimedOut), (BUSY, Overloaded)):
-        if status in statuses:
-            return kind(text)
-    return Unreachable(text) if status in NOT_ANSWERED else ServerFailed(text)
+    return _STATUSES.get(status, ServerFailed)(text)
 
 
 def from_failure(url: str, error: Exception) -> ClassifierError:

@@ -46,13 +46,9 @@ class Settings:
     max_in_flight: int = 64
 
     def __post_init__(self) -> None:
-        positive = {
-            name: getattr(self, name)
-            for name in self.__slots__
-            if isinstance(getattr(self, name), int | float) and name != "keys_needed"
-        }
-        for name, value in positive.items():
-            if not value > 0:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
                 raise ValueError(f"{name} must be more than 0, got {value}")
         if self.default_timeout_s > self.max_timeout_s:
             raise ValueError(
