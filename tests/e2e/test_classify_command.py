@@ -81,7 +81,7 @@ def test_progress_is_shown_on_a_terminal_only(command, photos):
         try:
             while chunk := os.read(screen, 2**16):
                 shown += chunk
-        except OSError:  # the last of the other side has closed
+        except OSError:  # the command has closed its end
             os.close(screen)
         printed = running.stdout.read().decode()
 
@@ -120,7 +120,7 @@ def test_watched_folder_is_classified_as_it_fills(command, tmp_path):
         with (tmp_path / "new.jpg").open("wb") as slow:
             slow.write(content[:20_000])
             slow.flush()
-            time.sleep(0.6)  # less than what a file must stay the same, and longer than until the next look
+            time.sleep(0.6)  # shorter than a file must stay unchanged, and longer than one poll
             slow.write(content[20_000:])
         wait_until(lambda: len(output.read_text().splitlines()) == 5, "all answers")
         running.send_signal(signal.SIGINT)

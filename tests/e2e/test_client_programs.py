@@ -14,7 +14,7 @@ PYTHON = sys.executable
 
 
 def output_of(root, *words) -> str:
-    """Run a program in the checkout; its output, once it has ended with status 0."""
+    """Run a program in the checkout, check that it succeeds, and return its output."""
     done = subprocess.run([*map(str, words)], cwd=root, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -36,7 +36,7 @@ def fused(both_profiles):
     ],
     ids=["http", "grpc", "shared-memory", "javascript"],
 )
-def test_program_names_what_the_photo_shows(root, fused, words, protocol):
+def test_program_prints_the_class_of_the_photo(root, fused, words, protocol):
     """The best class comes first, with its probability, and the variant that answered."""
     if not shutil.which(words[0]):
         pytest.skip(f"needs {words[0]}; fix: apt-get install {words[0]}js")
@@ -57,7 +57,7 @@ def test_curl_program_prints_the_servers_json(root, fused):
 
 
 def test_grpc_program_chooses_the_variant(root, fused):
-    """The third word is the variant that answers, and the reason says so."""
+    """The third argument selects the variant, which is the reason in the output."""
     lines = output_of(root, PYTHON, "clients/python_grpc.py", COFFEE, url(fused, "grpc"), "v2").splitlines()
 
     assert lines[0].endswith("espresso (class 967, variant v2, version 2, variant)")

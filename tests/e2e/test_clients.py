@@ -277,7 +277,7 @@ def swept(server) -> bool:
     return not known(server)
 
 
-def test_server_keeps_what_it_reads(server):
+def test_server_does_not_release_a_region_that_it_reads(server):
     """The safety of regions depends on this: Triton does not release one while a request uses it."""
     region = shared_regions.MAKERS["system"](2**20)
     region.write([len(PHOTO).to_bytes(4, "little"), PHOTO] * 8)

@@ -71,7 +71,7 @@ def sample(page: str, pattern: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{pattern}.* (\S+)$", page, re.MULTILINE))
 
 
-def test_photo_is_recognised_whichever_way_it_comes(base):
+def test_photo_is_recognised_in_every_kind_of_body(base):
     """A raw image, a form and a batch return the same result of the requested variant."""
     raw = httpx.post(f"{base}/predict?variant=v1", content=PHOTO, headers=JPEG)
     form = httpx.post(f"{base}/predict?variant=v1", files={"file": PHOTO})
@@ -148,7 +148,7 @@ def disconnect(base, server, count: int) -> None:
     print([metric(base, server, name) - was for name, was in zip(names, before, strict=True)])
 
 
-def test_five_hundred_who_leave_leave_nothing_behind(base, both_profiles):
+def test_disconnects_leave_nothing_behind(base, both_profiles):
     """After disconnects nothing is in flight, and the next request is served."""
     disconnect(base, both_profiles["cpu"], 500)
 

@@ -71,11 +71,11 @@ CONTRASTS = """() => {
 TRAFFIC = """async (secret) => {
   const body = await (await fetch("samples/coffee.jpg")).blob();
   const headers = {Authorization: `Bearer ${secret}`, "Content-Type": body.type};
-  const ask = async () => {
+  const send = async () => {
     await fetch("predict", {method: "POST", body, headers});
-    setTimeout(ask, 70 + 40 * Math.sin(performance.now() / 4000));
+    setTimeout(send, 70 + 40 * Math.sin(performance.now() / 4000));
   };
-  ask();
+  send();
 }"""
 VIOLATIONS = """window.violations = [];
 addEventListener("securitypolicyviolation", (event) => violations.push(
@@ -366,7 +366,7 @@ def test_file_is_dropped_anywhere(visit):
     assert page.title() == "Nereid"
 
 
-def test_text_file_is_refused_with_what_was_expected(visit, tmp_path):
+def test_text_file_is_refused_with_the_expected_format(visit, tmp_path):
     """The page shows the gateway's error: code, message and request id."""
     page = visit("open").page
     classify_coffee(page)
@@ -409,7 +409,7 @@ def test_new_image_cancels_the_previous_request(visit):
     assert failed == ["net::ERR_ABORTED"]
 
 
-def test_compare_asks_every_variant(visit):
+def test_comparison_uses_every_variant(visit):
     """Each variant classifies three times in its own column, and the page shows their agreement."""
     seen = visit("open")
     page = seen.page
@@ -432,7 +432,7 @@ def test_compare_asks_every_variant(visit):
     )
 
 
-def test_compare_says_why_it_cannot(visit):
+def test_comparison_without_a_route_has_a_reason(visit):
     """Without a route the button is disabled, and the page shows the reason."""
     page = visit("plain").page
     classify_coffee(page)

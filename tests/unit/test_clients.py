@@ -93,7 +93,7 @@ def test_label_is_read_from_tritons_form(entry, expected):
         ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
     ],
 )
-def test_exception_says_whose_fault_it_was(status, text, kind):
+def test_exception_has_the_party_at_fault(status, text, kind):
     """The same fault is the same class over both protocols, with the server's message."""
     got = from_triton(InferenceServerException(text, status))
 
@@ -167,7 +167,7 @@ def test_server_without_a_response_is_given_up(way, protocol, server):
     ],
     ids=["closed", "garbage", "html", "a proxy's html", "other json", "half an answer"],
 )
-def test_answer_of_something_else_is_the_networks_fault(way, broken):
+def test_response_of_another_peer_is_the_networks_fault(way, broken):
     """A peer other than Triton, or a connection that closes early, is an error of the documented kind."""
     script = Script(broken)
     script.hangs_up = True
@@ -204,7 +204,7 @@ def test_request_outlives_broken_connections(way, steps, attempts):
     ],
     ids=["cut", "unavailable", "overloaded", "timeout", "failed", "refused"],
 )
-def test_only_what_is_safe_is_repeated(way, step, kind, count):
+def test_only_safe_requests_are_repeated(way, step, kind, count):
     """A request that the server has not seen is sent at most four times, any other once."""
     script = Script(step)
     with serving(script) as url, opened(way, url, "http") as classifier, pytest.raises(kind):
@@ -387,7 +387,7 @@ def test_fork_has_connections_of_its_own():
     assert len(sent) == len({peer for peer, _ in sent})
 
 
-def test_error_does_not_wait_for_what_is_in_flight():
+def test_error_does_not_wait_for_requests_in_flight():
     """Ctrl-C ends a classifier immediately, also with a silent server; later requests fail."""
     script, ended = Script("silence"), threading.Event()
 
@@ -615,7 +615,7 @@ def test_outcomes_may_be_left_early(end):
         asyncio.run(asyncio.wait_for(leave(url), 10))
 
 
-def test_images_are_not_read_once_nobody_takes_outcomes():
+def test_images_are_not_read_after_the_caller_leaves():
     """Images that wait for a thread when the caller leaves are not sent."""
     gate, late = threading.Event(), io.BytesIO(PHOTO)
 

@@ -61,7 +61,7 @@ def sent(script: Script, word: str) -> list[str]:
 @pytest.mark.parametrize("step", ["silence", None], ids=["silent", "broken"])
 @pytest.mark.usefixtures("short_close")
 def test_region_without_an_answer_is_never_used_again(folder, way, step):
-    """While the server reads a region, nobody writes, shrinks or unlinks it, not even `close`."""
+    """While the server reads a region, no process writes, shrinks or unlinks it, not even in `close`."""
     script = Script(PREDICTION, step, PREDICTION)
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         classifier.classify(PHOTO)
@@ -108,7 +108,7 @@ def test_region_is_used_again_after_an_error_response(way):
     assert sent(script, "unregister") == sent(script, "register")
 
 
-def test_retired_region_goes_when_the_server_lets_go_of_it():
+def test_retired_region_is_removed_after_its_release():
     """Release is tried again after a second, not with every request."""
     now = 0.0
     script = Script(None, PREDICTION)
@@ -116,7 +116,7 @@ def test_retired_region_goes_when_the_server_lets_go_of_it():
         connection = transport.Connection(url, "http")
         regions = Regions("system", url, "http", clock=lambda: now)
 
-        def ask() -> int:
+        def classify() -> int:
             attempts = Attempts(Budget(), 5)
             options = {"model": "m", "headers": {}}
             steps = regions.infer(
@@ -126,15 +126,15 @@ def test_retired_region_goes_when_the_server_lets_go_of_it():
             return len(sent(script, "unregister"))
 
         with pytest.raises(Unreachable):
-            ask()
+            classify()
         (first,) = script.read = files()
-        assert (ask(), ask()) == (1, 1)
+        assert (classify(), classify()) == (1, 1)
         now += 1
-        assert ask() == 2
+        assert classify() == 2
         assert first in files()
         script.read = set()
         now += 1
-        assert ask() == 3
+        assert classify() == 3
         assert first not in files()
         regions.close()
         connection.close()
@@ -208,7 +208,7 @@ class Triton:
         """Do nothing: the fake has no socket."""
 
 
-def ask(regions: Regions, triton: Triton) -> str:
+def classify(regions: Regions, triton: Triton) -> str:
     """Classify an image; return the name of its region."""
     names = []
 
@@ -242,29 +242,29 @@ class Late(Triton):
             raise TimedOut("deadline exceeded: why")
         found = super().call(name, timeout_s, *args, **options)
         if name.startswith("unregister") and (shared_regions.FOLDER / args[0]).exists():
-            self.known.append(args[0])  # only now, and it can open it
+            self.known.append(args[0])  # the late registration finds the file
         return found
 
 
 def test_region_that_is_registered_too_late_is_not_kept(regions):
     """A server that handles a late registration finds no file."""
     triton = Late()
-    ask(regions, triton)
+    classify(regions, triton)
     (late,) = files()
-    name = ask(regions, triton)
+    name = classify(regions, triton)
 
     assert name != late
     assert triton.known == [name]
     assert files() == {name}
 
 
-@pytest.mark.parametrize("sees", [True, False], ids=["same machine", "other container"])
-def test_region_without_a_file_is_stale_where_files_are_shared(sees):
+@pytest.mark.parametrize("is_shared", [True, False], ids=["same machine", "other container"])
+def test_region_without_a_file_is_stale_where_files_are_shared(is_shared):
     """Otherwise another container owns it; a region in use does not stop the sweep of others."""
     left, gone, in_use = (f"{PREFIX}{number}" for number in range(3))
     for name in (left, in_use):
         (shared_regions.FOLDER / name).write_bytes(b"")
-    answers = [None] if sees else []  # to the file that it is shown
+    answers = [None] if is_shared else []  # to the registration of a file of this process
     refusals = [*answers, ServerFailed("it is currently in use")]
     shown = answers or [RequestRefused("Unable to open")]
     triton = Triton("x", in_use, gone, left, register=shown, unregister=refusals)
@@ -272,10 +272,10 @@ def test_region_without_a_file_is_stale_where_files_are_shared(sees):
 
     removed = transport.run(triton, shared_memory.sweep("http", lambda: next(times_s)))
 
-    assert {*removed} == ({left, gone} if sees else {left})
-    assert {*triton.known} == ({"x", in_use} if sees else {"x", in_use, gone})
+    assert {*removed} == ({left, gone} if is_shared else {left})
+    assert {*triton.known} == ({"x", in_use} if is_shared else {"x", in_use, gone})
     assert files() == {in_use}
-    assert triton.timeouts_s == [*range(9, 9 - len(triton.timeouts_s), -1)]  # of what is left for all
+    assert triton.timeouts_s == [*range(9, 9 - len(triton.timeouts_s), -1)]  # the time left for all RPCs
 
 
 BROKEN_STREAM = from_triton(
@@ -298,10 +298,10 @@ BROKEN_STREAM = from_triton(
 def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, error, is_same):
     """A broken stream may have the status of a response, and proves nothing."""
     triton = Triton(**{verb: [error, None]})
-    ask(regions, triton)
+    classify(regions, triton)
     (first,) = files()
 
-    assert (ask(regions, triton) == first) == is_same
+    assert (classify(regions, triton) == first) == is_same
 
 
 @both_ways
@@ -312,7 +312,7 @@ def test_region_that_was_swept_away_is_registered_again(way):
         assert classifier.classify(PHOTO).timings.attempts == 2
 
 
-def test_close_leaves_what_a_request_uses(regions):
+def test_close_leaves_the_region_of_a_request(regions):
     """The request itself closes the file once, and leaves it to a sweep; the next request fails."""
     steps = regions.infer([PHOTO], Attempts(Budget(), 5), lambda tensor: Rpc("infer", 5))
     step = steps.send(None)
@@ -326,7 +326,7 @@ def test_close_leaves_what_a_request_uses(regions):
     assert is_stale(shared_regions.FOLDER / name)
 
     with pytest.raises(RuntimeError, match="the classifier is closed"):
-        ask(regions, Triton())
+        classify(regions, Triton())
     assert files() == {name}
 
 
