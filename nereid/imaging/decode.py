@@ -47,9 +47,9 @@ WITHOUT_SUCCESSOR = frozenset({0xD8, 0xD9})
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEQUENTIAL = frozenset({0xC0, 0xC1})
 EXIF = b"Exif\0\0"
-# TIFF's tags; ZERO_MEANS is PhotometricInterpretation.
-BITS_PER_SAMPLE, ZERO_MEANS, TILE_WIDTH, TILE_LENGTH = 258, 262, 322, 323
-BLACK = 1
+# TIFF's tags; PHOTOMETRIC is PhotometricInterpretation.
+BITS_PER_SAMPLE, PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = 258, 262, 322, 323
+BLACK_IS_ZERO = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +225,9 @@ def _check_mode(image: Image.Image) -> None:
     if image.mode not in EIGHT_BIT | SIXTEEN_BIT:
         raise InvalidImage(f"expected 8 or 16 bits per channel in a mode that converts to RGB, got {got}")
     if isinstance(image, TiffImageFile) and image.mode in SIXTEEN_BIT:
-        bits, zero = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0], image.tag_v2.get(ZERO_MEANS, BLACK)
-        if bits != 16 or zero != BLACK:
-            got += f" with {bits} bits and 0 as {'black' if zero == BLACK else 'white'}"
+        bits, zero = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0], image.tag_v2.get(PHOTOMETRIC, BLACK_IS_ZERO)
+        if bits != 16 or zero != BLACK_IS_ZERO:
+            got += f" with {bits} bits and 0 as {'black' if zero == BLACK_IS_ZERO else 'white'}"
             raise InvalidImage(f"expected 8 bits per channel, or 16 with 0 as black, got {got}")
 
 

@@ -189,7 +189,7 @@ class GpuPreprocessor:
 
 
 def _suits_gpu(image: EncodedImage | ServingError) -> bool:
-    """Return whether the GPU's decoder may have the image: a complete grey or RGB JPEG.
+    """Return whether the GPU can decode the image: a complete grey or RGB JPEG.
 
     nvJPEG decodes a truncated JPEG without an error, which the host's decoder reports.
     """

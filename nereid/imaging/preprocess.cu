@@ -1,7 +1,7 @@
 // A batch of images of any sizes into the network's input: turn, resize, crop or pad, normalise, lay out.
 //
 // Compiled per model with -DFILTER=, -DDATATYPE= and -DLAYOUT=, whose values are the names of structs below. A
-// thread makes one pixel of the tensor from all source pixels that weigh in it, in Pillow's order: along the
+// thread makes one pixel of the tensor from all source pixels of its window, in Pillow's order: along the
 // rows, rounded to 8 bits, then down the columns. No headers: CuPy's wheels bring none.
 // kernel.py fills the first structs. Source of the taps: Pillow, src/libImaging/Resample.c.
 struct Axis {          // one axis of an upright image

@@ -11,7 +11,7 @@ from nereid.imaging.decode import SHRINKS, EncodedImage
 from nereid.imaging.resample import FILTERS, Axis, Span, build_axis, resample
 
 DATATYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
-LARGEST = {"FP32": 3.4e38, "FP16": 65504.0, "UINT8": 255.0}
+MAX_VALUE = {"FP32": 3.4e38, "FP16": 65504.0, "UINT8": 255.0}
 CHOICES = {
     "datatype": tuple(DATATYPES),
     "layout": ("NCHW", "NHWC"),
@@ -108,7 +108,7 @@ class Transform:
         if not all(0 < std < inf for std in self.std):
             raise ValueError(f"std: expected positive numbers, got {self.std}")
         numbers = zip(self.mean, self.std, strict=True)
-        if max(max(abs(mean), abs(255 - mean)) / std for mean, std in numbers) > LARGEST[self.datatype]:
+        if max(max(abs(mean), abs(255 - mean)) / std for mean, std in numbers) > MAX_VALUE[self.datatype]:
             raise ValueError(f"mean {self.mean} and std {self.std}: expected pixels within {self.datatype}")
         if not self.decode_margin >= 1:
             raise ValueError(f"decode_margin: expected 1 or more, got {self.decode_margin}")
