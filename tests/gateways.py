@@ -132,6 +132,7 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
     """Run a test in an event loop of its own, within the watchdog's time."""
 
     async def limited(*args: Any, **fixtures: Any) -> None:
+        """Run the test, and fail after the limit."""
         async with asyncio.timeout(WATCHDOG_S) as limit:
             await test(*args, **fixtures)
         assert not limit.expired()  # the test may have gone on after its cancellation
