@@ -14,7 +14,7 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 
 
 def kubectl() -> str:
-    """Return the program."""
+    """Return the path of kubectl, which has kustomize."""
     found = shutil.which("kubectl")
     if not found:
         pytest.skip("kubectl is not installed; fix: apt-get install kubernetes-client")
@@ -38,7 +38,7 @@ def find(overlay: str, kind: str) -> dict[str, Any]:
 
 
 def pod(overlay: str) -> dict[str, Any]:
-    """Return what the pods of an overlay are."""
+    """Return the specification of an overlay's pods."""
     spec: dict[str, Any] = find(overlay, "Deployment")["spec"]["template"]["spec"]
     return spec
 

@@ -16,7 +16,7 @@ DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression, and where it stands."""
+    """An expression and its place."""
 
     where: str
     expression: str

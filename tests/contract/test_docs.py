@@ -50,7 +50,7 @@ def test_commands_page_is_the_command_lines_own_help():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_option_has_help(name):
-    """Nothing in the command line is without a sentence."""
+    """Every command and option has a help text."""
     command = COMMANDS[name]
 
     assert command.help
@@ -71,7 +71,7 @@ def unknown_words(line: str) -> list[str]:
 
 
 def shown_text(page):
-    """Return a page without the commands of its records, which are those of their day."""
+    """Return a page without the commands of its records, which may be outdated."""
     text = prose.page_text(PAGES[page])
     for path in (ROOT / "loadtest" / "results").glob("*.json"):
         text = text.replace(f"`{json.loads(path.read_text())['command']}`", "")
@@ -119,7 +119,7 @@ def test_measured_numbers_are_the_recorded_ones():
 
 
 def test_every_record_is_on_a_page(root):
-    """Nothing was measured in vain: each record is linked from the page that has its numbers."""
+    """Each record is linked from the page that has its numbers."""
     for path in (root / "loadtest" / "results").glob("*.json"):
         name = benchmarks.ELSEWHERE.get(path.stem, "benchmarks.md")
         assert f"results/{path.name})" in (root / "docs" / name).read_text(), path.name

@@ -26,7 +26,7 @@ def imported_modules(source: Path) -> set[str]:
 
 
 def test_adapters_import_only_the_library(root):
-    """Triton's adapters see the rooms that compute, never the server, the client or the command line."""
+    """Triton's adapters import neither the server, nor the client, nor the command line."""
     adapters = sorted((root / "python_backend").glob("*/model.py"))
     assert adapters
 
@@ -36,7 +36,7 @@ def test_adapters_import_only_the_library(root):
 
 
 def test_adapters_first_let_go_of_what_they_inherit(root):
-    """Every stub is started with the connections of callers; see `nereid.triton.inherited_sockets`."""
+    """Every adapter closes the connections that its stub inherits; see `nereid.triton.inherited_sockets`."""
     adapters = sorted((root / "python_backend").glob("*/model.py"))
     assert adapters
 

@@ -1,4 +1,4 @@
-"""The Makefile where it is more than a list of commands."""
+"""Targets of the Makefile that are more than a list of commands."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def made(root, tmp_path):
 
 
 def test_a_missed_target_keeps_no_record_from_being_made(root, made):
-    """Each command that records runs once, in the order in which they are written down."""
+    """Each command that records runs once, in the written order."""
     written = re.findall(r"^\t\$\(BIN\)/(.* --record \w+)$", (root / "Makefile").read_text(), re.M)
 
     assert made("bench") == written
@@ -46,7 +46,7 @@ def test_a_missed_target_keeps_no_record_from_being_made(root, made):
 
 
 def test_the_long_tests_run_after_a_missed_target(made):
-    """`make proof` is both."""
+    """`make proof` runs both targets."""
     calls = made("proof")
 
     assert [call.split()[0] for call in calls[-2:]] == ["python", "pytest"]

@@ -49,14 +49,14 @@ def test_absent_server_is_not_healthy():
 
 
 def test_response_without_a_class_is_not_healthy():
-    """The status alone does not count."""
+    """A 200 without a class is not healthy."""
     with listening() as (address, _):
         assert check_health("--url", address) == (1, "no class in the response: {}\n")
 
 
 @pytest.fixture(scope="module")
 def gateway(both_profiles, tmp_path_factory):
-    """Compose's gateway, with the keys that .env.example has made; gives its port and their folder."""
+    """Compose's gateway, with the keys of .env.example; yields its port and the folder of the keys."""
     folder = tmp_path_factory.mktemp("gateway")
     places = {"triton:8001": url(both_profiles["cpu"], "grpc"), "/keys/": "keys/", "--port=8080": "--port=0"}
     words = " ".join(command_line("gateway"))
@@ -118,7 +118,7 @@ def test_load_page_is_checked_until_its_end(tmp_path):
 
 @pytest.mark.parametrize(("key", "status"), [("keys/prometheus.key", 200), (None, 401)], ids=["key", "none"])
 def test_gateway_shows_prometheus_its_metrics(gateway, key, status):
-    """Under its name inside Compose's network, and only with the key."""
+    """The gateway is scraped by its name in Compose's network, and only with the key."""
     port, folder = gateway
     headers = {"Host": "gateway:8080"}
     if key:

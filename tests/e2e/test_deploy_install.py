@@ -47,7 +47,7 @@ class Image:
         return kept | {"PATH": path, "XDG_RUNTIME_DIR": str(self.workspace.parent)}
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess:
-        """Run a command to its end, somewhere else than in the checkout."""
+        """Run a command to its end, outside the checkout."""
         return subprocess.run(
             words,
             cwd=self.workspace.parent,
@@ -63,13 +63,13 @@ class Image:
         assert done.returncode == 0, done.stderr[-3000:]
 
     def check(self, port: int) -> tuple[int, str]:
-        """Run its health check on a server of the loopback; returns its exit code and what it says."""
+        """Run its health check on a server of the loopback; returns its exit code and output."""
         return check_health("--url", f"http://127.0.0.1:{port}", workspace=self.workspace)
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """Do what the Dockerfile says: copy what it copies, and run the script with its arguments."""
+    """Copy the files of the Dockerfile, and run its script with its arguments."""
     folder = tmp_path_factory.mktemp("image")
     image = Image(folder / "workspace", folder / "nereid")
     for source, target in copies(SLIM):
@@ -90,7 +90,7 @@ def image(tmp_path_factory):
 
 @contextmanager
 def started(image: Image, log: Path):
-    """Run the image's command on free ports of the loopback until it is ready; gives process and ports."""
+    """Run the image's command on free ports of the loopback until it is ready; yields process and ports."""
     words = [word for name in ("ENTRYPOINT", "CMD") for word in json.loads(*instructions(SLIM, name))]
     words += [*ANY_PORTS, "--host", "127.0.0.1", "--drain-s", "0"]
     with log.open("w") as stderr:
@@ -146,7 +146,7 @@ def test_image_stays_small(image):
 
 @pytest.fixture
 def backends(image, tmp_path):
-    """Do what the other Dockerfile says, in a folder with Triton's own Python backend."""
+    """Install as the other Dockerfile does, in a folder with Triton's own Python backend."""
     wheel, folder = find_wheel(), tmp_path / "backends"
     shutil.copytree(wheel.python_backend, folder / "python", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(wheel.stub, folder / "python")
@@ -156,7 +156,7 @@ def backends(image, tmp_path):
 
 @contextmanager
 def composes_server(image: Image, backends: Path, collector: str, log: Path):
-    """Run the real `tritonserver` as Compose runs `triton-cpu`; gives its pid and HTTP port."""
+    """Run the real `tritonserver` as Compose runs `triton-cpu`; yields its pid and HTTP port."""
     name, ports = f"compose-{os.getpid()}", free_ports(3)
     places = {
         "--id=nereid": f"--id={name}",
@@ -197,7 +197,7 @@ def composes_server(image: Image, backends: Path, collector: str, log: Path):
 
 
 def test_real_server_takes_what_compose_tells_it(image, backends, tmp_path):
-    """It is healthy, exports traces, and is not healthy any more when the route's process is dead."""
+    """The server is healthy, exports traces, and becomes unhealthy when the route's process dies."""
     ours = {path.parent.name: path for path in ADAPTERS.glob("*/model.py")}
     added = {path.name for path in backends.iterdir()} - {"python"}
     assert added == ours.keys() - {"onnxruntime"}, "one of that name would hide NVIDIA's"

@@ -1,4 +1,4 @@
-"""A pod without its cluster: its init container's own lines prepare what a real server then serves."""
+"""A pod without a cluster: the init container's script prepares the repository of a real server."""
 
 import json
 import os
@@ -46,14 +46,14 @@ def prepare(overlay: str, root: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return all files of a repository but the route."""
+    """Return all files of a repository except the route."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ROUTE)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_pod_has_the_repository_and_the_mounted_route(overlay, root):
-    """Also where the last run left its link and a model that is gone: a pod may be started once more."""
+    """The init container may run again: an old link and a removed model do not stay."""
     if overlay == "overlays/object-storage" and not shutil.which("rclone"):
         pytest.skip("rclone is not installed; fix: apt-get install rclone")
 
@@ -66,7 +66,7 @@ def test_a_pod_has_the_repository_and_the_mounted_route(overlay, root):
 
 
 def test_a_pod_follows_the_config_map(root):
-    """A server of what the init container has prepared takes the weights that the kubelet mounts."""
+    """A server of the prepared repository uses the weights that the kubelet mounts."""
     prepare("overlays/cpu", root)
     route = json.loads(find("overlays/cpu", "ConfigMap")["data"][ROUTE])
     publish_config(root / "routes" / ROUTE, route)
@@ -84,5 +84,5 @@ def test_a_pod_follows_the_config_map(root):
 
 
 def answering(classifier: Classifier) -> set[str]:
-    """Return the variants that answer."""
+    """Return the variants that serve requests."""
     return {classifier.classify(COFFEE, top_k=1).variant for _ in range(ANSWERS)}

@@ -50,7 +50,7 @@ class Prometheus:
     address: str
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Ask its API."""
+        """Send a request to Prometheus' API."""
         answer = httpx.get(f"{self.address}/api/v1/{path}", params=parameters)
         assert answer.is_success, answer.text
         return answer.json()["data"]
@@ -74,7 +74,7 @@ def configuration(ports: dict[str, int]) -> dict[str, Any]:
 
 @contextmanager
 def prometheus(folder: Path, ports: dict[str, int], key: str) -> Iterator[Prometheus]:
-    """Run Prometheus with the committed rules; it shows the gateway a key."""
+    """Run Prometheus with the committed rules and a key for the gateway."""
     shutil.copytree(PROMETHEUS, folder)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(ports)))
     (folder / "gateway.key").write_text(key)
@@ -107,7 +107,7 @@ def prometheus(folder: Path, ports: dict[str, int], key: str) -> Iterator[Promet
 
 @contextmanager
 def traffic(server: Served, address: str, key: str) -> Iterator[None]:
-    """Ask, well and badly, the gateway and Triton, until the context ends."""
+    """Send good and bad requests to the gateway and Triton until the context ends."""
     triton = f"http://127.0.0.1:{server.ports['http']}/v2/models/classify/infer"
     binary, jpeg = {"inference-header-content-length": "0"}, {"content-type": "image/jpeg"}
     own, late = {"authorization": f"Bearer {key}"}, {"x-request-timeout-ms": "1"}
@@ -160,7 +160,7 @@ def watched(tmp_path_factory):
 
 
 def test_every_target_is_read(watched):
-    """Server, gateway (which needs a key) and supervisor: no page is refused or misread."""
+    """Prometheus scrapes server, gateway and supervisor without an error."""
 
     def targets() -> dict[str, tuple[str, str]]:
         active = watched.get("targets")["activeTargets"]
@@ -176,7 +176,7 @@ def test_every_target_is_read(watched):
 
 
 def test_every_rule_is_evaluated(watched):
-    """None of them fails on real series, as by labels that two of them share, once all have some."""
+    """No rule fails on real series, for example because two series get the same labels."""
 
     def errors() -> dict[str, str]:
         found = [rule for group in watched.get("rules")["groups"] for rule in group["rules"]]
@@ -189,7 +189,7 @@ def test_every_rule_is_evaluated(watched):
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)
 def test_every_query_has_data(watched, query):
-    """Numbers, not NaN; and more than 0 where there is traffic that must be seen."""
+    """Every query has numbers, and numbers above 0 where there is traffic."""
 
     def has_data() -> bool:
         values = watched.values(query.expression)
@@ -210,7 +210,7 @@ def test_every_query_has_data(watched, query):
     ],
 )
 def test_outcomes_are_told_apart(watched, family, outcome):
-    """Good and bad requests are counted each as what it was."""
+    """Good and bad requests are counted by their outcome."""
     query = f'sum(rate({family}{{outcome="{outcome}"}}[1m])) > 0'
 
     wait_until(lambda: watched.values(query), outcome)

@@ -1,4 +1,4 @@
-"""CUDA shared memory: the image is copied to the GPU by the caller, the answer is the same."""
+"""CUDA shared memory: the caller copies the image to the GPU, and the result is the same."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def server(cupy, tmp_path_factory):
 
 @pytest.mark.parametrize(("way", "protocol"), WAYS)
 def test_scores_are_those_of_what_is_sent(server, way, protocol):
-    """To the last bit, and twice, so that the region is used again."""
+    """Two requests through one region have exactly the result of a plain request."""
     with opened(way, url(server, protocol), protocol, "classify_v1") as classifier:
         sent = classifier.scores(COFFEE)
 

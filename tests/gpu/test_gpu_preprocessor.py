@@ -1,4 +1,4 @@
-"""Preprocessing on a GPU: the same pixels as on the host, and none of them back on the host."""
+"""Preprocessing on a GPU: the pixels are those of the CPU path, and stay on the device."""
 
 import io
 from dataclasses import replace
@@ -56,7 +56,7 @@ def build(cupy):
 
 
 def on_host(transform: Transform, encoded: bytes) -> np.ndarray:
-    """Return what the CPU path makes of an image that it decodes at full size."""
+    """Preprocess an image with the CPU path, decoded at full size."""
     out = np.empty(transform.shape, DATATYPES[transform.datatype])
     transform(replace(open_image(encoded, LIMITS), max_shrink=1), out, Buffers())
     return out
@@ -91,7 +91,7 @@ def test_rows_are_those_of_the_host(build, transform):
 @pytest.mark.parametrize("datatype", DATATYPES)
 @pytest.mark.parametrize("interpolation", FILTERS)
 def test_every_variant_of_the_kernel_runs(build, interpolation, datatype, layout):
-    """The machine code of each variant computes what the CPU path does."""
+    """Each variant of the kernel agrees with the CPU path."""
     transform = replace(PLAIN, interpolation=interpolation, datatype=datatype, layout=layout)
     encoded = encode("PNG")
     preprocessor = build(transform)
@@ -196,7 +196,7 @@ def test_limit_without_room_for_the_tensor_fails_the_load(build):
 
 
 def test_limit_fails_the_image_that_needs_more(build):
-    """Of a batch only the image that does not fit is refused."""
+    """Only the image that exceeds the memory limit is refused."""
     target = io.BytesIO()
     Image.new("RGB", (4000, 4000)).save(target, "PNG")
     preprocessor = build(memory_limit_bytes=ROWS * 3 * 224 * 224 * 4 + 2**22)
@@ -207,7 +207,7 @@ def test_limit_fails_the_image_that_needs_more(build):
 
 
 def test_tensor_is_handed_over_where_it_lies(cupy, build):
-    """From batch to batch the tensor stays in its place, and DLPack passes on that address: no copy."""
+    """The tensor keeps its address from batch to batch, and DLPack shares it without a copy."""
     preprocessor = build()
     place, row_bytes = preprocessor.tensor.data.ptr, preprocessor.tensor[0].nbytes
 
@@ -219,7 +219,7 @@ def test_tensor_is_handed_over_where_it_lies(cupy, build):
 
 
 def test_tensor_is_whole_when_prepare_returns(cupy, build):
-    """A reader on a stream of its own, which waits for nothing, sees the finished rows."""
+    """A reader on another stream, which does not wait, sees the finished rows."""
     preprocessor = build()
     preprocessor.prepare([CHELSEA_JPEG] * ROWS)
     expected = preprocessor.tensor.get()

@@ -1,4 +1,4 @@
-"""Runs on a GPU: the same answers as on the host, from and to where the arrays lie."""
+"""Runs on a GPU: the same results as on the host, with inputs and outputs on the device."""
 
 import numpy as np
 import onnxruntime

@@ -1,4 +1,4 @@
-"""The whole server in the profile `gpu`: the right class, and no tensor that passes through the host."""
+"""The whole server in the profile `gpu`: the right class, and no tensor on the host."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_instances_are_on_the_gpu(server, model):
 
 
 def test_tensors_stay_on_the_gpu(server):
-    """Coffee is espresso, and the network found every input of it on its device."""
+    """The coffee photo is espresso, and every input of the network is on its device."""
     before = total(server, RUNS)
 
     with Classifier(url(server, "http"), "http") as classifier:
@@ -63,7 +63,7 @@ def test_tensors_stay_on_the_gpu(server):
 
 
 def test_batches_do_not_overwrite_each_other(server):
-    """Under load each image gets the answer it gets alone, although all batches use one tensor."""
+    """Under load each image has the same result as alone, although all batches use one tensor."""
     photos = [COFFEE.read_bytes(), CHELSEA.read_bytes()]
     with Classifier(url(server, "http"), "http") as classifier:
         alone = [classifier.classify(photo, version="1").labels[0] for photo in photos]
