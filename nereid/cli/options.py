@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -21,45 +21,46 @@ def _repository_of(context: typer.Context) -> Path:
     return Path(context.params.get("repository") or assets.REPOSITORY)
 
 
-def _completing(find: Callable[[Path], list[str]]) -> Callable[[typer.Context, str], list[str]]:
+def _completing(find: Callable[[Path], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
     """Return a completion function over the names that `find` reads from the repository; it never raises."""
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
         try:
-            return [name for name in find(_repository_of(context)) if name.startswith(incomplete)]
+            return sorted(name for name in find(_repository_of(context)) if name.startswith(incomplete))
         except (OSError, ValueError):
             return []
 
     return complete
 
 
-def model_names(repository: Path) -> list[str]:
-    """Return the models of a repository, for completion."""
-    return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+@_completing
+def complete_model(repository: Path) -> Iterable[str]:
+    """Complete the names of models."""
+    return (path.parent.name for path in repository.glob("*/config.pbtxt"))
 
 
-def profile_names(repository: Path) -> list[str]:
-    """Return the profiles that models of a repository have, for completion."""
-    return sorted({"ensemble", *(path.stem for path in repository.glob("*/configs/*.pbtxt"))})
+@_completing
+def complete_profile(repository: Path) -> Iterable[str]:
+    """Complete the names of profiles."""
+    return {"ensemble", *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
 
 
-def variant_names(repository: Path) -> list[str]:
-    """Return the variants of all routes of a repository, for completion."""
+@_completing
+def complete_variant(repository: Path) -> Iterable[str]:
+    """Complete the names of the variants of all routes."""
     import msgspec
 
     documents = [msgspec.json.decode(path.read_bytes()) for path in repository.glob("*.route.json")]
-    return sorted({variant["name"] for document in documents for variant in document["variants"]})
+    return {variant["name"] for document in documents for variant in document["variants"]}
 
 
-def preset_names(repository: Path) -> list[str]:
-    """Return the preprocessing presets, for completion."""
+@_completing
+def complete_preset(repository: Path) -> Iterable[str]:
+    """Complete the names of preprocessing presets."""
     from nereid.imaging.preprocess_settings import PRESETS
 
-    return sorted(PRESETS)
+    return PRESETS
 
-
-complete_model, complete_profile = _completing(model_names), _completing(profile_names)
-complete_variant, complete_preset = _completing(variant_names), _completing(preset_names)
 
 Repository: TypeAlias = Annotated[
     Path,

@@ -275,22 +275,25 @@ def test_tables_are_not_cut_in_a_pipe(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("find", "expected"),
+    ("complete", "expected"),
     [
-        (options.model_names, {"classify", "classify_v1", "classify_v2", "efficientnet_lite0"}),
-        (options.profile_names, {"cpu", "ensemble"}),
-        (options.variant_names, {"v1", "v2"}),
-        (options.preset_names, {"imagenet", "clip"}),
+        (options.complete_model, {"classify", "classify_v1", "classify_v2", "efficientnet_lite0"}),
+        (options.complete_profile, {"cpu", "ensemble"}),
+        (options.complete_variant, {"v1", "v2"}),
+        (options.complete_preset, {"imagenet", "clip"}),
     ],
     ids=["models", "profiles", "variants", "presets"],
 )
-def test_completion_knows_the_names_of_the_repository(find, expected):
-    """The shell completes the names of the repository."""
-    assert expected <= set(find(assets.REPOSITORY))
+def test_completion_knows_the_names_of_the_repository(complete, expected):
+    """The shell completes the names of the repository, from their first letters."""
+    context = typer.main.get_command(app).make_context("nereid", ["check"])
+
+    assert expected <= set(complete(context, ""))
+    assert complete(context, "c") == sorted(name for name in complete(context, "") if name[0] == "c")
 
 
 def test_completion_never_fails(tmp_path):
-    """A broken repository offers nothing, and shows no traceback in the shell."""
+    """A broken repository offers no names, and shows no traceback in the shell."""
     (tmp_path / "classify.route.json").write_text("not JSON")
     context = typer.main.get_command(app).make_context("nereid", ["check"])
     context.params = {"repository": tmp_path}

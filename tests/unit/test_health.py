@@ -10,6 +10,7 @@ from nereid import metrics_page
 from nereid.errors import ServerError
 from nereid.server import health as pages
 from nereid.server.health import Health
+from tests.tables import cases
 
 DEAD = "Stub process 'eyes_0_0' is not healthy."
 
@@ -64,13 +65,42 @@ def test_page_agrees_with_its_status(clock):
     assert body(health, "/livez") == (200, {"live": True})
 
 
-def test_failing_model_is_named_with_its_reason(health, clock):
-    """One failed probe makes the server not ready; the next success makes it ready again."""
-    health.probed("eyes", DEAD, clock.now_s)
-    broken = body(health, "/readyz")
-    health.probed("eyes", None, clock.now_s)
+def fail_probe(health: Health) -> None:
+    """Let a probe of one model fail."""
+    health.probed("eyes", DEAD, 1000.0)
 
-    assert broken == (503, {"ready": False, "models": {"eyes": DEAD}})
+
+PROCESS = {"eyes": "the process of 'eyes_0_0' is dead"}
+
+
+@cases(
+    ("fail", "reasons", "recover"),
+    {
+        "probe": (fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.probed("eyes", None, 1000.0)),
+        "unloaded": (
+            fail_probe,
+            {"models": {"eyes": DEAD}},
+            lambda health: health.round_started(None, ["route"]),
+        ),
+        "process": (
+            lambda health: health.observed(PROCESS),
+            {"models": PROCESS},
+            lambda health: health.observed({}),
+        ),
+        "server without image models": (
+            lambda health: health.round_started("400", []),
+            {"server": "400"},
+            lambda health: health.round_started(None, []),
+        ),
+    },
+)
+def test_failure_is_named_until_it_is_over(health, fail, reasons, recover):
+    """A failed probe, a dead process or Triton itself make the server not ready, each with its reason."""
+    fail(health)
+    failed = body(health, "/readyz")
+    recover(health)
+
+    assert failed == (503, {"ready": False, **reasons})
     assert body(health, "/readyz") == (200, {"ready": True})
 
 
@@ -83,16 +113,6 @@ def test_outcome_of_an_older_probe_is_ignored(health, clock):
     assert 'probe_failures_total{model="eyes"} 1' in health.metrics()
 
 
-def test_dead_process_counts_before_a_probe_fails(health):
-    """A stub that is known to be dead makes its model not ready, although another instance still serves."""
-    health.observed({"eyes": "the process of 'eyes_0_0' is dead"})
-    dead = body(health, "/readyz")
-    health.observed({})
-
-    assert dead == (503, {"ready": False, "models": {"eyes": "the process of 'eyes_0_0' is dead"}})
-    assert body(health, "/readyz") == (200, {"ready": True})
-
-
 def test_old_responses_do_not_count(health, clock):
     """Probes that never end make the server not ready; without observations it is not live."""
     clock.now_s += pages.FRESH_S + 1
@@ -101,24 +121,6 @@ def test_old_responses_do_not_count(health, clock):
 
     clock.now_s += pages.ALIVE_S
     assert body(health, "/livez") == (503, {"live": False})
-
-
-def test_unloaded_model_is_ignored(health):
-    """A model that was unloaded on purpose does not keep the server from being ready."""
-    health.probed("eyes", DEAD, 1000.0)
-    health.round_started(None, ["route"])
-
-    assert body(health, "/readyz") == (200, {"ready": True})
-
-
-def test_repository_without_image_models_is_ready_by_the_server_alone(health):
-    """Without models that take images, Triton's own readiness counts."""
-    health.round_started("400", [])
-    failed = body(health, "/readyz")
-    health.round_started(None, [])
-
-    assert failed == (503, {"ready": False, "server": "400"})
-    assert body(health, "/readyz") == (200, {"ready": True})
 
 
 def test_restarting_server_is_live_and_not_ready(health, clock):

@@ -21,7 +21,7 @@ def test_taken_port_is_named_with_its_option():
 
 
 def test_free_ports_are_not_those_of_outgoing_connections(tmp_path, monkeypatch):
-    """A connection could take one of those before the server does; without other ports they are used."""
+    """Outgoing connections could take such a port first; they are used only if no other is free."""
     range_file = tmp_path / "ip_local_port_range"
     monkeypatch.setattr(ports, "OUTGOING_PORTS", range_file)
     range_file.write_text("12000\t60999\n")

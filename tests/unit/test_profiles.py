@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.errors import OperationFailed
 from nereid.publish import pinned
 from nereid.repository import check
 from nereid.repository import layout as repository
@@ -104,21 +104,6 @@ def test_model_outside_the_profile_is_tuned_from_its_plain_config(models):
     served = repository.configs(models, "tuned")["efficientnet_lite0"]
     assert served["parameters"]["intra_op_thread_count"] == {"string_value": "2"}
     assert tunable(models, "efficientnet_lite0", "ensemble").notes == ()
-
-
-@pytest.mark.parametrize(
-    ("model", "profile", "reason"),
-    [
-        ("nosuch", "cpu", "has no model 'nosuch', it has: classify, classify_v1, classify_v2, "),
-        ("classify", "cpu", "it is a route; fix: tune its variants: classify_v1, classify_v2"),
-        ("classify_v1", "ensemble", "tune its steps: imagenet_preprocess, efficientnet_lite0"),
-    ],
-    ids=["unknown", "route", "ensemble"],
-)
-def test_untunable_model_is_rejected(models, model, profile, reason):
-    """The message names the models that can be tuned instead."""
-    with pytest.raises(WrongUsage, match=reason):
-        tunable(models, model, profile)
 
 
 def test_profile_of_a_user_is_not_replaced(models):

@@ -1,4 +1,4 @@
-"""`nereid route` without a server: written files, refusals, output, and a complete history."""
+"""`nereid route` without a server: written files, rejections, output, and a complete history."""
 
 import json
 import os
@@ -194,7 +194,7 @@ def test_no_change_writes_nothing(nereid, repository, words):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
-    """Wrong usage is refused in one line that names the valid values; nothing is written."""
+    """Wrong usage is rejected in one line that names the valid values; nothing is written."""
     before = files(repository)
 
     done = nereid(*words, *(["--offline"] if words[0] == "set" else []), stdin=json.dumps(ROUTE))
@@ -256,68 +256,51 @@ def test_failure_is_exit_code_1_and_leaves_the_file(nereid, repository, words, s
     assert (done.stdout, files(repository)) == ("", before)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("classify.route.json", ["show"]),
-        ("classify.route.json", ["set", "v1=1", "--offline"]),
-        ("classify.route.json", ["revert", "--offline"]),
-        ("classify.route.history.jsonl", ["set", "v1=1", "--offline"]),
-        ("classify.route.history.jsonl", ["history"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
-)
-def test_unreadable_file_is_named(nereid, repository, name, words):
-    """A folder in the file's place is an error in one line."""
-    (repository / name).unlink(missing_ok=True)
-    (repository / name).mkdir()
-
-    done = nereid(*words)
-
-    assert (done.exit_code, done.stderr) == (1, f"error: '{repository / name}': Is a directory\n")
-
-
-@pytest.mark.parametrize("words", [["show"], ["set", "v1=1", "--offline"]], ids=" ".join)
-def test_pipe_in_the_files_place_is_refused(nereid, repository, words):
-    """A pipe in place of the route file is refused, as it would block the command."""
-    path = repository / "classify.route.json"
-    path.unlink()
-    os.mkfifo(path)
-
-    done = nereid(*words)
-
-    assert (done.exit_code, done.stderr) == (1, f"error: expected a regular file, got '{path}'\n")
+FILE, HISTORY = "classify.route.json", "classify.route.history.jsonl"
+SET, SET_FILE = ["set", "v1=1", "--offline"], ["set", "--file", "-", "--offline"]
+UNUSABLE = {
+    "folder, show": (FILE, Path.mkdir, ["show"], "'{path}': Is a directory"),
+    "folder, set": (FILE, Path.mkdir, SET, "'{path}': Is a directory"),
+    "folder, revert": (FILE, Path.mkdir, ["revert", "--offline"], "'{path}': Is a directory"),
+    "history is a folder, set": (HISTORY, Path.mkdir, SET, "'{path}': Is a directory"),
+    "history is a folder": (HISTORY, Path.mkdir, ["history"], "'{path}': Is a directory"),
+    "pipe, show": (FILE, os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
+    "pipe, set": (FILE, os.mkfifo, SET, "expected a regular file, got '{path}'"),
+    "not writable": (
+        FILE,
+        lambda path: path.symlink_to("/proc/classify.route.json"),
+        SET_FILE,
+        "'/proc/classify.route.history.jsonl': No such file or directory",
+    ),
+    "endless": (
+        FILE,
+        Path.touch,
+        ["set", "--file", "/dev/zero", "--offline"],
+        "'/dev/zero': expected at most 1,000,000 bytes, got more",
+    ),
+}
 
 
-def test_endless_file_is_refused(nereid):
-    """A file that is too large for a route is not read to its end."""
-    done = nereid("set", "--file", "/dev/zero", "--offline")
+@pytest.mark.parametrize(("name", "make", "words", "message"), UNUSABLE.values(), ids=UNUSABLE)
+def test_unusable_file_is_named(nereid, repository, name, make, words, message):
+    """A file that cannot be read or written is an error in one line; none blocks the command."""
+    path = repository / name
+    path.unlink(missing_ok=True)
+    make(path)
 
-    assert (done.exit_code, done.stderr) == (
-        1,
-        "error: '/dev/zero': expected at most 1,000,000 bytes, got more\n",
-    )
+    done = nereid(*words, stdin=json.dumps(ROUTE))
 
-
-def test_place_that_cannot_be_written_is_named(nereid, repository):
-    """A place that cannot be written, here in /proc, is an error in one line."""
-    (repository / "classify.route.json").unlink()
-    (repository / "classify.route.json").symlink_to("/proc/classify.route.json")
-
-    done = nereid("set", "--file", "-", "--offline", stdin=json.dumps(ROUTE))
-
-    message = "'/proc/classify.route.history.jsonl': No such file or directory\n"
-    assert (done.exit_code, done.stderr) == (1, f"error: {message}")
+    assert (done.exit_code, done.stderr) == (1, f"error: {message.format(path=path)}\n")
 
 
 def test_missing_route_file_can_be_set(nereid, repository):
     """Weights need an existing file; a whole route creates the file."""
     (repository / "classify.route.json").unlink()
 
-    refused = nereid("set", "v1=1", "--offline")
+    failed = nereid("set", "v1=1", "--offline")
     done = nereid("set", "--file", "-", "--offline", stdin=json.dumps(ROUTE))
 
-    assert (refused.exit_code, "classify.route.json' is missing; fix: " in refused.stderr) == (1, True)
+    assert (failed.exit_code, "classify.route.json' is missing; fix: " in failed.stderr) == (1, True)
     assert (done.exit_code, document(repository)) == (0, ROUTE | {"generation": 1})
 
 
@@ -332,10 +315,10 @@ def test_broken_file_is_replaced_by_revert_and_kept(nereid, repository, broken):
     path = repository / "classify.route.json"
     path.write_bytes(broken)
 
-    refused = nereid("set", "v1=1", "--offline")
+    failed = nereid("set", "v1=1", "--offline")
     done = nereid("revert", "--offline")
 
-    assert (refused.exit_code, "fix: correct it, or nereid route revert" in refused.stderr) == (1, True)
+    assert (failed.exit_code, "fix: correct it, or nereid route revert" in failed.stderr) == (1, True)
     assert (done.exit_code, weights(repository)) == (0, [50, 10])
     assert notes(nereid) == [(2, "revert to 1"), (1, "edited by hand"), (1, "set"), (0, "first seen")]
     kept = json.loads(nereid("history", "--json").stdout)[1]["route"]
@@ -544,7 +527,7 @@ def test_choice_is_explained(nereid, repository, words, variant, why):
     assert output["shares"] == ({} if variant else {"v1": 0.9, "v2": 0.1})
 
 
-def test_key_is_explained_by_every_variants_score(nereid, repository):
+def test_key_is_explained_by_the_scores(nereid, repository):
     """Hash value, weight and score of all variants, the highest first: -w / ln(u)."""
     route = ROUTE | {"variants": [V1, V2 | {"weight": 90}]}
     (repository / "classify.route.json").write_text(json.dumps(route))
@@ -566,7 +549,7 @@ def test_key_is_explained_by_every_variants_score(nereid, repository):
         (["--variant", "v1"], {"all": 0.0, "some": 0.4}),
         (["--variant", "v2"], {"all": 1.0, "some": 0.0}),
     ],
-    ids=["chance", "what answers is first", "what answers is second"],
+    ids=["chance", "first variant", "second variant"],
 )
 def test_shadows_are_explained(nereid, repository, words, expected):
     """A request is never mirrored to its own model, and without a key by the shadow's percentage."""
@@ -766,7 +749,7 @@ def test_unchanged_route_reports_the_served_file(repository):
     [(True, "timed out", "Deadline Exceeded"), (False, ".*refused", "failed to connect")],
     ids=["stalled", "dead"],
 )
-def test_server_that_does_not_answer_is_an_error(listens, http, grpc):
+def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
     """A stalled or missing server is an error without a traceback."""
     with socket.socket() as stalled:
         stalled.bind(("127.0.0.1", 0))
@@ -782,7 +765,7 @@ def test_server_that_does_not_answer_is_an_error(listens, http, grpc):
             server.is_ready("first", 1)
 
 
-def test_breaker_is_shown_of_the_version_that_is_routed_to(repository, capsys):
+def test_breaker_of_another_version_is_not_shown(repository, capsys):
     """Another version of the network with the same variant name has no effect."""
     target = find_route(repository)
     served = Served(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})

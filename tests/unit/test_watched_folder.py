@@ -1,4 +1,4 @@
-"""When a file that somebody writes is complete, by a clock of the test's own."""
+"""Arrivals in a watched folder, with a fake clock."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from nereid.watched_folder import Arrivals
 
 @pytest.fixture
 def watched(tmp_path):
-    """A folder, and a function that lets seconds pass and returns the files that are complete then."""
+    """A folder, and a function that advances the clock and returns the complete files."""
     now = 0.0
     (tmp_path / "old").write_bytes(b"1")
     arrivals = Arrivals(lambda: sorted(tmp_path.iterdir()), settle_s=1.0, clock=lambda: now)
@@ -20,8 +20,8 @@ def watched(tmp_path):
     return tmp_path, after
 
 
-def test_file_is_told_of_once_it_has_settled(watched):
-    """Not while it grows, not while it is empty, and once only; again when it has changed."""
+def test_file_is_reported_once_it_is_stable(watched):
+    """A growing or empty file is not reported; a complete one once, and again after a change."""
     folder, after = watched
     (folder / "new").write_bytes(b"")
     assert after(5) == after(5) == []
@@ -36,8 +36,8 @@ def test_file_is_told_of_once_it_has_settled(watched):
     assert after(1) == ["new"]
 
 
-def test_file_that_takes_the_place_of_another_is_new(watched):
-    """Also one that was there before, and one that was gone in between."""
+def test_replaced_file_is_new(watched):
+    """A file that replaces another, or returns after a removal, is reported."""
     folder, after = watched
     (folder / "part").write_bytes(b"1")
     (folder / "part").replace(folder / "old")
