@@ -18,6 +18,7 @@ from nereid.publish.configs import Addition, Names, Tensor
 from nereid.publish.engine.actions import Action, Install, Load, Warm, Workspace
 from nereid.publish.engine.engine import begin, commit, locked_repository
 from nereid.publish.examination.examine import ExaminationRequest, Report, examine
+from nereid.publish.publisher import Published
 from nereid.repository import onnx_file
 from nereid.repository.check import check
 from nereid.repository.onnx_file import append_softmax, describe
@@ -58,22 +59,12 @@ class AddRequest:
     profiles: tuple[str, ...] = PROFILES
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
-    """A served public name, its models, and the measurements of its network."""
-
-    name: str
-    models: Names
-    report: Report
-    seconds: float
-
-
 def add(
     repository: Path,
     request: AddRequest,
     record: ServerRecord | None,
     report: Callable[[str], None] = lambda line: None,
-) -> Added:
+) -> Published:
     """Write network, preprocessing, pinned model and route for an ONNX file, and load them.
 
     If it is killed, the next command that changes the repository finishes or undoes the addition.
@@ -96,7 +87,7 @@ def add(
             log.write("undone", operation, str(error))
             raise
         commit(log, with_fields(operation, actions=_actions(names)), workspace)
-        return Added(request.name, names, measured, time.monotonic() - start)
+        return Published(names.network, 1, (names.pinned,), measured, time.monotonic() - start)
 
 
 def _check_request(repository: Path, request: AddRequest) -> None:

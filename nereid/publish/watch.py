@@ -52,7 +52,7 @@ def publication(
         except (OperationFailed, InvalidConfig) as error:
             raise TemporaryFailure(str(error)) from error
         network = find_network(repository, name)
-        if version := find_published(network, source):
+        if version := _find_published(network, source):
             report(f"{source.name}: identical to version {version} of '{network.name}'")
             return network.name, version
         done = publisher.publish(repository, name, source, record, gates, weight, report)
@@ -61,7 +61,7 @@ def publication(
     return publish
 
 
-def find_published(network: Network, source: Path) -> int:
+def _find_published(network: Network, source: Path) -> int:
     """Return the newest served version of a network if it has the same files as `source`, else 0."""
     version = max(network.served(), default=0)
     own = _digests_below(network.folder / str(version)) if version else set()

@@ -41,7 +41,7 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
 
     done = add(repository, request(file, labels=labels), None)
 
-    assert done.models == ("small_network", "small_preprocess", "small_v1", "small")
+    assert (done.model, done.version, done.pinned) == ("small_network", 1, ("small_v1",))
     assert [each for each in check(repository) if each.verdict != "ok"] == []
     assert pins(repository, configs(repository)) == [
         Pin("small_v1", "small_network", 1, "small_preprocess", 1)

@@ -263,6 +263,10 @@ FAULTS = {
         edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
         r"step 'net' needs tensor 'between': expected TYPE_FP32 \[-1, 3, 8, 8\], got .* \[-1, 3, 9, 9\]",
     ),
+    "step-rank": (
+        edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 192 ]"),
+        r"step 'net' needs tensor 'between': expected TYPE_FP32 \[-1, 3, 8, 8\], got .* \[-1, 192\]",
+    ),
     "ensemble-output": (
         whole("dims: [ 4 ]", "dims: [ 5 ]"),
         r"the ensemble's output needs tensor 'scores': expected TYPE_FP32 \[-1, 5\], got TYPE_FP32 \[-1, 4\]",

@@ -25,12 +25,12 @@ from nereid.publish.examination.file_checks import (
     served_config,
 )
 from nereid.publish.examination.measurements import (
+    Network,
     available_bytes,
     check_headroom,
     check_latency,
     check_memory,
     measure_memory,
-    open_network,
 )
 from nereid.publish.examination.outputs import check_outputs
 from nereid.publish.examination.samples import golden_samples, random_samples
@@ -74,7 +74,7 @@ def measure(
         Rejected, InvalidConfig: the network must not be served.
     """
     # A first session and run, so that libraries and thread pools do not count as the network's memory.
-    network = open_network("the network", config, request.candidate)
+    network = Network("the network", config, request.candidate)
     check_labels(request.labels, config)
     progress("preparing inputs")
     samples = golden_samples(request, config) if request.preprocess else random_samples(config)

@@ -34,16 +34,12 @@ def check_file(request: ExaminationRequest, progress: Progress) -> tuple[OnnxFil
     progress("running the ONNX checker")
     onnx_file.check_with_onnx(file.path)
     progress("searching its weights for NaN")
-    check_weights(file)
+    _check_weights(file)
     return file, external_bytes
 
 
-def check_weights(file: OnnxFile) -> None:
-    """Reject weights that are NaN; infinities are allowed, as in a mask.
-
-    Raises:
-        Rejected: with the first such tensor.
-    """
+def _check_weights(file: OnnxFile) -> None:
+    """Reject weights that are NaN; infinities are allowed, as in a mask."""
     for tensor in onnx_graph.tensors(file.model):
         values = _floats(file, tensor)
         parts = (values[start : start + NAN_CHUNK] for start in range(0, len(values), NAN_CHUNK))

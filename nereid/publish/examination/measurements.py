@@ -8,15 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from nereid.config.model_config import ModelConfig
 from nereid.publish.examination.examine import Rejected
 from nereid.publish.examination.samples import Arrays, Sample
 from nereid.serving_errors import ServingError
-
-if TYPE_CHECKING:
-    from nereid.inference.session import Session
 
 WARM_RUNS, TIMED_RUNS = 3, 15
 MIN_DURATION_S, MAX_DURATION_S = 0.1, 5.0
@@ -27,10 +24,23 @@ HEADROOM = 1.2
 
 
 class Network:
-    """An open network that runs samples on one thread of the CPU; `label` is its name in messages."""
+    """The network in a version folder, opened like the backend does, for runs on one thread of the CPU.
 
-    def __init__(self, label: str, config: ModelConfig, session: "Session") -> None:
-        self.label, self.config, self._session = label, config, session
+    Args:
+        label: its name in messages.
+        config: the config of its model.
+        folder: the version folder, with or without a number as its name.
+
+    Raises:
+        InvalidConfig: it cannot be opened, or does not fit its config; with Triton's texts.
+    """
+
+    def __init__(self, label: str, config: ModelConfig, folder: Path) -> None:
+        from nereid.inference.session import Session
+
+        # Only the folder's name is used, so that it need not be a number.
+        self.config = replace(config, folder=folder.parent, version=cast(int, folder.name))
+        self.label, self._session = label, Session.from_config(self.config, instances=1)
         self._outputs = [tensor.name for tensor in config.outputs]
 
     def run(self, sample: Sample) -> Arrays:
@@ -44,26 +54,6 @@ class Network:
             raise Rejected(f"{self.label} failed on {sample.name}: {outcome}")
         return outcome
 
-    def time_ms(self, sample: Sample) -> float:
-        """Return the time of one run in milliseconds."""
-        start = time.perf_counter()
-        self.run(sample)
-        return (time.perf_counter() - start) * 1e3
-
-
-def open_network(label: str, config: ModelConfig, folder: Path) -> Network:
-    """Open the network in a version folder, as the backend does.
-
-    Raises:
-        InvalidConfig: it cannot be opened, or does not fit its config; with Triton's texts.
-    """
-    from nereid.inference.session import Session
-
-    # The folder may not have a number yet; only its name is used.
-    version = cast(int, folder.name)
-    config = replace(config, folder=folder.parent, version=version)
-    return Network(label, config, Session.from_config(config, instances=1))
-
 
 def measure_memory(label: str, config: ModelConfig, folder: Path, sample: Sample) -> tuple[Network, int]:
     """Open a network and run it once; return it, and the growth of this process in bytes.
@@ -73,7 +63,7 @@ def measure_memory(label: str, config: ModelConfig, folder: Path, sample: Sample
     """
     _settle()
     before = _resident_bytes()
-    network = open_network(label, config, folder)
+    network = Network(label, config, folder)
     network.run(sample)
     return network, max(0, _resident_bytes() - before)
 
@@ -103,12 +93,12 @@ def check_latency(
         Rejected: it is slower than allowed.
     """
     networks = [network, current] if current else [network]
-    after, *rest = measure_latency(networks, sample)
+    after, *rest = _measure_latency(networks, sample)
     if not rest:
         return after, None
     before = rest[0]
     if is_slower(after, before, max_slowdown):  # once more, as other processes may have slowed it
-        after, before = measure_latency(networks, sample)
+        after, before = _measure_latency(networks, sample)
     if is_slower(after, before, max_slowdown):
         raise Rejected(
             f"the network is too slow: expected at most {max_slowdown:g} times the current version's "
@@ -118,7 +108,7 @@ def check_latency(
     return after, after / before
 
 
-def measure_latency(networks: Sequence[Network], sample: Sample) -> list[float]:
+def _measure_latency(networks: Sequence[Network], sample: Sample) -> list[float]:
     """Return each network's median time in ms; runs alternate, so that a busy machine slows all equally."""
     for network in networks:
         for _ in range(WARM_RUNS):
@@ -127,7 +117,9 @@ def measure_latency(networks: Sequence[Network], sample: Sample) -> list[float]:
     start = time.perf_counter()
     while True:
         for network, taken in zip(networks, times, strict=True):
-            taken.append(network.time_ms(sample))
+            begin = time.perf_counter()
+            network.run(sample)
+            taken.append((time.perf_counter() - begin) * 1e3)
         elapsed_s = time.perf_counter() - start
         is_enough = len(times[0]) >= TIMED_RUNS and elapsed_s > MIN_DURATION_S
         if is_enough or elapsed_s > MAX_DURATION_S:

@@ -30,8 +30,8 @@ def check_outputs(
     changes = []
     for sample in samples:
         outputs = network.run(sample)
-        check_finite(outputs, sample.name)
-        notes += notes_of_scores(request, network.config, outputs)
+        _check_finite(outputs, sample.name)
+        notes += _notes_of_scores(request, network.config, outputs)
         for name, before in current.run(sample).items() if current else ():
             changes.append((difference(before, outputs[name]), sample.name, name, before, outputs[name]))
     if not changes:
@@ -39,19 +39,14 @@ def check_outputs(
     greatest, where, name, before, after = max(changes, key=lambda each: each[0])
     tolerance = request.gates.tolerance
     if greatest > tolerance:
-        text = describe_change(where, name, before, after, tolerance)
+        text = _describe_change(where, name, before, after, tolerance)
         if not request.gates.is_change_accepted:
             raise Rejected(f"{text}; fix: publish it with --accept-change if the difference is intended")
         notes.append(f"accepted difference: {text}")
     return greatest
 
 
-def check_finite(outputs: Arrays, sample: str) -> None:
-    """Reject NaN and infinities in outputs.
-
-    Raises:
-        Rejected: with the output and the number of such values.
-    """
+def _check_finite(outputs: Arrays, sample: str) -> None:
     for name, array in outputs.items():
         if array.dtype.kind == "f" and (bad := int((~np.isfinite(array)).sum())):
             raise Rejected(
@@ -60,7 +55,7 @@ def check_finite(outputs: Arrays, sample: str) -> None:
             )
 
 
-def notes_of_scores(request: ExaminationRequest, config: ModelConfig, outputs: Arrays) -> Iterator[str]:
+def _notes_of_scores(request: ExaminationRequest, config: ModelConfig, outputs: Arrays) -> Iterator[str]:
     """Yield a note if scores are not probabilities; scores are outputs for images, or with labels."""
     for entry in config.document.get("output", ()):
         scores = outputs[entry["name"]]
@@ -90,7 +85,7 @@ def difference(before: Any, after: Any) -> float:
     return float(change / size) if size else inf
 
 
-def describe_change(sample: str, name: str, before: Any, after: Any, tolerance: float) -> str:
+def _describe_change(sample: str, name: str, before: Any, after: Any, tolerance: float) -> str:
     """Return the difference of an output from the current version as text, with both top classes."""
     if before.shape != after.shape:
         return f"output '{name}' on {sample}: expected shape {list(before.shape)}, got {list(after.shape)}"
