@@ -17,7 +17,6 @@ from nereid.server import run_dir
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
-from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import url
 
 WATCHDOG_S = 60
@@ -40,8 +39,7 @@ def served(tmp_path_factory):
         run_dir.occupy(run_dir.root(environment), repository) as folder,
         EmbeddedServer(options, folder, os.environ) as server,
     ):
-        record = ServerRecord(server.pid, options.host, options.ports, str(repository), "cpu", "")
-        run_dir.write(folder, record)
+        run_dir.write(folder, server.record())
         yield server, environment
 
 
@@ -121,7 +119,7 @@ def test_gateway_shows_and_changes_the_same_route(served, nereid):
 @pytest.mark.parametrize(
     ("role", "extra"), [("variants", {"weight": 1}), ("shadows", {"percent": 50})], ids=["variant", "shadow"]
 )
-def test_model_that_is_not_ready_is_refused(served, nereid, role, extra):
+def test_model_that_is_not_ready_is_rejected(served, nereid, role, extra):
     """A route to a version that is not loaded is not written."""
     path = served[0].options.repository / "classify.route.json"
     before = path.read_bytes()

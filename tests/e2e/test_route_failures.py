@@ -36,9 +36,9 @@ INVALID = {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}
 INTERNAL = {"http": "500", "grpc": "StatusCode.INTERNAL"}
 CLOSED, OPEN = 0, 2
 CALLERS = 16
-# What the issue promises.
+# Limit for moving traffic away from a dead variant.
 MOVED_S = 2.0
-# Long enough that a breaker stays open for a test, and short enough to see it close.
+# LONG keeps a breaker open for a whole test, SHORT lets a test see it close.
 LONG, SHORT = {"open_s": 600}, {"open_s": 1.5}
 pytestmark = pytest.mark.slow
 # gRPC's retry throttling, which the budget follows: 5 tokens, and one for each ten successes.
@@ -47,7 +47,7 @@ TOKENS, PER_SUCCESS = 5, 0.1
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A running server with a route, two networks that may be killed, one that may not, and a puppet."""
+    """A running server with a route, three networks and a puppet."""
     base = tmp_path_factory.mktemp("failures")
     repository = base / "repository"
     for name, number in {"steady": 1, "victim": 2, "absent": 3}.items():
@@ -61,7 +61,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def puppet(served):
-    """Order the puppet: `puppet(error="boom")`; it answers x + 4 before and after the test."""
+    """Set the puppet's behaviour: `puppet(error="boom")`; before and after the test it returns x + 4."""
 
     def set_orders(**orders):
         order(served.repository, "puppet", **{"add": 4} | orders)
@@ -72,7 +72,7 @@ def puppet(served):
 
 
 def pair(name: str, model: str, weight: float = 1, other: float = 0, **more) -> dict:
-    """Return a route of the variants NAME of `model` and `NAMEd`, the default, of the steady network."""
+    """Return a route with the variant NAME of `model`, and the default `NAMEd` of the steady network."""
     settings = {"breaker": LONG} | more
     return document(
         variant(name, model, weight), variant(f"{name}d", "steady", other), default=f"{name}d", **settings
@@ -94,9 +94,6 @@ def served_by_breaker(served, name: str) -> bool:
     return (answer.origin, answer.added) == ((f"{name}d", "1", "breaker"), 1)
 
 
-# What an error is
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @cases(
     ("text", "statuses"),
@@ -110,7 +107,7 @@ def served_by_breaker(served, name: str) -> bool:
     },
 )
 def test_error_of_a_variant_keeps_its_class(served, puppet, request, protocol, text, statuses):
-    """The caller gets the variant's message, with the code of its prefix."""
+    """The caller gets the variant's message, and the status of its prefix."""
     served.use("route", pair(f"says-{request.node.callspec.id}", "puppet"))
     puppet(error=text)
 
@@ -120,11 +117,8 @@ def test_error_of_a_variant_keeps_its_class(served, puppet, request, protocol, t
     assert text.rpartition("', ")[2] in message
 
 
-# Breakers
-
-
 def test_failing_variant_is_replaced_by_the_default_and_comes_back(served, puppet):
-    """After a few errors the default answers and says why; the variant is back by itself when it is well."""
+    """After a few errors the default responds, with the reason; a healthy variant comes back by itself."""
     served.use("route", pair("sick", "puppet", breaker=SHORT))
     assert served.send("route").origin == ("sick", "1", "weight")
 
@@ -138,7 +132,7 @@ def test_failing_variant_is_replaced_by_the_default_and_comes_back(served, puppe
 
 
 def test_bad_images_trip_no_breaker(server):
-    """Many callers without a valid image leave the real variants in service."""
+    """Many invalid images leave the real variants in service."""
     with Classifier(url(server, "grpc"), concurrency=16) as classifier:
         outcomes = list(classifier.classify_many([b"no image"] * 60, variant="v1"))
         assert {type(outcome) for outcome in outcomes} == {RequestRefused}
@@ -149,14 +143,11 @@ def test_bad_images_trip_no_breaker(server):
     assert (answer.variant, answer.labels[0].index) == ("v1", ESPRESSO)
 
 
-# Dead models
-
-
 def test_killed_variant_is_replaced_within_two_seconds_and_comes_back(served):
     """Under load a variant's processes are killed: traffic moves to the default, and back after a repair.
 
-    What was sent to the variant until its breaker opened may fail, but it is answered soon, too: 24.10 takes
-    a second to see that a process is dead, for each request anew and one after the other.
+    Requests sent before the breaker opened may fail, but soon: Triton 24.10 takes a second per request to see
+    that a process is dead, one request after the other.
     """
     served.use("route", pair("dies", "victim", 50, 50, breaker={"open_s": 1}))
     with Load(served, "route", CALLERS) as load:
@@ -174,7 +165,7 @@ def test_killed_variant_is_replaced_within_two_seconds_and_comes_back(served):
     replaced = [outcome for outcome in replaced if outcome.answer.origin == ("diesd", "1", "breaker")]
     moved_s = min(outcome.begin for outcome in replaced) - killed
     slowest_s = max(outcome.end - outcome.begin for outcome in load.begun_after(killed - 1, repaired))
-    # Each try of the breaker costs the one request that tries.
+    # Each trial of the breaker costs one request.
     later = [outcome.is_failed for outcome in load.begun_after(killed + 2 * MOVED_S)]
     assert (moved_s <= MOVED_S, slowest_s <= 2 * MOVED_S) == (True, True), (moved_s, slowest_s)
     assert sum(outcome.is_failed for outcome in load.outcomes) <= 2 * CALLERS
@@ -202,19 +193,19 @@ def test_unloaded_variant_is_replaced_and_comes_back(served):
 
     moved = load.begun_after(unloaded + MOVED_S, repaired)
     assert {outcome.answer.variant for outcome in moved if not outcome.is_failed} == {"leavesd"}
-    # Each try of the breaker costs the one request that tries.
+    # Each trial of the breaker costs one request.
     assert sum(outcome.is_failed for outcome in moved) <= 1 + (repaired - unloaded) / open_s
     assert not any(outcome.is_failed for outcome in load.outcomes if outcome.end < unloaded)
     served.wait_metric(CLOSED, "breaker_state", variant="leaves")
 
 
 # An unreachable variant opens its breaker immediately; here each request tries it again.
-AT_ONCE = {"open_s": 0.001}
+IMMEDIATELY = {"open_s": 0.001}
 
 
 def test_retries_keep_to_their_budget(served):
-    """Requests that cannot reach their variant go to the default, but only as many as the budget has."""
-    served.use("route", pair("gone", "absent", breaker=AT_ONCE))
+    """Requests that cannot reach their variant are retried on the default, within the budget."""
+    served.use("route", pair("gone", "absent", breaker=IMMEDIATELY))
     served.grpc.unload_model("absent")
     wait_until(lambda: not served.grpc.is_model_ready("absent"))
     outcomes = Counter()
@@ -234,11 +225,11 @@ def test_retries_keep_to_their_budget(served):
 
 @pytest.fixture
 def doomed(served):
-    """The name of a puppet that holds its requests, behind a route whose budget of retries is full."""
+    """The name of a puppet that holds its requests, behind a route with a full retry budget."""
     name = f"doomed{len(served.log)}"
     store_puppet(served.repository, name, hold=True, blocks=True)
     served.grpc.load_model(name)
-    served.use("route", pair(name, name, breaker=AT_ONCE))
+    served.use("route", pair(name, name, breaker=IMMEDIATELY))
     for _ in range(int(TOKENS / PER_SUCCESS) * 2):
         served.send("route", headers={"x-variant": f"{name}d"})
     served.wait_metric(100, "requests_total", variant=f"{name}d")
@@ -247,7 +238,7 @@ def doomed(served):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_request_that_dies_with_its_variant_fails_alone(served, doomed, protocol):
-    """A request at the dying variant may have killed it and is not retried; later ones are."""
+    """A request in flight at the dying variant is not retried, since it may be the cause; later ones are."""
     (pending,) = together(1, lambda _: served.refusal("route", protocol))
     wait_until(lambda: waiting(served.repository, doomed) == 1)
 
@@ -259,8 +250,8 @@ def test_request_that_dies_with_its_variant_fails_alone(served, doomed, protocol
     assert served.send("route", protocol).origin == (f"{doomed}d", "1", "retry")
 
 
-def test_request_whose_client_has_left_is_not_sent_again(served, doomed):
-    """A caller that cancels while its variant turns out to be dead is counted, and not sent on."""
+def test_request_whose_client_has_left_is_not_retried(served, doomed):
+    """If the client cancels while its variant is found dead, the request is counted and not retried."""
     (pending,) = together(1, lambda _: served.refusal("route"))
     wait_until(lambda: waiting(served.repository, doomed) == 1)
     served.kill(doomed)
@@ -276,15 +267,15 @@ def test_request_whose_client_has_left_is_not_sent_again(served, doomed):
     assert served.metric("requests_total", variant=f"{doomed}d") == 100
 
 
-def test_cancelled_request_at_its_variant_runs_out_and_is_counted(served, puppet):
-    """A caller that cancels while its variant works is counted when that is done; nothing else happens."""
+def test_cancelled_request_completes_and_is_counted(served, puppet):
+    """If the client cancels during an attempt, the attempt completes and the request is counted."""
     served.use("route", pair("works", "puppet"))
     puppet(hold=True)
     pending = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
     wait_until(lambda: waiting(served.repository, "puppet") == 1)
     cancelled = served.metric("cancelled_total")
 
-    time.sleep(0.3)  # the router only looks after calls that took longer than most
+    time.sleep(0.3)  # the router checks the client only after long attempts
     pending.cancel()
     puppet()
 
@@ -294,7 +285,7 @@ def test_cancelled_request_at_its_variant_runs_out_and_is_counted(served, puppet
 
 
 def test_tracing_does_not_end_the_server(tmp_path):
-    """Triton 24.10 ends with a SIGSEGV when a request is handed on with its trace; the route does not."""
+    """Triton 24.10 ends with SIGSEGV if a request is forwarded with its trace; the route drops the trace."""
     repository = tmp_path / "repository"
     store_adding(repository, "steady", 1)
     store_adding(repository, "other", 2)
@@ -309,8 +300,8 @@ def test_tracing_does_not_end_the_server(tmp_path):
         running.wait_metric(20, "shadow_requests_total")
 
 
-def test_instances_of_a_route_are_told_apart(tmp_path):
-    """Two instances serve the same file, each shows so, and their calls add up."""
+def test_instances_of_a_route_have_their_own_series(tmp_path):
+    """Two instances serve the same file, each with its own series; their requests add up."""
     repository = tmp_path / "repository"
     store_adding(repository, "steady", 1)
     store_router(repository, "route")

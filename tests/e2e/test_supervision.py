@@ -1,4 +1,4 @@
-"""Supervision by `nereid serve`: stubs and the server itself are killed or stopped, and come back."""
+"""Supervision by `nereid serve`: killed or stopped stubs and servers are replaced."""
 
 import ctypes
 import json
@@ -25,7 +25,7 @@ from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, serving, store_
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of two models that take images, and a route between two versions of a model that does not."""
+    """A server of two models with images, and a route between two versions of a model without images."""
     base = tmp_path_factory.mktemp("supervision")
     repository = base / "repository"
     store_eyes(repository, "eyes", 10)
@@ -58,7 +58,7 @@ def test_killed_stub_is_replaced(served):
 
 @pytest.mark.slow
 def test_full_route_is_ready(tmp_path):
-    """Overload is not a failure: a full route stays ready, although it refuses probes, too."""
+    """Overload is not a failure: a full route stays ready, although it rejects probes, too."""
     repository, held = tmp_path / "repository", tmp_path / "repository" / "held"
     store_eyes(repository, "eyes", 10)
     store_router(repository, "full", config=ONE_INSTANCE + IMAGE_TO_SCORES)
@@ -94,7 +94,7 @@ def score_of_held(classifier: Classifier) -> float:
 
 
 def overloaded(classifier: Classifier) -> bool:
-    """Return whether a model refuses a request as overloaded."""
+    """Return whether a model rejects a request as overloaded."""
     try:
         classifier.classify(COFFEE, top_k=1)
     except Overloaded:
@@ -125,7 +125,7 @@ def test_sigterm_turns_readiness_off_first(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["adding", "route"], ids=["tensors only", "route"])
 def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
-    """Their death is found by pid alone."""
+    """A dead stub of such a model is found by pid alone."""
     before = served.metric("repairs_total", model=model)
     killed = served.stubs(model)[0]
     os.kill(killed.process.pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
 
 @pytest.mark.slow
 def test_stopped_stub_is_found_by_a_probe(served):
-    """A stub that exists and does nothing is found by a probe, and killed."""
+    """A stub that exists but does not respond is found by a probe, and killed."""
     before = served.metric("repairs_total", model="other", cause="probe")
     stopped = served.stubs("other")[0].process
     os.kill(stopped.pid, signal.SIGSTOP)
@@ -169,7 +169,7 @@ def test_unloaded_model_is_not_repaired(served):
 
 @pytest.mark.slow
 def test_killed_server_comes_back_as_it_was(served):
-    """Same ports, same token, same models, versions and route, under load."""
+    """Under load, the server comes back with its ports, token, models, versions and route."""
     control, record = Control(served.record), served.record
     versions, restarts = control.ready_versions(), served.metric("restarts_total")
 
@@ -192,7 +192,7 @@ def test_killed_server_comes_back_as_it_was(served):
 
 @pytest.mark.slow
 def test_server_that_cannot_start_again_is_tried_again(tmp_path):
-    """While a model cannot be loaded, starts are tried again and the reason is reported; then all is well."""
+    """While a model cannot be loaded, the start is repeated and the reason reported, until it succeeds."""
     repository = tmp_path / "repository"
     store_eyes(repository, "eyes", 10)
     number = repository / "eyes.number"
@@ -211,7 +211,7 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_restarted_server_has_what_is_on_the_disk_and_starts_without_what_is_broken(tmp_path):
+def test_restarted_server_has_new_models_and_leaves_out_broken_ones(tmp_path):
     """A restart loads new models; a model that cannot be loaded does not prevent the others."""
     repository = tmp_path / "repository"
     store_eyes(repository, "eyes", 10)
@@ -257,7 +257,7 @@ def signal_other_thread(pid: int, number: int) -> None:
 
 @contextmanager
 def load(served: Served, model: str):
-    """Send requests over both protocols all the time; gives the list of scores, None for a failure."""
+    """Send requests over both protocols continuously; gives the list of scores, None for a failure."""
     outcomes, over = [], threading.Event()
 
     def send(protocol: str) -> None:
