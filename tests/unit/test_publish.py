@@ -113,7 +113,7 @@ def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
 
     assert contents(repository / NET) == before
     assert not (repository / "net_v2").exists()
-    assert weights(repository) == {"v1": 100}
+    assert (weights(repository), events(repository)[-1].event) == ({"v1": 100}, "done")
     assert publish_number(repository, tmp_path, None, 2).version == 3
     assert [path.name for path in journal.folder_of(repository).iterdir()] == ["journal.jsonl"]
 
