@@ -1,32 +1,32 @@
-# Everything a person or CI does here. `make` alone lists the targets.
-# The first Python that has all it needs; else python3, which then says what is missing.
+# All tasks of this repository, also of CI. `make` alone lists the targets.
+# The first Python that passes the check; otherwise python3, whose check then reports what is missing.
 FIT = $(shell for each in python3 python3.12 python3.11; do \
 	$$each nereid/server/preflight.py >/dev/null 2>&1 && { echo $$each; break; }; done)
 PYTHON ?= $(or $(FIT),python3)
 BIN := .venv/bin
-# ONNX Runtime's CPU and GPU packages own the same files, so a machine gets one of them.
+# ONNX Runtime's CPU and GPU packages contain the same files, so a machine gets one of them.
 RUNTIME := $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
-# How many requests the long tests send; `make proof` sends the full count.
+# Number of requests that each long test sends; `make proof` sends the full number.
 SLOW_REQUESTS ?= 2000
-# How long `make soak` watches.
+# Duration of `make soak`.
 MINUTES ?= 20
-# Tests wait for a server more than they compute, long ones most of all. A file's stay together: they share its servers.
+# The tests of a file stay in one process, because they share servers.
 BY_FILE := --dist loadfile
 
 # Options of the load test, such as: make load LOAD="--url http://HOST:8000".
 LOAD ?= --seconds 10
 
-# What `make bench` records, in this order; `make record-NAME` makes one of them.
+# The records of `make bench`, in this order; `make record-NAME` writes one of them.
 RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
 	stall trials tune_proof)
-# One target after the other: a missed one keeps no other from being made, but fails the whole.
+# One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
 .PHONY: help setup demo serve check test test-slow load proof bench soak docs site dist clean $(RECORDS)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: .venv/.serving  ## create .venv with all that serving needs
+setup: .venv/.serving  ## create .venv with all packages that serving needs
 
 .venv/.serving: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || \
@@ -41,13 +41,13 @@ setup: .venv/.serving  ## create .venv with all that serving needs
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish,gateway,load,dev]'
 	@touch $@
 
-demo: setup  ## start the real Triton server, classify the sample photo on both versions, stop
+demo: setup  ## start the real Triton server, classify the sample photo with both versions, stop
 	@$(BIN)/nereid demo
 
-serve: setup  ## keep serving on ports 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
+serve: setup  ## serve until Ctrl-C on ports 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
 	@$(BIN)/nereid serve
 
-check: .venv/.testing  ## format, lint, types, docstrings, contracts
+check: .venv/.testing  ## check format, lint, types, imports, docstrings; run the contract tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -55,19 +55,19 @@ check: .venv/.testing  ## format, lint, types, docstrings, contracts
 	$(BIN)/interrogate -v --omit-covered-files tests
 	$(BIN)/pytest --quiet tests/contract
 
-test: .venv/.testing  ## all tests but the long ones, against the real server
+test: .venv/.testing  ## run all tests except the long ones, also against the real server
 	$(BIN)/pytest -n 2 $(BY_FILE) -m 'not slow'
 
-test-slow: .venv/.testing  ## the long tests, with SLOW_REQUESTS requests each
+test-slow: .venv/.testing  ## run the long tests, with SLOW_REQUESTS (2000) requests each
 	SLOW_REQUESTS=$(SLOW_REQUESTS) $(BIN)/pytest -n 3 $(BY_FILE) -m slow
 
-load: .venv/.testing  ## the load test: a closed and an open loop, every answer checked, against thresholds.toml
+load: .venv/.testing  ## run the load test: a closed and an open loop, compared with thresholds.toml
 	$(BIN)/python -m loadtest.load $(LOAD)
 
-proof: .venv/.testing  ## the recorded measurements, and the long tests with full counts
+proof: .venv/.testing  ## run bench, and the long tests with 20000 requests each
 	@$(EACH) bench test-slow SLOW_REQUESTS=20000
 
-bench: .venv/.testing  ## what serving costs against the same work in process; records the result
+bench: .venv/.testing  ## measure everything, and write the records in loadtest/results
 	@$(EACH) $(RECORDS)
 
 $(RECORDS): .venv/.testing
@@ -100,14 +100,14 @@ record-trials:
 record-tune_proof:
 	$(BIN)/python -m loadtest.tune_proof --record tune_proof
 
-soak: .venv/.testing  ## mixed traffic and changes for MINUTES (20): fails on anything that is left; RECORD=soak stores it
+soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
-docs: .venv/.testing  ## write docs/commands.md from the command line's help, docs/benchmarks.md from the records
+docs: .venv/.testing  ## write docs/commands.md from the help, docs/benchmarks.md from the records
 	$(BIN)/python -m tools.commands_page
 	$(BIN)/python -m loadtest.bench.page
 
-site: .venv/.site  ## build the documentation site in site/, complete in itself
+site: .venv/.site  ## build the documentation site in site/; it works without a network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --strict
 	@echo "built site/index.html"
 
@@ -118,6 +118,6 @@ site: .venv/.site  ## build the documentation site in site/, complete in itself
 dist: .venv/.testing  ## build the wheel and the sdist of `nereid-serving` in dist/
 	$(BIN)/python -m build --outdir dist .
 
-clean:  ## remove what was installed, built, cached, and left next to the repository
+clean:  ## remove .venv, caches, built files, and the state next to the default repository
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis dist site .*.nereid
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
