@@ -34,7 +34,7 @@ class Second(Struct):
 
 
 class LiveState(Struct):
-    """The last minute; outcomes are of images."""
+    """The load of the last minute; `outcomes` counts images."""
 
     window_s: int
     requests_per_s: float

@@ -31,7 +31,7 @@ class RouteState(Struct, frozen=True):
 
 
 class RouteConflict(Exception):
-    """The route has changed since the caller looked."""
+    """The route has changed since the caller read it."""
 
 
 class RouteRefused(Exception):

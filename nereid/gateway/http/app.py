@@ -72,7 +72,7 @@ class Endpoint:
         self._keys_needed = gateway.settings.requires_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+        """Handle one HTTP request of the operation."""
         request: GatewayRequest = scope["nereid.request"]
         gateway, operation = self._gateway, self._operation
         request.endpoint = operation.path
@@ -86,7 +86,7 @@ class Endpoint:
 
 
 async def openapi(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """Describe all operations."""
+    """Describe all operations of the gateway."""
     return json_response(document(OPERATIONS, gateway.settings.max_timeout_s))
 
 

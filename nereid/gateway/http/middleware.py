@@ -29,7 +29,7 @@ class RequestMiddleware:
         self._origin_guard = OriginGuard(gateway.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+        """Handle one HTTP request, and record its outcome."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

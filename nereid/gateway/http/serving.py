@@ -75,7 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Restart the count of head bytes; the discarded body is complete."""
+        """Restart the count of head bytes, and end the wait for a discarded body."""
         self._head_bytes = 0
         if self._linger:
             self._linger.cancel()
