@@ -21,11 +21,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 from nereid.cli.options import show_progress
-from nereid.cli.tables import console
+from nereid.cli.tables import print_table
 from nereid.client.batch_split import Outcome
 from nereid.client.classifier import Classifier
 from nereid.client.prediction import Prediction
@@ -92,20 +91,6 @@ def watch_folder(classifier: Classifier, folder: Path, arrivals: Arrivals, top_k
     show_progress("stopped")
 
 
-def describe(prediction: Prediction) -> str:
-    """Return variant, reason, version and duration of a prediction as text."""
-    route = f"variant {prediction.variant} by {prediction.reason}, " if prediction.variant else ""
-    return f"{route}model version {prediction.version}, {format_ms(prediction.timings.total_ms)}"
-
-
-def prediction_table(prediction: Prediction) -> Table:
-    """Render one prediction: a row per class."""
-    table = Table("label", "index", "probability")
-    for label in prediction.labels:
-        table.add_row(Text(label.name), str(label.index), f"{label.score:.3f}")
-    return table
-
-
 def _print_outcome(write: Write, path: Path, outcome: Outcome) -> bool:
     """Print an outcome; returns whether it is a failure."""
     # A file name may hold bytes that are not text.
@@ -120,8 +105,10 @@ def _print_outcome(write: Write, path: Path, outcome: Outcome) -> bool:
 def _as_table() -> Iterator[Write]:
     def write(name: str, outcome: Outcome) -> None:
         if isinstance(outcome, Prediction):
-            print(f"{name}: {describe(outcome)}")
-            console().print(prediction_table(outcome))
+            route = f"variant {outcome.variant} by {outcome.reason}, " if outcome.variant else ""
+            print(f"{name}: {route}model version {outcome.version}, {format_ms(outcome.timings.total_ms)}")
+            rows = [(label.name, str(label.index), f"{label.score:.3f}") for label in outcome.labels]
+            print_table("label", "index", "probability", rows=rows)
 
     yield write
 

@@ -15,10 +15,9 @@ from msgspec.structs import replace
 
 from nereid import files, json_lines
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.routes import history as route_history
-from nereid.routes.history import Entry
+from nereid.routes.history import Entry, make_entry
 from nereid.routes.served import SERVED, Server, served_status
-from nereid.routes.target import RouteLocation, RouteState, check, describe, read_state
+from nereid.routes.target import RouteLocation, RouteState, describe, read_state
 from nereid.routing import route_file
 from nereid.routing.assignment import Route, Table, format_route, parse_route
 from nereid.serving_errors import InvalidConfig
@@ -158,7 +157,7 @@ def plan(target: RouteLocation, propose: Propose) -> Plan:
     # The highest of all, as a file that was copied by hand may have any number.
     generation = max((entry.generation for entry in present.all_entries), default=0) + 1
     text = format_route(replace(proposal.route, generation=generation))
-    return Plan(present, check(target, text), proposal.note)
+    return Plan(present, route_file.read_table(target.config, text), proposal.note)
 
 
 def change(
@@ -193,7 +192,7 @@ def change(
             f"no server runs for repository '{target.config.folder.parent}'; "
             "fix: nereid serve, or write the route with --offline"
         )
-    with route_history.locked(target.history) as history:
+    with files.locked_file(target.history, "nereid route") as history:
         # Again under the lock, as another command may have changed the route.
         if not (planned := plan(target, propose)).is_needed:
             return _nothing_to_change(target, planned.present, server)
@@ -230,7 +229,7 @@ def _write(target: RouteLocation, planned: Plan, history: BinaryIO) -> None:
     text = format_route(planned.route)
     files.replace(target.path, text)
     now, user_id = datetime.now(UTC), os.getuid()
-    entry = route_history.make_entry(text, planned.note, planned.route.generation, now, user_id)
+    entry = make_entry(text, planned.note, planned.route.generation, now, user_id)
     try:
         json_lines.append(history, entry)
     except OSError as error:

@@ -73,7 +73,9 @@ def explain(table: Table, parameters: Mapping[str, str]) -> Explanation:
 
 def _why(table: Table, choice: Choice, key: str) -> str:
     name, version = choice.variant.name, table.network_versions[choice.variant.name]
-    rules = " and ".join(f"{header} is one of {values}" for header, values in _rules(choice.variant))
+    rules = " and ".join(
+        f"{header} is one of {', '.join(values)}" for header, values in choice.variant.headers.items()
+    )
     given = ", ".join(f"{name} {percent(share)}" for name, share in shares(table.route).items())
     return {
         "variant": f"{name} serves because the request names variant '{name}'.",
@@ -82,10 +84,6 @@ def _why(table: Table, choice: Choice, key: str) -> str:
         "route-key": f"{name} serves because it has the highest score of all variants for key {key!r}.",
         "weight": f"Chance decides, by weight: {given}.",
     }[choice.reason]
-
-
-def _rules(variant: Variant) -> list[tuple[str, str]]:
-    return [(header, ", ".join(values)) for header, values in variant.headers.items()]
 
 
 def _candidates(route: Route, key: str) -> tuple[Candidate, ...]:

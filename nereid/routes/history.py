@@ -1,20 +1,19 @@
 """History of a route file: every content it has had, as JSON lines in a file next to it.
 
-The history is also the lock for changes of the route file.
+Its lock is also the lock for changes of the route file.
 """
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from nereid import files, json_lines
+from nereid import json_lines
 from nereid.routing.assignment import Route, parse_route
 from nereid.serving_errors import InvalidConfig
 
@@ -45,21 +44,6 @@ class Entry(Struct, frozen=True):
 def path_of(route_file: Path) -> Path:
     """Return the path of a route file's history."""
     return route_file.with_suffix(".history.jsonl")
-
-
-def read(path: Path) -> tuple[Entry, ...]:
-    """Return the entries, oldest first, without damaged lines."""
-    return json_lines.read(path, Entry)
-
-
-def locked(path: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> AbstractContextManager[BinaryIO]:
-    """Open the history for `json_lines.append` under its lock, which is also that of the route file.
-
-    Raises:
-        OperationFailed: another process held the lock for `timeout_s`.
-        OSError: the history cannot be written.
-    """
-    return files.locked_file(path, "nereid route", timeout_s)
 
 
 def make_entry(text: bytes, note: str, generation: int, when: datetime, user_id: int) -> Entry:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from nereid import json_lines
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.routes import history
@@ -142,21 +143,12 @@ def read_state(location: RouteLocation) -> RouteState:
         InvalidConfig: the path is not a regular file, or the file is too large.
         OSError: the file or history cannot be read.
     """
-    entries = history.read(location.history)
+    entries = json_lines.read(location.history, Entry)
     try:
         text, status = route_file.read(location.path)
     except FileNotFoundError:
         return RouteState(location.path, None, entries, None)
     return RouteState(location.path, text, entries, history.unrecorded(entries, text, status))
-
-
-def check(location: RouteLocation, text: bytes) -> Table:
-    """Parse the text of a route file as the server does.
-
-    Raises:
-        InvalidConfig: it is not a route, or names models that are not in the repository.
-    """
-    return route_file.read_table(location.config, text)
 
 
 def present_table(location: RouteLocation, present: RouteState) -> Table:
@@ -166,7 +158,7 @@ def present_table(location: RouteLocation, present: RouteState) -> Table:
         OperationFailed, InvalidConfig: it is missing or invalid, or names models that are not there.
     """
     present.route()  # names the file and the fix if it is invalid
-    return check(location, present.text or b"")
+    return route_file.read_table(location.config, present.text or b"")
 
 
 def describe(route: Route) -> str:

@@ -16,7 +16,7 @@ from nereid.serving_errors import (
     Unavailable,
 )
 
-# What a breaker's state belongs to: name, model and version of a variant, and the breaker's settings.
+# Key of a breaker's state: name, model and version of the variant, and the breaker's settings.
 Identity = tuple[str, str, int, BreakerSettings]
 
 

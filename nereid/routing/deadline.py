@@ -20,7 +20,7 @@ def within(timeout_s: float) -> dict[str, int]:
 
 
 def check(parameters: Mapping[str, Any]) -> None:
-    """Refuse a request whose deadline has passed.
+    """Check the deadline of a request.
 
     Raises:
         DeadlineExceeded: the deadline has passed.

@@ -14,7 +14,6 @@ from nereid.serving_errors import InvalidConfig
 
 IsReady = Callable[[str, int], bool]
 MAX_BYTES = 1_000_000
-# The outputs that the route adds to those of its variants.
 
 
 def path_of(config: ModelConfig) -> Path:

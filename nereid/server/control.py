@@ -3,8 +3,7 @@
 Over gRPC only: while Triton's HTTP handler loads a model, it blocks the inference of other clients.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import tritonclient.grpc
@@ -88,7 +87,8 @@ class Control:
     def _request(self, name: str, *args: Any, is_load: bool = False, with_token: bool = True) -> Any:
         headers = self._headers if with_token else {}
         timeout_s = self._load_s if is_load else self._response_s
-        with self._connected() as client:
+        # A new connection per request: after a restart of the server, an old one waits before it reconnects.
+        with tritonclient.grpc.InferenceServerClient(self._url, channel_args=DIRECT) as client:
             send: Callable[..., Any] = getattr(client, name)
             try:
                 return send(*args, headers=headers, client_timeout=timeout_s)
@@ -99,9 +99,3 @@ class Control:
                 if error.status() in UNREACHED and not any(words in text for words in REFUSALS):
                     raise NotReached(f"the server at {self._url} does not respond: {text}") from None
                 raise Refused(text) from None
-
-    @contextmanager
-    def _connected(self) -> Iterator[Any]:
-        # A new connection per request: after a restart of the server, an old one waits before it reconnects.
-        with tritonclient.grpc.InferenceServerClient(self._url, channel_args=DIRECT) as client:
-            yield client

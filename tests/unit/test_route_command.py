@@ -579,24 +579,6 @@ def test_percent_has_no_idle_digits(share, expected):
     assert percent(share) == expected
 
 
-def test_second_writer_waits_for_a_limited_time(tmp_path):
-    """A second writer waits for the lock, and fails with the holder's name after the timeout."""
-    path = tmp_path / "history"
-    with (
-        history.locked(path),
-        pytest.raises(OperationFailed, match=r"history' is locked by another `nereid route`"),
-        history.locked(path, timeout_s=0.05),
-    ):
-        pass
-
-    holder = history.locked(path)
-    holder.__enter__()
-    release = threading.Timer(0.1, holder.__exit__, (None, None, None))
-    release.start()
-    with history.locked(path, WATCHDOG_S):
-        release.join()
-
-
 def test_concurrent_writers_lose_nothing(nereid, repository):
     """Concurrent changes get different numbers, and the file has the last one."""
     target = find_route(repository)
@@ -730,7 +712,7 @@ def test_change_that_is_not_served_is_a_failure(repository, changes, reason):
 
     assert reason in str(error.value)
     assert "wrote generation 1 of '" in str(error.value)
-    assert (weights(repository), len(history.read(target.history))) == ([30, 10], 2)
+    assert (weights(repository), len(json_lines.read(target.history, history.Entry))) == ([30, 10], 2)
 
 
 def test_unchanged_route_reports_the_served_file(repository):

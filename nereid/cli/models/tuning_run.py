@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from nereid.cli.options import show_progress
+from nereid.cli.options import invalid_values, show_progress
 from nereid.cli.predictions import collect
 from nereid.cli.tables import console
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.errors import OperationFailed
 from nereid.processes import exit_on_sigterm
 from nereid.tune import tuning
 from nereid.tune.profiles import TUNED
@@ -29,7 +29,8 @@ def run(options: TuneOptions, environment: Mapping[str, str], as_json: bool) -> 
     """
     tuning.check_packages()
     tuned = tuning.find(options)
-    images = _read(options)
+    with invalid_values():
+        images = [path.read_bytes() for path in collect(options.images)]
     for note in tuned.notes:
         show_progress(f"note: {note}")
     with exit_on_sigterm():
@@ -58,13 +59,6 @@ def show(report: Report, console: Console) -> None:
         numbers = (f"{number:.1f}" for number in (load.rate, load.p50_ms, load.p99_ms))
         table.add_row(mark, escape(settings), str(concurrency), *numbers)
     console.print(table)
-
-
-def _read(options: TuneOptions) -> list[bytes]:
-    try:
-        return [path.read_bytes() for path in collect(options.images)]
-    except ValueError as error:
-        raise WrongUsage(str(error)) from None
 
 
 def _outcome(written: Sequence[str]) -> str:
