@@ -1,11 +1,11 @@
-# The embedded server on Debian's Python, without NVIDIA's image: at most 900 MB. Built from the checkout:
+# `nereid serve` on Python's image for Debian, without NVIDIA's image: at most 900 MB. Build it from the checkout:
 #
 #   docker build --file deploy/embedded.Dockerfile --tag nereid-embedded:0.1.0 .
 #   docker run --init --read-only --tmpfs /tmp:exec,mode=1777 --shm-size 1g --cap-drop ALL \
 #       --security-opt no-new-privileges:true -p 127.0.0.1:8000-8003:8000-8003 nereid-embedded:0.1.0
 #
-# EXTRAS=gateway builds the gateway and EXTRAS=load the load test, as in docker-compose.yml. On a CPU only. This project
-# is tested on Debian 12. The wheel of pytriton needs glibc 2.35 and is py3-none-manylinux_2_35.
+# EXTRAS=gateway builds the gateway and EXTRAS=load the load test, as in docker-compose.yml. For CPUs only. Debian 12 is
+# the tested release; the wheel of nvidia-pytriton needs glibc 2.35 or later.
 ARG PYTHON_TAG=3.12-slim-bookworm
 FROM python:${PYTHON_TAG} AS build
 
@@ -27,8 +27,8 @@ COPY --from=build /opt/nereid /opt/nereid
 COPY --from=build /workspace /workspace
 COPY model_repository /workspace/model_repository
 
-# The server's run directory is in /tmp and contains programs. A tmpfs there must allow `exec`; by
-# default Docker's does not.
+# The server's run directory is in /tmp and contains programs. A tmpfs there must allow `exec`, which is
+# not Docker's default.
 ENV PATH=/opt/nereid/bin:${PATH} \
     HOME=/tmp \
     ORT_DISABLE_TELEMETRY=1 \
@@ -40,5 +40,5 @@ EXPOSE 8000 8001 8002 8003 8080
 HEALTHCHECK --interval=10s --timeout=6s --start-period=60s --retries=3 \
     CMD ["python3", "/workspace/deploy/healthcheck.py"]
 ENTRYPOINT ["nereid"]
-# After SIGTERM it serves for 5 s more, then gives requests 40 s to finish: `docker stop --time 60`.
+# After SIGTERM the server serves for 5 s more, then requests have 40 s to finish: `docker stop --time 60`.
 CMD ["serve", "--host=0.0.0.0", "--health-port=8003", "--drain-s=5"]

@@ -3,9 +3,10 @@
     python3 healthcheck.py [--url http://127.0.0.1:8000] [--model classify] [--label espresso] [--timeout-s 5]
     python3 healthcheck.py --page http://127.0.0.1:8080/readyz
 
-Exit code 0 on success; else 1, with the reason on stderr. Of a page only the status is checked. Triton 24.10
-returns 200 at /v2/health/ready even if the process of a model is dead. An overloaded model is healthy: a
-restart would lose the requests that it has begun. Needs the standard library only.
+Exit code 0 on success; otherwise 1, with the reason on stderr. With --page only the status of the page
+counts. Triton's own /v2/health/ready is not enough: in 24.10 it returns 200 even if the process of a model is
+dead. An overloaded model is healthy: a restart would lose the requests that it has begun. Needs only the
+standard library.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 
 PHOTO = Path(__file__).resolve().parent.parent / "clients" / "samples" / "coffee.jpg"
 OVERLOADED = '{"error":"overloaded: '
-# Bytes of a refusal that are shown.
+# Maximum length of an error response in a message.
 MAX_REASON_BYTES = 300
 
 
@@ -31,7 +32,7 @@ class Unhealthy(Exception):
 def fetch(
     url: str, timeout_s: float, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> bytes:
-    """Return the body of a response with status 200; ignores proxies of the environment.
+    """Return the body of a response with status 200; ignore proxies of the environment.
 
     Raises:
         Unhealthy: another status, or no response.
@@ -50,7 +51,7 @@ def fetch(
 
 
 def best_label(url: str, model: str, image: bytes, timeout_s: float) -> str:
-    """Return the best class of an image, by Triton's classification extension over HTTP.
+    """Return the best class of an image, with Triton's classification extension over HTTP.
 
     Raises:
         Unhealthy: no response, or a response without a class.
@@ -100,7 +101,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the check; returns the exit code."""
+    """Run the check and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="HTTP address of the server")
     parser.add_argument("--model", default="classify", help="model that classifies the image")

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Install this project where a server runs; both Dockerfiles and tests/e2e/test_deploy_install.py call this.
+# Install this project for a server. Both Dockerfiles and tests/e2e/test_deploy_install.py use this script.
 #
-#   deploy/install.sh venv FOLDER EXTRAS     a virtual environment in FOLDER
-#   deploy/install.sh system FOLDER EXTRAS   the interpreter itself, which Triton's stubs embed, and our backends
-#                                            next to Triton's own in FOLDER
+#   deploy/install.sh venv FOLDER EXTRAS     into a new virtual environment in FOLDER
+#   deploy/install.sh system FOLDER EXTRAS   into the interpreter itself, which Triton's stubs embed; and our backends
+#                                            into FOLDER, next to Triton's own
 #
-# EXTRAS are extras of pyproject.toml, such as embedded,cpu. PYTHON names the interpreter (python3).
-# The checkout must keep its path: the installation is editable.
+# EXTRAS are extras of pyproject.toml, such as embedded,cpu. The variable PYTHON names the interpreter (python3).
+# The installation is editable, so do not move the checkout afterwards.
 set -eu
 
 fail() {
@@ -27,13 +27,13 @@ venv)
 	;;
 system)
 	[ -d "$folder/python" ] || fail "'$folder' has no backend 'python'; fix: name Triton's backend directory" 1
-	case ,$extras, in *,embedded,*) fail "'embedded' brings another Triton; fix: cpu or gpu13" 2 ;; esac
+	case ,$extras, in *,embedded,*) fail "'embedded' installs a second Triton; fix: use cpu or gpu13" 2 ;; esac
 	;;
 *) fail "expected venv or system, got '$place'" 2 ;;
 esac
 
 "$python" -m pip install --quiet --no-cache-dir --disable-pip-version-check --no-input --editable ".[$extras]"
-# The user of the server may not have permission to write here.
+# The user of the server may have no permission to write bytecode here later.
 "$python" -m compileall -q nereid python_backend clients loadtest
 
 if [ "$place" = system ]; then

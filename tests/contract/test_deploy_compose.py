@@ -353,7 +353,7 @@ def test_dockerfiles_pass_their_linter(dockerfile):
         ([], 2, "usage:"),
         (["elsewhere", "/nonexistent", "cpu"], 2, "expected venv or system, got 'elsewhere'"),
         (["system", "/nonexistent", "cpu"], 1, "'/nonexistent' has no backend 'python'"),
-        (["system", "{backends}", "cpu,embedded"], 2, "'embedded' brings another Triton"),
+        (["system", "{backends}", "cpu,embedded"], 2, "'embedded' installs a second Triton"),
     ],
     ids=["nothing", "place", "backends", "embedded"],
 )
