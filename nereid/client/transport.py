@@ -33,8 +33,6 @@ class Connection:
         try:
             return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
         except Exception as error:
-            # Frames of tritonclient and their error refer to each other, and keep the request in memory.
-            error.__traceback__ = None
             raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
     def close(self) -> None:
@@ -80,8 +78,6 @@ class AsyncConnection:
             async with asyncio.timeout(remaining_s):
                 return await getattr(self._opened(), name)(*args, **options)
         except Exception as error:
-            # Frames of tritonclient and their error refer to each other, and keep the request in memory.
-            error.__traceback__ = None
             raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
     async def close(self) -> None:
@@ -128,6 +124,8 @@ async def run_async(connection: AsyncConnection, flow: Flow[Result]) -> Result:
 
 
 def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) -> Exception:
+    # Frames of tritonclient and their error refer to each other, and keep the request in memory.
+    error.__traceback__ = None
     if is_closed:
         return RuntimeError("the classifier is closed")
     # A network that loses packets raises TimeoutError, too, but with an errno.
