@@ -26,8 +26,7 @@ def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
     A link stays, and its target is replaced. The new file gets the old one's owner and mode, or mode 0644.
 
     Args:
-        path: the file; its folder must exist.
-        content: the new content.
+        path, content: the file, whose folder must exist, and its new content.
         staging: a folder of the same filesystem for the temporary file; default: the file's own folder.
 
     Raises:
@@ -63,7 +62,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Write a file, or the entries of a folder, to the disk; some filesystems cannot do that for folders.
+    """Write a file, or the entries of a folder, to the disk; some filesystems do not support folders.
 
     Raises:
         OSError: the disk reports an error.
@@ -84,8 +83,8 @@ def locked_file(path: Path, holder: str, timeout_s: float = LOCK_TIMEOUT_S) -> I
 
     Args:
         path: the file; it is created if it is missing.
-        holder: command that may hold the lock, for the message.
-        timeout_s: how long to wait for the lock.
+        holder: the command that may hold the lock, for the message.
+        timeout_s: maximum wait for the lock.
 
     Raises:
         LockTimeout: another process held the lock for `timeout_s`.

@@ -34,11 +34,7 @@ def read_all(path: Path, kind: type[Line]) -> tuple[Line, ...]:
 
 
 def append(file: BinaryIO, line: msgspec.Struct) -> None:
-    """Write one line to the disk; an incomplete last line is ended first.
-
-    Args:
-        file: open for reading and appending, under a lock.
-        line: the content.
+    """Append one line durably to a locked file, after the end of an incomplete last line.
 
     Raises:
         OSError: the line cannot be written.

@@ -37,12 +37,12 @@ def on_signals(
     then: signal.Handlers = signal.SIG_DFL,
     signals: Sequence[signal.Signals] = STOP_SIGNALS,
 ) -> None:
-    """Call one action for each signal that arrives, in order; after the last, `then` handles the signals.
+    """Call the actions in order, one per signal; after the last action, `then` handles the signals.
 
     Args:
         actions: called in the main thread with the signal's number; may raise.
         then: the handler of all further signals.
-        signals: the signals that count.
+        signals: the signals to handle.
     """
     left = list(actions)
 
@@ -61,7 +61,7 @@ def on_signals(
 class StopFlag:
     """A flag that the first SIGINT or SIGTERM sets; the second signal ends the process.
 
-    A `threading.Event` does not serve here: the handler could find its lock held.
+    A `threading.Event` could deadlock: the handler may interrupt the thread that holds its lock.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class StopFlag:
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Turn the first SIGTERM into `SystemExit`, so that contexts close; further ones are ignored."""
+    """Raise `SystemExit` on the first SIGTERM, so that contexts close; ignore further ones."""
 
     def leave(number: int) -> None:
         raise SystemExit(SIGNALLED + number)
@@ -106,11 +106,9 @@ def end_with_parent() -> Callable[[], None]:
 
 
 class BackOff:
-    """Waits that grow with each failure, and start again after a time without failures.
+    """Waits that grow with each failure, up to the last of `delays_s`.
 
-    Args:
-        delays_s: the waits in their order; the last one is repeated.
-        calm_s: time without a failure after which the first wait comes again.
+    After `calm_s` seconds without a failure, they start again with the first delay.
     """
 
     def __init__(self, delays_s: Sequence[float], calm_s: float) -> None:

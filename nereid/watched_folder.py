@@ -1,4 +1,4 @@
-"""Folders that other programs write to: notice of changes, and files that are complete."""
+"""Folders that other programs write to: notices of changes, and complete files."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -38,14 +38,9 @@ def changes(
 
 
 class Arrivals:
-    """Finds new and changed files, each once its size and time have been stable for a while.
+    """Finds new and changed files among those that `find` returns, once they are complete.
 
-    Files that exist at the beginning are not new.
-
-    Args:
-        find: returns the files to watch.
-        settle_s: seconds without a change after which a file is complete.
-        clock: monotonic, in seconds.
+    A file is complete after `settle_s` seconds without a change. Files that exist at the start are not new.
     """
 
     def __init__(

@@ -173,11 +173,10 @@ def change(
     new content, and the next change adds it.
 
     Args:
-        target: the route.
-        propose: returns the new route for the present state.
+        target, propose: the route, and a function that returns its new content for the present state.
         server: the running server, which must have the models and use the route.
         is_offline: whether a change without a running server is allowed.
-        wait_s: how long to wait until the server uses the route.
+        wait_s: maximum wait until the server uses the route.
 
     Raises:
         WrongUsage: the proposal does not fit the route.

@@ -56,10 +56,7 @@ def make_entry(text: bytes, note: str, generation: int, when: datetime, user_id:
 def unrecorded(entries: Sequence[Entry], text: bytes, status: os.stat_result) -> Entry | None:
     """Return the entry that the history lacks for the file's content; None if the last entry has it.
 
-    Args:
-        entries: the history.
-        text: the file's content.
-        status: the file's status; its owner and time become those of the entry.
+    The owner and time in the file's `status` become those of the entry.
     """
     if entries and entries[-1].sha256 == sha256(text).hexdigest():
         return None

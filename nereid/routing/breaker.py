@@ -18,14 +18,10 @@ class State(IntEnum):
 class Breaker:
     """Keeps requests away from a variant whose last requests failed.
 
-    It considers the requests of the last `window_s` seconds or the last `min_requests`, whichever are more.
-    It opens when at least `error_ratio` of them failed, or immediately when it is tripped. After `open_s`
-    one trial request passes, whose outcome closes or opens the breaker again.
+    It considers the requests of the last `window_s` seconds, at least the last `min_requests`. It opens when
+    at least `error_ratio` of them failed, or immediately when it is tripped. After `open_s` one trial request
+    passes, whose outcome closes or opens the breaker again. `on_change` receives each new state.
     Not thread-safe: the caller holds a lock.
-
-    Args:
-        settings: when it opens, and for how long.
-        on_change: receives each new state.
     """
 
     def __init__(

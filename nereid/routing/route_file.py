@@ -98,11 +98,9 @@ def read_all(file: BinaryIO, name: str) -> bytes:
 
 
 class RouteWatch:
-    """The route file of a served model; call `poll` periodically.
+    """The route file of the model `config`; call `poll` periodically.
 
-    Args:
-        config: of the model.
-        is_ready: returns whether a version of a model is ready.
+    `is_ready` returns whether a version of a model is ready.
     """
 
     def __init__(self, config: ModelConfig, is_ready: IsReady) -> None:

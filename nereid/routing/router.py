@@ -31,13 +31,13 @@ MAX_WAIT_FOR_DEAD_S = 1.0
 
 
 class Router:
-    """Routes requests, each in a thread of its own; safe to use from all of them.
+    """Routes requests, each in its own thread; thread-safe.
 
     Args:
         table: the first route.
         metrics: receives counts and durations.
         log: receives a line when a breaker opens or closes, or a shadow fails.
-        clock: seconds of a clock that never goes back.
+        clock: seconds of a monotonic clock.
         draw: random numbers in [0, 1).
     """
 

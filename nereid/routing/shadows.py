@@ -33,7 +33,7 @@ class Shadows:
     Args:
         metrics: receives outcomes, distances and durations.
         log: receives a line when a shadow fails.
-        clock: seconds of a clock that never goes back.
+        clock: seconds of a monotonic clock.
         draw: random numbers in [0, 1).
     """
 
@@ -52,11 +52,7 @@ class Shadows:
         self._reported_at: dict[str, float] = {}
 
     def mirror(self, completed: CompletedRequest, in_flight: Callable[[], int]) -> None:
-        """Send the request to its shadows, one after the other, unless the route is busy.
-
-        Args:
-            in_flight: returns how many requests wait for a response: these go first.
-        """
+        """Send the request to its shadows in turn, unless too many requests are `in_flight`."""
         route, variant = completed.route, completed.variant
         for shadow in route.shadows:
             is_itself = (shadow.model, shadow.version) == (variant.model, variant.version)

@@ -43,12 +43,7 @@ class Finding:
 
 
 def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iterator[Finding]:
-    """Run all checks in turn.
-
-    Args:
-        inherited: environment variables, which locate the records of running servers.
-        repository: the model repository to serve; a server may run for it already.
-    """
+    """Run all checks for serving `repository`; the environment `inherited` locates running servers."""
     yield _python()
     yield _triton()
     yield _stub_libraries(inherited)

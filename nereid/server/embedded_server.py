@@ -30,7 +30,7 @@ SHARED_MEMORY_FOLDER = Path("/dev/shm")
 
 
 class EmbeddedServer:
-    """One `tritonserver` process group; as a context manager it is ready inside and gone after.
+    """One `tritonserver` process group; a context manager that starts, awaits and stops it.
 
     Args:
         options: settings of the server.
@@ -165,10 +165,8 @@ class EmbeddedServer:
     def stop(self, is_done: Callable[[], bool] = lambda: False) -> None:
         """End the process group and remove its shared memory.
 
-        Triton gets `STOP_TIMEOUT_S` to finish its requests; processes that are left are then killed.
-
-        Args:
-            is_done: called about every `STOP_POLL_S`; true ends the waiting.
+        Triton gets `STOP_TIMEOUT_S` to finish its requests, or less if `is_done` returns true; the remaining
+        processes are then killed.
         """
         if self._process is None:
             return

@@ -157,11 +157,7 @@ class _Repair:
 
 
 class Supervisor:
-    """The state of one supervised server; `step` is not safe for concurrent calls.
-
-    Args:
-        model_control_mode: of the server; only `explicit` and `poll` allow repairs.
-    """
+    """The state of one supervised server; not thread-safe. Model control mode `none` allows no repairs."""
 
     def __init__(self, model_control_mode: str) -> None:
         self._mode = model_control_mode

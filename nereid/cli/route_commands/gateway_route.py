@@ -16,13 +16,7 @@ from nereid.serving_errors import InvalidConfig
 
 
 class RepositoryRoute:
-    """One route of a repository; its methods block.
-
-    Args:
-        repository: the repository that is served.
-        name: the name of the route.
-        find: returns the running server of the repository, if one runs.
-    """
+    """One route of a repository; its methods block. `find` returns the running server, if one runs."""
 
     def __init__(self, repository: Path, name: str, find: Callable[[], ServerRecord | None]) -> None:
         self._repository, self._name, self._find = repository, name, find
