@@ -42,7 +42,7 @@ def classify(
     ] = 8,
     watch: Annotated[
         Path | None,
-        typer.Option(help="Afterwards, classify each new image in this folder, until Ctrl-C.", metavar="DIR"),
+        typer.Option(help="Then classify each new image in this folder, until Ctrl-C.", metavar="DIR"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array of all responses.")] = False,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print one line of JSON per image.")] = False,

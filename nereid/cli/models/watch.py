@@ -18,7 +18,7 @@ def watch(
     model: Annotated[
         str,
         typer.Option(
-            help="Model that every file is for.",
+            help="Model that all files belong to.",
             show_default="from the file name",
             autocompletion=complete_model,
         ),
