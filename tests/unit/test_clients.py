@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
-from nereid.cli.predictions import collect, prediction_table
+from nereid.cli.predictions import collect, printing
 from nereid.client import retry
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
@@ -664,11 +663,10 @@ def test_silent_addresses_share_the_time(monkeypatch):
 
 def test_labels_are_not_markup(capsys):
     """A label is printed as it is."""
-    table = prediction_table(
-        Prediction((Label(1, "a [red]b", 0.5),), "m", "1", "", "", "id", Timings(1.0, 1.0))
-    )
+    labels = (Label(1, "a [red]b", 0.5),)
 
-    Console().print(table)
+    with printing("table") as write:
+        write("cup.jpg", Prediction(labels, "m", "1", "", "", "id", Timings(1.0, 1.0)))
 
     assert "a [red]b" in capsys.readouterr().out
 
