@@ -194,7 +194,7 @@ def test_changed_config_is_not_overwritten(models):
             "dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 9 }",
             {"preferred_batch_size": 0, "max_queue_delay_microseconds": 0},
         ),
-        ("", {"preferred_batch_size": 0, "max_queue_delay_microseconds": 0}),
+        ("", {"preferred_batch_size": 0}),
         ("", {"intra_op_thread_count": 2, "nereid.run_batch_size": 4}),
         ('parameters { key: "decode_threads" value { string_value: "2" } }', {"decode_threads": 0}),
     ],
@@ -205,6 +205,8 @@ def test_setting_is_read_as_it_was_written(text, settings):
     config = parse(with_settings(text, settings))
 
     assert {name: value_of(config, name) for name in settings} == settings
+    has_batcher = "dynamic_batching" in text or "preferred_batch_size" in settings
+    assert config.HasField("dynamic_batching") is has_batcher
 
 
 def test_copy_does_not_change_the_repository(tmp_path):
