@@ -129,8 +129,6 @@ def with_settings(text: str, settings: Settings) -> str:
 
 
 def _set_value(config: Any, name: str, value: int) -> None:
-    if name in (PREFERRED, DELAY):
-        config.dynamic_batching.SetInParent()
     if name == INSTANCES:
         group = config.instance_group[0] if config.instance_group else config.instance_group.add()
         group.count = value
