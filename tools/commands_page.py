@@ -15,8 +15,8 @@ HEAD = """# Commands
 
 `make docs` writes this page from the help of each command.
 
-Exit codes of every command: 0 for success, 1 for a failure, 2 for wrong usage. If a command fails, the last line
-on stderr begins with `error:` and has the reason.
+Exit codes of every command: 0 for success, 1 for a failure, 2 for wrong usage. If a command fails, the last
+line on stderr begins with `error:` and has the reason.
 """
 
 
