@@ -39,9 +39,10 @@ def open_shared(path: Path, settings: SessionSettings, opener: Open) -> onnxrunt
     if [name for name, _ in settings.providers] != [CPU]:
         raise InvalidConfig(f"{SHARED_WEIGHTS}: expected {CPU} only, got {settings.providers[0][0]}")
     options = settings.options
-    folder = path.parent / f"{PREFIX}{_key(path, settings)}"
     try:
         with files.locked_folder(path.parent):
+            # Another instance renames its folder under the lock, so the files are read under it, too.
+            folder = path.parent / f"{PREFIX}{_key(path, settings)}"
             if not folder.exists():
                 _write(path, folder, settings, opener)
     except OSError as error:

@@ -78,8 +78,11 @@ def test_late_calls_of_a_route_leave_the_queue(both_profiles):
         tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
         ThreadPoolExecutor(CALLERS) as pool,
     ):
-        outcomes = [*pool.map(lambda _: outcome(timeout=TIMEOUT_US), range(CALLERS))]
 
-        assert any("deadline exceeded: " in str(outcome) for outcome in outcomes)
+        def has_late_one() -> bool:
+            outcomes = pool.map(lambda _: outcome(timeout=TIMEOUT_US), range(CALLERS))
+            return any("deadline exceeded: " in str(each) for each in outcomes)
+
+        wait_until(has_late_one)  # on a busy machine, a call may be late before it is in the queue
         wait_until(lambda: refused() > before)
         wait_until(lambda: outcome() == ESPRESSO)

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+from nereid import files
 from nereid.assets import REPOSITORY
 from nereid.config.model_config import ModelConfig
 from nereid.inference import shared_weights
@@ -53,6 +56,19 @@ def opened(path):
 def copies(path) -> list:
     """Return the folders that were written next to the model."""
     return sorted(path.parent.glob(f"{shared_weights.PREFIX}*"))
+
+
+def test_instance_waits_while_another_one_writes(path, opened):
+    """The files are read only under the lock: a change before that belongs to the copy."""
+    with ThreadPoolExecutor() as pool:
+        with files.locked_folder(path.parent):
+            opening = pool.submit(opened)
+            time.sleep(0.3)
+            path.with_name("notes.txt").write_text("new")
+        opening.result()
+    opened()
+
+    assert len(copies(path)) == 1
 
 
 def test_first_instance_writes_and_all_open_the_copy(path, opened):
