@@ -29,8 +29,6 @@ SHRINKS = (1, 2, 4, 8)
 MAX_SCANS = 32
 MAX_SEGMENTS = 4_096
 MAX_PNG_CHUNKS = 65_536
-# libjpeg's warning about files that every viewer accepts; no image data follows that marker.
-HARMLESS = "extraneous bytes before marker 0xd9"
 # Pillow's modes; others have more than 16 bits per channel or no conversion to RGB.
 EIGHT_BIT = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
@@ -40,6 +38,8 @@ SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 TO_EIGHT_BIT = ((np.arange(2**16, dtype=np.uint32) * 255 + 32895) >> 16).astype(np.uint8)
 # Pixels per conversion, so that a large image is in memory twice at most.
 BAND_PIXELS = 2**20
+# libjpeg's warnings about bytes outside the image data, which viewers ignore.
+HARMLESS = re.compile(r"extraneous bytes before marker|unknown JFIF revision")
 # A JPEG's markers, except those without a length, which occur between and inside scans.
 MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 START_OF_SCAN, APP1 = 0xDA, 0xE1
@@ -185,18 +185,28 @@ def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarr
     # simplejpeg picks the smallest scale that keeps these sizes, which is exactly 1 / shrink.
     options = {"colorspace": image.colorspace, "min_height": height, "min_width": width, "buffer": memory}
     try:
-        try:
-            pixels: np.ndarray = simplejpeg.decode_jpeg(image.encoded, **options)
-        except ValueError as error:
-            if HARMLESS not in str(error):
-                raise
-            pixels = simplejpeg.decode_jpeg(image.encoded, **options, strict=False)
-    except Exception as error:  # on damaged files simplejpeg raises ValueError, KeyError and more
-        raise InvalidImage(f"JPEG of {len(image.encoded)} bytes is damaged: {error}") from None
+        pixels: np.ndarray = simplejpeg.decode_jpeg(image.encoded, **options)
+    except Exception as error:  # also for warnings; on damaged files it raises KeyError and more
+        if HARMLESS.search(str(error)):
+            return _decode_with_pillow(image, shrink)
+        raise _damaged(image, error) from None
     if image.colorspace == "CMYK":  # JPEGs store the complement
         np.subtract(255, pixels, out=pixels)
         return _to_rgb(Image.frombuffer("CMYK", (width, height), pixels, "raw", "CMYK", 0, 1), (0, 0, 0))
     return pixels
+
+
+def _decode_with_pillow(image: EncodedImage, shrink: int) -> np.ndarray:
+    """Decode a JPEG with junk between its segments, of which simplejpeg cannot ignore all."""
+    try:
+        opened = Image.open(io.BytesIO(image.encoded), formats=["JPEG"])
+        return _to_rgb(opened.reduce(shrink), (0, 0, 0))
+    except Exception as error:  # on damaged files Pillow's parsers raise many types
+        raise _damaged(image, error) from None
+
+
+def _damaged(image: EncodedImage, error: Exception) -> InvalidImage:
+    return InvalidImage(f"JPEG of {len(image.encoded)} bytes is damaged: {error}")
 
 
 def _open_other(encoded: bytes, limits: Limits, unknown: str) -> EncodedImage:

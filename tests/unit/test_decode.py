@@ -530,12 +530,33 @@ def test_bytes_after_a_jpeg_are_not_counted(encode, gradient, is_progressive):
     np.testing.assert_array_equal(decode(photo + b"\x00\x02" + b"\xff\xda\x00\x02" * 100), decode(photo))
 
 
-def test_harmless_bytes_before_the_end_are_accepted(encode, gradient):
-    """Some cameras write such JPEGs, and every viewer shows them."""
-    good = encode(gradient(16, 16), "JPEG")
-    odd = good[:-2] + b"\x00\x00" + good[-2:]
+def insert(encoded: bytes, marker: int, more: bytes) -> bytes:
+    """Put bytes in front of a JPEG's segment."""
+    place = encoded.index(bytes([0xFF, marker]))
+    return encoded[:place] + more + encoded[place:]
 
-    np.testing.assert_array_equal(decode(odd), decode(good))
+
+@cases(
+    "change",
+    {
+        "before the end": lambda good: good[:-2] + b"\0\0" + good[-2:],
+        "before the scan": lambda good: insert(good, 0xDA, b"\x12\x34\x56"),
+        "a short segment": lambda good: insert(good, 0xDB, b"\xff\xe5\0\1"),
+        "a profile behind the frame": lambda good: insert(good, 0xC4, b"\xff\xe2\0\x12ICC_PROFILE\0\1\1xx"),
+        "broken EXIF": lambda good: insert(good, 0xDB, b"\xff\xe1\0\x10Exif\0\0garbage!"),
+        "an unknown revision": lambda good: good.replace(b"JFIF\0\1", b"JFIF\0\3", 1),
+        "behind the end": lambda good: good + b"junk",
+    },
+)
+@pytest.mark.parametrize("shrink", [1, 4])
+def test_bytes_outside_the_image_data_are_ignored(encode, gradient, change, shrink):
+    """Some cameras and editors write such JPEGs, and every viewer shows them."""
+    good = encode(gradient(64, 80), "JPEG", quality=95)
+
+    shown = decode(change(good), shrink=shrink).astype(int)
+
+    # At a fraction of the size, Pillow averages pixels, and libjpeg averages frequencies.
+    assert np.abs(shown - decode(good, shrink=shrink)).max() <= (0 if shrink == 1 else 8)
 
 
 def test_pixels_of_the_next_image_take_the_memory_of_the_last(encode, gradient):
