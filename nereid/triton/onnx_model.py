@@ -72,7 +72,9 @@ class OnnxModel:
         arrays = [read_tensors(request, self._session.is_on_gpu) for request in requests]
         if self._session.is_on_gpu:
             self._metrics.fetched_from_host(arrays)
-        return self._session.run_requests(arrays, [request.requested_output_names() for request in requests])
+        # Triton gives the names as a set, and clients may read outputs by their place.
+        wanted = [sorted(request.requested_output_names()) for request in requests]
+        return self._session.run_requests(arrays, wanted)
 
     def _respond(self, outcome: Outcome) -> Any:
         if isinstance(outcome, ServingError):

@@ -3,6 +3,7 @@
 import re
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -218,3 +219,32 @@ def test_server_without_metrics_answers(tmp_path):
 
     for answer in answers:
         assert_same(answer, run(path, inputs))
+
+
+NAMED = ["zeta", "alpha", "mid", "beta"]
+PROCESSES, ORDERED_REQUESTS = 20, 1000
+
+
+@pytest.mark.slow
+def test_outputs_come_in_the_order_of_their_names(tmp_path):
+    """Clients may read outputs by their place; the order is the same in every process."""
+    nodes = [helper.make_node("Identity", ["x"], [name]) for name in NAMED]
+    model = network(nodes, [value("x", "FP32", [1])], [value(name, "FP32", [1]) for name in NAMED])
+    many = f"instance_group {{ kind: KIND_CPU count: {PROCESSES} }}\n"
+    store(tmp_path / "models", "named", model, 'backend: "onnxruntime"\nmax_batch_size: 0\n' + many)
+    found = set()
+    with serve(tmp_path / "models", tmp_path) as server, ThreadPoolExecutor(PROCESSES) as pool:
+        url = f"{server.options.host}:{server.options.ports.grpc}"
+        with tritonclient.grpc.InferenceServerClient(url) as client:
+            given = tritonclient.grpc.InferInput("x", [1], "FP32")
+            given.set_data_from_numpy(np.ones(1, np.float32))
+
+            def order(number: int) -> tuple[str, ...]:
+                wanted = NAMED[number % 4 :] + NAMED[: number % 4]
+                outputs = [tritonclient.grpc.InferRequestedOutput(name) for name in wanted]
+                response = client.infer("named", [given], outputs=outputs if number % 2 else None)
+                return tuple(output.name for output in response.get_response().outputs)
+
+            found = set(pool.map(order, range(ORDERED_REQUESTS)))
+
+    assert found == {tuple(sorted(NAMED))}
