@@ -33,7 +33,7 @@ from nereid.server.run_dir import ServerRecord
 from nereid.tune.load_generator import percentile
 
 NETWORK, ROUTE, BIAS = "efficientnet_lite0", "classify", "network._fc.bias"
-CONCURRENCY, HALF = 8, 100
+CONCURRENCY, HALF = 8, 0.5
 # The candidates equal the current version in speed, but the load disturbs the comparison.
 GATES = Gates(is_change_accepted=True, max_slowdown=100)
 ESPRESSO, STEP = 967, 0.03

@@ -7,7 +7,7 @@ import typer
 
 from nereid.cli import check, classify, demo, doctor, gateway, init, keys, serve
 from nereid.cli.exit_codes import CommandGroup
-from nereid.cli.models import add, publish, tune, versions, watch
+from nereid.cli.models import add, publish, remove, tune, versions, watch
 from nereid.cli.options import reflowed, show_help
 from nereid.cli.route_commands import route
 
@@ -26,6 +26,8 @@ for command in (
     publish.publish,
     publish.rollback,
     publish.retire,
+    remove.remove,
+    remove.reload,
     versions.versions,
     watch.watch,
     check.check,

@@ -3,35 +3,39 @@
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msgspec.structs import replace as with_fields
 
-from nereid.config.model_config import read_pbtxt
+from nereid.assets import SAMPLES
+from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.imaging.preprocess_settings import PRESETS
-from nereid.inference.signature import NetworkTensor
+from nereid.imaging.preprocess_settings import PRESETS, PreprocessSettings
 from nereid.publish import candidate
-from nereid.publish.configs import Addition, Names, Tensor
+from nereid.publish.configs import CPU_INSTANCES, Addition, Names
 from nereid.publish.engine.actions import Action, Install, Load, Warm, Workspace
 from nereid.publish.engine.engine import begin, commit, locked_repository
-from nereid.publish.examination.examine import ExaminationRequest, Report, examine
+from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine, survey
+from nereid.publish.intake import adaptation, description, form, metadata
+from nereid.publish.intake.adaptation import ActivationRule, Choices
+from nereid.publish.intake.description import Description
+from nereid.publish.intake.form import Form
+from nereid.publish.intake.metadata import Metadata
+from nereid.publish.intake.successor import activation_to_append
 from nereid.publish.publisher import Published
+from nereid.publish.remove import find_parts, remove_parts
 from nereid.repository import onnx_file
 from nereid.repository.check import check
-from nereid.repository.onnx_file import append_softmax, describe
 from nereid.routing.assignment import Route, Salts, Variant, format_route
 from nereid.server.run_dir import ServerRecord
+from nereid.serving_errors import InvalidConfig
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,50}")
 PROFILES = ("cpu", "gpu")
-PIXELS = ("TYPE_FP32", "TYPE_FP16", "TYPE_UINT8")
-SCORES = ("TYPE_FP32", "TYPE_FP16", "TYPE_FP64")
-CHANNELS = 3
-# The presets' `resize_shorter_px` is for this side; other sides scale it in proportion.
-USUAL_SIDE_PX = 224
+# Python, NumPy and ONNX Runtime in a process without a network. Source: loadtest/results/memory.json.
+PROCESS_BYTES = 45 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +45,67 @@ class AddRequest:
     Args:
         source: the file, or a folder with it and its external data.
         name: the public name.
-        preset: name of the preprocessing preset.
-        labels: a file with one class per line.
-        with_softmax: whether to append a softmax, for networks that return logits.
+        parameters: parameters of the preprocessing, a `preset` among them.
+        labels: a file with one class per line; None for the names in the file's metadata.
+        activation: function to append to the scores; `auto` decides after a run.
         size_px: height and width of the input, for a network that accepts any size.
         output: the output with the scores, for a network with several outputs.
         profiles: hardware profiles to write configs for.
+        is_replacing: whether models of that name are removed first.
+        images: photos whose top classes are shown.
     """
 
     source: Path
     name: str
-    preset: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
     labels: Path | None = None
-    with_softmax: bool = False
+    activation: ActivationRule = "auto"
     size_px: int = 0
     output: str = ""
     profiles: tuple[str, ...] = PROFILES
+    images: tuple[Path, ...] = SAMPLES
+    is_replacing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What `add` is about to serve.
+
+    Args:
+        form: input and scores of the network.
+        parameters: all parameters of the preprocessing.
+        parameters_from: origin of those that the request does not contain; empty if there are none.
+        labels: class names; empty if there are none.
+        labels_from: their origin.
+        is_multi_label: whether the scores are independent probabilities.
+        can_batch: whether the network computes several images at a time.
+        changes: what is changed in the file, one sentence each.
+        report: measurements.
+        processes, memory_bytes: those that a server with the profile `cpu` gets.
+        top_classes: per image the indices of the largest scores, the largest first.
+    """
+
+    form: Form
+    parameters: Mapping[str, str]
+    parameters_from: str
+    labels: Sequence[str]
+    labels_from: str
+    is_multi_label: bool
+    can_batch: bool
+    changes: Sequence[str]
+    report: Report
+    processes: int
+    memory_bytes: int
+    top_classes: Mapping[str, Sequence[int]]
+
+
+class Declined(OperationFailed):
+    """The proposal was not accepted; nothing has changed."""
+
+
+def accept(proposal: Proposal) -> bool:
+    """Accept any proposal."""
+    return True
 
 
 def add(
@@ -64,13 +113,22 @@ def add(
     request: AddRequest,
     record: ServerRecord | None,
     report: Callable[[str], None] = lambda line: None,
+    confirm: Callable[[Proposal], bool] = accept,
 ) -> Published:
     """Write network, preprocessing, pinned model and route for an ONNX file, and load them.
 
     If it is killed, the next command that changes the repository finishes or undoes the addition.
 
+    Args:
+        repository: the model repository; created if it does not exist.
+        request: the file and its properties.
+        record: the running server, if there is one.
+        report: receives a line per step.
+        confirm: decides about the examined network, before anything has changed.
+
     Raises:
         WrongUsage: the request does not fit the file, or the name is taken.
+        Declined: `confirm` returned false.
         OperationFailed: the network is rejected, or the server refuses a model, and nothing has changed.
         OSError: a file cannot be read or written.
     """
@@ -81,13 +139,19 @@ def add(
         operation, workspace = begin(log, unstaged, "add", request.name, 1)
         names = Names.behind(request.name)
         try:
-            _check_names(workspace.repository, names)
-            measured = _stage(request, names, operation.user, workspace)
+            if not request.is_replacing:
+                _check_names(workspace.repository, names)
+            proposal = _Staging(request, names, workspace).stage(operation.user)
+            if not confirm(proposal):
+                raise Declined(f"'{request.name}' was not added")
         except BaseException as error:
             log.write("undone", operation, str(error))
             raise
+        if request.is_replacing and (old := find_parts(repository, request.name)).models:
+            # The old models are removed only now, as the new ones were examined and accepted.
+            remove_parts(log, unstaged, request.name, old)
         commit(log, with_fields(operation, actions=_actions(names)), workspace)
-        return Published(names.network, 1, (names.pinned,), measured, time.monotonic() - start)
+        return Published(names.network, 1, (names.pinned,), proposal.report, time.monotonic() - start)
 
 
 def _check_request(repository: Path, request: AddRequest) -> None:
@@ -95,12 +159,13 @@ def _check_request(repository: Path, request: AddRequest) -> None:
         raise WrongUsage(
             f"invalid name: expected at most 51 letters, digits, '.', '_' and '-', got '{request.name}'"
         )
-    if request.preset not in PRESETS:
-        raise WrongUsage(f"invalid preset: expected one of {', '.join(PRESETS)}, got '{request.preset}'")
+    if (preset := request.parameters.get("preset", "")) and preset not in PRESETS:
+        raise WrongUsage(f"invalid preset: expected one of {', '.join(PRESETS)}, got '{preset}'")
     if unknown := [each for each in request.profiles if each not in PROFILES]:
         raise WrongUsage(f"invalid profile: expected one of {', '.join(PROFILES)}, got '{unknown[0]}'")
-    if request.labels and not request.labels.is_file():
-        raise WrongUsage(f"label file '{request.labels}' does not exist")
+    for path, what in [(request.labels, "label file"), *((image, "image") for image in request.images)]:
+        if path and not path.is_file():
+            raise WrongUsage(f"{what} '{path}' does not exist")
     if repository.exists() and not repository.is_dir():
         raise WrongUsage(f"'{repository}' is not a folder; fix: name a model repository, or nereid init DIR")
 
@@ -110,7 +175,7 @@ def _check_names(repository: Path, names: Names) -> None:
         if (repository / name).exists():
             raise WrongUsage(
                 f"'{repository}' already has a model '{name}'; "
-                f"fix: nereid publish {names.route} for a new version, or another --name"
+                f"fix: nereid publish {names.route} for a new version, another --name, or --replace"
             )
     route = repository / f"{names.route}.route.json"
     if route.exists():
@@ -133,112 +198,138 @@ def _actions(names: Names) -> tuple[Action, ...]:
     )
 
 
-def _stage(request: AddRequest, names: Names, user: str, workspace: Workspace) -> Report:
-    """Write all new files to the staging folder, and examine the network."""
-    new = workspace.staging / "new"
-    version = new / names.network / "1"
-    candidate.stage(request.source, version, "model.onnx")
-    if request.with_softmax:
-        request = replace(request, output=append_softmax(version / "model.onnx", request.output))
-    signature = onnx_file.read(version / "model.onnx").signature
-    image, parameters = _input(signature.inputs, request)
-    scores = _output(signature.outputs, request)
-    _write(new, Addition(names, image, scores, parameters, request.labels is not None), request)
-    if failures := [finding for finding in check(new) if finding.verdict == "fail"]:
-        raise OperationFailed("; ".join(f"{each.model}, {each.what}: {each.found}" for each in failures))
-    workspace.report(f"{request.source.name}: staged as '{names.network}', with its preprocessing and route")
-    measured = examine(
-        _examination_request(new, names, request),
-        progress=lambda line: workspace.report(f"examination: {line}"),
-    )
-    for note in measured.notes:
-        workspace.report(f"note: {note}")
-    candidate.write_checksums(version, request.source, user)
-    return measured
+class _Staging:
+    """The new files of an addition, written step by step to the staging folder."""
 
+    def __init__(self, request: AddRequest, names: Names, workspace: Workspace) -> None:
+        self._request, self._names, self._workspace = request, names, workspace
+        self._new = workspace.staging / "new"
+        self._version = self._new / names.network / "1"
+        self._network = self._version / "model.onnx"
 
-def _input(inputs: Mapping[str, NetworkTensor], request: AddRequest) -> tuple[Tensor, list[tuple[str, str]]]:
-    if len(inputs) != 1:
-        raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs)}")
-    ((name, tensor),) = inputs.items()
-    is_last = tensor.shape[-1:] == (CHANNELS,) and tensor.shape[1:2] != (CHANNELS,)
-    sides = tensor.shape[1:3] if is_last else tensor.shape[2:4]
-    channels = tensor.shape[3:4] if is_last else tensor.shape[1:2]
-    if len(tensor.shape) != 4 or channels not in ((CHANNELS,), (-1,)) or tensor.datatype not in PIXELS:
-        raise WrongUsage(
-            f"input '{name}': expected FP32, FP16 or UINT8 [-1,3,height,width] or [-1,height,width,3], "
-            f"got {describe(tensor)}"
+    def stage(self, user: str) -> Proposal:
+        """Write all files, and examine the network."""
+        request = self._request
+        original = candidate.network_file(request.source, "model.onnx").resolve()
+        candidate.stage(request.source, self._version, "model.onnx")
+        found = onnx_file.read(self._network)
+        meta = metadata.read(original, found.model)
+        scores, changes = adaptation.adapt_file(self._network, Choices(request.output))
+        kind = form.read(found.signature, onnx_file.read(self._network).signature, scores, request.size_px)
+        labels, labels_from = self._labels(meta, kind)
+        known = {} if _normalises(request) else meta.parameters
+        if kind.image.datatype == "TYPE_UINT8":
+            known = {key: text for key, text in known.items() if key not in form.NORMALISATION}
+        parameters = form.preprocessing(kind, {**known, **request.parameters})
+        self._write(kind, parameters, labels, can_batch=True)
+        self._check_preprocessing()
+        self._report(f"{request.source.name}: staged as '{self._names.network}'")
+        seen = survey(self._examination(labels), progress=self._progress)
+        if (activation := activation_to_append(request.activation, seen)) != "none":
+            scores, appended = adaptation.adapt_file(self._network, Choices(scores, activation))
+            changes += appended
+            kind = replace(kind, scores=kind.scores._replace(name=scores))
+        self._write(kind, parameters, labels, seen.can_batch)
+        if failures := [finding for finding in check(self._new) if finding.verdict == "fail"]:
+            raise OperationFailed("; ".join(f"{each.model}, {each.what}: {each.found}" for each in failures))
+        measured = examine(self._examination(labels), progress=self._progress)
+        for note in measured.notes:
+            self._report(f"note: {note}")
+        rule = (request.output, request.activation)
+        description.write(
+            self._version, Description(request.source.name, found.sha256, *rule, tuple(changes))
         )
-    _check_batch("input", name, tensor)
-    height, width = (request.size_px if side == -1 else side for side in sides)
-    if not height or not width:
-        raise WrongUsage(
-            f"input '{name}' has no fixed size, {describe(tensor)}; fix: set height and width with --size"
-        )
-    if request.size_px and (height, width) != (request.size_px, request.size_px):
-        raise WrongUsage(f"input '{name}': expected {height} x {width} pixels, got --size {request.size_px}")
-    dims = (height, width, CHANNELS) if is_last else (CHANNELS, height, width)
-    return Tensor(name, tensor.datatype, dims), _parameters(request.preset, height, width, is_last)
-
-
-def _parameters(preset: str, height: int, width: int, is_last: bool) -> list[tuple[str, str]]:
-    """Return the preset, and what differs from it: the layout, and the resize for an unusual side."""
-    found = [("preset", preset)] + [("layout", "NHWC")] * is_last
-    usual = PRESETS[preset].get("resize_shorter_px")
-    if usual and max(height, width) != USUAL_SIDE_PX:
-        found.append(("resize_shorter_px", str(round(int(usual) * max(height, width) / USUAL_SIDE_PX))))
-    return found
-
-
-def _output(outputs: Mapping[str, NetworkTensor], request: AddRequest) -> Tensor:
-    names = [request.output] if request.output else [*outputs]
-    if len(names) != 1 or names[0] not in outputs:
-        raise WrongUsage(
-            f"expected one output with scores, got: {', '.join(outputs)}; fix: name one with --output"
-        )
-    (name,) = names
-    tensor = outputs[name]
-    if len(tensor.shape) != 2 or tensor.shape[1] < 1 or tensor.datatype not in SCORES:
-        raise WrongUsage(f"output '{name}': expected FP32 [-1,classes], got {describe(tensor)}")
-    _check_batch("output", name, tensor)
-    return Tensor(name, tensor.datatype, tensor.shape[1:])
-
-
-def _check_batch(side: str, name: str, tensor: NetworkTensor) -> None:
-    if not tensor.can_batch:
-        raise WrongUsage(
-            f"{side} '{name}': expected -1 as first dim, for any batch size, got {describe(tensor)}; "
-            f"fix: export it with torch.onnx.export(…, dynamic_axes={{'{name}': {{0: 'N'}}, …}})"
+        candidate.write_checksums(self._version, request.source, user)
+        return Proposal(
+            form=kind,
+            parameters=parameters,
+            parameters_from=meta.parameters_from if known else "",
+            labels=labels,
+            labels_from=labels_from,
+            is_multi_label=seen.is_multi_label,
+            can_batch=seen.can_batch,
+            changes=changes,
+            report=measured,
+            processes=CPU_INSTANCES + 1,
+            memory_bytes=CPU_INSTANCES * (measured.memory_bytes + PROCESS_BYTES) + PROCESS_BYTES,
+            top_classes=dict(zip((each.name for each in request.images), seen.top_classes, strict=True)),
         )
 
+    def _labels(self, meta: Metadata, kind: Form) -> tuple[tuple[str, ...], str]:
+        """Return the class names and their origin; names of the metadata that do not fit are left out."""
+        path = self._request.labels
+        if path:
+            return tuple(path.read_text(errors="replace").splitlines()), f"'{path.name}'"
+        if meta.labels and len(meta.labels) != kind.classes:
+            self._report(
+                f"note: {meta.labels_from} has {len(meta.labels)} class names, but the network has "
+                f"{kind.classes} classes; they are not used"
+            )
+            return (), ""
+        return meta.labels, meta.labels_from
 
-def _write(new: Path, addition: Addition, request: AddRequest) -> None:
-    names = addition.names
-    for name, texts in addition.configs().items():
-        folder = new / name
-        (folder / "1").mkdir(parents=True, exist_ok=True)
-        for profile, text in texts.items():
-            if not profile or profile in request.profiles:
-                path = folder / "configs" / f"{profile}.pbtxt" if profile else folder / "config.pbtxt"
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(text)
-        if name != names.network:
-            (folder / "1" / ".gitkeep").touch()
-        if request.labels and name != names.preprocess:
-            shutil.copyfile(request.labels, folder / candidate.LABELS)
-    variant = Variant(name="v1", model=names.pinned, version=1, weight=100)
-    salts = Salts(variants=names.route, shadows=f"{names.route} shadows")
-    route = Route(variants=(variant,), default="v1", salts=salts)
-    (new / f"{names.route}.route.json").write_bytes(format_route(route))
+    def _check_preprocessing(self) -> None:
+        """Check the parameters of the preprocessing before the network runs.
+
+        Raises:
+            WrongUsage: a parameter is unknown or invalid.
+        """
+        try:
+            config = ModelConfig.from_file(self._new / self._names.preprocess, 1)
+            PreprocessSettings.from_config(config)
+        except InvalidConfig as error:
+            text = str(error).partition(f"model '{self._names.preprocess}': ")
+            raise WrongUsage(f"preprocessing: {text[2] or text[0]}") from None
+
+    def _write(
+        self, kind: Form, parameters: Mapping[str, str], labels: Sequence[str], can_batch: bool
+    ) -> None:
+        names = self._names
+        addition = Addition(
+            names, kind.image, kind.scores, tuple(parameters.items()), bool(labels), can_batch
+        )
+        for name, texts in addition.configs().items():
+            folder = self._new / name
+            (folder / "1").mkdir(parents=True, exist_ok=True)
+            for profile, text in texts.items():
+                if not profile or profile in self._request.profiles:
+                    path = folder / "configs" / f"{profile}.pbtxt" if profile else folder / "config.pbtxt"
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(text)
+            if name != names.network:
+                (folder / "1" / ".gitkeep").touch()
+            if labels and name != names.preprocess:
+                self._write_labels(folder / candidate.LABELS, labels)
+        variant = Variant(name="v1", model=names.pinned, version=1, weight=100)
+        salts = Salts(variants=names.route, shadows=f"{names.route} shadows")
+        route = Route(variants=(variant,), default="v1", salts=salts)
+        (self._new / f"{names.route}.route.json").write_bytes(format_route(route))
+
+    def _write_labels(self, path: Path, labels: Sequence[str]) -> None:
+        if self._request.labels:
+            shutil.copyfile(self._request.labels, path)
+        else:
+            path.write_text("".join(f"{label}\n" for label in labels))
+
+    def _examination(self, labels: Sequence[str]) -> ExaminationRequest:
+        folder = self._new / self._names.network
+        return ExaminationRequest(
+            model=self._names.network,
+            candidate=self._version,
+            document=read_pbtxt(folder / "config.pbtxt"),
+            current=None,
+            preprocess=self._new / self._names.preprocess,
+            preprocess_version=1,
+            labels=folder / candidate.LABELS if labels else None,
+            gates=Gates(images=self._request.images),
+        )
+
+    def _report(self, line: str) -> None:
+        self._workspace.report(line)
+
+    def _progress(self, line: str) -> None:
+        self._report(f"examination: {line}")
 
 
-def _examination_request(new: Path, names: Names, request: AddRequest) -> ExaminationRequest:
-    return ExaminationRequest(
-        model=names.network,
-        candidate=new / names.network / "1",
-        document=read_pbtxt(new / names.network / "config.pbtxt"),
-        current=None,
-        preprocess=new / names.preprocess,
-        preprocess_version=1,
-        labels=new / names.network / candidate.LABELS if request.labels else None,
-    )
+def _normalises(request: AddRequest) -> bool:
+    return any(key in request.parameters for key in form.NORMALISATION)

@@ -25,7 +25,9 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
         OperationFailed: it is not ONNX, or its external data is missing or has a reserved name.
         OSError: something cannot be read or written.
     """
-    network = _network(source, filename).resolve()  # external data is next to the file itself, not its link
+    network = network_file(
+        source, filename
+    ).resolve()  # external data is next to the file itself, not its link
     file = onnx_file.read(network)
     onnx_file.check_external_data(file)
     copy = version_folder / filename
@@ -77,7 +79,12 @@ def _check_part(part: Path, networks: set[str]) -> None:
         raise OperationFailed(f"external data is a hidden file, '{part}'; {fix}")
 
 
-def _network(source: Path, filename: str) -> Path:
+def network_file(source: Path, filename: str) -> Path:
+    """Return the ONNX file of a source, which is the file itself or its folder.
+
+    Raises:
+        WrongUsage: it does not exist, or the folder does not have exactly one.
+    """
     if not source.exists():
         raise WrongUsage(f"'{source}' does not exist")
     if not source.is_dir():

@@ -22,6 +22,10 @@ parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
 optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" \
 parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" } } } }
 """
+SMALL_BATCHES = (
+    "# Small batches, so that every instance gets queued requests.",
+    "dynamic_batching { preferred_batch_size: [ 2, 4 ] }",
+)
 ROUTE_OUTPUTS = [
     f'output {{ name: "{name}" data_type: TYPE_STRING dims: [ 1 ] }}' for name in contract.ROUTE_OUTPUTS
 ]
@@ -62,22 +66,32 @@ class Addition(NamedTuple):
     output: Tensor
     parameters: Sequence[tuple[str, str]]
     has_labels: bool
+    can_batch: bool = True
 
     def configs(self) -> dict[str, dict[str, str]]:
         """Return the configs of all models by profile; the plain config has the profile ""."""
+        on_gpu = GPU_BATCH if self.can_batch else 1
         return {
             self.names.network: {
-                "": self._network("Images in, scores out.", CPU_BATCH, ON_CPU),
-                "gpu": self._network("On a GPU: the input stays in GPU memory.", GPU_BATCH, ON_GPU)
+                "": self._network("Images in, scores out.", self._batch, ON_CPU),
+                "gpu": self._network("On a GPU: the input stays in GPU memory.", on_gpu, ON_GPU)
                 + NETWORK_ON_GPU,
             },
             self.names.preprocess: {
-                "": self._preprocess("Encoded images to the network's input.", CPU_BATCH, ON_CPU),
-                "gpu": self._preprocess("On a GPU: JPEGs are decoded there.", GPU_BATCH, ON_GPU),
+                "": self._preprocess("Encoded images to the network's input.", self._batch, ON_CPU),
+                "gpu": self._preprocess("On a GPU: JPEGs are decoded there.", on_gpu, ON_GPU),
             },
             self.names.pinned: {"": self._pinned(), "cpu": self._pinned_on_cpu()},
             self.names.route: {"": self._route()},
         }
+
+    @property
+    def _batch(self) -> int:
+        return CPU_BATCH if self.can_batch else 1
+
+    @property
+    def _batching(self) -> str:
+        return "dynamic_batching {}" if self.can_batch else "# The network computes one image at a time."
 
     def _network(self, comment: str, batch: int, instances: str) -> str:
         warm_up = [
@@ -94,7 +108,7 @@ class Addition(NamedTuple):
             self._scores_output(self.output.name),
             ALL_VERSIONS,
             instances,
-            "dynamic_batching {}",
+            self._batching,
             "# Every batch size is a new shape, and its first run is slow.",
             *warm_up,
         )
@@ -109,7 +123,7 @@ class Addition(NamedTuple):
             f"output {{ name: {_quoted(self.input.name)} {self.input.kind} }}",
             VERSION,
             instances,
-            "dynamic_batching {}",
+            self._batching,
             parameters=self.parameters,
         )
 
@@ -119,7 +133,7 @@ class Addition(NamedTuple):
             "# Preprocessing, then version 1 of the network. Profile `cpu` runs both in one process instead.",
             f"name: {_quoted(self.names.pinned)}",
             'platform: "ensemble"',
-            f"max_batch_size: {CPU_BATCH}",
+            f"max_batch_size: {self._batch}",
             IMAGE,
             self._scores_output(),
             VERSION,
@@ -135,13 +149,12 @@ class Addition(NamedTuple):
             "# On a CPU: the models that config.pbtxt names as steps, in one process.",
             f"name: {_quoted(self.names.pinned)}",
             'backend: "fused"',
-            f"max_batch_size: {CPU_BATCH}",
+            f"max_batch_size: {self._batch}",
             IMAGE,
             self._scores_output(),
             VERSION,
             ON_CPU,
-            "# Small batches, so that every instance gets queued requests.",
-            "dynamic_batching { preferred_batch_size: [ 2, 4 ] }",
+            *(SMALL_BATCHES if self.can_batch else [self._batching]),
             parameters=[p for key, name in parts.items() for p in ((key, name), (f"{key}_version", "1"))],
         )
 
@@ -150,7 +163,7 @@ class Addition(NamedTuple):
             "# The public name: an A/B route between the pinned models.",
             f"name: {_quoted(self.names.route)}",
             'backend: "ab_router"',
-            f"max_batch_size: {CPU_BATCH}",
+            f"max_batch_size: {self._batch}",
             IMAGE,
             self._scores_output(),
             *ROUTE_OUTPUTS,

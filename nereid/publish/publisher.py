@@ -18,18 +18,21 @@ from nereid.publish.engine.engine import begin, commit, locked_repository, undo
 from nereid.publish.engine.journal import Journal, Operation
 from nereid.publish.engine.variants import rolled_back
 from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine
+from nereid.publish.intake.successor import adapt_successor
 from nereid.publish.network import Network, check_retirable, find_network
 from nereid.repository.layout import versions_there
 from nereid.routes.change import Propose, change_with_retry
 from nereid.routes.served import RunningServer
 from nereid.routes.target import RouteLocation, find_routes, read_state
-from nereid.routing.assignment import MAX_VARIANTS, MAX_WEIGHT
+from nereid.routing.assignment import MAX_VARIANTS
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
 __all__ = ["Gates", "Published", "RouteFull", "publish", "retire", "rollback"]
 
 ROLLBACK_S = 30.0
+# A version that gets all traffic is a change of the route, not of the repository.
+MAX_SHARE = 0.99
 
 
 class RouteFull(OperationFailed):
@@ -53,7 +56,7 @@ def publish(
     source: Path,
     record: ServerRecord | None,
     gates: Gates | None = None,
-    weight: float = 0,
+    share: float = 0,
     report: Callable[[str], None] = lambda line: None,
 ) -> Published:
     """Make an ONNX file the next version of a network: examined, loaded, and a variant of its routes.
@@ -66,7 +69,7 @@ def publish(
         source: the ONNX file, or a folder with it and its external data.
         record: the running server, if there is one.
         gates: limits of the examination.
-        weight: initial traffic weight of its variant; 0 serves it only on request.
+        share: initial part of the traffic, 0 to below 1; 0 serves the version only on request.
         report: receives a line per step.
 
     Raises:
@@ -76,14 +79,14 @@ def publish(
         OSError: a file cannot be read or written.
     """
     start = time.monotonic()
-    if not 0 <= weight <= MAX_WEIGHT:
-        raise WrongUsage(f"invalid weight: expected 0 to {MAX_WEIGHT:g}, got {weight:g}")
+    if not 0 <= share <= MAX_SHARE:
+        raise WrongUsage(f"invalid share: expected 0 to {MAX_SHARE:.0%} of the traffic, got {share:.4g}")
     with locked_repository(repository, record, report) as (log, unstaged):
         network, gates = find_network(repository, name), gates or Gates()
         current = _current(network, gates.against)
         operation, workspace = begin(log, unstaged, "publish", network.name, _next_version(log, network))
         try:
-            measured, actions = _prepare(operation, network, current, source, gates, weight, workspace)
+            measured, actions = _prepare(operation, network, current, source, gates, share, workspace)
         except BaseException as error:
             log.write("undone", operation, str(error))
             raise
@@ -181,17 +184,18 @@ def _prepare(
     current: int,
     source: Path,
     gates: Gates,
-    weight: float,
+    share: float,
     workspace: Workspace,
 ) -> tuple[Report, tuple[Action, ...]]:
     """Stage and examine a version; return its measurements, and the actions that publish it."""
     config, version = network.config(operation.version), operation.version
-    models, variants = _successors(network, current, version, weight, workspace)
+    models, variants = _successors(network, current, version, share, workspace)
     staged = workspace.staging / "new" / network.name / str(version)
     candidate.check_labels(source, network.folder)
     candidate.stage(source, staged, config.document.get("default_model_filename") or "model.onnx")
     workspace.report(f"{source.name}: staged as version {version} of '{network.name}'")
     request = _examination_request(network, current, staged, gates, workspace)
+    adapt_successor(request, source, workspace.report)
     measured = examine(request, progress=lambda line: workspace.report(f"examination: {line}"))
     candidate.write_checksums(staged, source, operation.user)
     for template, model in models.items():
@@ -211,7 +215,7 @@ def _prepare(
 
 
 def _successors(
-    network: Network, current: int, version: int, weight: float, workspace: Workspace
+    network: Network, current: int, version: int, share: float, workspace: Workspace
 ) -> tuple[dict[str, str], list[AddVariant]]:
     """Return the names of a new version's pinned models by their templates, and its variants."""
     now = network.at_version(current)
@@ -240,6 +244,8 @@ def _successors(
                 f"cannot publish version {version}: route '{each.route}' already has a variant '{name}'; "
                 "fix: rename that variant"
             )
+        total = sum(variant.weight for variant in routes[each.route].variants)
+        weight = share / (1 - share) * (total or 100)
         variants.append(AddVariant(each.route, name, models[each.pin.model], weight))
     return models, variants
 

@@ -29,7 +29,7 @@ def publication(
     repository: Path,
     find_record: Callable[[], ServerRecord | None],
     gates: publisher.Gates,
-    weight: float,
+    share: float,
     report: Report,
 ) -> Publish:
     """Return a function that publishes to a repository and its running server.
@@ -55,7 +55,7 @@ def publication(
         if version := _find_published(network, source):
             report(f"{source.name}: identical to version {version} of '{network.name}'")
             return network.name, version
-        done = publisher.publish(repository, name, source, record, gates, weight, report)
+        done = publisher.publish(repository, name, source, record, gates, share, report)
         return done.model, done.version
 
     return publish

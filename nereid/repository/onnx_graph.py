@@ -9,11 +9,11 @@ BUILT_IN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com
 
 def tensors(model: Any) -> Iterator[Any]:
     """Yield every TensorProto of a ModelProto: weights and constants, also in subgraphs and functions."""
-    for graph in _graphs(model.graph):
+    for graph in graphs(model.graph):
         yield from graph.initializer
         for sparse in graph.sparse_initializer:
             yield sparse.values
-    for node in _nodes(model):
+    for node in nodes(model):
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
@@ -28,34 +28,35 @@ def is_external(tensor: Any) -> bool:
 def names(model: Any) -> Iterator[Any]:
     """Yield every name in a ModelProto; protobuf returns bytes if a name is not UTF-8."""
     yield from (each.domain for each in (*model.opset_import, *model.functions))
-    for graph in _graphs(model.graph):
+    for graph in graphs(model.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             yield value.name
             yield from (each.dim_param for each in value.type.tensor_type.shape.dim)
     for tensor in tensors(model):
         yield tensor.name
         yield from (text for each in tensor.external_data for text in (each.key, each.value))
-    for node in _nodes(model):
+    for node in nodes(model):
         yield from (node.op_type, node.domain, *node.input, *node.output)
 
 
 def custom_domains(model: Any) -> tuple[str, ...]:
     """Return the domains of operators that ONNX Runtime does not include, sorted."""
     known = BUILT_IN_DOMAINS | {function.domain for function in model.functions}
-    return tuple(sorted({node.domain for node in _nodes(model)} - known))
+    return tuple(sorted({node.domain for node in nodes(model)} - known))
 
 
-def _nodes(model: Any) -> Iterator[Any]:
-    for graph in _graphs(model.graph):
+def nodes(model: Any) -> Iterator[Any]:
+    """Yield every operator of a ModelProto, also in subgraphs and functions."""
+    for graph in graphs(model.graph):
         yield from graph.node
     for function in model.functions:
         yield from function.node
 
 
-def _graphs(graph: Any) -> Iterator[Any]:
+def graphs(graph: Any) -> Iterator[Any]:
     """Yield a graph and its subgraphs, such as the branches of an If."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
             for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _graphs(inner)
+                yield from graphs(inner)

@@ -58,7 +58,7 @@ def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
     """Callers see each step, and the end is like the beginning; with `all` no other version is reloaded."""
     before, stubs = contents(served.repository), served.stubs(NET)
 
-    done = publish_number(served.repository, tmp_path, record, 2, weight=300)
+    done = publish_number(served.repository, tmp_path, record, 2, share=0.75)
 
     assert (done.model, done.version, done.pinned) == (NET, 2, ("net_v2",))
     response = served.send(ROUTE, headers={"x-variant": "v2"})

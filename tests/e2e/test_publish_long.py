@@ -79,7 +79,7 @@ def test_publishing_and_rolling_back_under_load_loses_nothing(served, tmp_path):
 
     with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, record):
         for number in range(2, CYCLES + 2):
-            done = publish_number(repository, tmp_path, record, number, weight=100)
+            done = publish_number(repository, tmp_path, record, number, share=0.5)
             load.wait_for(lambda o, n=number: isinstance(o.answer, RouteResponse) and o.answer.added == n)
             rollback(repository, NET, record)
             retire(repository, NET, done.version, record)

@@ -31,7 +31,8 @@ def repository(tmp_path):
 
 def request(file, **more) -> AddRequest:
     """Return the request for a model `small` with the preset of ImageNet."""
-    return AddRequest(file, **{"name": "small", "preset": "imagenet", **more})
+    parameters = {"preset": more.pop("preset", "imagenet")}
+    return AddRequest(file, **{"name": "small", "parameters": parameters, **more})
 
 
 def test_added_model_has_all_its_parts(repository, file, tmp_path):
@@ -91,11 +92,12 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
 
 def test_logits_are_noted_without_a_softmax(repository, file):
     """Logits give a note, unless a softmax is appended."""
-    assert "add --softmax" in add(repository, request(file), None).report.notes[0]
-    assert add(repository, request(file, name="other", with_softmax=True), None).report.notes == ()
+    noted = add(repository, request(file, activation="none"), None)
+    assert "add --activation softmax" in noted.report.notes[0]
+    assert add(repository, request(file, name="other"), None).report.notes == ()
 
 
-NOT_AN_INPUT = r"expected FP32, FP16 or UINT8 \[-1,3,height,width\] or .*, got "
+NOT_AN_INPUT = r"expected FP32, FP16 or UINT8 images, \[N,3,height,width\] or .*, got "
 ONE_OUTPUT = "expected one output with scores, got: {}; fix: name one with --output"
 
 
@@ -111,15 +113,11 @@ ONE_OUTPUT = "expected one output with scores, got: {}; fix: name one with --out
             {},
             r"input 'images' has no fixed size, FP32 \[-1,3,-1,-1\]; fix: .* --size",
         ),
-        "batch-of-one": (
-            {"shape": [1, 3, SIDE, SIDE]},
-            {},
-            r"input 'images': expected -1 as first dim, .* got FP32 \[1,3,32,32\]; .*dynamic_axes",
-        ),
         "channels": ({"shape": ["N", 4, SIDE, SIDE]}, {}, NOT_AN_INPUT + r"FP32 \[-1,4,32,32\]"),
         "datatype": ({"datatype": "INT64"}, {}, NOT_AN_INPUT + r"INT64 \[-1,3,32,32\]"),
         "outputs": ({"outputs": ("a", "b")}, {}, ONE_OUTPUT.format("a, b")),
-        "no-output": ({}, {"output": "other"}, ONE_OUTPUT.format("logits")),
+        "no-output": ({}, {"output": "other"}, ONE_OUTPUT.format("'other', the network has: logits")),
+        "no-preprocessing": ({}, {"preset": ""}, r"expected the preprocessing .*; fix: name a --preset"),
     },
 )
 def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, changes, more, message):
@@ -136,7 +134,7 @@ def test_one_of_several_outputs_can_be_chosen(repository, tmp_path):
     """The other outputs of the network are not served."""
     onnx.save(classifier(outputs=("a", "b")), tmp_path / "new.onnx")
 
-    add(repository, request(tmp_path / "new.onnx", output="b", with_softmax=True), None)
+    add(repository, request(tmp_path / "new.onnx", output="b"), None)
 
     config = ModelConfig.from_file(repository / "small_network", 1)
     assert [tensor.name for tensor in config.outputs] == ["probabilities"]
@@ -147,7 +145,8 @@ def test_labels_of_another_number_are_refused(repository, file, tmp_path):
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
 
     with pytest.raises(
-        OperationFailed, match=r"labels.txt: expected 5 labels for the classes of output 'logits', got 4"
+        OperationFailed,
+        match=r"labels.txt: expected 5 labels for the classes of output 'probabilities', got 4",
     ):
         add(repository, request(file, labels=tmp_path / "labels.txt"), None)
 
@@ -188,7 +187,7 @@ def test_names_of_tensors_may_have_any_characters(repository, tmp_path):
 
     assert [each for each in check(repository) if each.verdict != "ok"] == []
     config = ModelConfig.from_file(repository / "small_network", 1)
-    assert [each.name for each in (*config.inputs, *config.outputs)] == ['é"\n\\', 'a"b\\c']
+    assert [each.name for each in (*config.inputs, *config.outputs)] == ['é"\n\\', "probabilities"]
 
 
 def test_only_the_wanted_hardware_gets_configs(repository, file):
@@ -216,5 +215,10 @@ def test_external_data_comes_along(repository, tmp_path):
     add(repository, request(folder), None)
 
     version = repository / "small_network" / "1"
-    assert {path.name for path in version.iterdir()} == {"model.onnx", "net.data", "SHA256SUMS"}
+    assert {path.name for path in version.iterdir()} == {
+        "model.onnx",
+        "net.data",
+        "description.json",
+        "SHA256SUMS",
+    }
     assert "  net.data\n" in (version / "SHA256SUMS").read_text()

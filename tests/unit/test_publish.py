@@ -94,7 +94,7 @@ def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
     store_published(repository, policy)
     before = contents(repository / NET)
 
-    done = publish_number(repository, tmp_path, None, 2, weight=0)
+    done = publish_number(repository, tmp_path, None, 2, share=0)
 
     assert (done.version, done.pinned, weights(repository)) == (2, ("net_v2",), {"v1": 100, "v2": 0})
     for file in ("config.pbtxt", "configs/other.pbtxt"):
@@ -280,7 +280,7 @@ def test_rollback_leaves_other_networks_alone(repository):
 
 def test_rollback_works_next_to_broken_models(repository, tmp_path):
     """Broken configs and files of other models and routes do not prevent a rollback."""
-    publish_number(repository, tmp_path, None, 2, weight=1)
+    publish_number(repository, tmp_path, None, 2, share=0.01)
     (repository / "broken").mkdir()
     (repository / "broken" / "config.pbtxt").write_text("no config")
     store_router(repository, "q")
@@ -442,11 +442,11 @@ def test_staged_files_are_removed_before_the_end_is_written(repository):
     assert not workspace.staging.exists()
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan"), 1e10])
-def test_weight_that_no_route_takes_is_refused_first(repository, tmp_path, weight):
-    """The weight is checked before anything is staged."""
-    with pytest.raises(WrongUsage, match=r"invalid weight: expected 0 to 1e\+09, got"):
-        publish_number(repository, tmp_path, None, 2, weight=weight)
+@pytest.mark.parametrize("share", [-1.0, float("inf"), float("nan"), 1.0])
+def test_impossible_share_is_refused_first(repository, tmp_path, share):
+    """The share is checked before anything is staged."""
+    with pytest.raises(WrongUsage, match="invalid share: expected 0 to 99% of the traffic, got"):
+        publish_number(repository, tmp_path, None, 2, share=share)
 
     assert not journal.folder_of(repository).exists()
 
@@ -463,7 +463,7 @@ def test_server_in_poll_mode_is_an_error(repository, tmp_path):
 
 def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
     """The next server starts with the changed route."""
-    publish_number(repository, tmp_path, None, 2, weight=1)
+    publish_number(repository, tmp_path, None, 2, share=0.01)
     (port,) = free_ports(1)
     record = ServerRecord(1, "127.0.0.1", Ports(port, port, port), str(repository), "", "")
 

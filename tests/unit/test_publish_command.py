@@ -25,7 +25,7 @@ def nereid(tmp_path):
 def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
     """Success prints one line on stdout, progress on stderr, and exits with code 0."""
     done = nereid(
-        "publish", NET, candidate(tmp_path, 2), "--accept-change", "--max-slowdown", 100, "--weight", 7
+        "publish", NET, candidate(tmp_path, 2), "--accept-change", "--max-slowdown", 100, "--share", "10%"
     )
     assert (done.exit_code, done.stdout.split(",")[0]) == (0, "net 2: in the repository")
     assert "adds-2.onnx: staged as version 2 of 'net'\n" in done.stderr

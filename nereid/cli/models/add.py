@@ -1,14 +1,24 @@
 """`nereid add`: add a network of one's own under a new name."""
 
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nereid.assets import REPOSITORY
+from nereid.cli.models.preprocessing import Preprocess, parameters_of
 from nereid.cli.models.publish import served
-from nereid.cli.options import Repository, complete_preset, find_server, own_repository, show_progress
-from nereid.units import format_ms
+from nereid.cli.options import AsJson, Repository, complete_preset, find_server, own_repository, show_progress
+from nereid.errors import WrongUsage
+from nereid.units import format_bytes, format_ms
+
+if TYPE_CHECKING:
+    from nereid.publish.add import Proposal
+
+LAYOUTS = {False: "NCHW", True: "NHWC"}
 
 
 def add(
@@ -25,15 +35,21 @@ def add(
         typer.Option(
             help="Preprocessing that the network was trained with, see docs/preprocess.md.",
             autocompletion=complete_preset,
+            show_default="from the file's metadata",
         ),
-    ],
+    ] = "",
+    preprocess: Preprocess = None,
     labels: Annotated[
         Path | None,
-        typer.Option(help="Text file with one class name per line.", show_default="no class names"),
+        typer.Option(help="Text file with one class name per line.", show_default="from the file's metadata"),
     ] = None,
-    softmax: Annotated[
-        bool, typer.Option("--softmax", help="Append a softmax, for a network whose output is logits.")
-    ] = False,
+    activation: Annotated[
+        str,
+        typer.Option(
+            help="Function to append to the scores: `softmax`, `sigmoid`, `none`, or `auto` to decide "
+            "after a run.",
+        ),
+    ] = "auto",
     size: Annotated[
         int,
         typer.Option(
@@ -48,19 +64,96 @@ def add(
             help="Output with the scores, for a network with several outputs.", show_default="the only output"
         ),
     ] = "",
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="Photo whose top classes are shown. May be repeated.", show_default="two samples"),
+    ] = None,
     profile: Annotated[
         list[str] | None,
         typer.Option(
             help="Hardware to write configs for: `cpu` or `gpu`. May be repeated.", show_default="both"
         ),
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Remove the models of that name first, all versions.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Add the model without a question.")] = False,
+    as_json: AsJson = False,
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Add an ONNX classifier under a new name: write its configs, check them, load it if a server runs."""
+    """Add an ONNX classifier under a new name: examine it, show what it will be, ask, and serve it."""
+    from nereid.assets import SAMPLES
     from nereid.publish import add as adding
 
-    profiles = tuple(profile or adding.PROFILES)
-    wish = adding.AddRequest(source, name, preset, labels, softmax, size, output, profiles)
+    if activation not in (known := ("auto", "none", "softmax", "sigmoid")):
+        raise WrongUsage(f"invalid activation: expected one of {', '.join(known)}, got '{activation}'")
+    if not (yes or as_json or sys.stdin.isatty()):
+        raise WrongUsage(
+            "cannot ask without a terminal; fix: --yes to add the model, or --json to see what it would be"
+        )
+    request = adding.AddRequest(
+        source,
+        name,
+        parameters_of(preprocess or [], preset),
+        labels,
+        activation,  # type: ignore[arg-type]
+        size,
+        output,
+        tuple(profile or adding.PROFILES),
+        tuple(images or SAMPLES),
+        replace,
+    )
     record = find_server(context, own_repository(repository))
-    done = adding.add(repository, wish, record, show_progress)
-    print(f"{name}: {served(record)}, {format_ms(done.report.latency_ms)} per image, {done.seconds:.1f} s")
+
+    def confirm(proposal: "Proposal") -> bool:
+        if as_json:
+            print(json.dumps(_document(name, proposal)))
+        else:
+            print("\n".join(screen(name, proposal)))
+        return yes or (not as_json and typer.confirm("Add it?"))
+
+    try:
+        done = adding.add(repository, request, record, show_progress, confirm)
+    except adding.Declined as error:
+        print(f"{error}; nothing has changed", file=sys.stderr)
+        return
+    latency = format_ms(done.report.latency_ms)
+    print(f"{name}: {served(record)}, {latency} per image, {done.seconds:.1f} s", file=sys.stderr)
+
+
+def screen(name: str, proposal: "Proposal") -> list[str]:
+    """Return what a network will be as one screen of text."""
+    form, report = proposal.form, proposal.report
+    height, width = form.sides_px
+    scores = "independent probabilities" if proposal.is_multi_label else "probabilities"
+    rows = [
+        ("input", f"{height} x {width} pixels, {form.image.datatype.removeprefix('TYPE_')}, "
+                  f"layout {LAYOUTS[form.is_last]}, colours {proposal.parameters.get('color_order', 'RGB')}"),
+        ("preprocessing", ", ".join(f"{key} {text}" for key, text in proposal.parameters.items())
+         + (f" (from {proposal.parameters_from})" if proposal.parameters_from else "")),
+        ("scores", f"{form.classes} classes, {scores}"),
+        ("labels", f"{len(proposal.labels)} names from {proposal.labels_from}" if proposal.labels
+         else "none; fix: --labels FILE shows names instead of numbers"),
+        ("batches", "several images at a time" if proposal.can_batch else "one image at a time"),
+        *(("change", each) for each in proposal.changes),
+        ("cost", f"{format_ms(report.latency_ms)} per image on one core, {proposal.processes} processes, "
+                 f"about {format_bytes(proposal.memory_bytes)} with profile cpu"),
+        *((image, ", ".join(_class(proposal, each) for each in top))
+          for image, top in proposal.top_classes.items()),
+    ]  # fmt: skip
+    width_of_first = max(len(first) for first, _ in rows)
+    return [f"{name}:", *(f"  {first:<{width_of_first}}  {second}" for first, second in rows)]
+
+
+def _class(proposal: "Proposal", index: int) -> str:
+    return proposal.labels[index] if proposal.labels else f"class {index}"
+
+
+def _document(name: str, proposal: "Proposal") -> dict[str, Any]:
+    fields = asdict(proposal)
+    top = {
+        image: [{"index": each, "label": _class(proposal, each)} for each in found]
+        for image, found in proposal.top_classes.items()
+    }
+    labels = {"count": len(proposal.labels), "from": proposal.labels_from}
+    return {"name": name, **fields, "labels": labels, "top_classes": top}

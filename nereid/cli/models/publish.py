@@ -19,8 +19,23 @@ from nereid.cli.options import (
 if TYPE_CHECKING:
     from nereid.server.run_dir import ServerRecord
 
-Weight = Annotated[
-    float, typer.Option(help="Initial traffic weight of the new variant; 0 serves it only on request.", min=0)
+
+def _share(text: str) -> float:
+    """Parse a share of the traffic, such as `10%` or `0.1`."""
+    number = text.removesuffix("%")
+    try:
+        return float(number) / (100 if number != text else 1)
+    except ValueError:
+        raise typer.BadParameter(f"expected a share such as 10% or 0.1, got '{text}'") from None
+
+
+Share = Annotated[
+    float,
+    typer.Option(
+        help="Initial share of the traffic, such as `10%`; 0 serves the version only on request.",
+        parser=_share,
+        metavar="SHARE",
+    ),
 ]
 AcceptChange = Annotated[
     bool,
@@ -49,7 +64,7 @@ def publish(
             help="ONNX file, or a folder with the file and its external data.", metavar="NEW.onnx|DIR"
         ),
     ],
-    weight: Weight = 0,
+    share: Share = 0,
     accept_change: AcceptChange = False,
     tolerance: Tolerance = 0.05,
     max_slowdown: MaxSlowdown = 1.5,
@@ -84,7 +99,7 @@ def publish(
         with invalid_values():
             gates = replace(gates, images=tuple(collect(images)))
     record = find_server(context, own_repository(repository))
-    done = publisher.publish(repository, model, source, record, gates, weight, show_progress)
+    done = publisher.publish(repository, model, source, record, gates, share, show_progress)
     behind = f" as {', '.join(done.pinned)}" if done.pinned else ""
     print(f"{done.model} {done.version}: {served(record)}{behind}, after {done.seconds:.1f} s")
 

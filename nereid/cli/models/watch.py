@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nereid.assets import REPOSITORY
-from nereid.cli.models.publish import AcceptChange, MaxMemory, MaxSlowdown, Tolerance, Weight
+from nereid.cli.models.publish import AcceptChange, MaxMemory, MaxSlowdown, Share, Tolerance
 from nereid.cli.options import Repository, complete_model, find_server, own_repository, show_progress
 
 
@@ -32,7 +32,7 @@ def watch(
             "--poll", help="Poll the folder instead of using file system events, for network drives."
         ),
     ] = False,
-    weight: Weight = 0,
+    share: Share = 0,
     accept_change: AcceptChange = False,
     tolerance: Tolerance = 0.05,
     max_slowdown: MaxSlowdown = 1.5,
@@ -55,7 +55,7 @@ def watch(
         max_memory_ratio=max_memory,
     )
     publishing = watching.publication(
-        repository, lambda: find_server(context, own_repository(repository)), gates, weight, show_progress
+        repository, lambda: find_server(context, own_repository(repository)), gates, share, show_progress
     )
     terms = f"{model} {tolerance} {accept_change} {max_slowdown} {max_memory}"
     watching.watch(folder, publishing, settle_s=settle_s, model=model, terms=terms, is_polling=poll)

@@ -104,8 +104,8 @@ def undo(log: Journal, operation: Operation, workspace: Workspace, note: str = "
         if operation.kind == "retire":
             log.write("undone", operation, str(error))
         raise
-    # To retire a version is to undo its publication.
-    log.write("done" if operation.kind == "retire" else "undone", operation, note)
+    # To retire a version is to undo its publication, and to remove a model to undo its addition.
+    log.write("done" if operation.kind in ("retire", "remove") else "undone", operation, note)
 
 
 def begin(

@@ -18,7 +18,7 @@ from nereid import files, json_lines
 from nereid.errors import OperationFailed
 from nereid.publish.engine.actions import Action
 
-Kind = Literal["add", "publish", "retire"]
+Kind = Literal["add", "publish", "retire", "remove"]
 # Up to `commit` the repository is unchanged. From `commit` on the actions are done, from `undo` on undone.
 Event = Literal["begin", "commit", "undo", "done", "undone"]
 FINISHED = frozenset({"done", "undone"})

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ import msgspec
 
 from nereid.assets import SAMPLES
 from nereid.errors import OperationFailed
+from nereid.publish.intake.adaptation import Activation
 
 EXAMINER = ("-P", "-m", "nereid.publish.examination.examiner")
 
@@ -60,6 +61,7 @@ class ExaminationRequest:
         preprocess_version: the version of that model.
         labels: label file whose lines are counted against the classes of the output.
         gates: the limits, and the encoded golden images.
+        is_survey: whether the network is only run once, to see what its scores are.
     """
 
     model: str
@@ -70,6 +72,7 @@ class ExaminationRequest:
     preprocess_version: int
     labels: Path | None
     gates: Gates = Gates()
+    is_survey: bool = False
 
     def to_json(self) -> bytes:
         """Return the request as one line of JSON."""
@@ -103,6 +106,23 @@ class Report:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The results of a first run.
+
+    Args:
+        activation: the function that turns the scores into probabilities; `none` if they are.
+        is_multi_label: whether the scores are independent probabilities, whose sum is not 1.
+        can_batch: whether the rows of a batch get the same scores as alone.
+        top_classes: per image the indices of the largest scores, the largest first.
+    """
+
+    activation: Activation
+    is_multi_label: bool
+    can_batch: bool
+    top_classes: tuple[tuple[int, ...], ...]
+
+
 class Rejected(OperationFailed):
     """The network must not be served; the message is the reason on one line."""
 
@@ -112,9 +132,7 @@ class ExaminationFailed(OperationFailed):
 
 
 def examine(
-    request: ExaminationRequest,
-    timeout_s: float = 600.0,
-    progress: Callable[[str], None] = lambda line: None,
+    request: ExaminationRequest, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda line: None
 ) -> Report:
     """Examine a network in a separate process, which ends with this one.
 
@@ -127,6 +145,18 @@ def examine(
         Rejected: the network must not be served, crashed the process, or exceeded the time.
         ExaminationFailed: the examination itself failed, for example because the `onnx` package is missing.
     """
+    return msgspec.convert(_run(request, timeout_s, progress), Report)
+
+
+def survey(
+    request: ExaminationRequest, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda line: None
+) -> Survey:
+    """Run a network for the first time; arguments and errors as `examine`."""
+    return msgspec.convert(_run(replace(request, is_survey=True), timeout_s, progress), Survey)
+
+
+def _run(request: ExaminationRequest, timeout_s: float, progress: Callable[[str], None]) -> Any:
+    """Return the content of the process's report."""
     with tempfile.TemporaryFile() as errors, _process(errors) as process:
         start, timer = time.monotonic(), threading.Timer(timeout_s, _kill, (process,))
         timer.start()
@@ -170,7 +200,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _read_results(
     process: subprocess.Popen[str], request: ExaminationRequest, progress: Callable[[str], None]
-) -> tuple[Report | None, str]:
+) -> tuple[Any, str]:
     """Return the report, None if there is none, and the last line of progress."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -191,7 +221,7 @@ def _read_results(
         elif kind == "failed":
             raise ExaminationFailed(content)
         else:
-            report = msgspec.convert(content, Report)
+            report = content
     return report, last
 
 

@@ -34,6 +34,7 @@ from nereid.publish.examination.measurements import (
 )
 from nereid.publish.examination.outputs import check_outputs
 from nereid.publish.examination.samples import golden_samples, random_samples
+from nereid.publish.examination.survey import survey
 from nereid.repository import onnx_file
 from nereid.repository.labels import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
@@ -116,7 +117,8 @@ def main(parent: int) -> None:
 
         request = ExaminationRequest.from_json(sys.stdin.read())
         try:
-            write("report", asdict(examine(request, lambda line: write("progress", line))))
+            run = survey if request.is_survey else examine
+            write("report", asdict(run(request, lambda line: write("progress", line))))
         except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
             write("rejected", _line(error))
         except (OperationFailed, ImportError) as error:  # such as a missing package

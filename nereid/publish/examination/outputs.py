@@ -66,7 +66,7 @@ def _notes_of_scores(request: ExaminationRequest, config: ModelConfig, outputs: 
         if abs(total - 1) > PROBABILITY_SLACK or scores.min() < 0:
             yield (
                 f"output '{entry['name']}' does not contain probabilities: expected sum 1, got {total:.3g}; "
-                "fix: append a softmax with nereid add --softmax"
+                "fix: append a softmax with nereid add --activation softmax"
             )
 
 

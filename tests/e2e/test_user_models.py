@@ -1,0 +1,202 @@
+"""Users' classifiers on the real server: every form of network is right, or refused with a reason."""
+
+import io
+import itertools
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from PIL import Image
+
+from nereid import Classifier
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish.add import AddRequest, add
+from nereid.server.control import Control
+from tests.networks import network, value
+from tests.publishing import record_of
+from tests.routes import serve_routes
+from tests.user_networks import CLASSES, UserNetwork
+
+pytestmark = pytest.mark.slow
+# `make proof` takes all cells, CI every one of this number.
+STEP = int(os.environ.get("NEREID_CELL_STEP", "7"))
+NAMES = [f"name {number}" for number in range(CLASSES)]
+SIDE = 16
+# Parameters, and the same as mean and std per channel in the order of the network.
+PREPROCESSING = {
+    "scale": ({"scale": str(1 / 255)}, [0.0] * 3, [255.0] * 3),
+    "one-number": ({"mean": "127.5", "std": "127.5"}, [127.5] * 3, [127.5] * 3),
+    "per-channel": (
+        {"mean": "120, 110, 100", "std": "60, 50, 40"},
+        [120.0, 110.0, 100.0],
+        [60.0, 50.0, 40.0],
+    ),
+    "bgr": (
+        {"mean": "100, 110, 120", "std": "255", "color_order": "BGR"},
+        [100.0, 110.0, 120.0],
+        [255.0] * 3,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network of a user: its form, its preprocessing, the origin of its labels, and its activation."""
+
+    form: UserNetwork
+    preprocessing: str
+    labels: str
+    kind: str
+
+    def __str__(self) -> str:
+        form = self.form
+        return (
+            f"{form.layout}-{form.channels}-{form.datatype}-{form.batch or 'N'}-{form.side_px or 'HW'}-"
+            f"{form.activation}-{form.tail}-{self.preprocessing}-{self.labels}"
+        )
+
+
+def cells() -> list[Cell]:
+    """Return all cells; preprocessing and labels rotate over the forms."""
+    forms = itertools.product(
+        ("NCHW", "NHWC"), (3, 1), ("FP32", "FP16", "UINT8"), (None, 1), ("none", "softmax", "sigmoid"), (0, 2)
+    )
+    rotating = itertools.cycle(itertools.product(PREPROCESSING, ("file", "metadata", "none")))
+    found = []
+    for number, (layout, channels, datatype, batch, activation, tail) in enumerate(forms):
+        preprocessing, labels = next(rotating)
+        if datatype == "UINT8" or (channels == 1 and preprocessing == "bgr"):
+            preprocessing = "none" if datatype == "UINT8" else "one-number"
+        side = None if number % 5 == 0 else SIDE
+        form = UserNetwork(layout, channels, datatype, batch, activation, tail, side)
+        found.append(Cell(form, preprocessing, labels, activation))
+    # Newer stamps of exporters.
+    found += [
+        Cell(replace(each.form, opset=28, ir_version=14), each.preprocessing, each.labels, each.kind)
+        for each in found[::24]
+    ]
+    return found
+
+
+CELLS = cells()
+
+
+def test_there_are_enough_cells():
+    """The matrix has at least 150 cells, refusals included."""
+    assert len(CELLS) + len(REFUSED) >= 150
+
+
+def photo() -> bytes:
+    """Return a picture of the network's size, so that no resize takes part."""
+    pixels = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
+    with io.BytesIO() as file:
+        Image.fromarray(pixels).save(file, "PNG")
+        return file.getvalue()
+
+
+def network_input(cell: Cell, encoded: bytes) -> np.ndarray:
+    """Return what the network must see, float64[1, ...]."""
+    pixels = np.asarray(Image.open(io.BytesIO(encoded)), np.float64)
+    if cell.preprocessing != "none":
+        parameters, mean, std = PREPROCESSING[cell.preprocessing]
+        if parameters.get("color_order") == "BGR":
+            pixels = pixels[:, :, ::-1]
+        pixels = (pixels - mean) / std
+    return (pixels if cell.form.is_last else pixels.transpose(2, 0, 1))[None]
+
+
+def write(cell: Cell, folder: Path) -> Path:
+    """Write a cell's network as its exporter would."""
+    model = cell.form.build()
+    if cell.labels == "metadata":
+        helper.set_model_props(model, {"names": repr(dict(enumerate(NAMES)))})
+    folder.mkdir()
+    onnx.save(model, folder / "network.onnx")
+    return folder / "network.onnx"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A running server of one small model; others are added to it."""
+    repository = tmp_path_factory.mktemp("users") / "models"
+    folder = tmp_path_factory.mktemp("first")
+    first = write(Cell(UserNetwork(), "scale", "none", "none"), folder / "first")
+    add(repository, AddRequest(first, "first", PREPROCESSING["scale"][0], profiles=("cpu",)), None)
+    with serve_routes(repository, tmp_path_factory.mktemp("run"), "--model-config-name=cpu") as running:
+        yield repository, running
+
+
+@pytest.mark.parametrize("cell", CELLS[::STEP], ids=str)
+def test_network_of_a_user_is_right(site, tmp_path, cell):
+    """The scores through server, route and client equal the float64 reference; labels are the user's."""
+    repository, running = site
+    name = f"m{CELLS.index(cell)}"
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(NAMES) + "\n")
+    parameters = {"resize": "exact", **PREPROCESSING.get(cell.preprocessing, ({},))[0]}
+    request = AddRequest(
+        write(cell, tmp_path / "source"),
+        name,
+        parameters,
+        labels if cell.labels == "file" else None,
+        size_px=0 if cell.form.side_px else SIDE,
+        profiles=("cpu",),
+    )
+
+    record = record_of(running.server)
+    add(repository, request, record)
+
+    encoded = photo()
+    kind = "softmax" if cell.kind == "none" else cell.kind
+    expected = cell.form.probabilities(network_input(cell, encoded), kind)[0]
+    with Classifier(record.url("grpc"), model=name) as classifier:
+        scores, found = classifier.scores(encoded), classifier.classify(encoded)
+    tolerance = 0.02 if cell.form.datatype == "FP16" else 2e-3
+    np.testing.assert_allclose(scores, expected, atol=tolerance)
+    best = int(np.argmax(expected))
+    assert found.labels[0].name == ("" if cell.labels == "none" else NAMES[best])
+    control = Control(record)
+    for model in (name, f"{name}_v1"):
+        control.unload(model)
+
+
+def bad(datatype: str = "FP32", shape=("N", 3, SIDE, SIDE), classes: int | str = CLASSES) -> onnx.ModelProto:
+    """Build a network that only has a signature; it must be refused before it runs."""
+    return network(
+        [
+            helper.make_node("Cast", ["image"], ["floats"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Flatten", ["floats"], ["output"], axis=1),
+        ],
+        [value("image", datatype, shape)],
+        [value("output", "FP32", ["N", classes])],
+    )
+
+
+REFUSED = {
+    "four channels": (bad(shape=("N", 4, SIDE, SIDE)), {}, "expected FP32, FP16 or UINT8 images"),
+    "integers": (bad("INT64"), {}, "expected FP32, FP16 or UINT8 images"),
+    "rows of numbers": (bad(shape=("N", 48)), {}, "expected FP32, FP16 or UINT8 images"),
+    "free classes": (bad(classes="C"), {}, "or export the network with a fixed number of classes"),
+    "no size": (bad(shape=("N", 3, "H", "W")), {}, "fix: set height and width with --size"),
+    "another size": (bad(), {"size_px": 20}, "expected 16 x 16 pixels, got --size 20"),
+    "no preprocessing": (bad(), {"parameters": {}}, "fix: name a --preset"),
+    "unknown parameter": (bad(), {"parameters": {"scale": "1", "colour": "red"}}, "colour"),
+    "two scales": (bad(), {"parameters": {"scale": "1", "mean": "1"}}, "contradicts"),
+    "unknown output": (bad(), {"output": "scores"}, "the network has: output"),
+}
+
+
+@pytest.mark.parametrize(("model", "more", "reason"), REFUSED.values(), ids=REFUSED)
+def test_network_of_a_user_is_refused(tmp_path, model, more, reason):
+    """The message says what was expected, and nothing is written."""
+    onnx.save(model, tmp_path / "network.onnx")
+    request = AddRequest(tmp_path / "network.onnx", "bad", {"scale": "1"})
+
+    with pytest.raises((WrongUsage, OperationFailed), match=reason):
+        add(tmp_path / "models", replace(request, **more), None)
+
+    assert [path for path in (tmp_path / "models").glob("*") if not path.name.startswith(".")] == []

@@ -1,0 +1,188 @@
+"""Changes of users' networks: the same numbers as a float64 reference, for every form of network."""
+
+import itertools
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from nereid.errors import WrongUsage
+from nereid.publish.intake.adaptation import Choices, adapt, fit_runtimes
+from nereid.repository.onnx_runtimes import supported_runtimes
+from tests.networks import network, value
+from tests.user_networks import CLASSES, UserNetwork
+
+DTYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
+
+
+def run(model: onnx.ModelProto, name: str, pixels: np.ndarray) -> np.ndarray:
+    """Run a network as it is served: in batches, one input."""
+    onnx.checker.check_model(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (image,) = session.get_inputs()
+    return session.run([name], {image.name: pixels})[0]
+
+
+def pixels_for(form: UserNetwork, rows: int = 3) -> np.ndarray:
+    """Return images of three channels in a network's layout and datatype."""
+    rng = np.random.default_rng(7)
+    side = form.side_px or 16
+    shape = (rows, side, side, 3) if form.is_last else (rows, 3, side, side)
+    if form.datatype == "UINT8":
+        return rng.integers(0, 256, shape).astype(np.uint8)
+    return rng.standard_normal(shape).astype(DTYPES[form.datatype])
+
+
+FORMS = [
+    UserNetwork(layout, channels, datatype, batch, tail=tail)
+    for layout, channels, datatype, batch, tail in itertools.product(
+        ("NCHW", "NHWC"), (1, 3), ("FP32", "FP16", "UINT8"), (None, 1), (0, 2)
+    )
+]
+
+
+@pytest.mark.parametrize("activation", ["none", "softmax", "sigmoid"])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_every_form_becomes_a_classifier(form, activation):
+    """Images of three colours go in, FP32 scores come out, as the reference computes them."""
+    model, pixels = form.build(), pixels_for(form)
+
+    name, _ = adapt(model, Choices(activation=activation))
+
+    scores = run(model, name, pixels)
+    assert scores.dtype == np.float32
+    assert scores.shape == (3, CLASSES)
+    tolerance = 0.03 if form.datatype == "FP16" else 1e-4
+    np.testing.assert_allclose(scores, form.probabilities(pixels, activation), atol=tolerance, rtol=0.01)
+
+
+def test_fitting_network_stays_as_it_is():
+    """A network that fits is not changed at all, so its file keeps its digest."""
+    model = UserNetwork().build()
+    before = model.SerializeToString()
+
+    assert adapt(model, Choices()) == ("output", [])
+    assert model.SerializeToString() == before
+
+
+def test_names_of_the_current_version():
+    """A network of another exporter gets the names of the current version, and the same numbers."""
+    form, pixels = UserNetwork(), pixels_for(UserNetwork())
+    model = form.build()
+
+    name, changes = adapt(model, Choices(activation="softmax", names=("pixels", "scores")))
+
+    assert name == "scores"
+    assert [each.name for each in model.graph.input] == ["pixels"]
+    assert changes[1:] == ["input 'image' is named 'pixels'", "output 'probabilities' is named 'scores'"]
+    np.testing.assert_allclose(run(model, name, pixels), form.probabilities(pixels, "softmax"), rtol=1e-3)
+
+
+def test_changes_are_reported():
+    """Each change is one line of plain English."""
+    form = UserNetwork(channels=1, datatype="FP16", batch=1, tail=2)
+
+    _, changes = adapt(form.build(), Choices(activation="softmax"))
+
+    assert changes == [
+        "the batch of 1 is declared as variable",
+        "colours are converted to grey for input 'image'",
+        "output 'output' is flattened from [-1, 5, 1, 1] to [-1, 5]",
+        "output 'output' is converted from FLOAT16 to FP32",
+        "a softmax is appended to output 'output', as 'probabilities'",
+    ]
+
+
+def two_outputs() -> onnx.ModelProto:
+    """Build a network that returns its input and the double of it."""
+    return network(
+        [
+            helper.make_node("Identity", ["image"], ["features"]),
+            helper.make_node("Add", ["image", "image"], ["probabilities"]),
+        ],
+        [value("image", "FP32", ["N", CLASSES])],
+        [value("features", "FP32", ["N", CLASSES]), value("probabilities", "FP32", ["N", CLASSES])],
+    )
+
+
+def test_output_is_chosen_by_name():
+    """The activation goes to the chosen output, under a name that the network does not use."""
+    model = two_outputs()
+
+    name, _ = adapt(model, Choices(output="features", activation="sigmoid"))
+
+    assert name == "probabilities_2"
+    given = np.ones((2, CLASSES), np.float32)
+    np.testing.assert_allclose(run(model, name, given), 1 / (1 + np.exp(-given)), rtol=1e-5)
+    np.testing.assert_array_equal(run(model, "probabilities", given), given * 2)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("", "expected one output with scores, got: features, probabilities; fix: name one with --output"),
+        (
+            "scores",
+            "expected one output with scores, got: 'scores', the network has: features, probabilities; "
+            "fix: name one with --output",
+        ),
+    ],
+)
+def test_unclear_output_is_rejected(output, message):
+    """Several outputs need a choice, and an unknown one is answered with those that exist."""
+    with pytest.raises(WrongUsage) as error:
+        adapt(two_outputs(), Choices(output=output))
+
+    assert str(error.value) == message
+
+
+def test_output_that_the_network_also_uses():
+    """A score that other operators read keeps its value there."""
+    model = network(
+        [
+            helper.make_node("Cast", ["image"], ["half"], to=TensorProto.FLOAT16),
+            helper.make_node("Add", ["half", "half"], ["double"]),
+        ],
+        [value("image", "FP32", ["N", CLASSES])],
+        [value("half", "FP16", ["N", CLASSES]), value("double", "FP16", ["N", CLASSES])],
+    )
+
+    name, _ = adapt(model, Choices(output="half"))
+
+    given = np.full((2, CLASSES), 0.5, np.float32)
+    assert run(model, name, given).dtype == np.float32
+    np.testing.assert_array_equal(run(model, name, given), given)
+    np.testing.assert_array_equal(run(model, "double", given), (given * 2).astype(np.float16))
+
+
+def test_new_stamps_are_lowered_if_nothing_changes():
+    """A network of old operators under a too new opset and IR version is written in older ones, exactly."""
+    form = UserNetwork(opset=28, ir_version=14)
+    model = form.build()
+
+    changes = fit_runtimes(model, supported_runtimes())
+
+    assert len(changes) == 2
+    pixels = pixels_for(form)
+    np.testing.assert_allclose(run(model, "output", pixels), form.logits(pixels), rtol=1e-4, atol=1e-5)
+
+
+def test_fitting_stamps_stay():
+    """A network for an older runtime is not rewritten."""
+    assert fit_runtimes(UserNetwork().build(), supported_runtimes()) == []
+
+
+def test_new_operators_keep_their_opset():
+    """An operator that changed after the runtime's opset cannot be written in the older one."""
+    newest = onnx.defs.onnx_opset_version()
+    limit = min(each.opset for each in supported_runtimes())
+    changed = [each for each in onnx.defs.get_all_schemas_with_history() if each.domain == ""]
+    changed = [each for each in changed if limit < each.since_version <= newest]
+    assert changed, "this version of onnx has no operator that is newer than the runtime"
+    model = UserNetwork(opset=newest, ir_version=8).build()
+    model.graph.node.append(helper.make_node(changed[0].name, ["logits"], ["new"]))
+
+    assert fit_runtimes(model, supported_runtimes()) == []
+    assert model.opset_import[0].version == newest

@@ -1,0 +1,103 @@
+"""Class names and preprocessing that exporters wrote: into the ONNX file, and next to it."""
+
+import json
+
+import pytest
+from onnx import helper
+
+from nereid.publish.intake.metadata import read
+from tests.tables import cases
+from tests.user_networks import UserNetwork
+
+NAMES = ["tench", "goldfish"]
+TIMM = {
+    "label_names": NAMES,
+    "pretrained_cfg": {
+        "input_size": [3, 224, 224],
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "mean": [0.5, 0.4, 0.3],
+        "std": [0.2, 0.2, 0.2],
+    },
+}
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Read the metadata of a network with properties in its file and documents next to it."""
+
+    def read_metadata(properties=None, files=None):
+        model = UserNetwork().build()
+        helper.set_model_props(model, properties or {})
+        for name, text in (files or {}).items():
+            (tmp_path / name).write_text(text)
+        return read(tmp_path / "model.onnx", model)
+
+    return read_metadata
+
+
+@cases(
+    ("properties", "files", "origin"),
+    {
+        "ultralytics": ({"names": "{0: 'tench', 1: 'goldfish'}"}, {}, "the file's metadata 'names'"),
+        "json": ({"classes": json.dumps(NAMES)}, {}, "the file's metadata 'classes'"),
+        "timm": ({}, {"config.json": json.dumps(TIMM)}, "'label_names' of 'config.json' next to the file"),
+        "hugging face": (
+            {},
+            {"config.json": json.dumps({"id2label": {"1": "goldfish", "0": "tench"}})},
+            "'id2label' of 'config.json' next to the file",
+        ),
+        "text": ({}, {"labels.txt": "tench\ngoldfish\n"}, "'labels.txt' next to the file"),
+        "text before metadata": (
+            {"names": "['a', 'b']"},
+            {"labels.txt": "tench\ngoldfish\n"},
+            "'labels.txt' next to the file",
+        ),
+    },
+)
+def test_labels_are_found(found, properties, files, origin):
+    """The names come in the order of their indices, with their origin."""
+    metadata = found(properties, files)
+
+    assert (metadata.labels, metadata.labels_from) == (tuple(NAMES), origin)
+
+
+@cases(
+    ("properties", "files"),
+    {
+        "nothing": ({}, {}),
+        "text": ({"names": "tench, goldfish"}, {}),
+        "numbers": ({"names": "[1, 2]"}, {}),
+        "a gap": ({"names": "{0: 'tench', 2: 'goldfish'}"}, {}),
+        "code": ({"names": "__import__('os').getpid()"}, {}),
+        "deep": ({"names": "[" * 100_000}, {}),
+        "broken file": ({}, {"config.json": "{"}),
+        "another document": ({}, {"config.json": "[]"}),
+        "no numbers": ({}, {"config.json": json.dumps({"pretrained_cfg": {"input_size": "big"}})}),
+    },
+)
+def test_unknown_metadata_is_skipped(found, properties, files):
+    """Metadata that does not say what the classes are is not guessed from, and never run."""
+    metadata = found(properties, files)
+
+    assert (metadata.labels, dict(metadata.parameters)) == ((), {})
+
+
+def test_preprocessing_of_ultralytics(found):
+    """A classifier of Ultralytics sees pixels / 255 of the centre."""
+    metadata = found({"task": "classify", "imgsz": "[224, 224]"})
+
+    assert dict(metadata.parameters) == {"resize_shorter_px": "224", "scale": str(1 / 255)}
+    assert found({"task": "detect", "imgsz": "[640, 640]"}).parameters == {}
+
+
+def test_preprocessing_of_timm(found):
+    """The numbers of timm are for pixels / 255, and the crop is a share of the resized image."""
+    metadata = found({}, {"config.json": json.dumps(TIMM)})
+
+    assert dict(metadata.parameters) == {
+        "resize_shorter_px": "248",
+        "interpolation": "bicubic",
+        "mean": "127.5, 102, 76.5",
+        "std": "51, 51, 51",
+    }
