@@ -28,6 +28,7 @@ COMMANDS = {"nereid bench": "python -m loadtest.bench"}
 ELSEWHERE = {
     "backend": "onnxruntime_backend.md",
     "clients": "clients.md",
+    "compare": "experiments.md",
     "gateway": "gateway.md",
     "memory": "onnxruntime_backend.md",
     "parity": "preprocess.md",

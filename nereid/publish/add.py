@@ -69,7 +69,7 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What `add` is about to serve.
+    """A model before it is added: how its file is read, what changes, and what it costs.
 
     Args:
         form: input and scores of the network.

@@ -12,6 +12,7 @@ import typer.main
 from loadtest import (
     backend,
     clients,
+    compare,
     gateway,
     memory,
     parity,
@@ -163,6 +164,17 @@ def test_page_has_the_recorded_numbers(root, module, page):
     machine = recorded["machine"]
     assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
     assert recorded["command"] in (root / "Makefile").read_text()
+
+
+def test_page_has_the_recorded_comparison(root):
+    """The comparison of the old and the new layout is the recorded one, with its command."""
+    recorded = json.loads((root / "loadtest" / "results" / "compare.json").read_text())
+    text = (root / "docs" / "experiments.md").read_text()
+
+    assert compare.markdown(recorded["rows"]) in text
+    names = ("command", "commit", "before_commit")
+    assert all(recorded[name] in text for name in names)
+    assert recorded["date"][:10] in text
 
 
 def test_page_has_the_recorded_soak(root):

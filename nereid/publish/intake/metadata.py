@@ -16,7 +16,7 @@ CONFIG_FILES = ("config.json", "preprocessor_config.json")
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What exporters wrote about a network.
+    """Notes of exporters about a network.
 
     Args:
         labels: class names by index; empty if there are none.

@@ -60,7 +60,7 @@ def activation_to_append(rule: ActivationRule, seen: Survey) -> Activation:
     """Return the activation to append to scores that were seen in a first run.
 
     Raises:
-        WrongUsage: the rule asks for one, but the scores are probabilities already.
+        WrongUsage: the rule is an activation, but the scores are probabilities already.
     """
     if rule not in ("auto", "none") and seen.activation == "none":
         raise WrongUsage(
