@@ -82,17 +82,23 @@ def test_names_of_the_current_version():
 
 def test_changes_are_reported():
     """Each change is one line of plain English."""
-    form = UserNetwork(channels=1, datatype="FP16", batch=1, tail=2)
+    form = UserNetwork(channels=1, datatype="FP16", tail=2)
 
     _, changes = adapt(form.build(), Choices(activation="softmax"))
 
     assert changes == [
-        "the batch of 1 is declared as variable",
         "colours are converted to grey for input 'image'",
         "output 'output' is flattened from [-1, 5, 1, 1] to [-1, 5]",
         "output 'output' is converted from FLOAT16 to FP32",
         "a softmax is appended to output 'output', as 'probabilities'",
     ]
+
+
+def test_fixed_batch_is_reported():
+    """A fixed batch is one change, which also flattens the scores."""
+    _, changes = adapt(UserNetwork(batch=1, tail=2).build(), Choices())
+
+    assert changes == ["the batch of 1 is declared as variable"]
 
 
 def two_outputs() -> onnx.ModelProto:

@@ -159,7 +159,8 @@ def test_name_that_is_taken_is_refused(repository, file):
     before = contents(repository)
 
     with pytest.raises(
-        WrongUsage, match=r"already has a model 'small'; fix: nereid publish small .* or another --name"
+        WrongUsage,
+        match=r"already has a model 'small'; fix: nereid publish small .*, another --name, or --replace",
     ):
         add(repository, request(file), None)
 

@@ -353,7 +353,7 @@ def test_scores_that_are_not_probabilities_are_noted(make_request):
 
     assert examined(make_request(model, current=None)).notes == (
         "output 'scores' does not contain probabilities: expected sum 1, got 3; "
-        "fix: append a softmax with nereid add --softmax",
+        "fix: append a softmax with nereid add --activation softmax",
     )
 
 
@@ -581,8 +581,8 @@ def test_killed_command_ends_its_examiner(make_request, tmp_path):
 
 def test_failure_of_the_examiner_is_not_a_rejection(make_request, tmp_path, monkeypatch):
     """A process that fails before it reads the request rejects nothing; the message has its last line."""
-    (tmp_path / "numpy").mkdir()
-    (tmp_path / "numpy" / "__init__.py").write_text("raise RuntimeError('broken')")
+    (tmp_path / "msgspec").mkdir()
+    (tmp_path / "msgspec" / "__init__.py").write_text("raise RuntimeError('broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     with pytest.raises(

@@ -32,8 +32,8 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
 
     listed = json.loads(nereid("versions", "r", "--json").stdout)
     assert [(each["version"], each["shares"]) for each in listed["versions"]] == [
-        (2, {"r": 7 / 107}),
-        (1, {"r": 100 / 107}),
+        (2, {"r": pytest.approx(0.1)}),
+        (1, {"r": pytest.approx(0.9)}),
     ]
     assert "adds-2.onnx" in nereid("versions", "r").stdout
 
@@ -46,13 +46,19 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
 
 
 def test_network_is_added(nereid, tmp_path):
-    """The line has the name, and `in the repository` as no server runs."""
+    """The line has the name, and `in the repository` as no server runs; `--json` alone changes nothing."""
+    before = contents(tmp_path / "models")
     onnx.save(classifier(), tmp_path / "new.onnx")
 
-    done = nereid("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet", "--profile", "cpu")
+    words = ("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet", "--profile", "cpu")
+    shown = nereid(*words, "--json")
+    assert json.loads(shown.stdout)["labels"] == {"count": 0, "from": ""}
+    assert contents(tmp_path / "models").keys() == before.keys()
+
+    done = nereid(*words, "--yes")
 
     assert (done.exit_code, done.stdout.split(",")[0]) == (0, "small: in the repository")
-    assert "note: output 'logits' does not contain probabilities" in done.stderr
+    assert "change         a softmax is appended to output 'logits', as 'probabilities'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ def test_network_is_added(nereid, tmp_path):
         (("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
         (("publish", NET, "{bad}", "--images", "nowhere"), 2, "'nowhere' does not exist"),
         (
-            ("add", "{bad}", "--name", "a b", "--preset", "imagenet"),
+            ("add", "{bad}", "--name", "a b", "--preset", "imagenet", "--yes"),
             2,
             "invalid name: expected at most 51 letters",
         ),

@@ -109,8 +109,8 @@ def add(
         if as_json:
             print(json.dumps(_document(name, proposal)))
         else:
-            print("\n".join(screen(name, proposal)))
-        return yes or (not as_json and typer.confirm("Add it?"))
+            print("\n".join(screen(name, proposal)), file=sys.stderr)
+        return yes or (not as_json and typer.confirm("Add it?", err=True))
 
     try:
         done = adding.add(repository, request, record, show_progress, confirm)
@@ -118,7 +118,8 @@ def add(
         print(f"{error}; nothing has changed", file=sys.stderr)
         return
     latency = format_ms(done.report.latency_ms)
-    print(f"{name}: {served(record)}, {latency} per image, {done.seconds:.1f} s", file=sys.stderr)
+    line = f"{name}: {served(record)}, {latency} per image, {done.seconds:.1f} s"
+    print(line, file=sys.stderr if as_json else sys.stdout)
 
 
 def screen(name: str, proposal: "Proposal") -> list[str]:

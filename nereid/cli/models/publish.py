@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from nereid.server.run_dir import ServerRecord
 
 
-def _share(text: str) -> float:
-    """Parse a share of the traffic, such as `10%` or `0.1`."""
+def _share(value: str | float) -> float:
+    """Parse a share of the traffic, such as `10%` or `0.1`; the default is a number already."""
+    text = str(value)
     number = text.removesuffix("%")
     try:
         return float(number) / (100 if number != text else 1)

@@ -57,7 +57,7 @@ def adapt(model: Any, choices: Choices) -> tuple[str, list[str]]:
         WrongUsage: the network has several outputs, and no choice names one of them.
     """
     scores = _scores(model, choices.output)
-    changes = [*_free_batch(model), *_accept_colours(model)]
+    changes = [*_free_batch(model, scores), *_accept_colours(model)]
     changes += [*_flatten(model, scores), *_to_fp32(model, scores), *_activate(model, scores, choices)]
     if choices.names:
         changes += _rename(model, scores, choices.names)
@@ -115,15 +115,33 @@ def _dims(value: Any) -> list[int]:
     return [each.dim_value if each.HasField("dim_value") else -1 for each in value.type.tensor_type.shape.dim]
 
 
-def _free_batch(model: Any) -> Iterator[str]:
+def _free_batch(model: Any, scores: Any) -> Iterator[str]:
     """Declare a fixed first dim of images and scores as variable."""
-    sizes = {_dims(each)[0] for each in _inputs(model) if _dims(each)}
-    if len(sizes) != 1 or sizes == {-1}:
+    from onnx import TensorProto, helper
+
+    images = _inputs(model)
+    sizes = {_dims(each)[0] for each in images if _dims(each)}
+    if len(images) != 1 or sizes == {-1} or not sizes:
         return
     (size,) = sizes
-    for value in (*_inputs(model), *model.graph.output):
+    for value in (images[0], *model.graph.output):
         if _dims(value)[:1] == [size]:
             value.type.tensor_type.shape.dim[0].dim_param = BATCH
+    # An operator inside may still have the fixed batch: the reshape hides it from the check of shapes.
+    shape, rows, target = (_free_name(model, name) for name in ("image_shape", "image_rows", "scores_shape"))
+    index, rest = _free_name(model, "first_dim"), _free_name(model, "other_dims")
+    for name, number in ((index, 0), (rest, -1)):
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [1], [number]))
+    before = _take_name(model, scores, "fixed")
+    model.graph.node.extend(
+        [
+            helper.make_node("Shape", [images[0].name], [shape]),
+            helper.make_node("Gather", [shape, index], [rows]),
+            helper.make_node("Concat", [rows, rest], [target], axis=0),
+            helper.make_node("Reshape", [before, target], [scores.name]),
+        ]
+    )
+    del scores.type.tensor_type.shape.dim[2:]
     yield f"the batch of {size} is declared as variable"
 
 
