@@ -1,6 +1,9 @@
 """Commands that change the models of a repository: output, progress and exit codes."""
 
 import json
+import os
+import subprocess
+import sys
 
 import onnx
 import pytest
@@ -8,6 +11,8 @@ from typer.testing import CliRunner
 
 from nereid.cli.main import app
 from tests.publishing import NET, candidate, classifier, contents, store_published
+
+WATCHDOG_S = 120
 
 
 @pytest.fixture
@@ -89,3 +94,26 @@ def test_failure_has_its_reason_and_changes_nothing(nereid, tmp_path, words, sta
     assert (done.exit_code, done.stdout) == (status, "")
     assert reason in done.stderr
     assert contents(tmp_path / "models") == before
+
+
+@pytest.mark.parametrize(("answer", "is_added"), [("n", False), ("y", True)], ids=["no", "yes"])
+def test_question_on_a_terminal(tmp_path, answer, is_added):
+    """The screen comes before the question, and `n` changes nothing."""
+    onnx.save(classifier(), tmp_path / "new.onnx")
+    ours, theirs = os.openpty()
+    words = ("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet")
+    command = [sys.executable, "-m", "nereid", *map(str, words)]
+    environment = os.environ | {"NEREID_REPOSITORY": str(tmp_path / "own")}
+    os.write(ours, f"{answer}\n".encode())
+    done = subprocess.run(
+        command, stdin=theirs, capture_output=True, text=True, env=environment, timeout=WATCHDOG_S
+    )
+    os.close(ours)
+    os.close(theirs)
+
+    assert done.returncode == 0
+    screen, question, rest = done.stderr.partition("Add it?")
+    assert "scores         5 classes, probabilities" in screen
+    assert question
+    assert ("'small' was not added; nothing has changed" in rest) is not is_added
+    assert (tmp_path / "own" / "small").exists() is is_added
