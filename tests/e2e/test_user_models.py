@@ -15,6 +15,9 @@ from PIL import Image
 from nereid import Classifier
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.add import AddRequest, add
+from nereid.publish.examination.examine import Gates
+from nereid.publish.intake import description
+from nereid.publish.publisher import publish
 from nereid.server.control import Control
 from tests.networks import network, value
 from tests.publishing import record_of
@@ -162,6 +165,32 @@ def test_network_of_a_user_is_right(site, tmp_path, cell):
     control = Control(record)
     for model in (name, f"{name}_v1"):
         control.unload(model)
+
+
+def test_next_version_gets_the_same_changes(site, tmp_path):
+    """The file of another exporter becomes version 2, with its own softmax instead of an appended one."""
+    repository, running = site
+    record = record_of(running.server)
+    first = UserNetwork(channels=1, datatype="FP16", batch=1)
+    second = replace(first, activation="softmax", tail=2, weights=2)
+    cells = [Cell(form, "scale", "none", form.activation) for form in (first, second)]
+    sources = [write(cell, tmp_path / cell.kind) for cell in cells]
+    renamed = onnx.load(sources[1])
+    renamed.graph.input[0].name = renamed.graph.node[0].input[0] = "pixels"
+    onnx.save(renamed, sources[1])
+    add(repository, AddRequest(sources[0], "grown", PREPROCESSING["scale"][0], profiles=("cpu",)), record)
+
+    gates = Gates(is_change_accepted=True, max_slowdown=1000)
+    publish(repository, "grown", sources[1], record, gates, share=0.25)
+
+    encoded = photo()
+    with Classifier(record.url("grpc"), model="grown") as classifier:
+        for variant, cell in zip(("v1", "v2"), cells, strict=True):
+            expected = cell.form.probabilities(network_input(cell, encoded), "softmax")[0]
+            np.testing.assert_allclose(classifier.scores(encoded, variant=variant), expected, atol=0.02)
+    about = description.read(repository / "grown_network" / "2")
+    assert "input 'pixels' is named 'image'" in about.changes
+    assert not any("softmax is appended" in change for change in about.changes)
 
 
 def bad(datatype: str = "FP32", shape=("N", 3, SIDE, SIDE), classes: int | str = CLASSES) -> onnx.ModelProto:

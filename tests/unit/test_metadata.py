@@ -71,6 +71,7 @@ def test_labels_are_found(found, properties, files, origin):
         "a gap": ({"names": "{0: 'tench', 2: 'goldfish'}"}, {}),
         "code": ({"names": "__import__('os').getpid()"}, {}),
         "deep": ({"names": "[" * 100_000}, {}),
+        "long": ({"names": json.dumps(["x" * 2**20])}, {}),
         "broken file": ({}, {"config.json": "{"}),
         "another document": ({}, {"config.json": "[]"}),
         "no numbers": ({}, {"config.json": json.dumps({"pretrained_cfg": {"input_size": "big"}})}),

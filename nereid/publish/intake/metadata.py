@@ -10,6 +10,7 @@ from typing import Any
 LABEL_FILES = ("labels.txt", "classes.txt")
 # Keys of ONNX metadata with class names; `names` is Ultralytics'.
 LABEL_KEYS = ("names", "classes", "labels", "class_names", "id2label")
+MAX_CHARACTERS = 2**20
 # Preprocessing files of timm and of Hugging Face, next to the ONNX file.
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
 
@@ -68,6 +69,8 @@ def _labels(
 
 def _literal(text: str) -> Any:
     """Return a list or dict that is written as JSON or as a Python literal; None for anything else."""
+    if len(text) > MAX_CHARACTERS:  # parsing takes a hundred times the memory
+        return None
     for parse in (json.loads, ast.literal_eval):
         try:
             return parse(text)
