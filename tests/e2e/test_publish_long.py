@@ -212,7 +212,7 @@ def test_next_command_finishes_or_undoes_a_killed_add(tmp_path):
     before = contents(repository)
     onnx.save(resnet(blocks=(1,), width=4), tmp_path / "small.onnx")
     file = f"Path({str(tmp_path / 'small.onnx')!r})"
-    call = f"add(repository, AddRequest({file}, 'small', 'imagenet'), record, report)"
+    call = f"add(repository, AddRequest({file}, 'small', {{'preset': 'imagenet'}}), record, report)"
 
     with serve_routes(repository, tmp_path) as served:
         record = record_of(served.server)
@@ -311,7 +311,7 @@ def test_resnet_is_served_with_one_command(tmp_path, profile):
 
     with serve_routes(repository, tmp_path, *flags) as served:
         record = ServerRecord(**{**vars_of(record_of(served.server)), "profile": profile})
-        done = add(repository, AddRequest(file, "resnet50", "imagenet", labels, with_softmax=True), record)
+        done = add(repository, AddRequest(file, "resnet50", {"preset": "imagenet"}, labels), record)
 
         assert done.report.notes == ()
         image = np.array([[SAMPLES[0].read_bytes()]], np.object_)
