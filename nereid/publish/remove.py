@@ -15,16 +15,16 @@ from nereid.repository.check import check
 from nereid.repository.layout import config_files, model_folders, pins, readable_configs, steps_of
 from nereid.routes.target import check_repository, find_routes, read_state
 from nereid.routing.assignment import Route
-from nereid.server.control import Control
+from nereid.server.control import Control, Refused
 from nereid.server.run_dir import ServerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The models behind a public name, in the order in which they can be loaded, and its route file."""
+    """The models behind a public name, in the order of their loading, and the files of its route."""
 
     models: tuple[str, ...]
-    route_file: str = ""
+    files: tuple[str, ...] = ()
 
 
 def remove(
@@ -56,7 +56,7 @@ def remove_parts(log: Journal, unstaged: Workspace, name: str, parts: Parts) -> 
     *behind, last = parts.models
     actions: tuple[Action, ...] = (
         *(Install(model, model) for model in behind),
-        *([Install(parts.route_file)] if parts.route_file else []),
+        *(Install(file) for file in parts.files),
         Install(last, last),
     )
     operation, workspace = begin(log, unstaged, "remove", name, 0)
@@ -85,9 +85,9 @@ def find_parts(repository: Path, name: str) -> Parts:
         preprocesses = {pin.preprocess for pin in behind if pin.preprocess}
         pinned = {pin.model for pin in behind} | called
         ordered = [*sorted(networks), *sorted(preprocesses), *sorted(pinned - networks), name]
-        route_file = f"{name}.route.json"
-        has_file = (repository / route_file).exists()
-        parts = Parts(tuple(each for each in ordered if each in folders), route_file if has_file else "")
+        files = [f"{name}.route.json", f"{name}.route.history.jsonl"]
+        there = tuple(each for each in files if (repository / each).exists())
+        parts = Parts(tuple(each for each in ordered if each in folders), there)
     if user := _user(repository, parts.models, routes):
         raise WrongUsage(f"cannot remove '{name}': {user}; fix: remove or change that first")
     return parts
@@ -110,11 +110,20 @@ def _user(repository: Path, models: tuple[str, ...], routes: Mapping[str, Route]
 
 def _unload_leftover(repository: Path, name: str, record: ServerRecord | None) -> tuple[str, ...]:
     control = Control(record) if record else None
-    if control is None or name not in control.ready_versions():
+    if control is None or not _is_loaded(control, name):
         known = ", ".join(sorted(path.name for path in model_folders(repository))) or "none"
         raise WrongUsage(f"'{repository}' has no model '{name}', it has: {known}")
     control.unload(name)
     return (name,)
+
+
+def _is_loaded(control: Control, name: str) -> bool:
+    """Return whether the server has a model; its index lists only models that have a folder."""
+    try:
+        control.config(name)
+    except Refused:
+        return False
+    return True
 
 
 def reload(repository: Path, name: str, record: ServerRecord) -> None:

@@ -1,0 +1,125 @@
+"""Removal of models from a repository that no server serves."""
+
+import onnx
+import pytest
+
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish.add import AddRequest, add
+from nereid.publish.publisher import publish
+from nereid.publish.remove import remove
+from nereid.repository.check import check
+from tests.publishing import (
+    NET,
+    OTHER_ANSWERS,
+    ROUTE,
+    candidate,
+    classifier,
+    contents,
+    store_published,
+    write_route,
+)
+from tests.routes import variant
+from tests.user_networks import UserNetwork
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository of `net` behind the route `r`."""
+    store_published(tmp_path / "models")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A network of a user."""
+    onnx.save(classifier(), tmp_path / "new.onnx")
+    return tmp_path / "new.onnx"
+
+
+def request(file, **more) -> AddRequest:
+    """Return the request to add `small`."""
+    return AddRequest(file, "small", {"preset": "imagenet"}, **more)
+
+
+def test_removal_undoes_the_addition(repository, file):
+    """All models behind the name go, of every version, and no other file changes."""
+    before = contents(repository)
+    add(repository, request(file), None)
+    publish(repository, "small", file, None, OTHER_ANSWERS)
+
+    gone = remove(repository, "small", None)
+
+    assert gone == ("small_network", "small_preprocess", "small_v1", "small_v2", "small")
+    assert contents(repository) == before
+
+
+def test_name_can_be_added_again(repository, file):
+    """After a removal, the same name starts with version 1."""
+    add(repository, request(file), None)
+    remove(repository, "small", None)
+
+    assert add(repository, request(file), None).version == 1
+
+
+def test_model_that_another_one_needs_stays(repository):
+    """The message names the model or the route that needs it, and nothing changes."""
+    before = contents(repository)
+
+    with pytest.raises(WrongUsage, match=f"cannot remove '{NET}': .* fix: remove or change that first"):
+        remove(repository, NET, None)
+
+    assert contents(repository) == before
+
+
+def test_pinned_model_of_another_route_stays(repository, file):
+    """A route whose variant is behind another route, too, is not removed."""
+    add(repository, request(file), None)
+    write_route(repository, variant("v1", "net_v1", 1), variant("other", "small_v1", 0))
+
+    with pytest.raises(WrongUsage, match=f"route '{ROUTE}' sends requests to 'small_v1'"):
+        remove(repository, "small", None)
+
+
+def test_unknown_name_lists_the_known_ones(repository):
+    """Nothing is removed, and the message has the names."""
+    with pytest.raises(WrongUsage, match=r"has no model 'nobody', it has: net, .*"):
+        remove(repository, "nobody", None)
+
+
+def test_replacement(repository, file, tmp_path):
+    """With `is_replacing` the old models go, but only after the new network was accepted."""
+    add(repository, request(file), None)
+    publish(repository, "small", file, None, OTHER_ANSWERS)
+    before = contents(repository)
+    onnx.save(UserNetwork().build(), tmp_path / "other.onnx")
+    (tmp_path / "labels.txt").write_text("only one\n")
+
+    with pytest.raises(OperationFailed):
+        add(
+            repository,
+            request(tmp_path / "other.onnx", labels=tmp_path / "labels.txt", is_replacing=True),
+            None,
+        )
+    assert contents(repository) == before
+
+    add(repository, request(tmp_path / "other.onnx", is_replacing=True), None)
+    assert not (repository / "small_v2").exists()
+    assert "dims: [ 3, 16, 16 ]" in (repository / "small_network" / "config.pbtxt").read_text()
+    assert [each for each in check(repository) if each.verdict == "fail"] == []
+
+
+def test_killed_removal_is_finished(repository, file, tmp_path):
+    """A removal that was interrupted in the middle is completed by the next command."""
+    before = contents(repository)
+    add(repository, request(file), None)
+
+    def interrupt(line: str) -> None:
+        if line.startswith("small_v1: removed"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        remove(repository, "small", None, interrupt)
+    publish(repository, NET, candidate(tmp_path, 2), None, OTHER_ANSWERS)
+
+    assert not any((repository / name).exists() for name in ("small", "small_v1", "small_network"))
+    assert before.keys() <= contents(repository).keys()
