@@ -139,7 +139,8 @@ def add(
         operation, workspace = begin(log, unstaged, "add", request.name, 1)
         names = Names.behind(request.name)
         try:
-            if not request.is_replacing:
+            old = find_parts(repository, request.name) if request.is_replacing else None
+            if not old:
                 _check_names(workspace.repository, names)
             proposal = _Staging(request, names, workspace).stage(operation.user)
             if not confirm(proposal):
@@ -147,7 +148,7 @@ def add(
         except BaseException as error:
             log.write("undone", operation, str(error))
             raise
-        if request.is_replacing and (old := find_parts(repository, request.name)).models:
+        if old and old.models:
             # The old models are removed only now, as the new ones were examined and accepted.
             remove_parts(log, unstaged, request.name, old)
         commit(log, with_fields(operation, actions=_actions(names)), workspace)

@@ -40,6 +40,7 @@ def found(tmp_path):
     ("properties", "files", "origin"),
     {
         "ultralytics": ({"names": "{0: 'tench', 1: 'goldfish'}"}, {}, "the file's metadata 'names'"),
+        "line breaks": ({"names": "['tench ', ' goldfish\\n']"}, {}, "the file's metadata 'names'"),
         "json": ({"classes": json.dumps(NAMES)}, {}, "the file's metadata 'classes'"),
         "timm": ({}, {"config.json": json.dumps(TIMM)}, "'label_names' of 'config.json' next to the file"),
         "hugging face": (

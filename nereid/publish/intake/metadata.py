@@ -86,7 +86,8 @@ def _names(found: Any) -> tuple[str, ...]:
         found = [by_index.get(str(index)) for index in range(len(by_index))]
     if not isinstance(found, Sequence) or isinstance(found, str):
         return ()
-    return tuple(found) if found and all(isinstance(each, str) for each in found) else ()
+    is_named = bool(found) and all(isinstance(each, str) for each in found)
+    return tuple(" ".join(each.split()) for each in found) if is_named else ()
 
 
 def _ultralytics(properties: Mapping[str, str]) -> tuple[dict[str, str], str] | None:
