@@ -116,6 +116,8 @@ class Run:
         if self._options.scenario != "open" or not user_count:
             return
         environment = self._environment
+        if self._is_worker:
+            environment.runner.spawning_greenlet.join()  # the master waits only 1 s for its workers' users
         classes = environment.user_classes_by_name
         callers = {
             classes[name].protocol: count

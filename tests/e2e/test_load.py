@@ -106,8 +106,12 @@ def test_a_killed_worker_fails_the_run(target, tmp_path):
 
 
 @pytest.mark.slow
-def test_open_loop_over_two_processes_is_one_report(target, tmp_path):
-    """The rate is shared out, and the master has the sum of what the workers counted."""
+def test_open_loop_over_two_processes_is_one_report(target, tmp_path, monkeypatch):
+    """The rate is shared out, and the master has the sum of what the workers counted.
+
+    A master that does not wait for its workers' users must not start a schedule without callers.
+    """
+    monkeypatch.setenv("LOCUST_WAIT_FOR_WORKERS_REPORT_AFTER_RAMP_UP", "0")
     report = tmp_path / "report.json"
     words = ["--scenario", "open", "--arrivals", "fixed", "--rate", "20", "--users", "24", "--thresholds="]
 
@@ -278,7 +282,7 @@ def test_thresholds_fail_a_slow_build_and_pass_the_normal_one(target, tmp_path):
     assert slow.returncode == 1, slow.stdout + slow.stderr
     told = re.findall(r"(?:http|grpc) p99 +│ ≤ 1500 ms +│ ([\d.]+) ms +│ FAILED", slow.stdout)
     assert [float(got) >= seconds * 1e3 for got in told] == [True] * len(told)
-    assert told
+    assert told, slow.stdout + slow.stderr
 
 
 @pytest.mark.slow
