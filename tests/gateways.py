@@ -11,6 +11,7 @@ import httpx
 from nereid.client.prediction import Label, Prediction, Timings
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import app_of
+from nereid.gateway.models import Models
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
@@ -75,6 +76,21 @@ class Control:
         return ROUTE
 
 
+class Source:
+    """The model `classify`, with a route if one is given, and another model."""
+
+    def __init__(self, route: Any = None, other: str = "dogs") -> None:
+        self._route, self._other = route, other
+
+    def names(self) -> list[str]:
+        """Return both names."""
+        return ["classify", self._other]
+
+    def route(self, name: str) -> Any:
+        """Return the route of `classify`."""
+        return self._route if name == "classify" else None
+
+
 class Ring(dict[str, Key]):
     """Keys by their secrets, with the interface of a key ring."""
 
@@ -124,8 +140,8 @@ RING, NO_KEYS = Ring({each: key(each, each) for each in SCOPES}), Ring()
 
 
 def gateway(upstream: Upstream, settings: Settings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
-    """Return a gateway in front of `upstream`."""
-    return build(settings, keys, route, upstream)
+    """Return a gateway in front of `upstream`, which answers for all models."""
+    return build(settings, keys, Models("classify", Source(route), lambda name: upstream))
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

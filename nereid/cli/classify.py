@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from nereid.assets import REPOSITORY
-from nereid.cli.options import Repository, complete_model, find_server, invalid_values
+from nereid.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_MODEL_HELP,
+    Repository,
+    complete_model,
+    find_classifier,
+    find_server,
+    invalid_values,
+)
 from nereid.errors import OperationFailed, WrongUsage
 
 if TYPE_CHECKING:
@@ -34,8 +42,12 @@ def classify(
     ] = False,
     model: Annotated[
         str,
-        typer.Option(help="Model that classifies: a route or a pinned model.", autocompletion=complete_model),
-    ] = "classify",
+        typer.Option(
+            help="Model that classifies: a route or a pinned model.",
+            autocompletion=complete_model,
+            show_default=DEFAULT_MODEL_HELP,
+        ),
+    ] = "",
     top: Annotated[int, typer.Option(help="Number of classes to print per image.", min=1)] = 5,
     concurrency: Annotated[
         int, typer.Option(help="Maximum number of requests in flight at the same time.", min=1)
@@ -70,7 +82,10 @@ def classify(
     arrivals = predictions.arrivals_in(watch) if watch else None
     with invalid_values():
         paths = predictions.collect(images or [])
-    if not url:
+    if url:
+        model = model or DEFAULT_MODEL
+    else:
+        model = find_classifier(repository, model)
         running = find_server(context, repository)
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
     try:

@@ -7,7 +7,16 @@ import typer
 
 from nereid.assets import REPOSITORY
 from nereid.cli.keys import KeysFile
-from nereid.cli.options import Repository, complete_model, environment, find_server, invalid_values
+from nereid.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_MODEL_HELP,
+    Repository,
+    complete_model,
+    environment,
+    find_classifier,
+    find_server,
+    invalid_values,
+)
 
 
 def gateway(
@@ -19,9 +28,14 @@ def gateway(
         ),
     ] = "",
     model: Annotated[
-        str,
-        typer.Option(help="Model that classifies: a route or a pinned model.", autocompletion=complete_model),
-    ] = "classify",
+        list[str] | None,
+        typer.Option(
+            help="Model that answers requests without a model's name. With --url, repeat it for further "
+            "models; else all routes of the repository are offered.",
+            autocompletion=complete_model,
+            show_default=DEFAULT_MODEL_HELP,
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="HTTP port; 0 selects a free port.", min=0, max=65535)] = 8080,
     keys_file: KeysFile = None,
@@ -66,17 +80,24 @@ def gateway(
     When the gateway listens, it prints its port as one line of JSON on stdout. On loopback, every caller may
     classify. Elsewhere every request needs a key. Changing a route's weights always needs a key.
     """
-    from nereid.cli.route_commands.gateway_route import RepositoryRoute
+    from nereid.cli.route_commands.gateway_route import RepositoryModels
     from nereid.client.request import DEFAULT_PORTS
     from nereid.gateway.admission.key_changes import open_ring
     from nereid.gateway.http import serving
+    from nereid.gateway.models import FixedModels, ModelSource
     from nereid.gateway.settings import Settings
 
-    running = None if url else find_server(context, repository)
+    source: ModelSource
+    if url:
+        running, source = None, FixedModels(tuple(model or [DEFAULT_MODEL]))
+    else:
+        running = find_server(context, repository)
+        model = [find_classifier(repository, name) for name in model or [""]]
+        source = RepositoryModels(repository, lambda: find_server(context, repository), model)
     with invalid_values():
         settings = Settings(
             url=url or (running.url("grpc") if running else f"127.0.0.1:{DEFAULT_PORTS['grpc']}"),
-            model=model,
+            model=source.names()[0],
             host=host,
             keys_needed=require_keys,
             rate_per_s=rate,
@@ -87,6 +108,6 @@ def gateway(
         settings,
         serving.Listen(host, port, certificate, certificate_key),
         open_ring(keys_file, environment(context)),
-        None if url else RepositoryRoute(repository, model, lambda: find_server(context, repository)),
+        source,
         access_log,
     )

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from nereid import assets
+from nereid.contract import IMAGE, SCORES
 from nereid.errors import WrongUsage
 
 if TYPE_CHECKING:
     from nereid.server.run_dir import ServerRecord
 
+DEFAULT_MODEL = "classify"
+DEFAULT_MODEL_HELP = "`classify`, or the only model that classifies"
 DEFAULT_REPOSITORY = "the repository of this checkout or package"
 
 
@@ -95,6 +98,29 @@ def find_server(context: typer.Context, repository: Path) -> "ServerRecord | Non
     from nereid.server import run_dir
 
     return run_dir.find(run_dir.root(environment(context)), repository)
+
+
+def find_classifier(repository: Path, name: str) -> str:
+    """Return the model that classifies: `name`, else `classify`, else the only one of the repository.
+
+    Raises:
+        WrongUsage: the repository has no such model, or several; the message has their names.
+    """
+    wanted = name or DEFAULT_MODEL
+    if (repository / wanted).is_dir():
+        return wanted
+    from nereid.routes.target import check_repository, classifiers
+
+    check_repository(repository)
+    found = classifiers(repository)
+    known = ", ".join(found)
+    if not found:
+        raise WrongUsage(f"'{repository}' has no model with input '{IMAGE}' and output '{SCORES}'")
+    if name:
+        raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {known}")
+    if len(found) > 1:
+        raise WrongUsage(f"'{repository}' has several models; fix: name one with --model: {known}")
+    return found[0]
 
 
 def own_repository(repository: Path) -> Path:

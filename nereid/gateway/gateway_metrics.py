@@ -26,13 +26,13 @@ class Metrics:
         self, in_flight: Callable[[], float], waiting: Callable[[], float], limit: Callable[[], float]
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        labels = ("endpoint", "variant", "outcome")
+        labels = ("endpoint", "model", "variant", "outcome")
         self._requests = Counter(f"{PREFIX}requests", "Requests by outcome", labels, registry=self.registry)
         self._images = Counter(f"{PREFIX}images", "Images by outcome", labels, registry=self.registry)
         self._stages = Histogram(
             f"{PREFIX}stage_seconds",
             "Duration of a stage: receive, admission, inference, or total of the request",
-            ("endpoint", "variant", "stage", "outcome"),
+            ("endpoint", "model", "variant", "stage", "outcome"),
             buckets=DURATIONS_S,
             registry=self.registry,
         )
@@ -44,8 +44,8 @@ class Metrics:
             Gauge(f"{PREFIX}{name}", text, registry=self.registry).set_function(value)
         self._variants: set[str] = {""}
         # `labels` of prometheus_client costs more than the observation.
-        self._observe: dict[tuple[str, str, str, str], Callable[[float], None]] = {}
-        self._count: dict[tuple[str, str, str], Callable[[], None]] = {}
+        self._observe: dict[tuple[str, ...], Callable[[float], None]] = {}
+        self._count: dict[tuple[str, ...], Callable[[], None]] = {}
 
     def variant(self, name: str) -> str:
         """Return the label of a variant that has answered; beyond a limit, variants share one label."""
@@ -55,20 +55,22 @@ class Metrics:
             self._variants.add(name)
         return name
 
-    def count_request(self, endpoint: str, variant: str, outcome: str) -> None:
+    def count_request(self, endpoint: str, model: str, variant: str, outcome: str) -> None:
         """Count a request that has ended."""
-        labels = endpoint, variant, outcome
+        labels = endpoint, model, variant, outcome
         if (count := self._count.get(labels)) is None:
             count = self._count[labels] = self._requests.labels(*labels).inc
         count()
 
-    def count_image(self, endpoint: str, variant: str, outcome: str) -> None:
+    def count_image(self, endpoint: str, model: str, variant: str, outcome: str) -> None:
         """Count one image of a request."""
-        self._images.labels(endpoint, variant, outcome).inc()
+        self._images.labels(endpoint, model, variant, outcome).inc()
 
-    def observe(self, endpoint: str, variant: str, stage: str, outcome: str, seconds: float) -> None:
+    def observe(
+        self, endpoint: str, model: str, variant: str, stage: str, outcome: str, seconds: float
+    ) -> None:
         """Record the duration of a stage."""
-        labels = endpoint, variant, stage, outcome
+        labels = endpoint, model, variant, stage, outcome
         if (observe := self._observe.get(labels)) is None:
             observe = self._observe[labels] = self._stages.labels(*labels).observe
         observe(seconds)

@@ -125,7 +125,7 @@ async def classify(
         raise
     finally:
         request.images += 1
-        gateway.count_image(request.endpoint, variant, outcome, stages_s)
+        gateway.count_image(request.endpoint, request.model, variant, outcome, stages_s)
     return prediction, stages_s
 
 
@@ -144,7 +144,7 @@ async def _admitted(
     slot = await _timed(stages_s, "admission", admission.take(_left_s(request, timeout_s)))
     try:
         sent: Options = {**options, "timeout_s": _left_s(request, timeout_s)}
-        prediction = await _timed(stages_s, "inference", gateway.upstream.classify(image, **sent))
+        prediction = await _timed(stages_s, "inference", request.model.upstream.classify(image, **sent))
     except asyncio.CancelledError:
         asyncio.get_running_loop().call_later(slot.rest_s(), slot.release)
         raise

@@ -14,7 +14,7 @@ class Settings:
 
     Attributes:
         url: HOST:PORT of Triton's gRPC port.
-        model: a route, or another model that classifies images.
+        model: the default model: a route, or another model that classifies images.
         host: address to listen on; on loopback, only loopback names are valid in `Host`.
         keys_needed: whether classifying and reading need a key on loopback, too; elsewhere they always do.
         allowed_hosts: further names that are valid in `Host`; beyond loopback, () allows any name.

@@ -1,14 +1,17 @@
 """Routes of a repository: their locations, files and histories."""
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from nereid import json_lines
 from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.contract import IMAGE, SCORES
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.routes import history
 from nereid.routes.history import Entry
@@ -119,6 +122,19 @@ def find_routes(repository: Path) -> list[RouteLocation]:
     return [_location(repository / name) for name in _route_names(repository)[0]]
 
 
+def classifiers(repository: Path) -> list[str]:
+    """Return the models that classify images: the routes, or without routes all with `image` and `scores`."""
+    routes, _ = _route_names(repository)
+    return routes or sorted(name for name, config in _configs(repository) if _classifies(config))
+
+
+def _classifies(config: Mapping[str, Any]) -> bool:
+    inputs, outputs = (
+        {tensor.get("name") for tensor in config.get(kind, ())} for kind in ("input", "output")
+    )
+    return inputs == {IMAGE} and SCORES in outputs
+
+
 def _location(folder: Path) -> RouteLocation:
     config = ModelConfig.from_file(folder, 1)
     return RouteLocation(config, Path(os.path.realpath(route_file.path_of(config))))
@@ -126,14 +142,19 @@ def _location(folder: Path) -> RouteLocation:
 
 def _route_names(repository: Path) -> tuple[list[str], list[str]]:
     """Return the models that are routes, and the reasons why others cannot be read."""
-    found, broken = [], []
+    broken: list[str] = []
+    found = [name for name, config in _configs(repository, broken) if config.get("backend") == BACKEND]
+    return found, broken
+
+
+def _configs(repository: Path, broken: list[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield models and their configs; one that cannot be read must not prevent a change of another."""
     for path in sorted(repository.glob("*/config.pbtxt")):
         try:
-            if read_pbtxt(path).get("backend") == BACKEND:
-                found.append(path.parent.name)
-        except (InvalidConfig, OSError) as error:  # another model's config must not prevent a change
-            broken.append(str(error))
-    return found, broken
+            yield path.parent.name, read_pbtxt(path)
+        except (InvalidConfig, OSError) as error:
+            if broken is not None:
+                broken.append(str(error))
 
 
 def read_state(location: RouteLocation) -> RouteState:

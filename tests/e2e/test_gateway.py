@@ -31,8 +31,8 @@ RUN = """
 import sys, uvicorn
 from nereid.gateway.http.app import create_app
 from nereid.gateway.settings import Settings
-from tests.gateways import RING, Control
-app = create_app(Settings(url=sys.argv[1]), RING, Control())
+from tests.gateways import RING, Control, Source
+app = create_app(Settings(url=sys.argv[1]), RING, Source(Control(), "classify_v2"))
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning", access_log=False)
 """
 
@@ -153,7 +153,8 @@ def test_disconnects_leave_nothing_behind(base, both_profiles):
     disconnect(base, both_profiles["cpu"], 500)
 
     assert httpx.get(f"{base}/v1/live").json()["in_flight"] == 0
-    assert httpx.post(f"{base}/predict", content=PHOTO, headers=JPEG).status_code == 200
+    answer = httpx.post(f"{base}/predict", content=PHOTO, headers=JPEG, timeout=WATCHDOG_S)
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.slow

@@ -21,10 +21,11 @@ import pytest
 from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.cli.route_commands.gateway_route import RepositoryRoute
+from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app
+from nereid.gateway.models import FixedModels
 from nereid.gateway.settings import Settings
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
@@ -138,12 +139,12 @@ def gateways(tmp_path_factory):
     options = ServerOptions(repository, "cpu", ports=Ports(*free_ports(3)))
     with EmbeddedServer(options, base, os.environ) as server, ExitStack() as stack:
         record = ServerRecord(server.pid, options.host, options.ports, str(repository), "cpu", "")
-        route = RepositoryRoute(repository, "classify", lambda: record)
+        models = RepositoryModels(repository, lambda: record)
         settings = Settings(url=url(server, "grpc"))
         apps = {
-            "keyed": create_app(replace(settings, keys_needed=True), KeyRing(key_file), route),
-            "open": create_app(settings, KeyRing(), route),
-            "plain": create_app(settings, KeyRing(), None),
+            "keyed": create_app(replace(settings, keys_needed=True), KeyRing(key_file), models),
+            "open": create_app(settings, KeyRing(), models),
+            "plain": create_app(settings, KeyRing(), FixedModels(("classify",))),
         }
         yield {
             name: Gateway(stack.enter_context(listening(app)), repository / "classify.route.json", secrets)

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,8 +22,23 @@ from nereid.gateway.http.app import app_of, create_app
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.image_size import HEAD_BYTES, size_wh
 from nereid.gateway.live import Live
+from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
-from tests.gateways import IMAGE, RING, Caller, Control, Upstream, asynchronous, gateway, send
+from nereid.gateway.state import build
+from tests.gateways import (
+    IMAGE,
+    NO_KEYS,
+    PREDICTION,
+    RING,
+    SMALL,
+    Caller,
+    Control,
+    Source,
+    Upstream,
+    asynchronous,
+    gateway,
+    send,
+)
 
 JSON_IMAGE = {"image": base64.b64encode(IMAGE).decode()}
 JPEG = {"content-type": "image/jpeg"}
@@ -232,12 +248,12 @@ def test_key_grants_its_scopes(secret, expected):
 def test_gateway_without_keys_stays_on_loopback():
     """Listening beyond loopback requires keys; the error has the command."""
     with pytest.raises(ValueError, match=re.escape(EXPOSED_WITHOUT_KEYS)):
-        create_app(Settings(host="0.0.0.0"), KeyRing(), None)
+        create_app(Settings(host="0.0.0.0"), KeyRing(), Source())
 
     with pytest.raises(ValueError, match="there are no API keys yet; fix: nereid key add"):
-        create_app(Settings(keys_needed=True), KeyRing(), None)
-    assert create_app(Settings(host="::1"), KeyRing(), None)
-    assert create_app(Settings(host="0.0.0.0"), RING, None)
+        create_app(Settings(keys_needed=True), KeyRing(), Source())
+    assert create_app(Settings(host="::1"), KeyRing(), Source())
+    assert create_app(Settings(host="0.0.0.0"), RING, Source())
 
 
 @pytest.mark.parametrize(
@@ -365,7 +381,7 @@ def test_openapi_has_every_operation_and_no_other():
     routes = [route for route in app_of(made).routes if isinstance(route, Route) and route.path not in files]
 
     assert described == {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
-    assert described == {(each.method, each.path) for each in OPERATIONS}
+    assert described == {(each.method, path) for each in OPERATIONS for path in each.paths}
     named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
     assert named == {*document["components"]["schemas"]}
 
@@ -379,10 +395,12 @@ def test_metrics_have_no_labels_from_callers():
 
     page = send(made, "GET", "/metrics").text
 
-    assert 'nereid_gateway_requests_total{endpoint="/predict",outcome="ok",variant="v1"} 1.0' in page
-    assert 'nereid_gateway_requests_total{endpoint="/predict",outcome="invalid_image",variant=""} 1.0' in page
+    counter = 'nereid_gateway_requests_total{endpoint="/predict",model="classify",'
+    assert counter + 'outcome="ok",variant="v1"} 1.0' in page
+    assert counter + 'outcome="invalid_image",variant=""} 1.0' in page
     assert re.search(
-        r'stage_seconds_bucket\{endpoint="/predict",le="0.001",outcome="ok",stage="inference"', page
+        r'stage_seconds_bucket\{endpoint="/predict",le="0.001",model="classify",outcome="ok",stage="inference"',
+        page,
     )
     assert "made-up" not in page
     for index in range(100):
@@ -486,7 +504,10 @@ async def test_disconnect_cancels_the_request(is_complete):
 
     assert (caller.sent, upstream.cancelled) == ([], is_complete)
     assert made.admission.in_flight == 0
-    assert 'requests_total{endpoint="/predict",outcome="client_closed"' in made.metrics.page().decode()
+    assert (
+        'requests_total{endpoint="/predict",model="classify",outcome="client_closed"'
+        in made.metrics.page().decode()
+    )
 
 
 @asynchronous
@@ -543,7 +564,7 @@ async def test_readiness_probes_once_for_all():
     made = gateway(upstream)
 
     upstream.gate.clear()
-    tasks = [asyncio.create_task(made.readiness.state()) for _ in range(50)]
+    tasks = [asyncio.create_task(made.models.default.readiness.state()) for _ in range(50)]
     await asyncio.sleep(0.01)
     upstream.gate.set()
 
@@ -601,3 +622,46 @@ async def test_request_leaves_no_reference_cycle(headers, status):
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_paths_name_a_model():
+    """Each model has its own connection and live numbers; requests without a name go to the default one."""
+    upstreams = {name: Upstream(replace(PREDICTION, model=name)) for name in ("classify", "dogs")}
+    made = build(SMALL, NO_KEYS, Models("classify", Source(Control()), upstreams.__getitem__))
+
+    assert send(made, "GET", "/v1/models").json() == [{"name": "classify"}, {"name": "dogs"}]
+    paths = {
+        "/predict": "classify",
+        "/v1/models/dogs/predict": "dogs",
+        "/v1/models/classify/predict": "classify",
+    }
+    answers = {path: send(made, "POST", path, content=IMAGE).json()["model"] for path in paths}
+    batch = send(made, "POST", "/v1/models/dogs/classify", json={"images": [JSON_IMAGE]})
+
+    assert answers == paths
+    assert [each["model"] for each in batch.json()["results"]] == ["dogs"]
+    assert [len(upstreams[name].received) for name in ("classify", "dogs")] == [2, 2]
+    found = {path: send(made, "GET", path) for path in ("/v1/live", "/v1/models/dogs/live")}
+    assert all(answer.status_code == 200 for answer in found.values())
+    assert 'images_total{endpoint="/predict",model="dogs",outcome="ok"' in made.metrics.page().decode()
+    assert send(made, "GET", "/v1/models/classify/route").json()["model"] == "classify"
+    assert code(send(made, "GET", "/v1/models/dogs/route")) == (404, "no_route_control")
+
+
+@pytest.mark.parametrize(
+    "name", ["cats", "a" * 5000, "..", "dogs%2fclassify", "%00"], ids=lambda name: name[:9]
+)
+def test_unknown_model_is_named_with_those_that_exist(name):
+    """Nothing is sent to the server, and no connection is opened for the name."""
+    connected = []
+    made = build(
+        SMALL, NO_KEYS, Models("classify", Source(), lambda name: connected.append(name) or Upstream())
+    )
+
+    answer = send(made, "POST", f"/v1/models/{name}/predict", content=IMAGE)
+
+    assert code(answer) == (404, "not_found")
+    assert connected == ["classify"]
+    assert name != "cats" or answer.json()["error"]["message"] == (
+        "unknown model 'cats'; expected one of: classify, dogs"
+    )

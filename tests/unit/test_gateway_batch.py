@@ -65,9 +65,11 @@ def test_image_fails_alone(error, code, caplog):
     assert [each.get("error", {}).get("code") for each in answer.json()["results"]] == [None, code, None]
     is_fault = code in ("unreachable", "inference_failed")
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * is_fault
-    assert count(made, f'requests_total{{endpoint="/v1/classify",outcome="{code}"') == is_fault
-    assert count(made, f'images_total{{endpoint="/v1/classify",outcome="{code}"') == 1
-    assert count(made, 'images_total{endpoint="/v1/classify",outcome="ok"') == 2
+    assert (
+        count(made, f'requests_total{{endpoint="/v1/classify",model="classify",outcome="{code}"') == is_fault
+    )
+    assert count(made, f'images_total{{endpoint="/v1/classify",model="classify",outcome="{code}"') == 1
+    assert count(made, 'images_total{endpoint="/v1/classify",model="classify",outcome="ok"') == 2
 
 
 @pytest.mark.parametrize(

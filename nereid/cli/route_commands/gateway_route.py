@@ -1,6 +1,6 @@
-"""Adapter through which a gateway shows and changes a route of a local repository."""
+"""Adapter through which a gateway knows the models and the routes of a local repository."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nereid.errors import OperationFailed, WrongUsage
@@ -9,10 +9,34 @@ from nereid.routes import change
 from nereid.routes.change import Proposal, Propose
 from nereid.routes.served import NO_SERVER, SERVED, RunningServer, served_status
 from nereid.routes.target import RouteState as StoredRoute
-from nereid.routes.target import find_route, present_table, read_state
+from nereid.routes.target import classifiers, find_route, find_routes, present_table, read_state
 from nereid.routing.assignment import shares
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
+
+
+class RepositoryModels:
+    """The models of a repository; its methods block.
+
+    Args:
+        repository: the folder of the models.
+        find: returns the running server, if one runs.
+        first: models that come first, and are offered even if they are not routes.
+    """
+
+    def __init__(
+        self, repository: Path, find: Callable[[], ServerRecord | None], first: Sequence[str] = ()
+    ) -> None:
+        self._repository, self._find, self._first = repository, find, first
+
+    def names(self) -> Sequence[str]:
+        """Return the models that classify: the routes, or all such models if there are no routes."""
+        return list(dict.fromkeys([*self._first, *classifiers(self._repository)]))
+
+    def route(self, name: str) -> "RepositoryRoute | None":
+        """Return the control of a route, or None for a model that is not a route."""
+        is_route = any(route.name == name for route in find_routes(self._repository))
+        return RepositoryRoute(self._repository, name, self._find) if is_route else None
 
 
 class RepositoryRoute:

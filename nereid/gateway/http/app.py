@@ -20,28 +20,31 @@ from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, fa
 from nereid.gateway.http.middleware import RequestMiddleware
 from nereid.gateway.http.openapi import document
 from nereid.gateway.http.operations import OPERATIONS, Operation
-from nereid.gateway.route_control import RouteControl
+from nereid.gateway.models import Models, ModelSource
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway, build
 
 _CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
 
 
-def create_app(settings: Settings, keys: KeyRing, route: RouteControl | None) -> Starlette:
+def create_app(settings: Settings, keys: KeyRing, source: ModelSource) -> Starlette:
     """Return the gateway; it connects to Triton with the first request.
 
     Args:
         settings: settings of the gateway.
         keys: the valid keys; without keys, every caller on loopback may classify and read.
-        route: control of the route's weights, or None.
+        source: names and routes of the models.
 
     Raises:
         ValueError: keys are required, but none exist.
     """
     if settings.requires_keys and not keys:
         raise ValueError(REQUIRED_WITHOUT_KEYS if settings.is_on_loopback else EXPOSED_WITHOUT_KEYS)
-    upstream = AsyncClassifier(settings.url, "grpc", settings.model, settings.default_timeout_s)
-    return app_of(build(settings, keys, route, upstream))
+
+    def connect(model: str) -> AsyncClassifier:
+        return AsyncClassifier(settings.url, "grpc", model, settings.default_timeout_s)
+
+    return app_of(build(settings, keys, Models(settings.model, source, connect)))
 
 
 def app_of(gateway: Gateway) -> Starlette:
@@ -50,10 +53,14 @@ def app_of(gateway: Gateway) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await gateway.upstream.close()
+        await gateway.models.close()
 
     described = (*OPERATIONS, Operation("GET", "/openapi.json", openapi, "open", None))
-    operations = [Route(each.path, Endpoint(gateway, each), methods=[each.method]) for each in described]
+    operations = [
+        Route(path, Endpoint(gateway, each), methods=[each.method])
+        for each in described
+        for path in each.paths
+    ]
     app = Starlette(
         routes=[*operations, *static.ROUTES],
         middleware=[Middleware(RequestMiddleware, gateway)],
@@ -81,6 +88,9 @@ class Endpoint:
             gateway.quotas.take(request.key)
         else:
             request.query(operation.query)
+        if operation.is_of_model:
+            name = scope["path_params"].get("model")
+            request.offered = await gateway.models.find(name) if name else gateway.models.default
         reply: GatewayResponse = await operation.run(gateway, request)
         await reply(scope, receive, send)
 

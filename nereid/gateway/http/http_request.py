@@ -12,6 +12,7 @@ from nereid.contract import ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
 from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import ErrorAnswer, Failure, invalid_request
 from nereid.gateway.http.tracing import child_of, is_word, new_request_id, new_traceparent
+from nereid.gateway.models import OfferedModel
 
 JSON = b"application/json"
 ROUTE_PREFIX = ROUTE_HEADER_PREFIX.encode()
@@ -40,6 +41,7 @@ class GatewayRequest:
         headers: by lower-case name; the last value where repeated headers are allowed.
         traceparent: trace context of this hop; `continues_trace` if the caller began the trace.
         began_s: arrival of the head, from `time.perf_counter`.
+        offered: the model that the request is about, if any.
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
         body_bytes: received bytes of the body.
         images: number of images with a known outcome.
@@ -56,9 +58,21 @@ class GatewayRequest:
         self.continues_trace = continued is not None
         self.traceparent = continued or new_traceparent()
         self.endpoint = self.variant = self.outcome = ""
+        self.offered: OfferedModel | None = None
         self.key: Key | None = None
         self.status = self.images = self.body_bytes = 0
         self.stages_s: dict[str, float] = {}
+
+    @property
+    def model(self) -> OfferedModel:
+        """The model that the request is about; only for operations of a model."""
+        assert self.offered
+        return self.offered
+
+    @property
+    def model_label(self) -> str:
+        """The model as a label of metrics; "" for requests about no model."""
+        return self.offered.name if self.offered else ""
 
     def reject_repeats(self) -> None:
         """Reject repeated headers that must be unique.

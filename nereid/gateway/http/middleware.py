@@ -75,12 +75,13 @@ class RequestMiddleware:
         endpoint, metrics = request.endpoint or OTHER, self._gateway.metrics
         total_s = request.elapsed_s()
         self._gateway.uploads.buffers.give_back(request.key, request.body_bytes)
-        metrics.count_request(endpoint, request.variant, outcome)
-        metrics.observe(endpoint, request.variant, "total", outcome, total_s)
+        labels = endpoint, request.model_label, request.variant
+        metrics.count_request(*labels, outcome)
+        metrics.observe(*labels, "total", outcome, total_s)
         for stage, seconds in request.stages_s.items():
-            metrics.observe(endpoint, request.variant, stage, outcome, seconds)
+            metrics.observe(*labels, stage, outcome, seconds)
         if endpoint in IMAGE_ENDPOINTS and not request.images:
-            self._gateway.live.note(outcome, "", 0.0)
+            (request.offered or self._gateway.models.default).live.note(outcome, "", 0.0)
         if log.isEnabledFor(logging.INFO):
             log.info("%s", _log_line(request, outcome, total_s))
 

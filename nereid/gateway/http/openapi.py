@@ -21,6 +21,13 @@ _PARAMETERS = {
     "version": ("Version of the model that answers; same as header x-model-version.", _WORD),
     "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", _WORD),
 }
+_MODEL: dict[str, Any] = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "description": "Name of a model, from /v1/models.",
+    "schema": {"type": "string"},
+}
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -47,8 +54,9 @@ def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str,
     schema_of = {None: None} | dict(zip(kinds, schemas[: len(kinds)], strict=True))
     paths: dict[str, Any] = {}
     for each in operations:
-        about = _operation(each, schema_of[each.answer], schema_of[each.body], max_timeout_s)
-        paths.setdefault(each.path, {})[each.method.lower()] = about
+        for path in each.paths:
+            about = _operation(each, path, schema_of[each.answer], schema_of[each.body], max_timeout_s)
+            paths.setdefault(path, {})[each.method.lower()] = about
     return {
         "openapi": "3.1.0",
         "info": {
@@ -61,17 +69,21 @@ def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str,
     }
 
 
-def _operation(operation: Operation, answer: Any, body: Any, max_timeout_s: float) -> dict[str, Any]:
-    text = (operation.run.__doc__ or "").strip()
+def _operation(
+    operation: Operation, path: str, answer: Any, body: Any, max_timeout_s: float
+) -> dict[str, Any]:
+    text, names_model = (operation.run.__doc__ or "").strip(), path != operation.path
     about: dict[str, Any] = {
-        "operationId": operation.run.__name__,
+        "operationId": f"{operation.run.__name__}{'_of_model' if names_model else ''}",
         "summary": text.splitlines()[0],
-        "responses": _responses(operation, answer),
+        "responses": _responses(operation, answer, ("not_found",) if names_model else ()),
     }
     parameters = [
         {"name": name, "in": "query", "description": _PARAMETERS[name][0], "schema": _PARAMETERS[name][1]}
         for name in operation.query
     ]
+    if names_model:
+        parameters.append(_MODEL)
     if operation.is_limited:
         timeout = {"type": "integer", "minimum": 1, "maximum": int(max_timeout_s * 1000)}
         sentence = "Timeout in milliseconds, from the arrival of the request."
@@ -103,14 +115,14 @@ def _body(operation: Operation, kind: str, body: Any) -> dict[str, Any]:
     }
 
 
-def _responses(operation: Operation, answer: Any) -> dict[str, Any]:
+def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {JSON: {"schema": answer}}
     good = {"description": "The requested result.", "headers": _HEADERS, "content": content}
     responses: dict[str, Any] = {"200": good}
     if operation.path == "/readyz":
         responses["503"] = {**good, "description": "Requests would fail; `reason` says why."}
     keys: tuple[Code, ...] = () if operation.need == "open" else ("unauthenticated", "forbidden")
-    for status, codes in by_status((*_ALWAYS, *keys, *operation.errors)).items():
+    for status, codes in by_status((*_ALWAYS, *keys, *operation.errors, *more)).items():
         headers = {**_HEADERS, **(_RETRY if status in (429, 503) else {})}
         schema = {"$ref": "#/components/schemas/ErrorAnswer"}
         responses[str(status)] = {

@@ -41,6 +41,12 @@ class Weights(Struct, forbid_unknown_fields=True):
     generation: int | None = None
 
 
+class ModelName(Struct):
+    """A model that the gateway offers."""
+
+    name: str
+
+
 class Sample(Struct):
     """A sample photo."""
 
@@ -49,15 +55,20 @@ class Sample(Struct):
     credit: str
 
 
+async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """List the models; the first one answers requests that name no model."""
+    return json_response([ModelName(name) for name in await gateway.models.names()])
+
+
 async def live(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return rates, latencies and outcomes of the last minute."""
     admission = gateway.admission
-    return json_response(gateway.live.state(admission.in_flight, admission.limit))
+    return json_response(request.model.live.state(admission.in_flight, admission.limit))
 
 
 async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return the variants and weights of the route."""
-    route = _route(gateway)
+    route = _route(request)
     try:
         return json_response(await route.show())
     except RouteFailed as error:
@@ -66,7 +77,7 @@ async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayRespon
 
 async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Change the weights of the route's variants."""
-    route = _route(gateway)
+    route = _route(request)
     author = request.key.name if request.key else ""
     change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Weights)
     try:
@@ -99,8 +110,8 @@ async def healthz(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 
 async def readyz(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """Return whether the server classifies an image."""
-    ready = await gateway.readiness.state()
+    """Return whether the default model classifies an image."""
+    ready = await gateway.models.default.readiness.state()
     return json_response(ready, 200 if ready.ready else 503)
 
 
@@ -109,10 +120,10 @@ async def samples(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     return json_response([Sample(path.stem, f"/samples/{path.name}", CREDIT[path.stem]) for path in SAMPLES])
 
 
-def _route(gateway: Gateway) -> RouteView:
-    if gateway.route is None:
-        raise Failure("no_route_control", "this gateway was started without control of a route")
-    return gateway.route
+def _route(request: GatewayRequest) -> RouteView:
+    if request.model.route is None:
+        raise Failure("no_route_control", f"this gateway does not control a route '{request.model.name}'")
+    return request.model.route
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,7 @@ class Operation:
         kinds: accepted media types of the body.
         errors: possible error codes, in addition to those of every operation.
         is_limited: whether quotas, rule headers and the timeout header apply.
+        is_of_model: whether the operation is about one model: the default one, or the one in the path.
     """
 
     method: str
@@ -140,6 +152,14 @@ class Operation:
     kinds: tuple[str, ...] = ()
     errors: tuple[Code, ...] = ()
     is_limited: bool = False
+    is_of_model: bool = False
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path, and for an operation of a model the path with a model's name."""
+        if not self.is_of_model:
+            return (self.path,)
+        return self.path, f"/v1/models/{{model}}/{self.path.removeprefix('/v1').strip('/')}"
 
 
 _BODY: tuple[Code, ...] = ("body_timeout", "too_large", "unsupported_media_type")
@@ -163,6 +183,7 @@ OPERATIONS = (
         ("image/*", "application/octet-stream", FORM, JSON),
         _IMAGE,
         True,
+        True,
     ),
     Operation(
         "POST",
@@ -175,10 +196,18 @@ OPERATIONS = (
         (FORM, JSON),
         _IMAGE,
         True,
+        True,
     ),
-    Operation("GET", "/v1/live", live, "infer", LiveState),
+    Operation("GET", "/v1/models", models, "infer", list[ModelName]),
+    Operation("GET", "/v1/live", live, "infer", LiveState, is_of_model=True),
     Operation(
-        "GET", "/v1/route", show_route, "infer", RouteState, errors=("no_route_control", "unavailable")
+        "GET",
+        "/v1/route",
+        show_route,
+        "infer",
+        RouteState,
+        errors=("no_route_control", "unavailable"),
+        is_of_model=True,
     ),
     Operation(
         "PUT",
@@ -189,6 +218,7 @@ OPERATIONS = (
         body=Weights,
         kinds=(JSON,),
         errors=("no_route_control", "conflict", "unavailable", *_BODY),
+        is_of_model=True,
     ),
     Operation("GET", "/v1/access", access, "open", Access),
     Operation("GET", "/metrics", metrics, "any", None),

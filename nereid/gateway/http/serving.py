@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app
-from nereid.gateway.route_control import RouteControl
+from nereid.gateway.models import ModelSource
 from nereid.gateway.settings import Settings
 from nereid.processes import on_signals
 
@@ -110,7 +110,7 @@ def serve(
     settings: Settings,
     listen: Listen,
     keys: KeyRing,
-    route: RouteControl | None,
+    source: ModelSource,
     logs_requests: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM; print the port as one JSON line on stdout.
@@ -119,7 +119,7 @@ def serve(
         settings: settings of the gateway.
         listen: address and certificate.
         keys: keys of the callers.
-        route: shows and changes the route, if the repository is on this machine.
+        source: names and routes of the models.
         logs_requests: log each request on stderr, not only failures.
 
     Raises:
@@ -128,7 +128,7 @@ def serve(
     """
     _check_certificate(listen)
     try:
-        app = create_app(settings, keys, route)
+        app = create_app(settings, keys, source)
     except ValueError as error:
         raise WrongUsage(str(error)) from None
     with _open(listen) as opened:

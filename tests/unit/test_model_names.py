@@ -1,0 +1,60 @@
+"""The model that `nereid classify` and `nereid gateway` use, and the names that the gateway offers."""
+
+import pytest
+
+from nereid.cli.options import find_classifier
+from nereid.cli.route_commands.gateway_route import RepositoryModels
+from nereid.errors import WrongUsage
+
+ROUTE = """backend: "ab_router"
+parameters { key: "route" value { string_value: "NAME.route.json" } }
+"""
+PINNED = """platform: "ensemble"
+input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+NETWORK = PINNED.replace('"image"', '"pixels"')
+
+
+def repository(folder, **configs):
+    """Write a config for each model."""
+    for name, config in configs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.pbtxt").write_text(config)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("configs", "name", "expected"),
+    [
+        ({"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
+        ({"classify": ROUTE, "dogs": ROUTE}, "dogs", "dogs"),
+        ({"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
+        ({"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
+        ({"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
+        ({"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
+        ({"cats": ROUTE, "dogs": ROUTE}, "", "has several models; fix: name one with --model: cats, dogs"),
+        ({"network": NETWORK}, "", "has no model with input 'image' and output 'scores'"),
+    ],
+    ids=["classify", "named", "only route", "pinned", "no route", "unknown", "several", "none"],
+)
+def test_default_model(tmp_path, configs, name, expected):
+    """`classify` comes first, then the only model that classifies; otherwise the names are listed."""
+    folder = repository(tmp_path, **configs)
+    try:
+        found = find_classifier(folder, name)
+    except WrongUsage as error:
+        found = str(error)
+
+    assert found == expected or found == f"'{folder}' {expected}"
+
+
+def test_gateway_offers_routes_and_the_default_model(tmp_path):
+    """Routes that appear later are offered, too; only a route can be changed."""
+    folder = repository(tmp_path, dogs=ROUTE, dogs_v1=PINNED)
+    models = RepositoryModels(folder, lambda: None, ["dogs_v1"])
+
+    assert models.names() == ["dogs_v1", "dogs"]
+    repository(folder, cats=ROUTE)
+    assert models.names() == ["dogs_v1", "cats", "dogs"]
+    assert [models.route(name) is not None for name in ("dogs", "dogs_v1", "birds")] == [True, False, False]
