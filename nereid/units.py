@@ -11,6 +11,16 @@ def format_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration such as `42 s`, `12 min`, `5 h 20 min` or `3 d 4 h`."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"
+
+
 def format_ms(value_ms: float) -> str:
     """Return a duration such as `0.04 ms`, `12.5 ms` or `1.25 s`; `0.0 ms` only for zero."""
     if value_ms >= 1000:

@@ -1,5 +1,9 @@
 """`nereid gateway`: the REST API and the web page in front of a server."""
 
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -104,10 +108,30 @@ def gateway(
             allowed_hosts=tuple(allowed_host or ()),
             cors_origins=tuple(cors_origin or ()),
         )
-    serving.serve(
-        settings,
-        serving.Listen(host, port, certificate, certificate_key),
-        open_ring(keys_file, environment(context)),
-        source,
-        access_log,
-    )
+    with ExitStack() as stack:
+        serving.serve(
+            settings,
+            serving.Listen(host, port, certificate, certificate_key),
+            open_ring(keys_file, environment(context)),
+            source,
+            _announcement(context, host, None if url else repository, stack),
+            access_log,
+        )
+
+
+def _announcement(
+    context: typer.Context, host: str, repository: Path | None, stack: ExitStack
+) -> Callable[[int], None]:
+    """Return a function that prints the port, and records it for `nereid status` until `stack` is closed."""
+    from nereid.errors import ServerError
+    from nereid.server import run_dir
+
+    def announce(port: int) -> None:
+        print(json.dumps({"http": port}), flush=True)
+        if repository:
+            with suppress(ServerError, OSError):  # such as a read-only file system
+                base = run_dir.root(environment(context))
+                folder = stack.enter_context(run_dir.occupy(base, repository))
+                run_dir.write(folder, run_dir.GatewayRecord(os.getpid(), host, port))
+
+    return announce

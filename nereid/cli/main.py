@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nereid.cli import check, classify, demo, doctor, gateway, init, keys, serve
+from nereid.cli import check, classify, demo, doctor, gateway, init, keys, serve, status
 from nereid.cli.exit_codes import CommandGroup
 from nereid.cli.models import add, publish, remove, tune, versions, watch
 from nereid.cli.options import reflowed, show_help
@@ -22,6 +22,7 @@ for command in (
     serve.serve,
     classify.classify,
     gateway.gateway,
+    status.status,
     add.add,
     publish.publish,
     publish.rollback,

@@ -1,4 +1,4 @@
-"""Run directories of servers: their `server.json` lets other commands find a server by its repository.
+"""Run directories: their `server.json` lets other commands find a server by its repository.
 
 A run directory is locked while its server runs. The kernel releases the lock however the server ends, so a
 directory without a lock is left over.
@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from nereid import files
 from nereid.errors import ServerError
 from nereid.server.ports import Ports
 
-SERVER_FILE = "server.json"
+SERVER_FILE, GATEWAY_FILE = "server.json", "gateway.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,15 @@ class ServerRecord:
         return f"{self.host}:{getattr(self.ports, protocol)}"
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayRecord:
+    """A running gateway of a repository's server."""
+
+    pid: int
+    host: str
+    port: int
+
+
 def root(environment: Mapping[str, str]) -> Path:
     """Return the folder for this user's run directories; it may not exist yet."""
     runtime = environment.get("XDG_RUNTIME_DIR", "")
@@ -52,7 +62,7 @@ def root(environment: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def occupy(base: Path, repository: Path) -> Iterator[Path]:
-    """Make the run directory of a server of `repository`: locked in the context, then removed.
+    """Make the run directory of a server, or a gateway, of `repository`: locked in the context, then removed.
 
     Left-over directories of the same repository are removed.
 
@@ -75,12 +85,13 @@ def occupy(base: Path, repository: Path) -> Iterator[Path]:
             shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def write(run_dir: Path, record: ServerRecord) -> None:
+def write(run_dir: Path, record: ServerRecord | GatewayRecord) -> None:
     """Store `record` in `run_dir`, atomically and readable by this user only."""
-    new = run_dir / f".{SERVER_FILE}"
+    name = SERVER_FILE if isinstance(record, ServerRecord) else GATEWAY_FILE
+    new = run_dir / f".{name}"
     new.touch(mode=0o600)
     new.write_text(json.dumps(asdict(record)))
-    new.replace(run_dir / SERVER_FILE)
+    new.replace(run_dir / name)
 
 
 def find(base: Path, repository: Path) -> ServerRecord | None:
@@ -94,16 +105,27 @@ def find_all(base: Path) -> list[ServerRecord]:
     return _running(base, "*")
 
 
+def find_gateways(base: Path, repository: Path) -> list[GatewayRecord]:
+    """Return the running gateways of `repository`, the newest last."""
+    return [
+        GatewayRecord(**record) for record in _records(base, _folder(base, repository).name, GATEWAY_FILE)
+    ]
+
+
 def _running(base: Path, folder: str) -> list[ServerRecord]:
+    records = _records(base, folder, SERVER_FILE)
+    return [ServerRecord(**record | {"ports": Ports(**record["ports"])}) for record in records]
+
+
+def _records(base: Path, folder: str, name: str) -> list[dict[str, Any]]:
+    """Return the records of running processes, the newest last; ignores files that others could write."""
     if not _is_private(base):
         return []
-    found: list[tuple[float, ServerRecord]] = []
-    for path in base.glob(f"{folder}/*/{SERVER_FILE}"):
-        with contextlib.suppress(FileNotFoundError):  # its server may have just ended
+    found: list[tuple[float, dict[str, Any]]] = []
+    for path in base.glob(f"{folder}/*/{name}"):
+        with contextlib.suppress(FileNotFoundError):  # its process may have just ended
             if files.is_locked(path.parent):
-                record = json.loads(path.read_text())
-                ports = Ports(**record.pop("ports"))
-                found.append((path.stat().st_mtime, ServerRecord(**record, ports=ports)))
+                found.append((path.stat().st_mtime, json.loads(path.read_text())))
     return [record for _, record in sorted(found, key=lambda pair: pair[0])]
 
 

@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,12 +89,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _UvicornServer(uvicorn.Server):
-    """Print the port once it listens, and end with status 0 after a signal."""
+    """Announce the port once it listens, and end with status 0 after a signal."""
+
+    announce: Callable[[int], None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
-            print(json.dumps({"http": sockets[0].getsockname()[1]}), flush=True)
+            self.announce(sockets[0].getsockname()[1])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -111,15 +112,17 @@ def serve(
     listen: Listen,
     keys: KeyRing,
     source: ModelSource,
+    announce: Callable[[int], None],
     logs_requests: bool = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; print the port as one JSON line on stdout.
+    """Serve until SIGINT or SIGTERM.
 
     Args:
         settings: settings of the gateway.
         listen: address and certificate.
         keys: keys of the callers.
         source: names and routes of the models.
+        announce: receives the port once the gateway listens.
         logs_requests: log each request on stderr, not only failures.
 
     Raises:
@@ -151,7 +154,9 @@ def serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_OBJECTS)
-        _UvicornServer(config).run([opened])
+        server = _UvicornServer(config)
+        server.announce = announce
+        server.run([opened])
 
 
 def _check_certificate(listen: Listen) -> None:

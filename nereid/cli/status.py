@@ -1,0 +1,77 @@
+"""`nereid status`: the server, gateways, models, processes and memory of a repository."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from nereid.assets import REPOSITORY
+from nereid.cli.options import AsJson, Repository, environment, find_server
+from nereid.cli.tables import print_table
+from nereid.errors import OperationFailed
+from nereid.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from nereid.observe.status import ModelStatus, ServerStatus, Status
+
+COLUMNS = ("model", "kind", "versions", "traffic", "processes", "memory")
+
+
+def status(context: typer.Context, as_json: AsJson = False, repository: Repository = REPOSITORY) -> None:
+    """Show the server, gateways, models, traffic, processes and memory of a repository.
+
+    The exit code is 1 if no server runs, or if it does not respond.
+    """
+    from nereid.observe.status import status as observed
+    from nereid.server import run_dir
+
+    found = observed(run_dir.root(environment(context)), repository, find_server(context, repository))
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        show(found)
+    if found.server is None:
+        raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
+    if found.server.trouble:
+        raise OperationFailed(found.server.trouble)
+
+
+def show(found: "Status") -> None:
+    """Print a status as lines and a table."""
+    rows = [("repository", found.repository), *_server_rows(found.server)]
+    for gateway in found.gateways:
+        rows.append(("gateway", f"http://{gateway.host}:{gateway.port}, pid {gateway.pid}"))
+    processes = sum(model.processes for model in found.models)
+    memory = sum(model.memory_bytes for model in found.models)
+    if found.server:
+        total = format_bytes(memory + found.server.memory_bytes)
+        rows.append(("memory", f"{total}: tritonserver and {processes} model processes"))
+    for name, value in rows:
+        print(f"{name:<11} {value}")
+    print_table(*COLUMNS, rows=[_model_row(model, found.server is not None) for model in found.models])
+
+
+def _server_rows(server: "ServerStatus | None") -> list[tuple[str, str]]:
+    if server is None:
+        return [("server", "none runs")]
+    state = "does not respond" if server.trouble else f"running for {format_duration(server.uptime_s)}"
+    addresses = ", ".join(f"{name} {server.host}:{port}" for name, port in server.ports.items())
+    return [("server", f"{state}, profile {server.profile}, pid {server.pid}"), ("addresses", addresses)]
+
+
+def _model_row(model: "ModelStatus", is_running: bool) -> tuple[str, ...]:
+    from nereid.routes.target import percent
+
+    traffic = ", ".join(f"{name} {percent(share)}" for name, share in model.traffic.items())
+    memory = format_bytes(model.memory_bytes) if model.processes else ""
+    return model.name, model.kind, _versions(model, is_running), traffic, str(model.processes or ""), memory
+
+
+def _versions(model: "ModelStatus", is_running: bool) -> str:
+    ready = ", ".join(map(str, model.ready))
+    missing = ", ".join(str(each) for each in model.expected if each not in model.ready)
+    if not missing:
+        return ready
+    state = "inside the pinned models" if model.is_inside else "not loaded" if is_running else "not served"
+    return "; ".join(filter(None, (ready, f"{missing} {state}")))

@@ -1,0 +1,169 @@
+"""The state of a repository: its server, gateways, models, processes and memory, for `nereid status`."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nereid.errors import OperationFailed
+from nereid.repository.layout import backend_of, hidden_models, readable_configs, served_versions
+from nereid.routes.target import BACKEND, check_repository, find_route, read_state
+from nereid.routing.assignment import shares
+from nereid.server import run_dir, stubs
+from nereid.server.command_line import PLAIN_PROFILE
+from nereid.server.control import Control
+from nereid.server.run_dir import GatewayRecord, ServerRecord
+from nereid.serving_errors import InvalidConfig
+
+KINDS = {BACKEND: "route", "fused": "pinned", "onnxruntime": "network", "preprocess": "preprocessing"}
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """A running server.
+
+    Args:
+        pid: of `tritonserver`.
+        ports: by protocol.
+        uptime_s: seconds since `tritonserver` started.
+        memory_bytes: of `tritonserver`, without its model processes.
+        trouble: why the server does not respond; empty if it does.
+    """
+
+    pid: int
+    host: str
+    ports: Mapping[str, int]
+    profile: str
+    uptime_s: float
+    memory_bytes: int
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One model.
+
+    Args:
+        kind: route, pinned, network, preprocessing, or the name of another backend.
+        ready: versions that the server has loaded.
+        expected: versions that the config serves.
+        is_inside: whether the pinned models do the model's work in their own processes.
+        traffic: share of each variant of a route, 0 to 1.
+        memory_bytes: of the model's processes; memory that they share counts once.
+    """
+
+    name: str
+    kind: str
+    ready: Sequence[int]
+    expected: Sequence[int]
+    is_inside: bool
+    traffic: Mapping[str, float]
+    processes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of a repository; `server` is None if none runs."""
+
+    repository: str
+    server: ServerStatus | None
+    gateways: Sequence[GatewayRecord]
+    models: Sequence[ModelStatus]
+
+
+def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
+    """Return the state of a repository.
+
+    Args:
+        base: folder of the run directories.
+        repository: the model repository.
+        record: its running server, if one runs.
+
+    Raises:
+        WrongUsage: the repository does not exist.
+    """
+    check_repository(repository)
+    ready, trouble = _ready(record)
+    counts, memory = _processes(record)
+    profile = record.profile if record and record.profile != PLAIN_PROFILE else ""
+    documents, inside = readable_configs(repository, profile), _inside(repository, profile)
+    models = [
+        ModelStatus(
+            name,
+            _kind(repository / name, documents[name]) if name in documents else "not on disk",
+            sorted(ready.get(name, ())),
+            served_versions(repository / name, documents[name]) if name in documents else [],
+            name in inside,
+            _traffic(repository, name, documents.get(name, {})),
+            counts[name],
+            memory[name],
+        )
+        for name in sorted({*documents, *ready})
+    ]
+    server = _server(record, trouble) if record else None
+    return Status(str(repository), server, run_dir.find_gateways(base, repository), models)
+
+
+def memory_bytes(pid: int, proc: Path = PROC) -> int:
+    """Return the memory of a process (PSS: shared pages are divided among their users); 0 if it has ended."""
+    try:
+        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def _ready(record: ServerRecord | None) -> tuple[Mapping[str, set[int]], str]:
+    if record is None:
+        return {}, ""
+    try:
+        return Control(record).ready_versions(), ""
+    except OperationFailed as error:
+        return {}, str(error)
+
+
+def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]:
+    """Return the numbers of model processes, and their bytes, by model."""
+    counts, memory = Counter[str](), Counter[str]()
+    if record:
+        for stub in stubs.find(record.pid, Path(record.repository)):
+            counts[stub.model] += 1
+            memory[stub.model] += memory_bytes(stub.process.pid)
+    return counts, memory
+
+
+def _server(record: ServerRecord, trouble: str) -> ServerStatus:
+    folder = PROC / str(record.pid)
+    uptime_s = round(time.time() - folder.stat().st_ctime, 1) if folder.exists() else 0.0
+    ports = {name: getattr(record.ports, name) for name in ("http", "grpc", "metrics")}
+    if record.health_port:
+        ports["health"] = record.health_port
+    memory = memory_bytes(record.pid)
+    return ServerStatus(record.pid, record.host, ports, record.profile, uptime_s, memory, trouble)
+
+
+def _kind(folder: Path, document: Mapping[str, Any]) -> str:
+    if "ensemble_scheduling" in document:
+        return "pinned"
+    backend = backend_of(folder, document)
+    return KINDS.get(backend, backend or "unknown")
+
+
+def _traffic(repository: Path, name: str, document: Mapping[str, Any]) -> Mapping[str, float]:
+    if document.get("backend") != BACKEND:
+        return {}
+    try:
+        return shares(read_state(find_route(repository, name)).route())
+    except (OperationFailed, InvalidConfig, OSError):  # `nereid route show` has the reason
+        return {}
+
+
+def _inside(repository: Path, profile: str) -> set[str]:
+    try:
+        return hidden_models(repository, profile)
+    except InvalidConfig:  # `nereid check` has the reason
+        return set()

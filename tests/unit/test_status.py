@@ -1,0 +1,99 @@
+"""`nereid status` without a server, and its lines; tests/e2e/test_your_model.py has it with a server."""
+
+import json
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from nereid.assets import REPOSITORY
+from nereid.cli import status as command
+from nereid.cli.main import app
+from nereid.observe.status import ModelStatus, ServerStatus, Status, memory_bytes
+from nereid.server import run_dir
+from nereid.server.run_dir import GatewayRecord
+from nereid.units import format_duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59.6, "60 s"),
+        (61, "1 min"),
+        (3599, "59 min"),
+        (19_300, "5 h 21 min"),
+        (273_700, "3 d 4 h"),
+    ],
+)
+def test_durations_have_two_units_at_most(seconds, text):
+    """The text is short, and rounds down."""
+    assert format_duration(seconds) == text
+
+
+def test_memory_of_a_process():
+    """This process has some; one that has ended has none."""
+    assert memory_bytes(os.getpid()) > 10 * 2**20
+    assert memory_bytes(2**30) == 0
+
+
+def test_without_a_server_the_models_are_shown_and_the_command_fails(tmp_path):
+    """Scripts see the exit code; people see the models and how to start."""
+    words = ["status", "--repository", str(REPOSITORY)]
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+    shown = CliRunner().invoke(app, words, env=environment)
+    document = json.loads(CliRunner().invoke(app, [*words, "--json"], env=environment).stdout)
+
+    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (
+        1,
+        f"error: no server of '{REPOSITORY}' runs; fix: nereid serve",
+    )
+    assert "1, 2 not served" in shown.stdout
+    assert (document["server"], document["gateways"]) == (None, [])
+    assert {each["name"]: each["kind"] for each in document["models"]} == {
+        "classify": "route",
+        "classify_v1": "pinned",
+        "classify_v2": "pinned",
+        "efficientnet_lite0": "network",
+        "imagenet_preprocess": "preprocessing",
+    }
+
+
+def test_gateway_is_listed_while_it_runs(tmp_path):
+    """Its record counts only while its process holds the folder."""
+    base, record = tmp_path / "base", GatewayRecord(7, "127.0.0.1", 8080)
+    with run_dir.occupy(base, REPOSITORY) as folder:
+        run_dir.write(folder, record)
+        assert run_dir.find_gateways(base, REPOSITORY) == [record]
+        assert run_dir.find_gateways(base, tmp_path) == []
+        assert run_dir.find(base, REPOSITORY) is None
+
+    assert run_dir.find_gateways(base, REPOSITORY) == []
+
+
+def test_lines_of_a_running_server(capsys):
+    """One line each for server, addresses, gateway and memory; a model that is not loaded stands out."""
+    models = [
+        ModelStatus("dogs", "route", [1], [1], False, {"v1": 0.9, "v2": 0.1}, 1, 30_000_000),
+        ModelStatus("dogs_v2", "pinned", [], [1], False, {}, 0, 0),
+        ModelStatus("dogs_network", "network", [], [1, 2], True, {}, 0, 0),
+    ]
+    server = ServerStatus(5, "127.0.0.1", {"http": 8000, "grpc": 8001}, "cpu", 61, 20_000_000, "")
+
+    command.show(Status("/models", server, [GatewayRecord(7, "127.0.0.1", 8080)], models))
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "repository  /models",
+        "server      running for 1 min, profile cpu, pid 5",
+        "addresses   http 127.0.0.1:8000, grpc 127.0.0.1:8001",
+        "gateway     http://127.0.0.1:8080, pid 7",
+        "memory      50.0 MB: tritonserver and 1 model processes",
+    ]
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines[8:-1]]
+    assert cells == [
+        ["dogs", "route", "1", "v1 90 %, v2 10 %", "1", "30.0 MB"],
+        ["dogs_v2", "pinned", "1 not loaded", "", "", ""],
+        ["dogs_network", "network", "1, 2 inside the pinned models", "", "", ""],
+    ]
