@@ -11,7 +11,7 @@ import httpx
 from nereid.client.prediction import Label, Prediction, Timings
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import app_of
-from nereid.gateway.models import Models
+from nereid.gateway.models import Models, PreviewRefused
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
@@ -89,6 +89,12 @@ class Source:
     def route(self, name: str) -> Any:
         """Return the route of `classify`."""
         return self._route if name == "classify" else None
+
+    def preview(self, name: str, image: bytes) -> bytes | None:
+        """Return a picture of `classify`'s input; the other model has no known preprocessing."""
+        if image != IMAGE:
+            raise PreviewRefused("expected an image file")
+        return b"picture" if name == "classify" else None
 
 
 class Ring(dict[str, Key]):

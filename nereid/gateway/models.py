@@ -26,6 +26,10 @@ class Upstream(Protocol):
         """Close all connections to the server."""
 
 
+class PreviewRefused(Exception):
+    """An image cannot be shown as the network sees it; the message says why."""
+
+
 class ModelSource(Protocol):
     """The names of the models behind a gateway, which may change; its methods block."""
 
@@ -34,6 +38,13 @@ class ModelSource(Protocol):
 
     def route(self, name: str) -> RouteControl | None:
         """Return the control of a route, or None if it cannot be shown and changed here."""
+
+    def preview(self, name: str, image: bytes) -> bytes | None:
+        """Return an image as a model's network sees it (PNG), or None if the preprocessing is not known.
+
+        Raises:
+            PreviewRefused: it is not an image, or damaged.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +58,10 @@ class FixedModels:
         return self.fixed
 
     def route(self, name: str) -> RouteControl | None:
+        """Return None."""
+        return None
+
+    def preview(self, name: str, image: bytes) -> bytes | None:
         """Return None."""
         return None
 
@@ -89,6 +104,10 @@ class Models:
             listed = ", ".join(names[:MAX_NAMES]) + (", …" if names[MAX_NAMES:] else "")
             raise Failure("not_found", f"unknown model {name[:128]!r}; expected one of: {listed}")
         return self._known.get(name) or self._add(name)
+
+    def preview(self, name: str, image: bytes) -> bytes | None:
+        """Return an image as a model's network sees it; blocks, see `ModelSource.preview`."""
+        return self._source.preview(name, image)
 
     async def names(self) -> list[str]:
         """Return the names of all models, the default one first."""

@@ -1,5 +1,6 @@
 """State that all requests of one gateway share."""
 
+import asyncio
 from dataclasses import dataclass
 
 from nereid.gateway.admission.admission import Admission
@@ -24,6 +25,7 @@ class Gateway:
     quotas: Quotas
     uploads: Uploads
     metrics: Metrics
+    previewing: asyncio.Lock
 
     def count_image(
         self, endpoint: str, model: OfferedModel, variant: str, outcome: str, stages_s: dict[str, float]
@@ -46,4 +48,5 @@ def build(settings: Settings, keys: KeyRing, models: Models) -> Gateway:
         Quotas(settings.rate_per_s, settings.burst),
         Uploads(settings),
         Metrics(lambda: admission.in_flight, lambda: admission.waiting, lambda: admission.limit),
+        asyncio.Lock(),
     )

@@ -13,6 +13,7 @@ from nereid.assets import SAMPLES
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.imaging.preprocess_settings import PRESETS, PreprocessSettings
+from nereid.imaging.preview import Preview, preview
 from nereid.publish import candidate
 from nereid.publish.configs import CPU_INSTANCES, Addition, Names
 from nereid.publish.engine.actions import Action, Install, Load, Warm, Workspace
@@ -30,7 +31,7 @@ from nereid.repository import onnx_file
 from nereid.repository.check import check
 from nereid.routing.assignment import Route, Salts, Variant, format_route
 from nereid.server.run_dir import ServerRecord
-from nereid.serving_errors import InvalidConfig
+from nereid.serving_errors import InvalidConfig, InvalidImage
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,50}")
 PROFILES = ("cpu", "gpu")
@@ -53,6 +54,7 @@ class AddRequest:
         profiles: hardware profiles to write configs for.
         is_replacing: whether models of that name are removed first.
         images: photos whose top classes are shown.
+        preview: PNG file to write, with what the network sees of the photos.
     """
 
     source: Path
@@ -65,6 +67,7 @@ class AddRequest:
     profiles: tuple[str, ...] = PROFILES
     images: tuple[Path, ...] = SAMPLES
     is_replacing: bool = False
+    preview: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class Proposal:
         form: input and scores of the network.
         parameters: all parameters of the preprocessing.
         parameters_from: origin of those that the request does not contain; empty if there are none.
+        value_range: smallest and largest number that the network receives for the photos.
         labels: class names; empty if there are none.
         labels_from: their origin.
         is_multi_label: whether the scores are independent probabilities.
@@ -88,6 +92,7 @@ class Proposal:
     form: Form
     parameters: Mapping[str, str]
     parameters_from: str
+    value_range: tuple[float, float]
     labels: Sequence[str]
     labels_from: str
     is_multi_label: bool
@@ -223,7 +228,7 @@ class _Staging:
             known = {key: text for key, text in known.items() if key not in form.NORMALISATION}
         parameters = form.preprocessing(kind, {**known, **request.parameters})
         self._write(kind, parameters, labels, can_batch=True)
-        self._check_preprocessing()
+        seen_by_network = self._preview()
         self._report(f"{request.source.name}: staged as '{self._names.network}'")
         seen = survey(self._examination(labels), progress=self._progress)
         if (activation := activation_to_append(request.activation, seen)) != "none":
@@ -245,6 +250,7 @@ class _Staging:
             form=kind,
             parameters=parameters,
             parameters_from=meta.parameters_from if known else "",
+            value_range=(seen_by_network.lowest, seen_by_network.highest),
             labels=labels,
             labels_from=labels_from,
             is_multi_label=seen.is_multi_label,
@@ -269,18 +275,26 @@ class _Staging:
             return (), ""
         return meta.labels, meta.labels_from
 
-    def _check_preprocessing(self) -> None:
-        """Check the parameters of the preprocessing before the network runs.
+    def _preview(self) -> Preview:
+        """Preprocess the photos before the network runs, and write what it will see.
 
         Raises:
-            WrongUsage: a parameter is unknown or invalid.
+            WrongUsage: a parameter is unknown or invalid, or a photo cannot be read.
         """
+        request = self._request
         try:
             config = ModelConfig.from_file(self._new / self._names.preprocess, 1)
-            PreprocessSettings.from_config(config)
+            settings = PreprocessSettings.from_config(config)
+            found = preview(settings, {str(path): path.read_bytes() for path in request.images})
         except InvalidConfig as error:
             text = str(error).partition(f"model '{self._names.preprocess}': ")
             raise WrongUsage(f"preprocessing: {text[2] or text[0]}") from None
+        except InvalidImage as error:
+            raise WrongUsage(f"--images: {error}") from None
+        if request.preview:
+            request.preview.write_bytes(found.png)
+            self._report(f"preview: '{request.preview}' shows what the network sees of each photo")
+        return found
 
     def _write(
         self, kind: Form, parameters: Mapping[str, str], labels: Sequence[str], can_batch: bool

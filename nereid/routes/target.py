@@ -13,6 +13,7 @@ from nereid import json_lines
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.contract import IMAGE, SCORES
 from nereid.errors import OperationFailed, WrongUsage
+from nereid.repository.layout import pins
 from nereid.routes import history
 from nereid.routes.history import Entry
 from nereid.routing import route_file
@@ -126,6 +127,18 @@ def classifiers(repository: Path) -> list[str]:
     """Return the models that classify images: the routes, or without routes all with `image` and `scores`."""
     routes, _ = _route_names(repository)
     return routes or sorted(name for name, config in _configs(repository) if _classifies(config))
+
+
+def preprocessing_of(repository: Path, name: str) -> ModelConfig | None:
+    """Return the config of the preprocessing behind a pinned model, or behind a route's default variant."""
+    pinned = name
+    if name in _route_names(repository)[0]:
+        route = read_state(find_route(repository, name)).route()
+        pinned = next(each.model for each in route.variants if each.name == route.default)
+    for pin in pins(repository, dict(_configs(repository))):
+        if pin.model == pinned and pin.preprocess:
+            return ModelConfig.from_file(repository / pin.preprocess, pin.preprocess_version)
+    return None
 
 
 def _classifies(config: Mapping[str, Any]) -> bool:

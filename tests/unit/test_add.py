@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from PIL import Image
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
@@ -223,3 +224,19 @@ def test_external_data_comes_along(repository, tmp_path):
         "SHA256SUMS",
     }
     assert "  net.data\n" in (version / "SHA256SUMS").read_text()
+
+
+def test_preview_shows_what_the_network_sees(repository, file, tmp_path):
+    """The picture is there before the question; the proposal has the range of the numbers."""
+    shown, proposals = tmp_path / "seen.png", []
+
+    with pytest.raises(OperationFailed, match="'small' was not added"):
+        add(repository, request(file, preview=shown), None, confirm=lambda each: bool(proposals.append(each)))
+
+    with Image.open(shown) as picture:
+        assert picture.size == (2 * SIDE, SIDE)
+    lowest, highest = proposals[0].value_range
+    assert -2.2 < lowest < highest < 2.7
+    with pytest.raises(WrongUsage, match=r"--images: invalid image: .*new\.onnx: expected an image file"):
+        add(repository, request(file, images=(file,)), None)
+    assert not [*repository.iterdir()]

@@ -665,3 +665,28 @@ def test_unknown_model_is_named_with_those_that_exist(name):
     assert name != "cats" or answer.json()["error"]["message"] == (
         "unknown model 'cats'; expected one of: classify, dogs"
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/v1/preview", IMAGE, (200, "image/png", b"picture")),
+        ("/v1/models/classify/preview", IMAGE, (200, "image/png", b"picture")),
+        ("/v1/models/dogs/preview", IMAGE, (404, "not_found")),
+        ("/v1/models/cats/preview", IMAGE, (404, "not_found")),
+        ("/v1/preview", b"text", (400, "invalid_image")),
+        ("/v1/preview", b"", (400, "invalid_image")),
+    ],
+    ids=["default", "named", "unknown preprocessing", "unknown model", "no image", "empty"],
+)
+def test_preview_shows_what_the_network_sees(path, body, expected):
+    """A picture, or an error with its reason; the network does not run."""
+    upstream = Upstream()
+
+    answer = send(gateway(upstream), "POST", path, content=body)
+
+    if answer.status_code == 200:
+        assert (200, answer.headers["content-type"], answer.content) == expected
+    else:
+        assert code(answer) == expected
+    assert upstream.received == []

@@ -1,10 +1,15 @@
 """The model that `nereid classify` and `nereid gateway` use, and the names that the gateway offers."""
 
-import pytest
+import io
 
+import pytest
+from PIL import Image
+
+from nereid.assets import COFFEE, REPOSITORY
 from nereid.cli.options import find_classifier
 from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.errors import WrongUsage
+from nereid.gateway.models import PreviewRefused
 
 ROUTE = """backend: "ab_router"
 parameters { key: "route" value { string_value: "NAME.route.json" } }
@@ -58,3 +63,17 @@ def test_gateway_offers_routes_and_the_default_model(tmp_path):
     repository(folder, cats=ROUTE)
     assert models.names() == ["dogs_v1", "cats", "dogs"]
     assert [models.route(name) is not None for name in ("dogs", "dogs_v1", "birds")] == [True, False, False]
+
+
+def test_preview_is_that_of_the_preprocessing():
+    """A route shows the input of its default variant; a network alone has no preprocessing."""
+    models, photo = RepositoryModels(REPOSITORY, lambda: None), COFFEE.read_bytes()
+
+    found = models.preview("classify", photo)
+
+    with Image.open(io.BytesIO(found)) as picture:
+        assert picture.size == (224, 224)
+    assert models.preview("classify_v1", photo) == found
+    assert models.preview("efficientnet_lite0", photo) is None
+    with pytest.raises(PreviewRefused, match="expected an image file"):
+        models.preview("classify", b"text")

@@ -68,6 +68,10 @@ def add(
         list[Path] | None,
         typer.Option(help="Photo whose top classes are shown. May be repeated.", show_default="two samples"),
     ] = None,
+    preview: Annotated[
+        Path | None,
+        typer.Option(help="PNG file to write: the photos as the network sees them.", metavar="FILE.png"),
+    ] = None,
     profile: Annotated[
         list[str] | None,
         typer.Option(
@@ -102,6 +106,7 @@ def add(
         tuple(profile or adding.PROFILES),
         tuple(images or SAMPLES),
         replace,
+        preview,
     )
     record = find_server(context, own_repository(repository))
 
@@ -132,6 +137,7 @@ def screen(name: str, proposal: "Proposal") -> list[str]:
                   f"layout {LAYOUTS[form.is_last]}, colours {proposal.parameters.get('color_order', 'RGB')}"),
         ("preprocessing", ", ".join(f"{key} {text}" for key, text in proposal.parameters.items())
          + (f" (from {proposal.parameters_from})" if proposal.parameters_from else "")),
+        ("values", f"{proposal.value_range[0]:.3g} to {proposal.value_range[1]:.3g} for the photos below"),
         ("scores", f"{form.classes} classes, {scores}"),
         ("labels", f"{len(proposal.labels)} names from {proposal.labels_from}" if proposal.labels
          else "none; fix: --labels FILE shows names instead of numbers"),

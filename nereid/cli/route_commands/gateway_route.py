@@ -4,15 +4,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nereid.errors import OperationFailed, WrongUsage
+from nereid.gateway.models import PreviewRefused
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.imaging.preview import preview
 from nereid.routes import change
 from nereid.routes.change import Proposal, Propose
 from nereid.routes.served import NO_SERVER, SERVED, RunningServer, served_status
 from nereid.routes.target import RouteState as StoredRoute
-from nereid.routes.target import classifiers, find_route, find_routes, present_table, read_state
+from nereid.routes.target import (
+    classifiers,
+    find_route,
+    find_routes,
+    preprocessing_of,
+    present_table,
+    read_state,
+)
 from nereid.routing.assignment import shares
 from nereid.server.run_dir import ServerRecord
-from nereid.serving_errors import InvalidConfig
+from nereid.serving_errors import InvalidConfig, InvalidImage
 
 
 class RepositoryModels:
@@ -37,6 +47,20 @@ class RepositoryModels:
         """Return the control of a route, or None for a model that is not a route."""
         is_route = any(route.name == name for route in find_routes(self._repository))
         return RepositoryRoute(self._repository, name, self._find) if is_route else None
+
+    def preview(self, name: str, image: bytes) -> bytes | None:
+        """Return an image as a model's network sees it (PNG); for a route, that of its default variant.
+
+        Raises:
+            PreviewRefused: it is not an image, or damaged.
+        """
+        config = preprocessing_of(self._repository, name)
+        if config is None:
+            return None
+        try:
+            return preview(PreprocessSettings.from_config(config), {"image": image}).png
+        except InvalidImage as error:
+            raise PreviewRefused(error.args[0]) from None
 
 
 class RepositoryRoute:

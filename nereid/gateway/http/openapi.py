@@ -9,7 +9,7 @@ import msgspec
 from nereid.gateway.answers import FailedResult, Result
 from nereid.gateway.failures import STATUS, Code, ErrorAnswer
 from nereid.gateway.http.operations import Operation
-from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K
+from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, ImageBody
 
 _WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
 _PARAMETERS = {
@@ -105,7 +105,7 @@ def _body(operation: Operation, kind: str, body: Any) -> dict[str, Any]:
         return dict(body)
     if kind != FORM:
         return _FILE
-    one = operation.path == "/predict"
+    one = operation.body is ImageBody
     file = _FILE if one else {"type": "array", "items": _FILE, "minItems": 1}
     return {
         "type": "object",
@@ -116,7 +116,9 @@ def _body(operation: Operation, kind: str, body: Any) -> dict[str, Any]:
 
 
 def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dict[str, Any]:
-    content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {JSON: {"schema": answer}}
+    plain = _FILE if operation.response_type.startswith("image/") else {"type": "string"}
+    kind, schema = (operation.response_type, plain) if answer is None else (JSON, answer)
+    content = {kind: {"schema": schema}}
     good = {"description": "The requested result.", "headers": _HEADERS, "content": content}
     responses: dict[str, Any] = {"200": good}
     if operation.path == "/readyz":

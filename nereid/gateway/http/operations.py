@@ -14,6 +14,7 @@ from nereid.gateway.failures import Code, Failure, invalid_request
 from nereid.gateway.gateway_metrics import CONTENT_TYPE
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
+from nereid.gateway.image_preview import preview
 from nereid.gateway.live import LiveState
 from nereid.gateway.predict import PARAMETERS, classify_batch, predict
 from nereid.gateway.readiness import Health, Ready
@@ -133,7 +134,7 @@ class Operation:
     Attributes:
         run: the handler.
         need: the required key.
-        answer: class of the response; None if the response is not JSON.
+        answer: class of the response; None if the response is not JSON but has `response_type`.
         query: names of the query parameters.
         body: class of the JSON body.
         kinds: accepted media types of the body.
@@ -153,6 +154,7 @@ class Operation:
     errors: tuple[Code, ...] = ()
     is_limited: bool = False
     is_of_model: bool = False
+    response_type: str = "text/plain"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -197,6 +199,19 @@ OPERATIONS = (
         _IMAGE,
         True,
         True,
+    ),
+    Operation(
+        "POST",
+        "/v1/preview",
+        preview,
+        "infer",
+        None,
+        kinds=("image/*", "application/octet-stream", FORM, JSON),
+        body=ImageBody,
+        errors=("invalid_image", *_BODY, "rate_limited", "not_found", "deadline_exceeded"),
+        is_limited=True,
+        is_of_model=True,
+        response_type="image/png",
     ),
     Operation("GET", "/v1/models", models, "infer", list[ModelName]),
     Operation("GET", "/v1/live", live, "infer", LiveState, is_of_model=True),

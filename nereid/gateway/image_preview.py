@@ -1,0 +1,28 @@
+"""`POST /v1/preview`: a picture of what the network sees of an image."""
+
+import asyncio
+
+from nereid.gateway import image_size
+from nereid.gateway.failures import Failure
+from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse
+from nereid.gateway.models import PreviewRefused
+from nereid.gateway.state import Gateway
+
+
+async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return a picture (PNG) of an image as the network sees it."""
+    settings = gateway.settings
+    timeout_s = request.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
+    image = await gateway.uploads.one(request, timeout_s - request.elapsed_s())
+    image_size.check(image, settings.max_pixels, settings.max_side_px)
+    try:
+        # One at a time: decoding costs as much as an inference, and requests for predictions come first.
+        async with asyncio.timeout(timeout_s - request.elapsed_s()), gateway.previewing:
+            png = await asyncio.to_thread(gateway.models.preview, request.model.name, image)
+    except TimeoutError:
+        raise Failure("deadline_exceeded", f"no response within {timeout_s:.3g} s") from None
+    except PreviewRefused as error:
+        raise Failure("invalid_image", str(error)) from None
+    if png is None:
+        raise Failure("not_found", f"this gateway does not know the preprocessing of '{request.model.name}'")
+    return GatewayResponse(png, b"image/png", headers=[(b"cache-control", b"no-store")])
