@@ -52,6 +52,7 @@ class AddRequest:
         size_px: height and width of the input, for a network that accepts any size.
         output: the output with the scores, for a network with several outputs.
         profiles: hardware profiles to write configs for.
+        instances: processes of the pinned model on a CPU.
         is_replacing: whether models of that name are removed first.
         images: photos whose top classes are shown.
         preview: PNG file to write, with what the network sees of the photos.
@@ -65,6 +66,7 @@ class AddRequest:
     size_px: int = 0
     output: str = ""
     profiles: tuple[str, ...] = PROFILES
+    instances: int = CPU_INSTANCES
     images: tuple[Path, ...] = SAMPLES
     is_replacing: bool = False
     preview: Path | None = None
@@ -223,9 +225,7 @@ class _Staging:
         scores, changes = adaptation.adapt_file(self._network, Choices(request.output))
         kind = form.read(found.signature, onnx_file.read(self._network).signature, scores, request.size_px)
         labels, labels_from = self._labels(meta, kind)
-        known = {} if _normalises(request) else meta.parameters
-        if kind.image.datatype == "TYPE_UINT8":
-            known = {key: text for key, text in known.items() if key not in form.NORMALISATION}
+        known = form.known_parameters(kind, meta.parameters, request.parameters)
         parameters = form.preprocessing(kind, {**known, **request.parameters})
         self._write(kind, parameters, labels, can_batch=True)
         seen_by_network = self._preview()
@@ -257,8 +257,8 @@ class _Staging:
             can_batch=seen.can_batch,
             changes=changes,
             report=measured,
-            processes=CPU_INSTANCES + 1,
-            memory_bytes=CPU_INSTANCES * (measured.memory_bytes + PROCESS_BYTES) + PROCESS_BYTES,
+            processes=request.instances + 1,
+            memory_bytes=request.instances * (measured.memory_bytes + PROCESS_BYTES) + PROCESS_BYTES,
             top_classes=dict(zip((each.name for each in request.images), seen.top_classes, strict=True)),
         )
 
@@ -299,10 +299,9 @@ class _Staging:
     def _write(
         self, kind: Form, parameters: Mapping[str, str], labels: Sequence[str], can_batch: bool
     ) -> None:
-        names = self._names
-        addition = Addition(
-            names, kind.image, kind.scores, tuple(parameters.items()), bool(labels), can_batch
-        )
+        names, given = self._names, tuple(parameters.items())
+        more = can_batch, self._request.instances
+        addition = Addition(names, kind.image, kind.scores, given, bool(labels), *more)
         for name, texts in addition.configs().items():
             folder = self._new / name
             (folder / "1").mkdir(parents=True, exist_ok=True)
@@ -344,7 +343,3 @@ class _Staging:
 
     def _progress(self, line: str) -> None:
         self._report(f"examination: {line}")
-
-
-def _normalises(request: AddRequest) -> bool:
-    return any(key in request.parameters for key in form.NORMALISATION)

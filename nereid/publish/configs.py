@@ -13,7 +13,6 @@ IMAGE = f'input {{ name: "{contract.IMAGE}" data_type: TYPE_STRING dims: [ 1 ] }
 VERSION = "version_policy { specific { versions: [ 1 ] } }"
 # A new version then needs only a folder: a changed config may make Triton reload the other versions.
 ALL_VERSIONS = "version_policy { all {} }"
-ON_CPU = f"instance_group {{ kind: KIND_CPU count: {CPU_INSTANCES} }}"
 ON_GPU = "instance_group { kind: KIND_GPU count: 1 }"
 NETWORK_ON_GPU = """\
 # Without this, Triton first copies every input of a Python-based backend to the host.
@@ -67,18 +66,19 @@ class Addition(NamedTuple):
     parameters: Sequence[tuple[str, str]]
     has_labels: bool
     can_batch: bool = True
+    instances: int = CPU_INSTANCES
 
     def configs(self) -> dict[str, dict[str, str]]:
         """Return the configs of all models by profile; the plain config has the profile ""."""
         on_gpu = GPU_BATCH if self.can_batch else 1
         return {
             self.names.network: {
-                "": self._network("Images in, scores out.", self._batch, ON_CPU),
+                "": self._network("Images in, scores out.", self._batch, self._on_cpu),
                 "gpu": self._network("On a GPU: the input stays in GPU memory.", on_gpu, ON_GPU)
                 + NETWORK_ON_GPU,
             },
             self.names.preprocess: {
-                "": self._preprocess("Encoded images to the network's input.", self._batch, ON_CPU),
+                "": self._preprocess("Encoded images to the network's input.", self._batch, self._on_cpu),
                 "gpu": self._preprocess("On a GPU: JPEGs are decoded there.", on_gpu, ON_GPU),
             },
             self.names.pinned: {"": self._pinned(), "cpu": self._pinned_on_cpu()},
@@ -88,6 +88,10 @@ class Addition(NamedTuple):
     @property
     def _batch(self) -> int:
         return CPU_BATCH if self.can_batch else 1
+
+    @property
+    def _on_cpu(self) -> str:
+        return f"instance_group {{ kind: KIND_CPU count: {self.instances} }}"
 
     @property
     def _batching(self) -> str:
@@ -153,7 +157,7 @@ class Addition(NamedTuple):
             IMAGE,
             self._scores_output(),
             VERSION,
-            ON_CPU,
+            self._on_cpu,
             *(SMALL_BATCHES if self.can_batch else [self._batching]),
             parameters=[p for key, name in parts.items() for p in ((key, name), (f"{key}_version", "1"))],
         )

@@ -267,5 +267,5 @@ def test_every_page_is_in_the_index_and_on_the_site(root):
     """A reader finds each page from docs/README.md, and in the navigation of the site."""
     pages = {path.name for path in (root / "docs").glob("*.md")} - {"README.md"}
 
-    assert pages <= set(re.findall(r"\]\((\w+\.md)\)", (root / "docs" / "README.md").read_text()))
+    assert pages <= set(re.findall(r"\]\(([\w-]+\.md)\)", (root / "docs" / "README.md").read_text()))
     assert pages <= set(re.findall(r"^ +- (\w+\.md)$", (root / "mkdocs.yml").read_text(), re.MULTILINE))

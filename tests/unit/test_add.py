@@ -1,5 +1,7 @@
 """Files that `nereid add` writes and requests that it refuses, without a server."""
 
+import json
+
 import numpy as np
 import onnx
 import pytest
@@ -240,3 +242,19 @@ def test_preview_shows_what_the_network_sees(repository, file, tmp_path):
     with pytest.raises(WrongUsage, match=r"--images: invalid image: .*new\.onnx: expected an image file"):
         add(repository, request(file, images=(file,)), None)
     assert not [*repository.iterdir()]
+
+
+def test_given_resize_replaces_that_of_the_metadata(repository, file):
+    """The rest of timm's preprocessing stays."""
+    numbers = {"input_size": [3, SIDE, SIDE], "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.9}
+    (file.parent / "config.json").write_text(json.dumps({"pretrained_cfg": numbers}))
+
+    add(repository, AddRequest(file, "small", {"resize": "exact"}), None)
+
+    given = ModelConfig.from_file(repository / "small_preprocess", 1).parameters
+    assert given == {
+        "resize": "exact",
+        "interpolation": "bilinear",
+        "mean": "127.5, 127.5, 127.5",
+        "std": "63.75, 63.75, 63.75",
+    }

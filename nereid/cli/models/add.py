@@ -78,6 +78,9 @@ def add(
             help="Hardware to write configs for: `cpu` or `gpu`. May be repeated.", show_default="both"
         ),
     ] = None,
+    instances: Annotated[
+        int, typer.Option(help="Processes that compute on a CPU; 1 saves memory.", min=1)
+    ] = 2,
     replace: Annotated[
         bool, typer.Option("--replace", help="Remove the models of that name first, all versions.")
     ] = False,
@@ -104,6 +107,7 @@ def add(
         size,
         output,
         tuple(profile or adding.PROFILES),
+        instances,
         tuple(images or SAMPLES),
         replace,
         preview,

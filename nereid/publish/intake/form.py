@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nereid.errors import WrongUsage
-from nereid.imaging.preprocess_settings import PRESETS
+from nereid.imaging.preprocess_settings import PRESETS, REPLACES
 from nereid.inference.signature import NetworkTensor, Signature
 from nereid.publish.configs import Tensor
 from nereid.repository.onnx_file import describe
@@ -81,6 +81,19 @@ def preprocessing(form: Form, given: Mapping[str, str]) -> dict[str, str]:
             if not preset or side != USUAL_SIDE_PX:
                 found["resize_shorter_px"] = str(round(usual * side / USUAL_SIDE_PX))
     return found
+
+
+def known_parameters(form: Form, known: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a file's metadata that fit the form and the given parameters.
+
+    A given normalisation or preset replaces them all.
+    """
+    if any(key in given for key in NORMALISATION):
+        return {}
+    without = {other for key in given for other in REPLACES.get(key, ())}
+    if form.image.datatype == "TYPE_UINT8":
+        without |= {*NORMALISATION}
+    return {key: text for key, text in known.items() if key not in without}
 
 
 def _per_channel(key: str, text: str) -> str:

@@ -1,0 +1,171 @@
+"""Every command of docs/your-model.md, in its order, as a new user would run it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+
+from nereid.assets import COFFEE
+from tests.user_networks import CLASSES, UserNetwork
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-model.md"
+NAMES = ["beagle", "boxer", "collie", "husky", "poodle"]
+WATCHDOG_S = 120
+# Commands that keep their terminal; a free port replaces the usual one.
+KEPT = {
+    "nereid serve": ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"],
+    "nereid gateway": ["--port", "0"],
+}
+# Commands that wait for an answer.
+ASKING = ("nereid add", "nereid remove")
+
+
+def commands() -> list[str]:
+    """Return the commands of the page's consoles, in their order."""
+    blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+
+
+def exporters() -> dict[str, str]:
+    """Return the command for each exporter in the page's table."""
+    return dict(re.findall(r"^\| (.+?) \| `(nereid add .+?)` \|$", PAGE.read_text(), re.MULTILINE))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The user's folder: a network of each exporter, class names and a photo."""
+    assert len(NAMES) == CLASSES
+    (tmp_path / "dogs.txt").write_text("".join(f"{name}\n" for name in NAMES))
+    shutil.copy(COFFEE, tmp_path / "photo.jpg")
+    onnx.save(UserNetwork().build(), tmp_path / "dogs.onnx")
+    onnx.save(UserNetwork(weights=2).build(), tmp_path / "better.onnx")
+    (tmp_path / "timm").mkdir()
+    onnx.save(UserNetwork().build(), tmp_path / "timm" / "dogs.onnx")
+    config = {"input_size": [3, 16, 16], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.875}
+    (tmp_path / "timm" / "config.json").write_text(json.dumps({"pretrained_cfg": config}))
+    ultralytics = UserNetwork(batch=1, activation="softmax").build()
+    names = {"task": "classify", "imgsz": "[16, 16]", "names": repr(dict(enumerate(NAMES)))}
+    helper.set_model_props(ultralytics, names)
+    onnx.save(ultralytics, tmp_path / "yolo.onnx")
+    for name in ("keras", "plain"):
+        onnx.save(UserNetwork("NHWC", activation="softmax").build(), tmp_path / f"{name}.onnx")
+    return tmp_path
+
+
+class Terminal:
+    """The user's terminals: one environment, a process for each command."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        (folder / "run").mkdir(mode=0o700)
+        search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = os.environ | {"PATH": search, "XDG_RUNTIME_DIR": str(folder / "run")}
+        self._folder, self._stack, self._port = folder, stack, 0
+
+    def run(self, command: str) -> str:
+        """Run a command, and return its stdout; one that keeps its terminal is left running."""
+        if command.startswith("export "):
+            name, _, value = command.removeprefix("export ").partition("=")
+            self.environment[name] = value.replace("$PWD", str(self._folder))
+            return ""
+        if command in KEPT:
+            return self._keep(command)
+        answer = " --yes" if command.startswith(ASKING) else ""
+        shell = command.replace("localhost:8080", f"localhost:{self._port}") + answer
+        done = subprocess.run(
+            ["bash", "-c", shell],
+            cwd=self._folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_S,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def _keep(self, command: str) -> str:
+        process = subprocess.Popen(
+            [*command.split(), *KEPT[command]],
+            cwd=self._folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._stack.enter_context(process)
+        self._stack.callback(process.terminate)
+        assert process.stdout
+        line = process.stdout.readline()
+        self._port = json.loads(line)["http"]
+        return line
+
+
+@pytest.mark.slow
+def test_walk_through_the_page(folder):
+    """Each command ends well, and does what its section says."""
+    seen: dict[str, str] = {}
+    with ExitStack() as stack:
+        terminal = Terminal(folder, stack)
+        for command in commands():
+            seen[command] = terminal.run(command)
+            if command.startswith("nereid remove"):
+                left = json.loads(terminal.run("nereid status --json"))
+
+    (shown,) = [text for command, text in seen.items() if command.startswith("nereid classify")]
+    assert "variant v1 by weight" in shown
+    assert all(name in shown for name in NAMES)
+    assert (folder / "seen.png").stat().st_size > 0
+    (answer,) = [json.loads(text) for command, text in seen.items() if command.startswith("curl")]
+    assert (answer["model"], answer["predictions"][0]["label"] in NAMES) == ("dogs", True)
+    assert "dogs 10 %" in seen["nereid versions dogs"]
+    assert "v1 90 %, v2 10 %" in seen["nereid status"]
+    assert re.search(r"gateway +http://127\.0\.0\.1:\d+, pid \d+", seen["nereid status"])
+    assert "v1 50 %, v2 50 %" in seen["nereid route set v1=50 v2=50 --model dogs"]
+    assert "v1 100 %, v2 0 %" in seen["nereid rollback dogs"]
+    assert "0 failures" in seen["nereid check"]
+    assert not [each["name"] for each in left["models"] if each["name"].startswith("dogs")]
+
+
+@pytest.mark.parametrize(
+    ("exporter", "expected", "labels"),
+    [
+        ("torchvision, or trained like it", {"preset": "imagenet", "resize_shorter_px": "18"}, "'dogs.txt'"),
+        ("timm", {"mean": "127.5, 127.5, 127.5", "resize_shorter_px": "18"}, "'dogs.txt'"),
+        ("Ultralytics", {"resize_shorter_px": "16", "scale": str(1 / 255)}, "the file's metadata 'names'"),
+        (
+            "Keras, with a layer `Rescaling` in the network",
+            {"resize": "exact", "antialias": "false", "scale": "1", "layout": "NHWC"},
+            "'dogs.txt'",
+        ),
+        (
+            "Keras, with pixels from −1 to 1",
+            {"resize": "exact", "mean": "127.5, 127.5, 127.5", "std": "127.5, 127.5, 127.5"},
+            "'dogs.txt'",
+        ),
+    ],
+    ids=["torchvision", "timm", "Ultralytics", "Keras with Rescaling", "Keras"],
+)
+def test_network_of_each_exporter_is_read_as_the_page_says(folder, exporter, expected, labels):
+    """The command of the table finds preprocessing and class names, and probabilities."""
+    with ExitStack() as stack:
+        terminal = Terminal(folder, stack)
+        terminal.environment["NEREID_REPOSITORY"] = str(folder / "models")
+        found = json.loads(terminal.run(f"{exporters()[exporter]} --json"))
+
+    assert {key: found["parameters"].get(key) for key in expected} == expected
+    assert found["labels"] == {"count": CLASSES, "from": labels}
+    appended = [line for line in found["changes"] if "softmax" in line]
+    assert bool(appended) == (exporter in ("torchvision, or trained like it", "timm"))
+
+
+def test_the_page_has_a_command_for_each_exporter():
+    """The table and its tests have the same rows."""
+    assert len(exporters()) == 5
+    assert len(commands()) >= 17
