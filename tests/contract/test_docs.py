@@ -268,4 +268,4 @@ def test_every_page_is_in_the_index_and_on_the_site(root):
     pages = {path.name for path in (root / "docs").glob("*.md")} - {"README.md"}
 
     assert pages <= set(re.findall(r"\]\(([\w-]+\.md)\)", (root / "docs" / "README.md").read_text()))
-    assert pages <= set(re.findall(r"^ +- (\w+\.md)$", (root / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert pages <= set(re.findall(r"^ +- ([\w-]+\.md)$", (root / "mkdocs.yml").read_text(), re.MULTILINE))
