@@ -11,6 +11,26 @@ from nereid.serving_errors import InvalidConfig
 
 # Parameters that Triton reads itself; every backend ignores them.
 TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
+# Those of `nereid.inference.session_options`, and NVIDIA's that it need not read.
+SESSION_PREFIX = "session."
+ONNXRUNTIME_PARAMETERS = frozenset(
+    {
+        "arena_extend_strategy",
+        "cudnn_conv_algo_search",
+        "do_copy_in_default_stream",
+        "enable_mem_arena",
+        "enable_mem_pattern",
+        "execution_mode",
+        "gpu_mem_limit",
+        "inter_op_thread_count",
+        "intra_op_thread_count",
+        "memory.enable_memory_arena_shrinkage",
+        "nereid.run_batch_size",
+        "nereid.shared_weights",
+    }
+)
+# Those of them that are `true` or `false`.
+ONNXRUNTIME_FLAGS = frozenset({"enable_mem_arena", "enable_mem_pattern", "nereid.shared_weights"})
 
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 

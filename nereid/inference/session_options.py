@@ -12,7 +12,7 @@ from typing import Any
 import onnxruntime
 
 from nereid.config.model_config import ModelConfig
-from nereid.config.parameters import parse_bool, parse_int
+from nereid.config.parameters import SESSION_PREFIX, parse_bool, parse_int
 from nereid.config.server_flags import backend_settings, flag_values
 from nereid.inference.threads import PARAMETERS, ThreadCounts, thread_counts
 from nereid.serving_errors import InvalidConfig, official_text
@@ -83,7 +83,6 @@ ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 ALLOW_SPINNING = "session.intra_op.allow_spinning"
 
 # Ours, not NVIDIA's, whose backend ignores them: ONNX Runtime's own session options, and the `nereid.` ones.
-SESSION_PREFIX = "session."
 RUN_BATCH_SIZE = "nereid.run_batch_size"
 SHARED_WEIGHTS = "nereid.shared_weights"
 

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from nereid.errors import OperationFailed
-from nereid.repository.layout import backend_of, hidden_models, readable_configs, served_versions
+from nereid.repository.layout import (
+    backend_of,
+    hidden_models,
+    model_folders,
+    readable_configs,
+    served_versions,
+)
 from nereid.routes.target import BACKEND, check_repository, find_route, read_state
 from nereid.routing.assignment import shares
 from nereid.server import run_dir, stubs
@@ -90,11 +96,11 @@ def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
     ready, trouble = _ready(record)
     counts, memory = _processes(record)
     profile = record.profile if record and record.profile != PLAIN_PROFILE else ""
-    documents, inside = readable_configs(repository, profile), _inside(repository, profile)
+    documents, inside = readable_configs(repository, profile), hidden_models(repository, profile)
     models = [
         ModelStatus(
             name,
-            _kind(repository / name, documents[name]) if name in documents else "not on disk",
+            _kind(repository / name, documents.get(name)),
             sorted(ready.get(name, ())),
             served_versions(repository / name, documents[name]) if name in documents else [],
             name in inside,
@@ -102,7 +108,7 @@ def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
             counts[name],
             memory[name],
         )
-        for name in sorted({*documents, *ready})
+        for name in sorted({*(folder.name for folder in model_folders(repository)), *ready})
     ]
     server = _server(record, trouble) if record else None
     return Status(str(repository), server, run_dir.find_gateways(base, repository), models)
@@ -146,7 +152,9 @@ def _server(record: ServerRecord, trouble: str) -> ServerStatus:
     return ServerStatus(record.pid, record.host, ports, record.profile, uptime_s, memory, trouble)
 
 
-def _kind(folder: Path, document: Mapping[str, Any]) -> str:
+def _kind(folder: Path, document: Mapping[str, Any] | None) -> str:
+    if document is None:
+        return "invalid config" if folder.exists() else "not on disk"
     if "ensemble_scheduling" in document:
         return "pinned"
     backend = backend_of(folder, document)
@@ -160,10 +168,3 @@ def _traffic(repository: Path, name: str, document: Mapping[str, Any]) -> Mappin
         return shares(read_state(find_route(repository, name)).route())
     except (OperationFailed, InvalidConfig, OSError):  # `nereid route show` has the reason
         return {}
-
-
-def _inside(repository: Path, profile: str) -> set[str]:
-    try:
-        return hidden_models(repository, profile)
-    except InvalidConfig:  # `nereid check` has the reason
-        return set()

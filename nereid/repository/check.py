@@ -14,6 +14,7 @@ from nereid.repository.checksums import CHECKSUMS, changes_since_publication, li
 from nereid.repository.labels import InvalidLabels, check_count
 from nereid.repository.layout import config_files, model_folders
 from nereid.repository.profile import NetworkCache, Profile
+from nereid.repository.triton_rules import apply_rules
 from nereid.routing import route_file
 from nereid.serving_errors import InvalidConfig
 
@@ -123,11 +124,16 @@ def _check_model(profile: Profile, model: str) -> Iterator[Finding]:
 def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
     document = profile.documents[model]
     kind = "ensemble" if "ensemble_scheduling" in document else profile.backend(model)
+    yield "Triton's rules", _rules
     yield "versions", _versions
     if kind in CHECKS:
         yield kind, CHECKS[kind]
     if any(entry.get("label_filename") for entry in document.get("output", ())):
         yield "labels", _labels
+
+
+def _rules(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    yield from apply_rules(profile.root / model, profile.documents[model])
 
 
 def _versions(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:

@@ -49,14 +49,18 @@ def model_folders(repository: Path) -> list[Path]:
     return sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
+def is_model(folder: Path) -> bool:
+    """Return whether a folder is a model: it has a config, or a version with a file that Triton knows."""
+    return (folder / "config.pbtxt").exists() or any(folder.glob("[0-9]*/model.*"))
+
+
 def hidden_models(repository: Path, profile: str) -> set[str]:
     """Return the models that are used only by ensembles which `profile` replaces by other models.
 
-    Raises:
-        InvalidConfig: a file is not a ModelConfig.
+    Configs that cannot be read are left out; Triton reports them.
     """
-    plain, served = configs(repository), configs(repository, profile)
-    replaced = {name for name in plain if _steps(plain[name]) and not _steps(served[name])}
+    plain, served = readable_configs(repository), readable_configs(repository, profile)
+    replaced = {name for name in plain.keys() & served if _steps(plain[name]) and not _steps(served[name])}
     return _used_by({n: plain[n] for n in replaced}) - _used_by(served)
 
 
@@ -72,7 +76,8 @@ def served_versions(folder: Path, document: Mapping[str, Any], without: int = 0)
     if "specific" in policy:
         return sorted({*map(int, policy["specific"].get("versions", ()))} - {without})
     there = [version for version in versions_there(folder) if version != without]
-    return there if "all" in policy else there[-int(policy.get("latest", {}).get("num_versions", 1)) :]
+    latest = int(policy["latest"].get("num_versions", 0)) if "latest" in policy else 1
+    return there if "all" in policy else there[len(there) - min(latest, len(there)) :]
 
 
 def versions_there(folder: Path) -> list[int]:

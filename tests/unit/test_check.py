@@ -93,6 +93,9 @@ def repository(tmp_path) -> Path:
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / ".gitkeep").touch()
         (tmp_path / name / "config.pbtxt").write_text(text)
+    (tmp_path / "foreign" / "1" / "model.py").write_text("# nobody's")
+    (tmp_path / "foreign" / "1" / ".gitkeep").unlink()
+    publish(tmp_path / "foreign" / "1")
     (tmp_path / "whole" / "configs").mkdir()
     (tmp_path / "whole" / "configs" / "cpu.pbtxt").write_text(FUSED)
     for name in ("net", "whole", "route"):
@@ -173,6 +176,16 @@ def test_good_repository_has_no_findings(repository):
     assert {each.model for each in check(repository)} == {"net", "pre", "whole", "route", "foreign"}
 
 
+def test_parameter_that_no_backend_reads_is_noted(repository):
+    """A misspelt name changes nothing, so a note has the nearest name; the model works."""
+    net("max_batch_size: 8", f"max_batch_size: 8 {PARAMETER.format('intra_op_thread_cnt', '1')}")(repository)
+
+    assert findings(repository) == [
+        "net, config.pbtxt, Triton's rules: the backend 'onnxruntime' does not read the parameter "
+        "'intra_op_thread_cnt'; the nearest name is 'intra_op_thread_count'"
+    ]
+
+
 def test_own_repository_has_no_failure():
     """The shipped repository has no failure and no note."""
     assert findings(REPOSITORY, "fail") == []
@@ -195,8 +208,26 @@ def fused(old: str, new: str) -> Fault:
 
 INPUT_MAP = 'input_map { key: "x" value: "between" }'
 OUTPUT_MAP = 'output_map { key: "x" value: "between" }'
+PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}'
 STEPS = ENSEMBLE.partition("ensemble_scheduling")[2]
 FAULTS = {
+    "backend": (
+        net('"onnxruntime"', '"onnxrutime"'),
+        "net, config.pbtxt, Triton's rules: backend: expected one of .*; the nearest name is 'onnxruntime'",
+    ),
+    "platform": (net('backend: "onnxruntime"', 'platform: "onnx"'), "platform: expected one of ensemble, "),
+    "preferred-size": (
+        net("max_batch_size: 8", "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 16 ] }"),
+        r"preferred_batch_size: expected 1 to 8 \(max_batch_size\), got 16",
+    ),
+    "python-file": (
+        remove("foreign/1/model.py"),
+        "foreign, config.pbtxt, Triton's rules: Python model file not found in .*foreign/1/model.py",
+    ),
+    "thread-count": (
+        net("max_batch_size: 8", f"max_batch_size: 8 {PARAMETER.format('intra_op_thread_count', 'two')}"),
+        "net, .*failed to convert 'two' to integral number",
+    ),
     "input-without-name": (net('name: "x" ', ""), "net, .*the config is incomplete: Key"),
     "step-without-name": (whole('model_name: "pre" ', ""), "whole, .*config is incomplete"),
     "route-without-output": (

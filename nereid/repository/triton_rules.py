@@ -1,0 +1,170 @@
+"""Rules of Triton for a config that a server applies before it loads the model.
+
+Source: triton-inference-server/core r24.10, model_config_utils.cc and backend_model.cc; each rule was seen
+with the real server (tests/e2e/test_config_verdicts.py).
+"""
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from nereid.config.parameters import (
+    ONNXRUNTIME_FLAGS,
+    ONNXRUNTIME_PARAMETERS,
+    SESSION_PREFIX,
+    TRITON_PARAMETERS,
+    parse_bool,
+)
+from nereid.inference.threads import thread_counts
+from nereid.repository.layout import backend_of, served_versions
+from nereid.repository.tensor_rules import tensor_problems
+
+# Backends by platform. Source: model_config.h, kTensorFlowGraphDefPlatform and following lines.
+PLATFORMS = {
+    "ensemble": "",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+    "tensorrt_plan": "tensorrt",
+}
+EMBEDDED_BACKENDS = ("ab_router", "fused", "onnxruntime", "preprocess", "python")
+# Backends of NVIDIA's image, which the embedded server does not have.
+IMAGE_BACKENDS = (
+    "dali",
+    "fil",
+    "identity",
+    "openvino",
+    "pytorch",
+    "repeat",
+    "square",
+    "tensorflow",
+    "tensorrt",
+    "tensorrtllm",
+    "vllm",
+)
+Findings = Iterator[tuple[Literal["note", "fail"], str]]
+
+
+def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
+    """Yield a verdict and a text for each rule that a model's config breaks."""
+    yield from _backend(folder, document)
+    backend = backend_of(folder, document)
+    # A Python model may complete its config by its own code.
+    is_completed = backend == "onnxruntime" or (backend == "python" and _completes_config(folder))
+    tensors = tensor_problems(document, is_completed)
+    for text in (*_scheduling(document), *_instances(document), *_warm_up(document), *tensors):
+        yield "fail", text
+    if backend == "onnxruntime":
+        yield from _unread_parameters(document)
+        _check_values(
+            {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
+        )
+
+
+def _has_library(folder: Path, document: Mapping[str, Any]) -> bool:
+    """Return whether a model names or contains the library of its own backend."""
+    return bool(document.get("runtime")) or any(folder.rglob("libtriton_*.so"))
+
+
+def missing_python_file(folder: Path, document: Mapping[str, Any]) -> Path | None:
+    """Return the first missing file of a Python model.
+
+    Triton 24.10 never ends the load of such a model, and is not ready meanwhile.
+    """
+    if document.get("backend") != "python":
+        return None
+    name = document.get("default_model_filename") or "model.py"
+    versions = (folder / str(version) for version in served_versions(folder, document))
+    return next((each / name for each in versions if each.is_dir() and not (each / name).exists()), None)
+
+
+def _backend(folder: Path, document: Mapping[str, Any]) -> Findings:
+    platform, backend = document.get("platform", ""), document.get("backend", "")
+    has_steps = "ensemble_scheduling" in document
+    if platform and platform not in PLATFORMS:
+        yield "fail", f"platform: {_expected(platform, PLATFORMS)}"
+    elif has_steps != (platform == "ensemble") and (has_steps or platform):
+        if has_steps:
+            yield "fail", f'ensemble_scheduling: expected platform "ensemble", got "{platform}"'
+        elif platform == "ensemble":
+            yield "fail", 'platform "ensemble": expected ensemble_scheduling, got none'
+    if platform and backend and PLATFORMS.get(platform, backend) != backend:
+        yield "fail", f'backend: expected "{PLATFORMS[platform]}" for platform "{platform}", got "{backend}"'
+    elif backend in IMAGE_BACKENDS:
+        yield "note", f"only NVIDIA's image has the backend '{backend}'; nereid serve cannot load the model"
+    elif (
+        backend and not has_steps and backend not in EMBEDDED_BACKENDS and not _has_library(folder, document)
+    ):
+        yield "fail", f"backend: {_expected(backend, (*EMBEDDED_BACKENDS, *IMAGE_BACKENDS))}"
+    if path := missing_python_file(folder, document):
+        yield "fail", f"Python model file not found in '{path}'"
+
+
+def _scheduling(document: Mapping[str, Any]) -> Iterator[str]:
+    limit = int(document.get("max_batch_size", 0))
+    if limit < 0:
+        yield f"max_batch_size: expected 0 or more, got {limit}"
+    batching = document.get("dynamic_batching", {})
+    for size in map(int, batching.get("preferred_batch_size", ())):
+        if not 0 < size <= max(limit, 0):
+            yield f"preferred_batch_size: expected 1 to {limit} (max_batch_size), got {size}"
+    levels, default = (int(batching.get(key, 0)) for key in ("priority_levels", "default_priority_level"))
+    for level in batching.get("priority_queue_policy", {}):
+        if not 1 <= int(level) <= levels:
+            yield f"priority_queue_policy: expected a level of 1 to {levels} (priority_levels), got {level}"
+    if levels and not 1 <= default <= levels:
+        yield f"default_priority_level: expected 1 to {levels} (priority_levels), got {default}"
+
+
+def _instances(document: Mapping[str, Any]) -> Iterator[str]:
+    if "ensemble_scheduling" in document and document.get("instance_group"):
+        yield "instance_group: expected none for an ensemble"
+    for group in document.get("instance_group", ()):
+        if group.get("kind") == "KIND_CPU" and group.get("gpus"):
+            yield f"instance_group: gpus {group['gpus']} contradict kind KIND_CPU"
+
+
+def _warm_up(document: Mapping[str, Any]) -> Iterator[str]:
+    limit, inputs = int(document.get("max_batch_size", 0)), document.get("input", ())
+    required = {tensor.get("name") for tensor in inputs if not tensor.get("optional")}
+    for sample in document.get("model_warmup", ()):
+        name, size = sample.get("name", ""), int(sample.get("batch_size", 0))
+        if limit > 0 and size > limit:
+            yield f"model_warmup '{name}': expected a batch_size of at most {limit}, got {size}"
+        given = {*sample.get("inputs", {})}
+        if inputs and (given - {tensor.get("name") for tensor in inputs} or required - given):
+            expected, got = (", ".join(sorted(map(str, each))) or "none" for each in (required, given))
+            yield f"model_warmup '{name}': expected the inputs {expected}, got {got}"
+
+
+def _completes_config(folder: Path) -> bool:
+    texts = (path.read_text(errors="replace") for path in folder.glob("[0-9]*/*.py"))
+    return any("auto_complete_config" in text for text in texts)
+
+
+def _check_values(parameters: Mapping[str, str]) -> None:
+    """Raise `InvalidConfig` like the backend `onnxruntime` for the value of a parameter."""
+    thread_counts(parameters, 1)
+    for name in ONNXRUNTIME_FLAGS & parameters.keys():
+        parse_bool(parameters[name])
+
+
+def _unread_parameters(document: Mapping[str, Any]) -> Findings:
+    known = ONNXRUNTIME_PARAMETERS | TRITON_PARAMETERS
+    for name in document.get("parameters", {}):
+        if name not in known and not name.startswith(SESSION_PREFIX):
+            yield (
+                "note",
+                f"the backend 'onnxruntime' does not read the parameter '{name}'{_nearest(name, known)}",
+            )
+
+
+def _expected(got: str, known: Collection[str]) -> str:
+    return f"expected one of {', '.join(sorted(known))}, got '{got}'{_nearest(got, known)}"
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    found = difflib.get_close_matches(name, known, 1)
+    return f"; the nearest name is '{found[0]}'" if found else ""
