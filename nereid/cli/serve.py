@@ -51,6 +51,10 @@ def serve(
         float,
         typer.Option(help="Seconds to continue serving after SIGTERM, while /readyz reports 503.", min=0),
     ] = 0.0,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="End if a model cannot be loaded, instead of serving the others."),
+    ] = False,
     allow_shm: Annotated[
         bool,
         typer.Option("--allow-shm", help="Let clients on this machine register shared memory regions."),
@@ -75,4 +79,4 @@ def serve(
     )
     with invalid_values():
         server.check_options(options)
-    server.serve(options, environment(context), health_port, drain_s)
+    server.serve(options, environment(context), health_port, drain_s, strict)

@@ -23,7 +23,6 @@ from nereid.server.ports import check_ports
 from nereid.server.run_dir import ServerRecord
 from nereid.server.server_log import ServerLog
 from nereid.server.wheel import assemble_backends, find_wheel
-from nereid.serving_errors import InvalidConfig
 
 STOP_TIMEOUT_S, STOP_POLL_S = 40.0, 0.25
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
@@ -38,6 +37,7 @@ class EmbeddedServer:
         inherited: environment variables for the server.
         log: receives the lines of the server's log, without noise and repetitions.
         among: limits the models that are loaded at start in the explicit mode; None for all of the profile.
+        without: models that are not loaded at start in the explicit mode.
     """
 
     def __init__(
@@ -47,13 +47,15 @@ class EmbeddedServer:
         inherited: Mapping[str, str],
         log: Callable[[str], None] = lambda line: None,
         among: Collection[str] | None = None,
+        without: Collection[str] = (),
     ) -> None:
         self.options = options
         self.log = ServerLog(log)
         self._run_dir = run_dir
         self._inherited = inherited
-        self._among = among
-        self._models: Sequence[str] = ()
+        self._among, self._without = among, without
+        # The models to load at start.
+        self.models: Sequence[str] = ()
         # The name distinguishes this server from another one that took the same port in between.
         self.id = f"nereid-{secrets.token_hex(8)}"
         self._process: subprocess.Popen[str] | None = None
@@ -102,9 +104,10 @@ class EmbeddedServer:
         backends = assemble_backends(wheel, self._run_dir / "backends")
         # Listed only once: models may come or go while the server starts.
         models = _models_to_load(self.options)
-        self._models = [name for name in models if self._among is None or name in self._among]
+        wanted = [name for name in models if self._among is None or name in self._among]
+        self.models = [name for name in wanted if name not in self._without]
         self._process = subprocess.Popen(
-            command(self.options, wheel, backends, self.id, self._models),
+            command(self.options, wheel, backends, self.id, self.models),
             env=environment(wheel, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
@@ -126,7 +129,7 @@ class EmbeddedServer:
                 unknown, a note of the error has the end of the log.
         """
         deadline = time.monotonic() + timeout_s
-        models = [name for name in image_models(self.options) if name in self._models]
+        models = [name for name in image_models(self.options) if name in self.models]
         for path, body, expected in [
             ("/v2", None, f'"name":"{self.id}"'),
             ("/v2/health/ready", None, ""),
@@ -220,11 +223,10 @@ class EmbeddedServer:
 
 def _models_to_load(options: ServerOptions) -> list[str]:
     """Return the models to load at start: all, except those that the profile does not use."""
-    try:
-        hidden = repository.hidden_models(options.repository, options.profile)
-        return sorted(repository.configs(options.repository, options.profile).keys() - hidden)
-    except InvalidConfig:  # Triton then ends, with a better message
-        return ["*"]
+    hidden = repository.hidden_models(options.repository, options.profile)
+    return [
+        folder.name for folder in repository.model_folders(options.repository) if folder.name not in hidden
+    ]
 
 
 def image_models(options: ServerOptions) -> list[str]:
@@ -233,8 +235,8 @@ def image_models(options: ServerOptions) -> list[str]:
     return [name for name, document in documents.items() if _inputs(document) == [(IMAGE, "TYPE_STRING")]]
 
 
-def _inputs(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(each["name"], each["data_type"]) for each in document.get("input", ())]
+def _inputs(document: Mapping[str, Any]) -> list[tuple[str | None, str | None]]:
+    return [(each.get("name"), each.get("data_type")) for each in document.get("input", ())]
 
 
 def infer_path(model: str) -> str:

@@ -8,12 +8,20 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from nereid.errors import ServerError
 from nereid.processes import BackOff, on_signals
-from nereid.repository.layout import describe_threads, thread_budget
+from nereid.repository.layout import (
+    describe_threads,
+    is_model,
+    model_folders,
+    readable_configs,
+    thread_budget,
+)
+from nereid.repository.triton_rules import missing_python_file
 from nereid.server import health as health_page
 from nereid.server import run_dir
 from nereid.server.command_line import DEFAULT_PROFILE, LOOPBACK, PLAIN_PROFILE, ServerOptions
@@ -60,20 +68,23 @@ def serve(
     environment: Mapping[str, str],
     health_port: int | None = None,
     drain_s: float = 0.0,
+    is_strict: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
     The ports are one JSON line, or a sentence on a terminal. A stub that dies is replaced, and so is the
-    server. A second signal ends the server without waiting for its requests.
+    server. A second signal ends the server without waiting for its requests. In the explicit mode, a model
+    that cannot be loaded is reported and left out.
 
     Args:
         options: settings of the server.
         environment: environment variables of this process.
         health_port: port of the supervisor's pages; 0 for any free one, None for none.
         drain_s: seconds to continue serving after the first signal, while `/readyz` is already 503.
+        is_strict: end if a model cannot be loaded.
 
     Raises:
-        ServerError: the server cannot start, or a model failed to load.
+        ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
     """
     signals, health = _Signals(), Health()
     options = replace(options, token=secrets.token_urlsafe(24))
@@ -84,7 +95,8 @@ def serve(
                 port = stack.enter_context(health_page.serve(health, options.host, health_port))
             options = replace(options, ports=_with_free_ports(options))
             folder = stack.enter_context(run_dir.occupy(run_dir.root(environment), options.repository))
-            _Service(options, folder, environment, health, port, drain_s, signals).run()
+            is_strict = is_strict or options.model_control_mode != "explicit"
+            _Service(options, folder, environment, health, port, drain_s, is_strict, signals).run()
     except _Stopped:
         _log("stopped")
 
@@ -99,13 +111,16 @@ class _Service:
     health: Health
     health_port: int
     drain_s: float
+    is_strict: bool
     signals: _Signals
 
     def run(self) -> NoReturn:
         began_s, among = time.monotonic(), None
-        with EmbeddedServer(self.options, self.folder, self.environment, _log) as server:
+        server, failed = self._start()
+        with contextlib.ExitStack() as stack:
+            stack.push(server)  # it is entered already
             _log_threads(self.options)
-            ready, reason = self._supervise(server, is_first=True)
+            ready, reason = self._supervise(server, failed)
         back_off = BackOff(RESTART_DELAYS_S, CALM_S)
         while True:
             pause_s = back_off.next_s(time.monotonic() - began_s)
@@ -114,25 +129,49 @@ class _Service:
             self.signals.sleep(pause_s)
             _wait_for_ports(self.options)
             began_s = time.monotonic()
-            server = EmbeddedServer(self.options, self.folder, self.environment, _log, among)
+            # A model that failed at the start may have been repaired and loaded since.
+            failed = {name: why for name, why in failed.items() if name not in ready}
+            server = EmbeddedServer(self.options, self.folder, self.environment, _log, among, failed)
             try:
                 with server:
                     self.health.restarted()
                     _log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
-                    ready, reason = self._supervise(server, is_first=False)
+                    ready, reason = self._supervise(server)
                     among = None
             except ServerError as error:
                 reason = f"tritonserver cannot be started: {error}"
                 # A changed model on disk may prevent the start: try all models, then those that were ready.
                 among = ready if among is None and ready else None
 
-    def _supervise(self, server: EmbeddedServer, is_first: bool) -> tuple[Collection[str], str]:
-        """Supervise a server until it has ended; returns the models that were ready last, and the reason."""
+    def _start(self) -> tuple[EmbeddedServer, Mapping[str, str]]:
+        """Start a server, without the models that cannot be loaded; returns the reasons of those."""
+        failed = _endless_loads(self.options)
+        if failed and self.is_strict:
+            raise ServerError("; ".join(failed.values()))
+        while True:
+            server = EmbeddedServer(self.options, self.folder, self.environment, _log, without=failed)
+            try:
+                return server.__enter__(), failed
+            except ServerError:
+                new = server.log.failures
+                if self.is_strict or not new.keys() - failed or not {*server.models} - new.keys():
+                    raise
+                failed |= new
+                _log(f"not loaded: {', '.join(new)}; the server starts again with the other models")
+                _wait_for_ports(self.options)
+
+    def _supervise(
+        self, server: EmbeddedServer, failed: Mapping[str, str] | None = None
+    ) -> tuple[Collection[str], str]:
+        """Supervise a server until it has ended; returns the models that were ready last, and the reason.
+
+        At the first start, `failed` has the models that could not be loaded, with their reasons.
+        """
         record = server.record(self.health_port)
         watchdog = Watchdog(server, record, self.health, _log)
         try:
             with watchdog:
-                self._wait(watchdog, record, is_first)
+                self._wait(watchdog, record, failed)
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
             raise
@@ -141,14 +180,17 @@ class _Service:
         server.stop(watchdog.is_emptied)
         return watchdog.ready, reason
 
-    def _wait(self, watchdog: Watchdog, record: ServerRecord, is_first: bool) -> None:
+    def _wait(self, watchdog: Watchdog, record: ServerRecord, failed: Mapping[str, str] | None) -> None:
         """Announce the server, then wait for its end or for a signal and the drain time."""
         try:
             self.health.enter(health_page.RUNNING)
             run_dir.write(self.folder, record)
-            if is_first:
+            if failed is not None:
+                for model, reason in failed.items():
+                    _log(f"warning: '{model}' is not served: {reason}; fix it, then: nereid reload {model}")
                 is_terminal = sys.stdout.isatty()
-                print(announcement(self.options, record) if is_terminal else ready_line(record), flush=True)
+                show = partial(announcement, self.options) if is_terminal else ready_line
+                print(show(record, failed), flush=True)
             while not watchdog.wait(SIGNAL_POLL_S):
                 if self.signals.count:
                     raise _Stopped
@@ -174,9 +216,10 @@ def check_options(options: ServerOptions) -> None:
             f"--allow-shm is for {options.host} only, so it cannot be used with: {' '.join(flags)}"
         )
     repository, profile = options.repository, options.profile
-    if not any(repository.glob("*/config.pbtxt")):
+    if not any(map(is_model, model_folders(repository) if repository.is_dir() else [])):
         raise ValueError(
-            f"{repository} is not a model repository: expected MODEL/config.pbtxt in it, found none"
+            f"{repository} is not a model repository: expected MODEL/config.pbtxt or MODEL/1/model.onnx in "
+            "it, found none"
         )
     known = {PLAIN_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
     if profile != DEFAULT_PROFILE and profile not in known:
@@ -203,23 +246,33 @@ def _wait_for_ports(options: ServerOptions) -> None:
         time.sleep(0.1)
 
 
-def ready_line(record: ServerRecord) -> str:
-    """Return the ports as JSON, for programs."""
-    return json.dumps(_all_ports(record))
+def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
+    """Return the ports as JSON, for programs; `not_served` has models that could not be loaded, and why."""
+    return json.dumps(_all_ports(record) | ({"not_served": dict(failed)} if failed else {}))
 
 
 def _all_ports(record: ServerRecord) -> dict[str, int]:
     return asdict(record.ports) | ({"health": record.health_port} if record.health_port else {})
 
 
-def announcement(options: ServerOptions, record: ServerRecord) -> str:
-    """Return the addresses and a request to try, for a person."""
+def announcement(options: ServerOptions, record: ServerRecord, failed: Collection[str] = ()) -> str:
+    """Return the addresses, a request to try and the models that are not served, for a person."""
     host = "127.0.0.1" if record.host == "0.0.0.0" else record.host
     addresses = ", ".join(f"{name} {host}:{port}" for name, port in _all_ports(record).items())
-    models = image_models(options)
+    models = [name for name in image_models(options) if name not in failed]
     path = f"models/{'classify' if 'classify' in models else models[0]}" if models else "health/ready"
     attempt = f"curl -i http://{host}:{record.ports.http}/v2/{path}"
-    return f"ready: {addresses}; try: {attempt}; stop: Ctrl-C"
+    missing = f"; not served: {', '.join(failed)}" if failed else ""
+    return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
+
+
+def _endless_loads(options: ServerOptions) -> dict[str, str]:
+    """Return the models whose load Triton would never end, with the reasons."""
+    return {
+        name: f"model '{name}': Python model file not found in '{path}'"
+        for name, document in readable_configs(options.repository, options.profile).items()
+        if (path := missing_python_file(options.repository / name, document))
+    }
 
 
 def _log_threads(options: ServerOptions) -> None:

@@ -18,6 +18,12 @@ NO_GPU_NOISE = (
 REPEATED = ("Failed to initialize Python stub: ", "ERROR: Failed to create instance: ")
 FAILED_LOAD = re.compile(r"failed to load '(?P<model>[^']+)' version (?P<version>\d+): (?P<reason>.*)")
 FAILED_POLL = re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<reason>.*)")
+# One line for each model, in the error with which the server ends.
+FAILED_AT_END = re.compile(
+    r"load failed for model '(?P<model>[^']+)': (version \d+ is at UNAVAILABLE state: )?(?P<reason>.*?);?$"
+)
+# Repeats the reason of the model that an ensemble runs.
+REASON_OF_STEP = re.compile(r" Model '[^']+' loading failed with error: .*")
 FAILED_OTHERWISE = re.compile(r"^(error: |E\d+ .*?\] )(?P<reason>.*)")
 PARSE_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (?P<reason>.*)")
 LOG_LINE = re.compile(r"^[IWE]\d{4} ")
@@ -33,7 +39,8 @@ class ServerLog:
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._failures: dict[str, str] = {}
+        # The reasons of models that failed to load.
+        self.failures: dict[str, str] = {}
         self._reasons: set[str] = set()
         self._parse_error = ""
         self._errors: deque[str] = deque(maxlen=TAIL_LINES)
@@ -60,7 +67,7 @@ class ServerLog:
 
         If neither is known, a note of the error has the end of the log.
         """
-        if reasons := self._failures.values() or self._errors:
+        if reasons := self.failures.values() or self._errors:
             return ServerError("; ".join(reasons))
         error = ServerError("tritonserver ended without an error message")
         error.add_note(self.tail())
@@ -70,9 +77,10 @@ class ServerLog:
         """Return whether a line repeats a failure that is logged elsewhere, or that `failure` will have."""
         if line.startswith(LAST_WORDS):
             self._is_ending = True
-            self._remember(line)
         elif LOG_LINE.match(line):
             self._is_ending = False
+        if self._is_ending:
+            self._remember(line)
         if self._is_ending or any(each in line for each in REPEATED):
             return True
         if FAILED_LOAD.search(line) or FAILED_POLL.search(line):
@@ -89,13 +97,15 @@ class ServerLog:
             # Triton prints the parser's message on a line of its own, just before.
             detail, self._parse_error = self._parse_error, ""
             self._fail(found["model"], found["reason"], f" ({detail})" if detail else "")
+        elif self._is_ending and (found := FAILED_AT_END.search(line)):
+            self._fail(found["model"], REASON_OF_STEP.sub("", found["reason"]))
         elif found := FAILED_OTHERWISE.search(line):
             self._errors.append(_first_line(found["reason"]))
 
     def _fail(self, model: str, reason: str, detail: str = "") -> None:
         first, named = _first_line(reason), f"model '{model}': "
         self._reasons.add(first)
-        self._failures.setdefault(model, named + first.removeprefix(named) + detail)
+        self.failures.setdefault(model, named + first.removeprefix(named) + detail)
 
 
 def _first_line(reason: str) -> str:

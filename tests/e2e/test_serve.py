@@ -212,7 +212,8 @@ def test_broken_repository_is_rejected_with_model_and_field(
     else:
         (copy / relative).unlink()
 
-    done = run("serve", "--repository", str(copy), "--profile", profile, *ANY_PORTS, environment=environment)
+    words_of_serve = ["--repository", str(copy), "--profile", profile, "--strict", *ANY_PORTS]
+    done = run("serve", *words_of_serve, environment=environment)
 
     reason = done.stderr.splitlines()[-1]
     assert [word for word in words if word not in reason] == [], done.stderr

@@ -20,8 +20,10 @@ def test_programs_get_the_ports_as_json():
     """The line has the health port only if it is served, and never the token."""
     ports = {"http": 1, "grpc": 2, "metrics": 3}
 
-    assert json.loads(ready_line(record())) == ports
-    assert json.loads(ready_line(record(health_port=4))) == {**ports, "health": 4}
+    assert json.loads(ready_line(record(), {})) == ports
+    assert json.loads(ready_line(record(health_port=4), {})) == {**ports, "health": 4}
+    failed = {"dogs": "model 'dogs': no labels"}
+    assert json.loads(ready_line(record(), failed)) == {**ports, "not_served": failed}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -33,6 +35,13 @@ def test_persons_get_addresses_and_a_request_to_try(host):
         "ready: http 127.0.0.1:1, grpc 127.0.0.1:2, metrics 127.0.0.1:3, health 127.0.0.1:4; "
         "try: curl -i http://127.0.0.1:1/v2/models/classify; stop: Ctrl-C"
     )
+
+
+def test_persons_read_which_models_are_not_served():
+    """The sentence names the models that could not be loaded, and suggests none of them."""
+    line = announcement(ServerOptions(REPOSITORY, "cpu"), record(), {"classify": "reason", "dogs": "reason"})
+
+    assert "; not served: classify, dogs; try: curl -i http://127.0.0.1:1/v2/models/classify_v1;" in line
 
 
 def test_repository_without_image_models_has_a_request_to_try(tmp_path):

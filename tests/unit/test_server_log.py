@@ -88,6 +88,27 @@ def test_each_failure_is_logged_once():
     assert str(log.failure()) == f"model 'net': {reason}"
 
 
+def test_last_error_has_the_reasons_of_models_that_were_never_loaded():
+    """Triton writes one line for each model; an ensemble does not repeat the reason of its step."""
+    last = [
+        "error: creating server: Invalid argument - load failed for model 'e': ensemble 'e' depends on 'net' "
+        "which has no loaded version. Model 'net' loading failed with error: version 1 is at UNAVAILABLE "
+        "state: Internal: oops;",
+        "load failed for model 'old': at least one version must be available under the version policy of "
+        "model 'old'",
+        "load failed for model 'net': version 1 is at UNAVAILABLE state: Internal: oops;",
+    ]
+
+    log, shown = read(LOADING, *last)
+
+    assert shown == [LOADING]
+    assert log.failures == {
+        "e": "model 'e': ensemble 'e' depends on 'net' which has no loaded version.",
+        "old": "model 'old': at least one version must be available under the version policy of model 'old'",
+        "net": "model 'net': oops",
+    }
+
+
 def test_silent_end_has_the_last_lines():
     """A server that just ends leaves its last lines as a note."""
     log, _ = read(LOADING)

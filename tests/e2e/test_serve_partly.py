@@ -1,0 +1,118 @@
+"""`nereid serve` of a repository with broken models: it serves the others, and reports the broken ones."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nereid import Classifier
+from nereid.assets import COFFEE
+from nereid.publish.remove import reload
+from nereid.repository.check import check
+from nereid.server.control import Control
+from tests.networks import ONE_INSTANCE, identity, store, tensor
+from tests.routes import wait_until
+from tests.supervised import ANY_PORTS, NEREID, serving, store_eyes
+
+pytestmark = pytest.mark.slow
+WATCHDOG_S = 120
+TENSORS = tensor("input", "x", "FP32", [4]) + tensor("output", "y", "FP32", [4])
+RIGHT = f'backend: "onnxruntime" max_batch_size: 8 {TENSORS}{ONE_INSTANCE}'
+WRONG = RIGHT.replace('"onnxruntime"', '"onnxrutime"')
+STEP = """ensemble_scheduling { step { model_name: "net" model_version: 1
+input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }"""
+ENSEMBLE = f'platform: "ensemble" max_batch_size: 8 {TENSORS}{STEP}'
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    """A repository with one good model, and three that Triton does not load, each for another reason."""
+    store_eyes(tmp_path / "models", "eyes", 1)
+    models = tmp_path / "models"
+    store(models, "net", identity("FP32", ["N", 4]), WRONG)
+    store(models, "whole", identity("FP32", ["N", 4]), ENSEMBLE)
+    shutil.rmtree(store(models, "versionless", identity("FP32", ["N", 4]), RIGHT).parent)
+    return models
+
+
+def run(*words: str, folder: Path) -> subprocess.CompletedProcess:
+    """Run `nereid` to its end."""
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
+    return subprocess.run(
+        [NEREID, *words], env=environment, capture_output=True, text=True, timeout=WATCHDOG_S
+    )
+
+
+def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path):
+    """They are named with Triton's reasons and are not supervised; after the repair they are loaded."""
+    with serving(repository, tmp_path / "run", "--health-port", "0") as served:
+        reasons = served.ports["not_served"]
+        assert sorted(reasons) == ["net", "versionless", "whole"]
+        assert "unable to find backend library for backend 'onnxrutime'" in reasons["net"]
+        assert reasons["whole"].endswith("ensemble 'whole' depends on 'net' which has no loaded version.")
+        assert "at least one version must be available" in reasons["versionless"]
+        for name in reasons:
+            warning = f"warning: '{name}' is not served: {reasons[name]}"
+            assert served.log.count(warning) == 1
+        wait_until(served.is_ready, "ready")
+        with Classifier(f"127.0.0.1:{served.ports['grpc']}", model="eyes") as classifier:
+            assert classifier.classify(COFFEE).labels[0].score == pytest.approx(2.0)
+
+        (repository / "net" / "config.pbtxt").write_text(RIGHT)
+        reload(repository, "net", served.record)
+        reload(repository, "whole", served.record)
+
+        control = Control(served.record)
+        assert control.is_ready("net", 1)
+        assert control.is_ready("whole", 1)
+        assert served.is_ready()
+        assert served.metric("repairs_total") == served.metric("restarts_total") == 0
+
+
+def test_strict_serves_all_or_nothing(repository, tmp_path):
+    """With --strict, one broken model ends the command with exit code 1; the last line has the reason."""
+    done = run("serve", "--strict", "--repository", str(repository), *ANY_PORTS, folder=tmp_path)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "unable to find backend library for backend 'onnxrutime'" in done.stderr.splitlines()[-1]
+
+
+def test_repository_with_broken_models_only_is_not_served(repository, tmp_path):
+    """Without a single good model the command ends with exit code 1."""
+    shutil.rmtree(repository / "eyes")
+
+    done = run("serve", "--repository", str(repository), *ANY_PORTS, folder=tmp_path)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "model 'net': Invalid argument: unable to find backend" in done.stderr.splitlines()[-1]
+
+
+def test_python_model_without_its_file_is_left_out(tmp_path):
+    """Triton would never end its load."""
+    models = tmp_path / "models"
+    store_eyes(models, "eyes", 1)
+    store_eyes(models, "blind", 1)
+    (models / "blind" / "1" / "model.py").unlink()
+
+    with serving(models, tmp_path / "run", "--health-port", "0") as served:
+        path = models / "blind" / "1" / "model.py"
+        assert served.ports["not_served"] == {
+            "blind": f"model 'blind': Python model file not found in '{path}'"
+        }
+
+
+def test_repository_without_any_config_is_served(tmp_path):
+    """Triton and the backend complete the configs from the files; the check accepts them, too."""
+    models = tmp_path / "models"
+    path = store(models, "net", identity("FP32", ["N", 4]), None)
+
+    with serving(models, tmp_path / "run", "--health-port", "0") as served:
+        assert "not_served" not in served.ports
+        assert Control(served.record).is_ready("net", 1)
+    assert [each.found for each in check(models) if each.verdict == "fail"] == []
+    path.unlink()
+    done = run("serve", "--repository", str(models), *ANY_PORTS, folder=tmp_path)
+    assert done.returncode == 2
+    assert "expected MODEL/config.pbtxt or MODEL/1/model.onnx" in " ".join(done.stderr.split())
