@@ -49,6 +49,11 @@ Findings = Iterator[tuple[Literal["note", "fail"], str]]
 
 def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
     """Yield a verdict and a text for each rule that a model's config breaks."""
+    if any(character.isspace() for character in folder.name):
+        yield (
+            "fail",
+            "the name has a space: Triton never ends the load of such a model on a Python-based backend",
+        )
     yield from _backend(folder, document)
     backend = backend_of(folder, document)
     # A Python model may complete its config by its own code.
@@ -69,15 +74,19 @@ def _has_library(folder: Path, document: Mapping[str, Any]) -> bool:
 
 
 def missing_python_file(folder: Path, document: Mapping[str, Any]) -> Path | None:
-    """Return the first missing file of a Python model.
-
-    Triton 24.10 never ends the load of such a model, and is not ready meanwhile.
-    """
+    """Return the first missing file of a Python model."""
     if document.get("backend") != "python":
         return None
     name = document.get("default_model_filename") or "model.py"
     versions = (folder / str(version) for version in served_versions(folder, document))
     return next((each / name for each in versions if each.is_dir() and not (each / name).exists()), None)
+
+
+def fatal_problem(folder: Path, document: Mapping[str, Any]) -> str:
+    """Return the problem of a model whose load Triton 24.10 does not end or survive; empty if none."""
+    if path := missing_python_file(folder, document):
+        return f"Python model file not found in '{path}'"
+    return next(_large_warm_ups(document), "")
 
 
 def _backend(folder: Path, document: Mapping[str, Any]) -> Findings:
@@ -126,13 +135,20 @@ def _instances(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"instance_group: gpus {group['gpus']} contradict kind KIND_CPU"
 
 
-def _warm_up(document: Mapping[str, Any]) -> Iterator[str]:
-    limit, inputs = int(document.get("max_batch_size", 0)), document.get("input", ())
-    required = {tensor.get("name") for tensor in inputs if not tensor.get("optional")}
+def _large_warm_ups(document: Mapping[str, Any]) -> Iterator[str]:
+    limit = int(document.get("max_batch_size", 0))
     for sample in document.get("model_warmup", ()):
         name, size = sample.get("name", ""), int(sample.get("batch_size", 0))
-        if limit > 0 and size > limit:
+        if 0 < limit < size:
             yield f"model_warmup '{name}': expected a batch_size of at most {limit}, got {size}"
+
+
+def _warm_up(document: Mapping[str, Any]) -> Iterator[str]:
+    yield from _large_warm_ups(document)
+    inputs = document.get("input", ())
+    required = {tensor.get("name") for tensor in inputs if not tensor.get("optional")}
+    for sample in document.get("model_warmup", ()):
+        name = sample.get("name", "")
         given = {*sample.get("inputs", {})}
         if inputs and (given - {tensor.get("name") for tensor in inputs} or required - given):
             expected, got = (", ".join(sorted(map(str, each))) or "none" for each in (required, given))

@@ -16,12 +16,13 @@ from nereid.errors import ServerError
 from nereid.processes import BackOff, on_signals
 from nereid.repository.layout import (
     describe_threads,
+    hidden_models,
     is_model,
     model_folders,
     readable_configs,
     thread_budget,
 )
-from nereid.repository.triton_rules import missing_python_file
+from nereid.repository.triton_rules import fatal_problem
 from nereid.server import health as health_page
 from nereid.server import run_dir
 from nereid.server.command_line import DEFAULT_PROFILE, LOOPBACK, PLAIN_PROFILE, ServerOptions
@@ -145,7 +146,7 @@ class _Service:
 
     def _start(self) -> tuple[EmbeddedServer, Mapping[str, str]]:
         """Start a server, without the models that cannot be loaded; returns the reasons of those."""
-        failed = _endless_loads(self.options)
+        failed = _fatal_models(self.options)
         if failed and self.is_strict:
             raise ServerError("; ".join(failed.values()))
         while True:
@@ -266,12 +267,13 @@ def announcement(options: ServerOptions, record: ServerRecord, failed: Collectio
     return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
 
 
-def _endless_loads(options: ServerOptions) -> dict[str, str]:
-    """Return the models whose load Triton would never end, with the reasons."""
+def _fatal_models(options: ServerOptions) -> dict[str, str]:
+    """Return the models whose load would keep Triton from serving, with the reasons."""
+    hidden = hidden_models(options.repository, options.profile)
     return {
-        name: f"model '{name}': Python model file not found in '{path}'"
+        name: f"model '{name}': {problem}"
         for name, document in readable_configs(options.repository, options.profile).items()
-        if (path := missing_python_file(options.repository / name, document))
+        if name not in hidden and (problem := fatal_problem(options.repository / name, document))
     }
 
 

@@ -21,6 +21,8 @@ WATCHDOG_S = 120
 TENSORS = tensor("input", "x", "FP32", [4]) + tensor("output", "y", "FP32", [4])
 RIGHT = f'backend: "onnxruntime" max_batch_size: 8 {TENSORS}{ONE_INSTANCE}'
 WRONG = RIGHT.replace('"onnxruntime"', '"onnxrutime"')
+WARM_UP = """model_warmup { name: "w" batch_size: 99
+inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } } }"""
 STEP = """ensemble_scheduling { step { model_name: "net" model_version: 1
 input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }"""
 ENSEMBLE = f'platform: "ensemble" max_batch_size: 8 {TENSORS}{STEP}'
@@ -89,17 +91,19 @@ def test_repository_with_broken_models_only_is_not_served(repository, tmp_path):
     assert "model 'net': Invalid argument: unable to find backend" in done.stderr.splitlines()[-1]
 
 
-def test_python_model_without_its_file_is_left_out(tmp_path):
-    """Triton would never end its load."""
+def test_models_whose_load_triton_does_not_survive_are_left_out(tmp_path):
+    """Triton never ends the load of a Python model without its file; a large warm-up crashes it."""
     models = tmp_path / "models"
     store_eyes(models, "eyes", 1)
     store_eyes(models, "blind", 1)
     (models / "blind" / "1" / "model.py").unlink()
+    store(models, "warm", identity("FP32", ["N", 4]), RIGHT + WARM_UP)
 
     with serving(models, tmp_path / "run", "--health-port", "0") as served:
         path = models / "blind" / "1" / "model.py"
         assert served.ports["not_served"] == {
-            "blind": f"model 'blind': Python model file not found in '{path}'"
+            "blind": f"model 'blind': Python model file not found in '{path}'",
+            "warm": "model 'warm': model_warmup 'w': expected a batch_size of at most 8, got 99",
         }
 
 
