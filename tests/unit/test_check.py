@@ -446,3 +446,40 @@ def test_missing_repository_is_wrong_usage(tmp_path):
         2,
         f"error: '{tmp_path}/nowhere' is not a folder; fix: name a model repository, or nereid init DIR\n",
     )
+
+
+WARM_UP = (
+    'model_warmup {{ name: "w" batch_size: {size} inputs {{ key: "{name}" value {{ data_type: TYPE_FP32 '
+    "dims: [ 4 ] zero_data: true }} }} }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "expected"),
+    [
+        # Triton 24.10 ends with a segmentation fault instead of refusing it, in most attempts.
+        (
+            "warm",
+            WARM_UP.format(size=9, name="x"),
+            "model_warmup 'w': expected a batch_size of at most 4, got 9",
+        ),
+        ("warm", WARM_UP.format(size=1, name="z"), "model_warmup 'w': expected the inputs x, got z"),
+        ("warm", WARM_UP.format(size=4, name="x"), None),
+        ("with a space", "", "the name has a space"),
+    ],
+    ids=["batch", "input", "good", "space"],
+)
+def test_config_that_hurts_the_server_is_found_before_a_start(tmp_path, model, config, expected):
+    """Warm-ups that do not fit, and names that a stub's command line cannot carry."""
+    tensors = "".join(
+        f"{kind} {{ name: \"{name}\" data_type: TYPE_FP32 dims: [ 4 ] }} "
+        for kind, name in (("input", "x"), ("output", "y"))
+    )
+    (tmp_path / model / "1").mkdir(parents=True)
+    (tmp_path / model / "1" / "model.py").touch()
+    (tmp_path / model / "config.pbtxt").write_text(f'backend: "python" max_batch_size: 4 {tensors} {config}')
+
+    found = [each.found for each in check(tmp_path) if each.verdict == "fail"]
+
+    assert len(found) == (expected is not None), found
+    assert expected is None or expected in found[0]
