@@ -17,6 +17,7 @@ from nereid.routes.target import check_repository, find_routes, read_state
 from nereid.routing.assignment import Route
 from nereid.server.control import Control, Refused
 from nereid.server.run_dir import ServerRecord
+from nereid.serving_errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def _user(repository: Path, models: tuple[str, ...], routes: Mapping[str, Route]
     for path in model_folders(repository):
         if path.name not in models:
             for file in config_files(path):
-                for step, _ in steps_of(read_pbtxt(file)):
+                for step in _steps(file):
                     if step in models:
                         return f"model '{path.name}' runs '{step}'"
     for name, route in routes.items():
@@ -106,6 +107,14 @@ def _user(repository: Path, models: tuple[str, ...], routes: Mapping[str, Route]
             if name not in models and each.model in models:
                 return f"route '{name}' sends requests to '{each.model}'"
     return ""
+
+
+def _steps(file: Path) -> list[str]:
+    """Return the models that a config runs; none if it cannot be read, because no server loads it."""
+    try:
+        return [step for step, _ in steps_of(read_pbtxt(file))]
+    except InvalidConfig:
+        return []
 
 
 def _unload_leftover(repository: Path, name: str, record: ServerRecord | None) -> tuple[str, ...]:

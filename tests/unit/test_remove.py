@@ -53,6 +53,16 @@ def test_removal_undoes_the_addition(repository, file):
     assert contents(repository) == before
 
 
+def test_unreadable_config_of_another_model_does_not_keep_a_model(repository, file):
+    """A server serves the others, so they can also be removed; and so can the broken model."""
+    add(repository, request(file), None)
+    (repository / "torn" / "1").mkdir(parents=True)
+    (repository / "torn" / "config.pbtxt").write_text('backend "')
+
+    assert "small" in remove(repository, "small", None)
+    assert remove(repository, "torn", None) == ("torn",)
+
+
 def test_name_can_be_added_again(repository, file):
     """After a removal, the same name starts with version 1."""
     add(repository, request(file), None)
