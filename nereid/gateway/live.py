@@ -34,7 +34,10 @@ class Second(Struct):
 
 
 class LiveState(Struct):
-    """The load of the last minute; `outcomes` counts images."""
+    """The load of the last minute; `outcomes` counts images.
+
+    `is_ready` is whether the model classified a photo a few seconds ago, None while that is unknown.
+    """
 
     window_s: int
     requests_per_s: float
@@ -43,6 +46,8 @@ class LiveState(Struct):
     outcomes: dict[str, int]
     variants: list[VariantLive]
     history: list[Second]
+    is_ready: bool | None
+    why_not_ready: str
 
 
 class _SecondCounts:
@@ -79,7 +84,9 @@ class Live:
         if outcome == "ok":
             entry.latencies.setdefault(variant, Counter())[bisect_left(BOUNDS_S, seconds)] += 1
 
-    def state(self, in_flight: int, limit: int) -> LiveState:
+    def state(
+        self, in_flight: int, limit: int, is_ready: bool | None = None, why_not_ready: str = ""
+    ) -> LiveState:
         """Return the last minute, without the second that has just begun."""
         now = int(self._clock())
         entries = {entry.second: entry for entry in self._entries if now - WINDOW_S <= entry.second < now}
@@ -103,7 +110,8 @@ class Live:
         seconds = range(now - length_s, now)
         history = [_second(now, entries.get(second, _SecondCounts(second))) for second in seconds]
         per_s = round(sum(outcomes.values()) / length_s, 2)
-        return LiveState(WINDOW_S, per_s, in_flight, limit, dict(outcomes), variants, history)
+        load = per_s, in_flight, limit, dict(outcomes)
+        return LiveState(WINDOW_S, *load, variants, history, is_ready, why_not_ready)
 
 
 def _second(now: int, entry: _SecondCounts) -> Second:

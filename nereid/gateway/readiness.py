@@ -13,6 +13,8 @@ from nereid.gateway.failures import from_classifier
 from nereid.gateway.http.tracing import new_request_id
 
 CACHE_S, TIMEOUT_S = 2.0, 5.0
+# Age of a result that a watched page still shows.
+WATCHED_S = 5.0
 
 
 class Health(Struct):
@@ -43,15 +45,28 @@ class Readiness:
         self._image = COFFEE.read_bytes()
         self._probing: asyncio.Task[Ready] | None = None
         self._probed_s = 0.0
+        self._result: Ready | None = None
 
     async def state(self) -> Ready:
         """Return the last result, or that of a new probe; concurrent callers share one probe."""
+        return await asyncio.shield(self._recent(CACHE_S))
+
+    def latest(self) -> Ready | None:
+        """Return the last result without waiting, None if there is none; an old one starts a new probe."""
+        self._recent(WATCHED_S)
+        return self._result
+
+    def _recent(self, max_age_s: float) -> "asyncio.Task[Ready]":
         probing = self._probing
-        if probing is None or (probing.done() and self._clock() - self._probed_s >= CACHE_S):
+        if probing is None or (probing.done() and self._clock() - self._probed_s >= max_age_s):
             probing = self._probing = asyncio.create_task(self._probe())
-        return await asyncio.shield(probing)
+        return probing
 
     async def _probe(self) -> Ready:
+        self._result = await self._classified()
+        return self._result
+
+    async def _classified(self) -> Ready:
         try:
             await self._classify(
                 self._image, top_k=1, timeout_s=TIMEOUT_S, request_id=f"readyz-{new_request_id()}"

@@ -21,12 +21,14 @@
 /**
  * `history` has one entry a second, oldest first.
  * @typedef {{window_s: number, in_flight: number, limit: ?number, outcomes: Record<string, number>,
- *   variants: LiveVariant[], history: Rates[]}} Live
+ *   variants: LiveVariant[], history: Rates[], is_ready: ?boolean, why_not_ready: string}} Live
  */
+/** @typedef {{name: string}} Model */
 /** @typedef {{keys_needed: boolean, name: ?string, scopes: string[]}} Access */
 /** @typedef {{name: string, url: string, credit: string}} Sample */
 
 const STORED = "nereid.key";
+let model = "";
 
 /** A failed request: the gateway's error, or `no_connection` without a response. */
 export class ApiError extends Error {
@@ -59,9 +61,20 @@ export function address(/** @type {string} */ path) {
   return new URL(path.replace(/^\/+/, ""), document.baseURI);
 }
 
+/** Name the model of later requests; "" is the gateway's default. */
+export function useModel(/** @type {string} */ name) {
+  model = name;
+}
+
+/** Return the URL of an operation of the chosen model. */
+function modelAddress(/** @type {string} */ operation) {
+  if (model) return address(`v1/models/${encodeURIComponent(model)}/${operation}`);
+  return address(operation === "predict" ? operation : `v1/${operation}`);
+}
+
 /** Return the URL that classifies one image; empty options are omitted. */
 export function predictAddress(/** @type {Options} */ options) {
-  const url = address("predict");
+  const url = modelAddress("predict");
   for (const [name, value] of Object.entries(options)) {
     if (value !== "" && value !== undefined) url.searchParams.set(name, String(value));
   }
@@ -86,10 +99,13 @@ export function predict(file, options, signal) {
 }
 
 /** @returns {Promise<Live>} */
-export const live = (/** @type {AbortSignal} */ signal) => fetchJson(address("v1/live"), { signal });
+export const live = (/** @type {AbortSignal} */ signal) => fetchJson(modelAddress("live"), { signal });
 
 /** @returns {Promise<Route>} */
-export const route = (/** @type {AbortSignal=} */ signal) => fetchJson(address("v1/route"), { signal });
+export const route = (/** @type {AbortSignal=} */ signal) => fetchJson(modelAddress("route"), { signal });
+
+/** @returns {Promise<Model[]>} the default model first */
+export const models = () => fetchJson(address("v1/models"));
 
 /** @returns {Promise<Access>} */
 export const access = () => fetchJson(address("v1/access"));
@@ -105,7 +121,13 @@ export const samples = () => fetchJson(address("samples"));
  */
 export function setWeights(weights, generation) {
   const body = JSON.stringify({ weights, generation });
-  return fetchJson(address("v1/route/weights"), { method: "PUT", body, headers: { "Content-Type": "application/json" } });
+  return fetchJson(modelAddress("route/weights"), { method: "PUT", body, headers: { "Content-Type": "application/json" } });
+}
+
+/** Return a picture of a file as the network sees it. */
+export async function preview(/** @type {Blob} */ file) {
+  const headers = { "Content-Type": contentType(file) };
+  return (await send(modelAddress("preview"), { method: "POST", body: file, headers })).blob();
 }
 
 /** Return the bytes of a sample. */

@@ -10,7 +10,7 @@ const REASONS = {
   variant: "requested by name",
   version: "requested by version",
   header: "selected by a header rule of the route",
-  breaker: "because the breaker of the selected variant is open",
+  breaker: "because the selected variant is paused after failures",
   retry: "because the selected variant was not available",
 };
 
@@ -22,6 +22,7 @@ export function startClassify({ onImage }) {
   /** @type {?{file: Blob, name: string}} */
   let image = null;
   let pending = new AbortController();
+  let isRejected = false;
   byId("curl-title").after(copyButton(byId("curl"), "the command"));
 
   function take(file, name) {
@@ -41,11 +42,14 @@ export function startClassify({ onImage }) {
     const options = chosenOptions();
     showWaiting(image, options);
     const begin = performance.now();
+    isRejected = false;
+    showPreview(image.file, signal);
     try {
       const answer = await api.predict(image.file, options, signal);
       showAnswer(answer, performance.now() - begin);
     } catch (error) {
       if (!signal.aborted) showError(error);
+      isRejected = error.status === 401 || error.status === 403;
     } finally {
       if (!signal.aborted) byId("result").setAttribute("aria-busy", "false");
     }
@@ -65,7 +69,14 @@ export function startClassify({ onImage }) {
     classify();
   });
   showSamples(takeSample);
-  return { setRoute: offerVariants };
+  return {
+    setRoute: offerVariants,
+    again: classify,
+    /** Repeat a request that was rejected for its key. */
+    setAccess(maySee) {
+      if (isRejected && maySee) classify();
+    },
+  };
 }
 
 /** Receive files from the dialog, from drops anywhere on the page, and from the clipboard. */
@@ -119,6 +130,18 @@ function showImage(file, name) {
   thumbnail.alt = `The image ${name}`;
   byId("drop-label").textContent = name;
   byId("drop-hint").textContent = `${size(file.size)} · choose, drop or paste another`;
+}
+
+/** Show what the network sees of an image; a gateway without the repository does not know it. */
+async function showPreview(file, signal) {
+  const picture = await api.preview(file).catch(() => null);
+  if (signal.aborted) return;
+  const image = byId("seen-image");
+  byId("seen").hidden = !picture;
+  if (!picture) return;
+  const url = URL.createObjectURL(picture);
+  image.onload = () => URL.revokeObjectURL(url);
+  image.src = url;
 }
 
 function size(bytes) {

@@ -31,7 +31,6 @@ export function startLive({ onTick }) {
       last = await api.live(signal);
       failures = 0;
       show(last);
-      showState("live", "live");
       onTick();
     } catch (error) {
       if (signal.aborted) return;
@@ -44,7 +43,10 @@ export function startLive({ onTick }) {
   const pause = () => Math.min(MAX_PAUSE_MS, EVERY_MS * 2 ** failures);
 
   function show(live) {
-    byId("live-message").hidden = true;
+    const isDown = live.is_ready === false;
+    byId("live-message").hidden = !isDown;
+    byId("live-message").textContent = isDown ? `The model does not answer: ${live.why_not_ready}.` : "";
+    showState(isDown ? "broken" : "live", isDown ? "model not ready" : "live");
     byId("window").textContent = String(live.window_s);
     const before = Array(Math.max(0, live.window_s - live.history.length)).fill(null);
     const of = (name) => [...before, ...live.history.map((each) => each[name])];
@@ -75,6 +77,11 @@ export function startLive({ onTick }) {
 
   document.addEventListener("visibilitychange", resume);
   return {
+    /** Show another model. */
+    restart() {
+      last = null;
+      resume();
+    },
     setAccess(may) {
       maySee = may;
       byId("live-message").hidden = may;
@@ -118,7 +125,7 @@ function showVariants(live, route) {
 }
 
 function variantRow(name, seen, routed) {
-  const badge = routed ? [make("span", { class: "badge", "data-breaker": breaker(routed) }, breaker(routed))] : [];
+  const badge = routed ? [make("span", { class: "badge", "data-breaker": routed.breaker }, health(routed))] : [];
   const traffic = bar(seen?.share ?? 0, name);
   if (routed) {
     traffic.style.setProperty("--weight", String(routed.share));
@@ -137,4 +144,8 @@ function variantRow(name, seen, routed) {
   );
 }
 
-const breaker = (routed) => routed.breaker.replaceAll("_", "-") || "no requests yet";
+/** @type {Record<string, string>} */
+const HEALTH = { closed: "answers", "half-open": "is tried again", open: "paused after failures" };
+
+/** Return the state of a variant's circuit breaker in words. */
+const health = ({ breaker }) => HEALTH[breaker] ?? "no requests yet";

@@ -4,6 +4,7 @@ import { startAccess } from "./access.js";
 import { startClassify } from "./classify.js";
 import { startCompare } from "./compare.js";
 import { startLive } from "./live.js";
+import { startModels } from "./models.js";
 import { startRoute } from "./route.js";
 
 const compare = startCompare();
@@ -16,9 +17,18 @@ const route = startRoute({
   },
 });
 const live = startLive({ onTick: route.refresh });
+const models = startModels({
+  onModel: () => {
+    classify.again();
+    route.refresh(true);
+    live.restart();
+  },
+});
 startAccess({
   onAccess: (access) => {
     const maySee = ["infer", "admin"].some((scope) => access.scopes.includes(scope));
+    if (maySee) models.refresh();
+    classify.setAccess(maySee);
     route.setAccess(access, maySee);
     live.setAccess(maySee);
   },
