@@ -44,16 +44,14 @@ IMAGE_BACKENDS = (
     "tensorrtllm",
     "vllm",
 )
+SPACE = "the name has a space: Triton never ends the load of such a model on a Python-based backend"
 Findings = Iterator[tuple[Literal["note", "fail"], str]]
 
 
 def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
     """Yield a verdict and a text for each rule that a model's config breaks."""
-    if any(character.isspace() for character in folder.name):
-        yield (
-            "fail",
-            "the name has a space: Triton never ends the load of such a model on a Python-based backend",
-        )
+    if _has_space(folder):
+        yield "fail", SPACE
     yield from _backend(folder, document)
     backend = backend_of(folder, document)
     # A Python model may complete its config by its own code.
@@ -73,6 +71,10 @@ def _has_library(folder: Path, document: Mapping[str, Any]) -> bool:
     return bool(document.get("runtime")) or any(folder.rglob("libtriton_*.so"))
 
 
+def _has_space(folder: Path) -> bool:
+    return any(character.isspace() for character in folder.name)
+
+
 def missing_python_file(folder: Path, document: Mapping[str, Any]) -> Path | None:
     """Return the first missing file of a Python model."""
     if document.get("backend") != "python":
@@ -84,6 +86,8 @@ def missing_python_file(folder: Path, document: Mapping[str, Any]) -> Path | Non
 
 def fatal_problem(folder: Path, document: Mapping[str, Any]) -> str:
     """Return the problem of a model whose load Triton 24.10 does not end or survive; empty if none."""
+    if _has_space(folder):
+        return SPACE
     if path := missing_python_file(folder, document):
         return f"Python model file not found in '{path}'"
     return next(_large_warm_ups(document), "")

@@ -92,16 +92,19 @@ def test_repository_with_broken_models_only_is_not_served(repository, tmp_path):
 
 
 def test_models_whose_load_triton_does_not_survive_are_left_out(tmp_path):
-    """Triton never ends the load of a Python model without its file; a large warm-up crashes it."""
+    """Triton never ends a load without the Python file or with a space; a large warm-up crashes it."""
     models = tmp_path / "models"
     store_eyes(models, "eyes", 1)
     store_eyes(models, "blind", 1)
     (models / "blind" / "1" / "model.py").unlink()
     store(models, "warm", identity("FP32", ["N", 4]), RIGHT + WARM_UP)
+    store(models, "two words", identity("FP32", ["N", 4]), RIGHT)
 
     with serving(models, tmp_path / "run", "--health-port", "0") as served:
         path = models / "blind" / "1" / "model.py"
-        assert served.ports["not_served"] == {
+        reasons = served.ports["not_served"]
+        assert "the name has a space" in reasons.pop("two words")
+        assert reasons == {
             "blind": f"model 'blind': Python model file not found in '{path}'",
             "warm": "model 'warm': model_warmup 'w': expected a batch_size of at most 8, got 99",
         }
