@@ -472,7 +472,7 @@ WARM_UP = (
 def test_config_that_hurts_the_server_is_found_before_a_start(tmp_path, model, config, expected):
     """Warm-ups that do not fit, and names that a stub's command line cannot carry."""
     tensors = "".join(
-        f"{kind} {{ name: \"{name}\" data_type: TYPE_FP32 dims: [ 4 ] }} "
+        f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [ 4 ] }} '
         for kind, name in (("input", "x"), ("output", "y"))
     )
     (tmp_path / model / "1").mkdir(parents=True)
