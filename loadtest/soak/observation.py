@@ -22,7 +22,7 @@ from loadtest.soak.verdict import MIN_SAMPLES
 from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.server.command_line import region_prefix
+from nereid.server.command_line import REGION_PREFIX
 
 SERVER, GATEWAY, CALLERS = "server", "gateway", "callers"
 REGIONS = Path(resource_usage.SHARED_MEMORY)
@@ -81,8 +81,7 @@ class Observer:
         self._pids = {SERVER: running.pid, GATEWAY: gateway_pid}
         self._gateway_port = gateway_port
         words = psutil.Process(running.record.pid).cmdline()
-        (server_id,) = (word.removeprefix("--id=") for word in words if word.startswith("--id="))
-        self._prefix = region_prefix(server_id)
+        (self._prefix,) = (word.partition(REGION_PREFIX)[2] for word in words if REGION_PREFIX in word)
         self._seen: set[str] = set()
 
     def sample(self) -> Sample:

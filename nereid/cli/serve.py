@@ -1,5 +1,6 @@
 """`nereid serve`: serve a model repository in the foreground."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -7,7 +8,8 @@ import typer
 from nereid.assets import REPOSITORY
 from nereid.cli.options import Profile, Repository, environment, invalid_values
 from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
-from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+from nereid.errors import WrongUsage
+from nereid.server.command_line import DEFAULT_PROFILE, LOOPBACK, ServerOptions
 from nereid.server.ports import Ports
 
 ControlMode = Literal["explicit", "poll", "none"]
@@ -55,6 +57,19 @@ def serve(
         bool,
         typer.Option("--strict", help="End if a model cannot be loaded, instead of serving the others."),
     ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the token of the administrative APIs, for other tools than `nereid`.",
+            show_default="a random token",
+        ),
+    ] = None,
+    no_token: Annotated[
+        bool,
+        typer.Option(
+            "--no-token", help="Open the administrative APIs to everybody on this machine; loopback only."
+        ),
+    ] = False,
     allow_shm: Annotated[
         bool,
         typer.Option("--allow-shm", help="Let clients on this machine register shared memory regions."),
@@ -79,4 +94,11 @@ def serve(
     )
     with invalid_values():
         server.check_options(options)
-    server.serve(options, environment(context), health_port, drain_s, strict)
+        token = server.read_token(token_file) if token_file else None
+    if no_token:
+        if token_file:
+            raise WrongUsage("--token-file and --no-token exclude each other")
+        if host not in LOOPBACK:
+            raise WrongUsage(f"--no-token needs --host 127.0.0.1, got {host}: anybody could load models")
+        token = ""
+    server.serve(options, environment(context), health_port, drain_s, strict, token)

@@ -25,6 +25,7 @@ GPU_POOL = f"--cuda-memory-pool-byte-size=0:{512 * 2**20}"
 SHARED_MEMORY = "shared-memory"
 ADMIN_APIS = ("model-repository", SHARED_MEMORY, "trace", "logging")
 LOOPBACK = ("127.0.0.1", "localhost")
+REGION_PREFIX = "shm-region-prefix-name="
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
 # By default glibc returns the buffer of an image's tensor (0.6 MB) to the kernel after every request. The
 # page faults of the next request then cost about 0.3 ms of CPU per image (by hand, /proc).
@@ -49,19 +50,18 @@ class ServerOptions:
 
 
 def command(
-    options: ServerOptions, wheel: Wheel, backends: Path, server_id: str, models: Sequence[str] = ("*",)
+    options: ServerOptions, wheel: Wheel, backends: Path, run_id: str, models: Sequence[str] = ("*",)
 ) -> list[str]:
     """Return the `tritonserver` command line for `options`.
 
     Args:
         options, wheel: settings and parts of the server.
         backends: the backend directory.
-        server_id: the name that the server reports at `/v2`.
+        run_id: distinguishes the shared memory of this server from that of others.
         models: models to load at start in the explicit mode, `*` for all.
     """
     args = [
         str(wheel.server),
-        f"--id={server_id}",
         f"--model-repository={options.repository}",
         f"--backend-directory={backends}",
         f"--model-control-mode={options.model_control_mode}",
@@ -73,7 +73,7 @@ def command(
         f"--metrics-port={options.ports.metrics}",
         f"--http-header-forward-pattern={ROUTE_HEADERS}",
         f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
-        f"--backend-config=python,shm-region-prefix-name={region_prefix(server_id)}",
+        f"--backend-config=python,{REGION_PREFIX}{region_prefix(run_id)}",
         # Each request to a variant holds a thread. Triton has one number for all Python backends, and starts
         # that many threads for every instance, hence the limit of a route's concurrent requests.
         f"--backend-config=python,thread-pool-size={ROUTE_THREADS}",
@@ -99,9 +99,9 @@ def _restricted_apis(options: ServerOptions) -> list[str]:
     ]
 
 
-def region_prefix(server_id: str) -> str:
+def region_prefix(run_id: str) -> str:
     """Return the prefix of the names of a server's shared memory regions."""
-    return f"{server_id}-"
+    return f"{run_id}-"
 
 
 def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:

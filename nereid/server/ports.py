@@ -11,6 +11,8 @@ from nereid.errors import ServerError
 # The kernel's range of ports for outgoing connections.
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 MIN_PORT, MAX_TRIES = 10_000, 64
+# State of a listening socket. Source: the kernel's include/net/tcp_states.h.
+LISTEN = "0A"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,22 @@ def unusable_port(name: str, host: str, port: int, reason: str) -> ServerError:
         f"{name} port {port} on {host} cannot be used: {reason}",
         f"choose another with --{name}-port, 0 for any free one, or another --host",
     )
+
+
+def is_listening(pid: int, port: int) -> bool:
+    """Return whether a process of this user listens on a TCP port."""
+    process = Path("/proc") / str(pid)
+    with contextlib.suppress(OSError):  # it has ended
+        rows = [
+            row.split()
+            for name in ("tcp", "tcp6")
+            if (process / "net" / name).exists()
+            for row in (process / "net" / name).read_text().splitlines()[1:]
+        ]
+        inodes = {row[9] for row in rows if row[3] == LISTEN and int(row[1].rpartition(":")[2], 16) == port}
+        opened = {str(each.readlink()) for each in (process / "fd").iterdir()}
+        return any(f"socket:[{inode}]" in opened for inode in inodes)
+    return False
 
 
 def check_ports(host: str, ports: Ports) -> None:

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import re
 import secrets
 import signal
+import stat
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -33,6 +35,8 @@ from nereid.server.run_dir import ServerRecord
 from nereid.server.watchdog import Watchdog
 from nereid.serving_errors import InvalidConfig
 
+# Triton splits its flags at "=" and ":".
+TOKEN = re.compile(r"[!-9;<>-~]{16,256}")
 # Flags of tritonserver that open further addresses; it also accepts unambiguous prefixes of them.
 LISTENING = ("http-address", "grpc-address", "allow-sagemaker", "allow-vertex-ai")
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
@@ -70,6 +74,7 @@ def serve(
     health_port: int | None = None,
     drain_s: float = 0.0,
     is_strict: bool = False,
+    token: str | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
@@ -83,12 +88,13 @@ def serve(
         health_port: port of the supervisor's pages; 0 for any free one, None for none.
         drain_s: seconds to continue serving after the first signal, while `/readyz` is already 503.
         is_strict: end if a model cannot be loaded.
+        token: opens the administrative APIs; None for a random one, "" leaves them open.
 
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
     """
     signals, health = _Signals(), Health()
-    options = replace(options, token=secrets.token_urlsafe(24))
+    options = replace(options, token=secrets.token_urlsafe(24) if token is None else token)
     try:
         with contextlib.ExitStack() as stack:
             port = 0
@@ -225,6 +231,28 @@ def check_options(options: ServerOptions) -> None:
     known = {PLAIN_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
     if profile != DEFAULT_PROFILE and profile not in known:
         raise ValueError(f"no model has the profile '{profile}', known are: {', '.join(sorted(known))}")
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file.
+
+    Raises:
+        ValueError: the file cannot be read, other users can read it, or its text is not a token.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--token-file '{path}': {getattr(error, 'strerror', None) or error}") from None
+    if mode & 0o077:
+        raise ValueError(
+            f"--token-file '{path}': expected a file that only you can read, got mode "
+            f"{stat.S_IMODE(mode):04o}; fix: chmod 600 {path}"
+        )
+    if not TOKEN.fullmatch(text):
+        raise ValueError(
+            f"--token-file '{path}': expected 16 to 256 printable ASCII characters without ' ', '=' and ':'"
+        )
+    return text
 
 
 def _makes_listen(flag: str) -> bool:

@@ -48,7 +48,6 @@ FOREIGN = {"rclone/rclone:1.75.1"}
 TOKEN = "$(NEREID_TOKEN)"
 # Flags that differ from `nereid serve`, each with its reason.
 OTHERWISE = {
-    "--id": "the pod's name",
     "--model-repository": "where the init container, or KServe, puts it",
     "--backend-directory": "the image's own, with our adapters",
     "--model-control-mode": "a pod serves what it was started with; another repository is another rollout",

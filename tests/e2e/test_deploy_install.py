@@ -159,7 +159,6 @@ def composes_server(image: Image, backends: Path, collector: str, log: Path):
     """Run the real `tritonserver` as Compose runs `triton-cpu`; yields its pid and HTTP port."""
     name, ports = f"compose-{os.getpid()}", free_ports(3)
     places = {
-        "--id=nereid": f"--id={name}",
         "=/models": f"={image.workspace / 'model_repository'}",
         "=/opt/tritonserver/backends": f"={backends}",
         "=0.0.0.0": "=127.0.0.1",

@@ -1,0 +1,127 @@
+"""Access of other tools to `nereid serve`: token, server name, and statistics without the probes."""
+
+import json
+import subprocess
+import urllib.request
+
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+from typer.testing import CliRunner
+
+from nereid.cli.main import app
+from nereid.publish.remove import reload
+from nereid.server.control import Control
+from tests.routes import wait_until
+from tests.supervised import serving, store_eyes
+
+pytestmark = pytest.mark.slow
+TOKEN = "a-token-of-the-operator"
+WATCHDOG_S = 60
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A server with a token from a file."""
+    folder = tmp_path_factory.mktemp("site")
+    repository = folder / "models"
+    store_eyes(repository, "eyes", 0.5)
+    (folder / "token").touch(0o600)
+    (folder / "token").write_text(f"{TOKEN}\n")
+    words = ("--health-port", "0", "--token-file", str(folder / "token"))
+    with serving(repository, folder / "run", *words) as served:
+        yield served
+
+
+def curl(served, path: str, *words: str) -> tuple[int, str]:
+    """Send a request as docs/supervision.md shows it; returns status and body."""
+    address = f"http://127.0.0.1:{served.ports['http']}{path}"
+    command = ["curl", "-s", "-w", "\n%{http_code}", "-X", "POST", *words, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=True)
+    body, _, status = done.stdout.rpartition("\n")
+    return int(status), body
+
+
+def test_other_tools_load_and_unload_with_the_token(site):
+    """Over HTTP with a header, over gRPC with metadata; without the token both are refused."""
+    path, header = "/v2/repository/models/eyes", ("-H", f"nereid-token: {TOKEN}")
+
+    assert curl(site, f"{path}/unload")[0] == 403
+    assert curl(site, f"{path}/unload", *header) == (200, "")
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{site.ports['grpc']}") as client:
+        with pytest.raises(InferenceServerException, match="restricted"):
+            client.load_model("eyes")
+        client.load_model("eyes", headers={"triton-grpc-protocol-nereid-token": TOKEN})
+        assert client.is_model_ready("eyes")
+
+
+def test_own_commands_use_the_token_of_the_file(site):
+    """They find it in server.json, which only the user can read."""
+    reload(site.repository, "eyes", site.record)
+
+    assert site.record.token == TOKEN
+    assert Control(site.record).is_ready("eyes", 1)
+
+
+def test_server_has_the_name_of_every_triton(site):
+    """Clients of other projects compare it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{site.ports['http']}/v2", timeout=WATCHDOG_S) as answer:
+        assert json.load(answer)["name"] == "triton"
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{site.ports['grpc']}") as client:
+        assert client.get_server_metadata().name == "triton"
+
+
+def test_requests_are_the_statistics_without_the_probes(site):
+    """As docs/supervision.md says: Triton counts probes, and the supervisor's metric has their number."""
+
+    def requests() -> float | None:
+        """Return the difference, unless a probe came in between."""
+        before = site.metric("probes_total", model="eyes")
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{site.ports['grpc']}") as client:
+            (model,) = client.get_inference_statistics("eyes").model_stats
+        after = site.metric("probes_total", model="eyes")
+        return model.inference_count - before + 1000 if before == after else None
+
+    wait_until(lambda: site.metric("probes_total", model="eyes") > 2, "probes")
+    first = wait_until(requests, "no probe in between")
+    site.numbers("eyes", count=7)
+    wait_until(lambda: (now := requests()) and now == first + 7, "seven requests more")
+
+
+def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
+    """Only if it is asked for; own commands work, too."""
+    store_eyes(tmp_path / "models", "eyes", 0.5)
+
+    with serving(tmp_path / "models", tmp_path / "run", "--no-token") as served:
+        assert curl(served, "/v2/repository/index")[0] == 200
+        reload(served.repository, "eyes", served.record)
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words", "message"),
+    [
+        (None, 0, [], "No such file or directory"),
+        (TOKEN, 0o644, [], "expected a file that only you can read, got mode 0644; fix: chmod 600"),
+        ("short", 0o600, [], "expected 16 to 256 printable ASCII characters"),
+        (f"{TOKEN}:with=signs", 0o600, [], "expected 16 to 256 printable ASCII characters"),
+        (TOKEN, 0o600, ["--no-token"], "--token-file and --no-token exclude each other"),
+    ],
+    ids=["missing", "readable", "short", "signs", "both"],
+)
+def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
+    """Nothing starts."""
+    path = tmp_path / "token"
+    if content:
+        path.write_text(content)
+        path.chmod(mode)
+
+    done = CliRunner().invoke(app, ["serve", "--token-file", str(path), *words])
+
+    assert (done.exit_code, message in done.stderr.splitlines()[-1]) == (2, True), done.stderr
+
+
+def test_server_without_a_token_stays_on_this_machine():
+    """Anybody could load code into it."""
+    done = CliRunner().invoke(app, ["serve", "--no-token", "--host", "0.0.0.0"])
+
+    assert (done.exit_code, "--no-token needs --host 127.0.0.1, got 0.0.0.0" in done.stderr) == (2, True)
