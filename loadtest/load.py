@@ -115,7 +115,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rate",
         type=float,
-        help=f"requests/s of the open loop; default: {SHARE:.0%} of the closed loop's",
+        help=f"requests/s of the open loop; default: {SHARE:.0%}% of the closed loop's",
     )
     parser.add_argument("--reports", type=Path, help="folder for closed.json and open.json")
     parser.add_argument("--thresholds", type=Path, default=thresholds.DEFAULT, help="file with the limits")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         TimedOut,
         Unavailable,
         Unreachable,
+        UnusableImage,
     )
     from nereid.client.prediction import Label, Prediction, Timings
 
@@ -39,6 +40,7 @@ __all__ = [
     "Timings",
     "Unavailable",
     "Unreachable",
+    "UnusableImage",
     "__version__",
 ]
 

@@ -12,24 +12,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import gevent
 import locust.log
 from locust import events
 from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
-from loadtest.users import thresholds
-from loadtest.users.locust_users import WrongResponse
+from loadtest.users import photo_set, thresholds
+from loadtest.users.locust_users import DEFAULT_HOST, WrongResponse
 from loadtest.users.report import Report
-from loadtest.users.request_mix import ESPRESSO
 from loadtest.users.run_statistics import RunStatistics
 from loadtest.users.turn_scheduler import DRAIN_S, SCENARIOS, UNANSWERED, TurnScheduler
+from nereid.client.classifier import Classifier
+from nereid.client.classifier_errors import ClassifierError
 from nereid.tune.load_generator import ARRIVALS
 
 # Names of the messages between Locust's processes.
 STATISTICS, FINISH, FINISHED = "nereid_statistics", "nereid_finish", "nereid_finished"
 # The workers' own limit, and some time for the messages.
 WORKERS_DRAIN_S, POLL_S = DRAIN_S + 10.0, 0.05
+# More than any model has; the server returns all classes.
+ALL_CLASSES = 2**20
 # Other defaults than Locust's.
 DEFAULTS = {"num_users": 8, "spawn_rate": 100.0, "web_host": "127.0.0.1"}
 
@@ -60,8 +64,14 @@ def add_options(parser: Any) -> None:
         help="of the route, with commas; '' for other models",
     )
     add("--keys", type=int, default=100, help="number of sticky callers; 0 while the route's weights change")
-    add("--expect", type=int, default=ESPRESSO, help="expected class of the photo")
+    add("--expect", type=int, help="index of the expected class; default: that of the sample photo")
     files = {"metavar": "FILE", "include_in_web_ui": False}
+    add(
+        "--images",
+        default="",
+        help="folder with photos to send; sub-folders have the name of their class",
+        **files | {"metavar": "DIR"},
+    )
     add("--report", default="", help="write the report as JSON", **files)
     default = str(thresholds.DEFAULT)
     add(
@@ -77,7 +87,7 @@ class Run:
     """The handlers of one process; in a distributed test the master has the statistics of its workers.
 
     Args:
-        environment: Locust's; it gets the `scheduler` of its users.
+        environment: Locust's; it gets the `scheduler` and the `photos` of its users.
     """
 
     def __init__(self, environment: Any) -> None:
@@ -109,7 +119,15 @@ class Run:
         self._encoded.clear()
         self._finished.clear()
         self._is_passed, self._is_over = None, False
-        self._environment.scheduler = TurnScheduler(self._options.scenario, random.Random())
+        scheduler = TurnScheduler(self._options.scenario, random.Random())
+        self._environment.scheduler, self._environment.photos = scheduler, []
+        try:
+            if not self._is_master:
+                self._environment.photos = self._photos()
+        except (ClassifierError, OSError, ValueError) as error:
+            logging.getLogger(__name__).error(f"--images: {error}")
+            scheduler.finish()  # no user gets a turn
+            gevent.spawn(self._environment.runner.quit)
 
     def on_spawning_complete(self, user_count: int, **rest: Any) -> None:
         """Start the schedule; the rate of this process is its share of the users."""
@@ -202,6 +220,19 @@ class Run:
             environment.process_exit_code = 1
         elif self._is_passed and is_sound:
             environment.process_exit_code = 0
+
+    def _photos(self) -> list[photo_set.Photo]:
+        options = self._options
+        if not options.images:
+            return photo_set.sample(options.expect)
+        address = urlsplit(self._environment.host or DEFAULT_HOST)
+
+        def labels(photo: bytes) -> list[str]:
+            with Classifier(address.netloc, "http", options.model) as classifier:
+                found = classifier.classify(photo, top_k=ALL_CLASSES).labels
+            return [label.name for label in sorted(found, key=lambda label: label.index)]
+
+        return photo_set.own(Path(options.images), options.expect, labels)
 
     @property
     def _has_begun(self) -> bool:

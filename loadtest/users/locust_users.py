@@ -61,7 +61,7 @@ class HttpCaller(FastHttpUser):
         # Without the last one Locust requests compressed responses, which cost the server time.
         headers = {JSON_SIZE: "0", "Accept-Encoding": "identity", **request.headers}
         path = f"/v2/models/{quote(options.model)}/infer"
-        body: Any = request.image  # Locust's type excludes bytes
+        body: Any = request.photo.content  # Locust's type excludes bytes
         with self.client.post(
             path,
             data=body,
@@ -138,7 +138,8 @@ class GrpcCaller(User):
 
 def _requests(environment: Any) -> RequestMix:
     options = environment.parsed_options
-    return RequestMix(names(options.variants), options.keys, random.Random())
+    photos = environment.photos
+    return RequestMix(photos, names(options.variants), options.keys, random.Random())
 
 
 def names(words: str) -> Sequence[str]:
@@ -147,12 +148,11 @@ def names(words: str) -> Sequence[str]:
 
 
 def _fault(user: Any, request: ImageRequest, got: Classification) -> str:
-    expected, statistics = user.environment.parsed_options.expect, user.environment.scheduler.statistics
-    return request_mix.fault(request, got, expected, user.protocol, statistics)
+    return request_mix.fault(request, got, user.protocol, user.environment.scheduler.statistics)
 
 
 def _name(options: Any, request: ImageRequest) -> str:
-    return f"{options.model} {request.size}"
+    return f"{options.model} {request.photo.kind}"
 
 
 def _grpc_address(host: str) -> str:
@@ -165,7 +165,7 @@ def _grpc_address(host: str) -> str:
 def _message(model: str, request: ImageRequest) -> Any:
     message = service_pb2.ModelInferRequest(model_name=model)
     message.inputs.add(name="image", datatype="BYTES", shape=[1, 1])
-    message.raw_input_contents.append(LENGTH.pack(len(request.image)) + request.image)
+    message.raw_input_contents.append(LENGTH.pack(len(request.photo.content)) + request.photo.content)
     for name in (SCORES, VARIANT) if request.headers else (SCORES,):
         message.outputs.add(name=name)
     return message

@@ -61,8 +61,8 @@ def classify_all(classifier: Classifier, images: Sequence[Path], top_k: int, wri
     with _progress(len(images)) as progress:
         task = progress.add_task("classifying", total=len(images))
         failed = 0
-        for path, outcome in zip(images, classifier.classify_many(images, top_k=top_k), strict=True):
-            failed += _print_outcome(write, path, outcome)
+        for outcome in classifier.classify_many(images, top_k=top_k):
+            failed += _print_outcome(write, outcome)
             progress.advance(task)
     return failed
 
@@ -86,15 +86,15 @@ def watch_folder(classifier: Classifier, folder: Path, arrivals: Arrivals, top_k
     show_progress(f"watching {folder}")
     for _ in changes(folder, SETTLE_S / 2, False, stop, show_progress):
         images = arrivals.step()
-        for path, outcome in zip(images, classifier.classify_many(images, top_k=top_k), strict=True):
-            _print_outcome(write, path, outcome)
+        for outcome in classifier.classify_many(images, top_k=top_k):
+            _print_outcome(write, outcome)
     show_progress("stopped")
 
 
-def _print_outcome(write: Write, path: Path, outcome: Outcome) -> bool:
+def _print_outcome(write: Write, outcome: Outcome) -> bool:
     """Print an outcome; returns whether it is a failure."""
     # A file name may hold bytes that are not text.
-    name = os.fsencode(path).decode(errors="replace")
+    name = os.fsencode(outcome.image).decode(errors="replace")
     write(name, outcome)
     if isinstance(outcome, Prediction):
         return False
@@ -157,7 +157,9 @@ _FORMATS: dict[Format, Callable[[], Any]] = {
 
 def _plain(name: str, outcome: Outcome) -> dict[str, Any]:
     if isinstance(outcome, Prediction):
-        return {"image": name} | asdict(outcome)
+        fields = asdict(outcome)
+        del fields["image"]
+        return {"image": name} | fields
     return {"image": name, "error": str(outcome)}
 
 

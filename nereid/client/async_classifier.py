@@ -10,7 +10,7 @@ import numpy as np
 
 from nereid.client import transport
 from nereid.client.batch_split import Outcome
-from nereid.client.images import ImageLike, encode, encode_or_error
+from nereid.client.images import ImageLike, encode, encode_or_error, name_of
 from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Prediction
 from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName, check_arguments
@@ -98,15 +98,18 @@ class AsyncClassifier:
         running: set[asyncio.Task[Any]] = set()
         slots = asyncio.Semaphore(self._concurrency)
 
-        async def classify(batch: list[ImageLike]) -> list[Outcome]:
+        async def classify(batch: list[ImageLike], names: list[str]) -> list[Outcome]:
             async with slots:
-                return await self._classify_batch(batch, options)
+                return await self._classify_batch(batch, names, options)
 
         async def start() -> None:
+            position = 0
             try:
                 async for batch in _batches(images, batch_size):
                     await ahead.acquire()
-                    running.add(task := asyncio.create_task(classify(batch)))
+                    names = [name_of(image, position + index) for index, image in enumerate(batch)]
+                    position += len(batch)
+                    running.add(task := asyncio.create_task(classify(batch, names)))
                     started.put_nowait(task)
             finally:
                 started.put_nowait(None)
@@ -124,10 +127,12 @@ class AsyncClassifier:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _classify_batch(self, images: list[ImageLike], options: Options) -> list[Outcome]:
+    async def _classify_batch(
+        self, images: list[ImageLike], names: list[str], options: Options
+    ) -> list[Outcome]:
         request = self._requests.start(options)
         encoded = [await _in_thread(encode_or_error, image) for image in images]
-        return await transport.run_async(self._connection, request.outcomes(encoded))
+        return await transport.run_async(self._connection, request.outcomes(encoded, names))
 
 
 async def _batches(

@@ -1,15 +1,17 @@
 """Batches of `classify_many`: the outcome of each image, and the images to send again. No I/O."""
 
+import copy
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from nereid.client.classifier_errors import ClassifierError
+from nereid.client.classifier_errors import ClassifierError, UnusableImage
 from nereid.client.images import Unusable
 from nereid.client.prediction import Prediction
 from nereid.contract import read_bad_images, read_batch_limit
 
-Outcome: TypeAlias = Prediction | ClassifierError | Unusable
+Outcome: TypeAlias = Prediction | ClassifierError
 
 
 class BatchSplit:
@@ -19,12 +21,14 @@ class BatchSplit:
 
     Args:
         images: each an image file, or the error that prevented its encoding.
+        names: of the images, for their outcomes.
         limit: images per request.
     """
 
-    def __init__(self, images: Sequence[bytes | Unusable], limit: int) -> None:
+    def __init__(self, images: Sequence[bytes | Unusable], names: Sequence[str], limit: int) -> None:
         self.limit = limit
-        self._outcomes: dict[int, Outcome] = {}
+        self._names = names
+        self._outcomes: dict[int, Prediction | ClassifierError | Unusable] = {}
         self._images: dict[int, bytes] = {}
         for place, image in enumerate(images):
             if isinstance(image, bytes):
@@ -60,7 +64,19 @@ class BatchSplit:
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcome of each image, in the order of the images."""
-        return [self._outcomes[place] for place in sorted(self._outcomes)]
+        return [_named(self._outcomes[place], name) for place, name in enumerate(self._names)]
+
+
+def _named(outcome: Prediction | ClassifierError | Unusable, name: str) -> Outcome:
+    if isinstance(outcome, Prediction):
+        return replace(outcome, image=name)
+    if isinstance(outcome, ClassifierError):
+        error = copy.copy(outcome)  # images that share a request share its error
+    else:
+        error = UnusableImage(str(outcome))
+        error.__cause__ = outcome
+    error.image = name
+    return error
 
 
 def _parts(places: list[int], size: int) -> list[list[int]]:

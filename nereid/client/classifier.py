@@ -13,7 +13,7 @@ import numpy as np
 
 from nereid.client import transport
 from nereid.client.batch_split import Outcome
-from nereid.client.images import ImageLike, encode, encode_or_error
+from nereid.client.images import ImageLike, encode, encode_or_error, name_of
 from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Prediction
 from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName, check_arguments
@@ -122,8 +122,8 @@ class Classifier:
             options: options of each request, as for `classify`; `timeout_s` includes the parts sent again.
 
         Returns:
-            In the order of `images`, the prediction of each, or the error that `classify` would raise. A bad
-                image does not stop the others.
+            In the order of `images`, the prediction of each, or its error: `UnusableImage`, or that of
+                `classify`. `outcome.image` names the image. A bad image does not stop the others.
 
         Raises:
             ValueError: an option is invalid.
@@ -135,6 +135,7 @@ class Classifier:
         waiting: deque[Future[list[Outcome]]] = deque()
         pool = self._pool_of_this_process()
         failure: Exception | None = None
+        position = 0
         try:
             while True:
                 # Twice the requests in flight: enough to keep all threads busy, few enough to limit memory.
@@ -142,7 +143,9 @@ class Classifier:
                     batch, failure = _next_batch(images, batch_size)
                     if not batch:
                         break
-                    waiting.append(pool.submit(self._classify_batch, batch, options))
+                    names = [name_of(image, position + index) for index, image in enumerate(batch)]
+                    position += len(batch)
+                    waiting.append(pool.submit(self._classify_batch, batch, names, options))
                 if not waiting:
                     break
                 yield from waiting.popleft().result()
@@ -152,10 +155,10 @@ class Classifier:
             for future in waiting:
                 future.cancel()
 
-    def _classify_batch(self, images: list[ImageLike], options: Options) -> list[Outcome]:
+    def _classify_batch(self, images: list[ImageLike], names: list[str], options: Options) -> list[Outcome]:
         request = self._requests.start(options)
         encoded = [encode_or_error(image) for image in images]
-        return transport.run(self._connection, request.outcomes(encoded))
+        return transport.run(self._connection, request.outcomes(encoded, names))
 
     def _pool_of_this_process(self) -> ThreadPoolExecutor:
         if os.getpid() != self._owner:  # a fork has no threads of its parent

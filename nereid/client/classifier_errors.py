@@ -1,6 +1,7 @@
 """Errors of a classifier, and the party at fault: the same classes over every transport.
 
     ClassifierError
+    ├── UnusableImage       caller    an image of `classify_many` cannot be read or encoded; nothing was sent
     ├── RequestRefused      caller    the request is invalid; a repeated request fails equally
     └── ServerFailed        server    the server accepted the request and failed
         ├── Overloaded      server    the server rejected the request without running it
@@ -26,10 +27,18 @@ class ClassifierError(Exception):
     Attributes:
         fault: the party at fault: `caller`, `server` or `network`.
         is_repeatable: whether a classifier may send the request again.
+        image: in an outcome of `classify_many` the name of the image, as in `Prediction`; else empty.
     """
 
     fault: ClassVar[Fault] = "server"
     is_repeatable: ClassVar[bool] = False
+    image: str = ""
+
+
+class UnusableImage(ClassifierError):
+    """An image of `classify_many` cannot be read or encoded; `__cause__` is the error of `classify`."""
+
+    fault = "caller"
 
 
 class RequestRefused(ClassifierError):

@@ -56,6 +56,16 @@ def encode(image: ImageLike) -> bytes:
     return content
 
 
+def name_of(image: ImageLike, position: int) -> str:
+    """Return the path of an image; without a path its `position` in `images`, from 0."""
+    name = image if isinstance(image, (str, os.PathLike)) else None
+    name = name or getattr(image, "filename", None) or getattr(image, "name", None)
+    try:
+        return os.fsdecode(name or f"images[{position}]")
+    except TypeError:  # a file without a path has a number as its name
+        return f"images[{position}]"
+
+
 def encode_or_error(image: ImageLike) -> bytes | Unusable:
     """Return the encoded image, or the error of `encode`."""
     try:

@@ -133,9 +133,9 @@ class ImageRequest:
         scores: np.ndarray = result.as_numpy(SCORES)[0]
         return scores
 
-    def outcomes(self, images: Sequence[bytes | Unusable]) -> Flow[list[Outcome]]:
+    def outcomes(self, images: Sequence[bytes | Unusable], names: Sequence[str]) -> Flow[list[Outcome]]:
         """Return the outcome of each image, or of its failed encoding; split a batch that is rejected."""
-        batch = BatchSplit(images, self._requests.batch_limit)
+        batch = BatchSplit(images, names, self._requests.batch_limit)
         while files := batch.next_request():
             try:
                 predictions = yield from self.predictions(files)

@@ -58,6 +58,8 @@ class Prediction:
         reason: why the route chose the variant; empty for a model without a route.
         request_id: id of the request.
         timings: client-side time.
+        image: from `classify_many` the path of the image, or `images[3]` for the fourth without a path; else
+            empty.
     """
 
     labels: tuple[Label, ...]
@@ -67,6 +69,7 @@ class Prediction:
     reason: str
     request_id: str
     timings: Timings
+    image: str = ""
 
 
 def read(result: Any, model: str, request_id: str, timings: Timings) -> list[Prediction]:

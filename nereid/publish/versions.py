@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nereid.publish.intake import description
 from nereid.publish.network import Network, find_network
 from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.layout import versions_there
@@ -25,6 +26,7 @@ class VersionState:
         state: `ready` (loaded by the running server), `not loaded` (the policy serves it, the server has not
             loaded it), `published` (the policy serves it, no server runs), or `not served`.
         published: time of the publication; empty for a version that was copied by hand.
+        changes: what was changed in the file, one sentence each.
         shares: part of the traffic, 0 to 1, by route.
     """
 
@@ -34,6 +36,7 @@ class VersionState:
     sha256: str
     published: str
     source: str
+    changes: tuple[str, ...]
     pinned: tuple[str, ...]
     shares: Mapping[str, float]
 
@@ -43,7 +46,8 @@ def versions(repository: Path, name: str, record: ServerRecord | None) -> tuple[
 
     Raises:
         WrongUsage: the network does not exist.
-        OperationFailed, InvalidConfig: a route or config cannot be read, or the server does not respond.
+        OperationFailed, InvalidConfig: a route, config or description cannot be read, or the server does not
+            respond.
     """
     network = find_network(repository, name)
     ready = Control(record).ready_versions() if record else None
@@ -61,6 +65,7 @@ def _version_state(
     origin = PUBLISHED.search(checksums.read_text()) if checksums.exists() else None
     files = [path for path in folder.rglob("*") if path.is_file()]
     model = network_path(folder, network.config(version).document)
+    described = description.read(folder)
     names = tuple(pin.model for pin in own.pins)
     return VersionState(
         version=version,
@@ -69,6 +74,7 @@ def _version_state(
         sha256=digest(model) if model.is_file() else "",
         published=origin["when"] if origin else "",
         source=origin["source"] if origin else "",
+        changes=described.changes if described else (),
         pinned=names,
         shares=_shares(repository, own),
     )

@@ -55,5 +55,6 @@ def test_page_has_every_error_and_whether_it_is_repeated(root):
         r"^\| `(\w+)` \| the (\w+): .* \| (yes|no)", (root / "docs/clients.md").read_text(), re.M
     )
 
-    kinds = [classifier_errors.RequestRefused, ServerFailed, *ServerFailed.__subclasses__()]
+    of_caller = [classifier_errors.UnusableImage, classifier_errors.RequestRefused]
+    kinds = [*of_caller, ServerFailed, *ServerFailed.__subclasses__()]
     assert table == [(kind.__name__, kind.fault, "yes" if kind.is_repeatable else "no") for kind in kinds]

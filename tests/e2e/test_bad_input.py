@@ -6,15 +6,18 @@ import re
 import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc
+from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.classifier_errors import RequestRefused
+from nereid.client.classifier_errors import ClassifierError, RequestRefused, UnusableImage
+from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.tables import cases
 
@@ -203,6 +206,33 @@ def test_requests_batched_with_a_bad_one_are_answered(server, model):
             assert outcome.labels[0].index == ESPRESSO
         else:
             assert type(outcome) is RequestRefused
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_outcomes_name_their_images(server, tmp_path, way):
+    """Each outcome has the path or the position of its image, also in requests that images share."""
+    paths = [tmp_path / name for name in ("a.jpg", "missing.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg")]
+    for path, content in zip(paths, [GOOD, None, b"bad", GOOD, b"worse", GOOD], strict=True):
+        if content:
+            path.write_bytes(content)
+
+    with (
+        Image.open(paths[0]) as picture,
+        paths[3].open("rb") as file,
+        opened(way, url(server, "grpc"), "grpc") as classifier,
+    ):
+        sources = [*paths, str(paths[0]), GOOD, picture, file, picture.convert("L"), 5]
+        outcomes = list(classifier.classify_many(sources, batch_size=4, top_k=1))
+
+    named = [*paths, paths[0], "images[7]", paths[0], paths[3], "images[10]", "images[11]"]
+    assert [each.image for each in outcomes] == [str(name) for name in named]
+    bad = {Path(each.image).name: type(each) for each in outcomes if isinstance(each, ClassifierError)}
+    assert bad == {
+        "missing.jpg": UnusableImage,
+        "b.jpg": RequestRefused,
+        "d.jpg": RequestRefused,
+        "images[11]": UnusableImage,
+    }
 
 
 def test_parallel_bad_requests_leave_nothing_behind(server):

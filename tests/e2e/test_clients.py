@@ -111,7 +111,7 @@ def test_transports_give_equal_answers(server, way, protocol, memory):
     kinds = [each.labels[0].index if hasattr(each, "labels") else type(each).__name__ for each in many]
     assert kinds[:2] == [ESPRESSO, "RequestRefused"]
     assert kinds[2] in CATS
-    assert kinds[3:] == ["FileNotFoundError", *[ESPRESSO] * 9]
+    assert kinds[3:] == ["UnusableImage", *[ESPRESSO] * 9]
     assert str(many[1]).startswith("invalid image: ")
     assert bool(regions) == bool(memory)
     assert not known(server) | files(regions)

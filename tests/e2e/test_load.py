@@ -18,7 +18,7 @@ import pytest
 
 from loadtest import load, resource_usage, stall
 from loadtest.users import thresholds
-from nereid.assets import ADAPTERS, REPOSITORY
+from nereid.assets import ADAPTERS, CHELSEA, COFFEE, REPOSITORY
 from nereid.server.ports import free_ports
 from tests.routes import wait_until
 
@@ -138,6 +138,46 @@ def test_a_fast_wrong_answer_is_a_failure(target, tmp_path):
     for row in found.values():
         assert row["failures"] == {"wrong class: expected 281, got 967": row["requests"]}
         assert row["rate_per_s"] == 0
+
+
+def test_own_photos_have_the_class_of_their_folder(target, tmp_path):
+    """The name is a label or an index; photos without a sub-folder are not checked."""
+    photos, report = tmp_path / "photos", tmp_path / "report.json"
+    for name in ("espresso", "967", "Egyptian cat", "."):
+        (photos / name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(CHELSEA if name == "." else COFFEE, photos / name)
+
+    code = load.run_locust(target, 1.0, report, ["--users", "4", "--images", str(photos)])
+
+    failures = [reason for row in rows(report).values() for reason in row["failures"]]
+    assert (code, {*failures}) == (1, {"wrong class: expected 285, got 967"})
+    assert all(row["rate_per_s"] > 0 for row in rows(report).values())
+    sent = json.loads(report.with_suffix(".locust.json").read_text())
+    assert {each["name"] for each in sent} == {"classify own photos"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("My cat", "sub-folder 'My cat' is not a class of the model; expected a label such as 'tench'"),
+        ("", "' has no image, expected .bmp"),
+        (None, "' is not a folder"),
+    ],
+    ids=["unknown class", "no photos", "no folder"],
+)
+def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd, folder, expected):
+    """The run ends at once, and fails with the reason."""
+    photos, report = tmp_path / "photos", tmp_path / "report.json"
+    if folder is not None:
+        (photos / folder).mkdir(parents=True)
+    if folder:
+        shutil.copy(CHELSEA, photos / folder)
+
+    code = load.run_locust(target, 60.0, report, ["--users", "2", "--images", str(photos)])
+
+    assert code == 1
+    assert expected in capfd.readouterr().err
+    assert sum(row["requests"] for row in rows(report).values()) == 0
 
 
 def test_a_bad_thresholds_file_is_told_before_anything_is_asked(target, tmp_path, capfd):

@@ -560,7 +560,8 @@ def test_unreadable_image_is_an_outcome(way, tmp_path):
         outcomes = list(classifier.classify_many(images, batch_size=4))
 
     kinds = [type(outcome).__name__ for outcome in outcomes]
-    assert kinds == ["Prediction", "FileNotFoundError", "Prediction", "TypeError"]
+    assert kinds == ["Prediction", "UnusableImage", "Prediction", "UnusableImage"]
+    assert [type(outcomes[place].__cause__) for place in (1, 3)] == [FileNotFoundError, TypeError]
 
 
 def test_images_are_read_little_ahead():

@@ -19,6 +19,7 @@ PUBLIC = [
     "Timings",
     "Unavailable",
     "Unreachable",
+    "UnusableImage",
     "__version__",
 ]
 LOADED = """

@@ -65,6 +65,9 @@ def test_network_is_added(nereid, tmp_path):
     assert (done.exit_code, done.stdout.split(",")[0]) == (0, "small: in the repository")
     assert "change         a softmax is appended to output 'logits', as 'probabilities'" in done.stderr
 
+    (version,) = json.loads(nereid("versions", "small", "--json").stdout)["versions"]
+    assert version["changes"] == ["a softmax is appended to output 'logits', as 'probabilities'"]
+
 
 @pytest.mark.parametrize(
     ("words", "status", "reason"),

@@ -15,13 +15,13 @@ from nereid.units import format_bytes
 if TYPE_CHECKING:
     from nereid.publish.versions import VersionState
 
-COLUMNS = ("version", "state", "traffic", "pinned as", "size", "SHA-256", "published", "from")
+COLUMNS = ("version", "state", "traffic", "pinned as", "size", "SHA-256", "published", "from", "changes")
 
 
 def versions(
     context: typer.Context, model: Model, as_json: AsJson = False, repository: Repository = REPOSITORY
 ) -> None:
-    """List the versions of a model: state, share of the traffic, size, SHA-256 and time of publication."""
+    """List the versions of a model: state, share of the traffic, size, time of publication, source and changes."""
     from nereid.publish.versions import versions as listed
 
     name, found = listed(repository, model, find_server(context, repository))
@@ -46,6 +46,7 @@ def _print(versions: "Sequence[VersionState]") -> None:
                 each.sha256[:12],
                 each.published,
                 each.source,
+                "\n".join(each.changes),
             )
             for each in versions
         ],

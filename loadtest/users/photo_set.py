@@ -1,0 +1,89 @@
+"""The photos that a load test sends, each with the classes that count as correct."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid.cli.predictions import collect
+from nereid.tune import photos
+
+ESPRESSO = 967
+# Relative frequencies of the sample's sizes.
+SIZES = {"640x427": 9, "1920x1080": 1}
+OWN = "own photos"
+# All photos stay in memory, because reading a file within a turn would count as the server's time.
+MAX_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Photo:
+    """A photo to send.
+
+    Attributes:
+        kind: its row in Locust's table.
+        content: bytes of the file.
+        classes: the indexes that are correct; empty if any class is.
+    """
+
+    kind: str
+    content: bytes
+    classes: frozenset[int] = frozenset()
+
+
+def sample(expected: int | None) -> list[Photo]:
+    """Return the sample photo in its sizes, each as often as its frequency."""
+    classes = frozenset([ESPRESSO if expected is None else expected])
+    return [
+        photo
+        for size, frequency in SIZES.items()
+        for photo in [Photo(size, _jpeg(size), classes)] * frequency
+    ]
+
+
+def own(folder: Path, expected: int | None, labels: Callable[[bytes], Sequence[str]]) -> list[Photo]:
+    """Return the photos of a folder.
+
+    Args:
+        folder: the name of a sub-folder is the label or the index of the class of its photos. Photos directly
+            in the folder have the class `expected`, or any class.
+        expected: an index, or None.
+        labels: takes a photo, and returns the labels of the model in the order of its classes; not called
+            without a sub-folder.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the folder has no photos, or too many, or a sub-folder is not a class of the model.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"'{folder}' is not a folder")
+    paths = collect([folder])
+    if (size := sum(path.stat().st_size for path in paths)) > MAX_BYTES:
+        raise ValueError(f"expected at most {MAX_BYTES >> 20} MiB of photos, got {size >> 20} MiB")
+    names = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
+    of_name = _classes(names, labels(paths[0].read_bytes())) if names else {}
+    direct = frozenset(() if expected is None else [expected])
+    return [
+        Photo(OWN, path.read_bytes(), of_name.get(path.relative_to(folder).parts[0], direct))
+        for path in paths
+    ]
+
+
+def _classes(names: set[str], labels: Sequence[str]) -> dict[str, frozenset[int]]:
+    """Return the classes of each name; several classes of a model may have the same label."""
+    found = {
+        name: frozenset(index for index, label in enumerate(labels) if label == name or str(index) == name)
+        for name in names
+    }
+    if unknown := sorted(name for name, classes in found.items() if not classes):
+        label = f"a label such as '{labels[0]}', or " if labels[0] else ""
+        raise ValueError(
+            f"the sub-folder '{unknown[0]}' is not a class of the model; expected {label}an index from 0 to "
+            f"{len(labels) - 1}"
+        )
+    return found
+
+
+@functools.cache
+def _jpeg(size: str) -> bytes:
+    return photos.jpeg(photos.SIZES_WH[size])

@@ -1,0 +1,63 @@
+"""The photos of a load test: what their folders say about their class, and what is refused."""
+
+import pytest
+
+from loadtest.users import photo_set
+from loadtest.users.photo_set import Photo, own
+
+LABELS = ["crane", "3", "crane", "cup"]
+
+
+def files(folder, *names: str) -> None:
+    """Write files, each with its name as the content."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def test_a_folder_is_a_label_or_an_index(tmp_path):
+    """Two classes may share a label, and an index may be a label; deeper folders belong to the first one."""
+    files(tmp_path, "crane/a.jpg", "3/deep/b.png", "0/c.jpg", "d.jpg", "cup/note.txt")
+
+    photos = own(tmp_path, None, lambda photo: LABELS)
+
+    expected = {"crane/a.jpg": {0, 2}, "3/deep/b.png": {1, 3}, "0/c.jpg": {0}, "d.jpg": set()}
+    assert {each.content.decode(): each.classes for each in photos} == expected
+
+
+def test_photos_without_a_folder_need_no_labels(tmp_path):
+    """The server is not asked; --expect has the class of these photos."""
+    files(tmp_path, "a.jpg")
+
+    photos = own(tmp_path, 7, lambda photo: pytest.fail("labels were asked for"))
+
+    assert photos == [Photo("own photos", b"a.jpg", frozenset([7]))]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (
+            LABELS,
+            "'dog' is not a class of the model; expected a label such as 'crane', or an index from 0 to 3",
+        ),
+        ([""] * 5, "'dog' is not a class of the model; expected an index from 0 to 4"),
+    ],
+    ids=["labels", "no labels"],
+)
+def test_an_unknown_class_is_refused(tmp_path, labels, expected):
+    """The message says what the model has."""
+    files(tmp_path, "dog/a.jpg", "0/b.jpg")
+
+    with pytest.raises(ValueError, match=expected):
+        own(tmp_path, None, lambda photo: labels)
+
+
+def test_too_many_photos_are_refused(tmp_path, monkeypatch):
+    """They would not fit into memory."""
+    monkeypatch.setattr(photo_set, "MAX_BYTES", 2**21)
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).write_bytes(bytes(2**21))
+
+    with pytest.raises(ValueError, match="expected at most 2 MiB of photos, got 4 MiB"):
+        own(tmp_path, None, lambda photo: [])
