@@ -1,17 +1,26 @@
 """Connections to a server: each RPC with a deadline, and one tree of errors for all failures."""
 
 import asyncio
+import http.client
 import time
 from typing import Any
 
+import aiohttp
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http.aio
 
-from nereid.client.classifier_errors import ClassifierError, TimedOut, from_failure
+from nereid.client.classifier_errors import ClassifierError, TimedOut, Unreachable, from_failure
 from nereid.client.request import CHANNEL, ProtocolName
 from nereid.client.rest import RestClient
 from nereid.client.sans_io import Flow, Pause, Result
+from nereid.contract import GRPC_PORT, HTTP_PORT
+
+# Errors about a response that is not HTTP, or not JSON.
+FOREIGN = (aiohttp.ClientResponseError, http.client.BadStatusLine, ValueError)
+# gRPC's text if the peer accepts a connection, and closes it at once.
+CLOSED_AT_ONCE = ("failed to connect", "Socket closed")
+PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
 
 
 class Connection:
@@ -131,4 +140,12 @@ def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) ->
     # A network that loses packets raises TimeoutError, too, but with an errno.
     if isinstance(error, TimeoutError) and not error.errno:
         return TimedOut(f"{url}: no response within {remaining_s:.3g} s")
-    return from_failure(url, error)
+    # A connection that breaks is an OSError, too.
+    if isinstance(error, FOREIGN) and not isinstance(error, OSError):
+        return Unreachable(
+            f"{url}: expected a response of Triton's HTTP port, got {type(error).__name__}; fix: {PORTS_HINT}"
+        )
+    failure = from_failure(url, error)
+    if all(words in str(failure) for words in CLOSED_AT_ONCE):
+        return Unreachable(f"{failure}; if the server runs, fix: {PORTS_HINT}")
+    return failure

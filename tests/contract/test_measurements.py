@@ -14,7 +14,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "loadtest").glob("*.py") if IS_PR
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script_explains_its_options(script):
-    """argparse formats the help only when it is shown, and fails then."""
+    """Argparse formats the help only when it is shown, and fails then."""
     command = [sys.executable, "-m", f"loadtest.{script}", "--help"]
 
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

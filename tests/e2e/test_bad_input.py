@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.classifier_errors import ClassifierError, RequestRefused, UnusableImage
+from nereid.client.classifier_errors import ClassifierError, RequestRefused, Unreachable, UnusableImage
 from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.tables import cases
@@ -206,6 +206,39 @@ def test_requests_batched_with_a_bad_one_are_answered(server, model):
             assert outcome.labels[0].index == ESPRESSO
         else:
             assert type(outcome) is RequestRefused
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("protocol", "port", "expected"),
+    [
+        ("grpc", "http", "failed to connect to all addresses; "),
+        ("grpc", "metrics", "failed to connect to all addresses; "),
+        ("http", "grpc", "expected a response of Triton's HTTP port"),
+        ("http", "metrics", "expected a response of Triton's HTTP port"),
+    ],
+)
+def test_a_wrong_port_is_told(server, root, way, protocol, port, expected):
+    """Each port refuses foreign words in its own way; message and page say which port is needed."""
+    with (
+        opened(way, url(server, port), protocol) as classifier,
+        pytest.raises(Unreachable, match=expected) as caught,
+    ):
+        classifier.classify(GOOD)
+
+    assert str(caught.value).endswith("fix: the port; by default Triton has HTTP on 8000 and gRPC on 8001")
+    assert f"| `{expected}" in (root / "docs" / "clients.md").read_text()
+
+
+def test_a_raw_image_without_its_header_is_explained(server, root):
+    """Triton takes the body for JSON; the page has its message, with the header."""
+    status, text = post(server, "classify", GOOD)
+
+    page = (root / "docs" / "clients.md").read_text()
+    (message,) = re.findall(
+        r"^\| `(failed to parse[^`]*)` \|.*`Inference-Header-Content-Length: 0`", page, re.M
+    )
+    assert (status, message in text) == (500, True)  # a fault of the caller, which Triton takes for its own
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])

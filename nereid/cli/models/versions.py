@@ -21,7 +21,7 @@ COLUMNS = ("version", "state", "traffic", "pinned as", "size", "SHA-256", "publi
 def versions(
     context: typer.Context, model: Model, as_json: AsJson = False, repository: Repository = REPOSITORY
 ) -> None:
-    """List the versions of a model: state, share of the traffic, size, time of publication, source and changes."""
+    """List the versions of a model: state, share of the traffic, size, time and source of the publication."""
     from nereid.publish.versions import versions as listed
 
     name, found = listed(repository, model, find_server(context, repository))
