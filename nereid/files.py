@@ -90,7 +90,7 @@ def locked_file(path: Path, holder: str, timeout_s: float = LOCK_TIMEOUT_S) -> I
         LockTimeout: another process held the lock for `timeout_s`.
         OSError: the file cannot be written.
     """
-    with path.open("a+b") as file:
+    with open(path, "a+b", opener=_without_link) as file:
         deadline = time.monotonic() + timeout_s
         while not _try_lock(file.fileno(), fcntl.LOCK_EX):
             if time.monotonic() > deadline:
@@ -99,6 +99,10 @@ def locked_file(path: Path, holder: str, timeout_s: float = LOCK_TIMEOUT_S) -> I
                 )
             time.sleep(POLL_S)
         yield file
+
+
+def _without_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 @contextlib.contextmanager

@@ -8,11 +8,20 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from nereid.repository.checksums import digest
 
 PUBLISHED, REJECTED = "published", "rejected"
 SUFFIX, UNFINISHED = ".onnx", (".tmp", ".part")
+
+
+class OutsideFolder(OSError):
+    """A link in a drop folder leads out of it."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        super().__init__(f"'{path.name}' is a link to '{target}', outside of the folder; fix: copy the file")
+        self.strerror = str(self.args[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,23 @@ class Entry:
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of every file that is not hidden, by its path below `root`."""
         names = [name for name, *_ in self.files if not _is_hidden(Path(name))]
-        return {name: digest(self.root / name) for name in names}
+        return {name: self._digest(name) for name in names}
+
+    def copy(self, name: str, target: Path) -> None:
+        """Copy one of its files.
+
+        Raises:
+            OSError: the file cannot be read or written.
+        """
+        with self._opened(name) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+
+    def _digest(self, name: str) -> str:
+        with self._opened(name) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _opened(self, name: str) -> BinaryIO:
+        return _open_inside(self.root / name, self.path.parent)
 
     def is_same_file(self, other: "Entry | None") -> bool:
         """Return whether another entry has the same files, under any names."""
@@ -64,6 +89,7 @@ def read_entry(path: Path) -> Entry | None:
     Raises:
         OSError: it cannot be read.
     """
+    _check_inside(path, path.resolve(), path.parent)
     is_folder = path.is_dir()
     if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
         return None
@@ -77,6 +103,7 @@ def read_entry(path: Path) -> Entry | None:
         except FileNotFoundError:  # renamed meanwhile, or a link whose target is still missing
             return None
         if stat.S_ISREG(status.st_mode):
+            _check_inside(each, each.resolve(), path.parent)
             name = str(each.relative_to(path if is_folder else path.parent))
             files.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
     # The writer of an empty file has only just begun.
@@ -100,12 +127,13 @@ def copied(entry: Entry, digests: Mapping[str, str], staging: Path) -> Iterator[
     copy = staging / entry.path.name
     root = copy if entry.path.is_dir() else staging
     shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(mode=0o700, parents=True)
     try:
         for name in digests:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(entry.root / name, root / name)
-        is_same = {name: _digest(root / name) for name in digests} == digests
+                entry.copy(name, root / name)
+        is_same = {name: digest(root / name) for name in digests if (root / name).exists()} == digests
         yield copy if is_same else None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -117,9 +145,23 @@ def combined(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(os.fsencode(lines)).hexdigest()
 
 
+def _open_inside(path: Path, folder: Path) -> BinaryIO:
+    """Open a regular file of a drop folder; a link that changes meanwhile cannot lead out of the folder."""
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        _check_inside(path, Path(os.readlink(f"/proc/self/fd/{file.fileno()}")), folder)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"'{path.name}' is not a regular file")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_inside(path: Path, target: Path, folder: Path) -> None:
+    if not target.is_relative_to(folder.resolve()):
+        raise OutsideFolder(path, target)
+
+
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
-
-
-def _digest(path: Path) -> str:
-    return digest(path) if path.exists() else ""

@@ -21,7 +21,7 @@ from nereid.publish.drop_entry import PUBLISHED, REJECTED, Entry, combined, copi
 from nereid.server.control import NotReached
 from nereid.serving_errors import InvalidConfig
 
-JOURNAL, STAGING = ".nereid-watch.jsonl", ".nereid-watch"
+JOURNAL = ".nereid-watch.jsonl"
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
 
 Report = Callable[[str], None]
@@ -67,6 +67,7 @@ class DropFolder:
     Args:
         folder: an absolute path.
         log: the folder's journal, locked.
+        staging: a private folder for the copy that is published.
         publish: publishes an entry. An error rejects the entry, unless it or its cause is TEMPORARY.
         settle_s: how long digests must stay the same, in seconds.
         model: the model of all entries, instead of the one in their names.
@@ -81,6 +82,7 @@ class DropFolder:
         self,
         folder: Path,
         log: BinaryIO,
+        staging: Path,
         publish: Publish,
         *,
         settle_s: float = 2.0,
@@ -91,7 +93,7 @@ class DropFolder:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._folder, self._log, self._publish = folder, log, publish
+        self._folder, self._log, self._staging, self._publish = folder, log, staging, publish
         self._settle_s, self._model, self._terms = settle_s, model, terms
         self._announce, self._report, self._clock, self._now = announce, report, clock, now
         self._last = {line.entry: line for line in json_lines.read(folder / JOURNAL, Line)}
@@ -164,7 +166,7 @@ class DropFolder:
             self._done[entry.path.name] = entry
             return True
         try:
-            with copied(entry, digests, self._folder / STAGING) as copy:
+            with copied(entry, digests, self._staging) as copy:
                 return copy is not None and self._submit(entry, copy, sha256)
         except TEMPORARY as error:
             # The entry is still complete; the next one of its model must wait for it.
@@ -208,6 +210,8 @@ class DropFolder:
         folder = self._folder / where
         try:
             folder.mkdir(exist_ok=True)
+            if folder.is_symlink():
+                raise OSError(f"'{where}' is a link")
             target = _free_name(folder, entry.path, suffix)
             if reason:
                 (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n")

@@ -1,8 +1,9 @@
 """The loop of `nereid watch`: networks that appear in a folder are published once they are complete."""
 
 import contextlib
+import hashlib
 import importlib.util
-import shutil
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.processes import StopFlag
 from nereid.publish import publisher
-from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Publish, Report, TemporaryFailure
+from nereid.publish.drop_folder import JOURNAL, DropFolder, Publish, Report, TemporaryFailure
 from nereid.publish.engine.engine import locked_repository
+from nereid.publish.engine.journal import folder_of
 from nereid.publish.examination.examine import ExaminationFailed
 from nereid.publish.network import Network, find_network
 from nereid.repository.checksums import CHECKSUMS, digest
@@ -96,14 +98,28 @@ def check(folder: Path, repository: Path, model: str) -> None:
             )
 
 
+def staging_for(folder: Path, repository: Path) -> Path:
+    """Return the folder for copies of entries; in `folder`, other users could change them meanwhile."""
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return folder_of(repository) / f"drop-{name}"
+
+
 def watch(
-    folder: Path, publish: Publish, *, settle_s: float, model: str, terms: str, is_polling: bool
+    folder: Path,
+    staging: Path,
+    publish: Publish,
+    *,
+    settle_s: float,
+    model: str,
+    terms: str,
+    is_polling: bool,
 ) -> None:
     """Publish networks that appear in a folder until SIGINT or SIGTERM; finish a running publication first.
 
     A second signal ends it immediately; the next command repairs the repository by its journal.
 
     Args:
+        staging: a private folder for the copy that is published.
         is_polling: whether to poll the filesystem instead of waiting for its events.
 
     Raises:
@@ -113,10 +129,10 @@ def watch(
     folder = folder.resolve()
     with files.locked_file(folder / JOURNAL, "nereid watch", LOCK_TIMEOUT_S) as log:
         stop = StopFlag()
-        shutil.rmtree(folder / STAGING, ignore_errors=True)
         drops = DropFolder(
             folder,
             log,
+            staging,
             publish,
             settle_s=settle_s,
             model=model,

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from nereid.cli.main import app
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import watch
 from nereid.publish.drop_entry import copied, read_entry
-from nereid.publish.drop_folder import JOURNAL, STAGING, DropFolder, Line, Publish, TemporaryFailure
+from nereid.publish.drop_folder import JOURNAL, DropFolder, Line, Publish, TemporaryFailure
 from nereid.publish.publisher import Gates
 from nereid.server.control import NotReached
 from nereid.serving_errors import InvalidConfig
@@ -54,6 +55,7 @@ class Drop:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.publisher, self.seconds = folder, Publisher(), 0.0
+        self.staging = folder.parent / "staging"
         self.announced: list[str] = []
         self.reported: list[str] = []
         self._held = contextlib.ExitStack()
@@ -66,6 +68,7 @@ class Drop:
         self.watcher = DropFolder(
             self.folder,
             log,
+            self.staging,
             self.publisher,
             settle_s=SETTLE_S,
             announce=self.announced.append,
@@ -151,7 +154,7 @@ def test_complete_file_is_published_once_and_moved(drop, name, model):
     assert (drop.published, drop.visible) == ([(model, "a")], {moved: "a"})
     assert drop.announced == [f"{name}: published as version 2 of 'net'"]
     assert [(line.entry, line.version, line.stays) for line in drop.lines] == [(name, 2, False)]
-    assert not (drop.folder / STAGING).exists()
+    assert not (drop.staging).exists()
 
 
 def test_option_selects_one_model_for_all(drop):
@@ -226,7 +229,7 @@ def begun(drop: Drop) -> Callable[[], object]:
 
 def linked(drop: Drop) -> Callable[[], object]:
     """Link to a file that does not exist yet."""
-    target = drop.folder.parent / "later"
+    target = drop.folder / ".later"
     (drop.folder / "net.onnx").symlink_to(target)
     return lambda: target.write_text("a")
 
@@ -347,7 +350,7 @@ def test_copy_with_other_digests_is_discarded(drop, name, is_deleted):
     """A file that changes between digest and copy is not published."""
     path = drop.write(name, "a")
     entry = read_entry(drop.folder / name.partition("/")[0])
-    digests, staging = entry.digests(), drop.folder / STAGING
+    digests, staging = entry.digests(), drop.staging
 
     with copied(entry, digests, staging) as copy:
         assert contents(copy) == {"net.onnx": "a"}
@@ -417,7 +420,7 @@ def test_rejected_twice_in_a_second_are_both_kept(drop):
 
 def test_reason_is_one_line_and_names_the_original(drop):
     """The message names the original, not its temporary copy."""
-    copy = drop.folder / STAGING / "net.onnx"
+    copy = drop.staging / "net.onnx"
     drop.publisher.failures = [OperationFailed(f"'{copy}' is bad\nindeed")]
     drop.write("net.onnx", "a")
 
@@ -477,13 +480,14 @@ def test_order_is_kept_when_the_first_must_wait(drop):
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net"])
-def test_link_stays_and_is_published_with_every_new_target(drop, tmp_path, name):
+def test_link_stays_and_is_published_with_every_new_target(drop, name):
     """Each new content behind a link is a version, once, also over restarts of the watcher."""
+    folder = drop.folder / ".targets"
     for text in "abc":
-        (tmp_path / text).mkdir()
-        (tmp_path / text / "net.onnx").write_text(text)
+        (folder / text).mkdir(parents=True)
+        (folder / text / "net.onnx").write_text(text)
     link, inside = drop.folder / name, "" if name.endswith(".onnx") else "net.onnx"
-    targets = {text: tmp_path / text / ("" if inside else "net.onnx") for text in "abc"}
+    targets = {text: folder / text / ("" if inside else "net.onnx") for text in "abc"}
     swap(link, targets["a"])
     drop.wait(20)
     drop.start()
@@ -500,9 +504,9 @@ def test_link_stays_and_is_published_with_every_new_target(drop, tmp_path, name)
     assert not (drop.folder / "published" / name).exists()
 
 
-def test_link_is_read_again_only_after_a_change(drop, tmp_path):
+def test_link_is_read_again_only_after_a_change(drop):
     """A file behind a link is read again only if its size, time or inode has changed."""
-    target = tmp_path / "a"
+    target = drop.folder / ".a"
     target.write_text("a")
     swap(drop.folder / "net.onnx", target)
     drop.wait(20)
@@ -535,10 +539,78 @@ def test_kubernetes_volume(drop, inside):
     assert (volume / "net.onnx").read_text() == "b"
 
 
-def test_rejected_link_is_tried_again_with_other_limits_only(drop, tmp_path):
+@pytest.mark.parametrize("name", ["net.onnx", "net", "net/net.onnx", "net/weights.data"])
+def test_link_out_of_the_folder_is_not_followed(drop, tmp_path, name):
+    """The watcher may read files that the writer of the link may not; the reason is reported once."""
+    secret = tmp_path / "secret"
+    secret.mkdir() if name == "net" else secret.write_text("secret")
+    if name == "net":
+        (secret / "net.onnx").write_text("secret")
+    elif "/" in name:
+        drop.write("net/net.onnx", "a")
+        (drop.folder / name).unlink(missing_ok=True)
+        drop.write("net/other.onnx", "b")
+    (drop.folder / name).symlink_to(secret)
+
+    drop.wait(20)
+
+    assert (drop.publisher.given, drop.announced) == ([], [])
+    (line,) = drop.reported
+    assert line.endswith(f"is a link to '{secret}', outside of the folder; fix: copy the file")
+
+
+def test_file_that_becomes_a_link_is_not_followed(drop, tmp_path):
+    """A link that replaces the file after its digest, or a folder above it, is not read either."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "net.onnx").write_text("a")
+    drop.write("net/net.onnx", "a")
+    entry = read_entry(drop.folder / "net")
+    digests = entry.digests()
+
+    (drop.folder / "net" / "net.onnx").unlink()
+    (drop.folder / "net" / "net.onnx").symlink_to(tmp_path / "secret" / "net.onnx")
+    with pytest.raises(OSError, match="outside of the folder"), copied(entry, digests, drop.staging):
+        pass
+
+    shutil.rmtree(drop.folder / "net")
+    (drop.folder / "net").symlink_to(tmp_path / "secret")
+    with pytest.raises(OSError, match="outside of the folder"), copied(entry, digests, drop.staging):
+        pass
+    assert not drop.staging.exists()
+
+
+def test_own_files_of_the_watcher_are_not_followed(drop, tmp_path):
+    """Journal and folders of a watcher that are links would let others write elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    (drop.folder / "rejected").symlink_to(tmp_path / "elsewhere")
+    drop.publisher.failures = [OperationFailed("no")]
+    drop.write("net.onnx", "a")
+    drop.wait()
+
+    assert [*(tmp_path / "elsewhere").iterdir()] == []
+    assert drop.reported == ["net.onnx: cannot be moved to 'rejected' and stays: 'rejected' is a link"]
+
+    (drop.folder / JOURNAL).unlink()
+    (drop.folder / JOURNAL).symlink_to(tmp_path / "elsewhere" / "journal")
+    with pytest.raises(OSError, match="symbolic links"):
+        drop.start()
+
+
+def test_copy_is_private(drop):
+    """No other user can read or change it."""
+    drop.publisher.during = lambda: modes.append(stat.S_IMODE(drop.staging.stat().st_mode))
+    modes: list[int] = []
+    drop.write("net.onnx", "a")
+
+    drop.wait()
+
+    assert modes == [0o700]
+
+
+def test_rejected_link_is_tried_again_with_other_limits_only(drop):
     """A rejected link stays rejected until the limits or its target change."""
-    (tmp_path / "a").write_text("a")
-    swap(drop.folder / "net.onnx", tmp_path / "a")
+    (drop.folder / ".a").write_text("a")
+    swap(drop.folder / "net.onnx", drop.folder / ".a")
     drop.publisher.failures = [OperationFailed("it answers otherwise")]
     drop.wait(20)
     drop.start()

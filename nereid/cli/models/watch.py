@@ -42,7 +42,8 @@ def watch(
     """Publish every complete ONNX file, or folder with one, that appears in DIR, until Ctrl-C.
 
     `classify.onnx`, or `classify@monday.onnx`, becomes the next version of `classify`. Published files move
-    to DIR/published. Rejected files move to DIR/rejected, with the reason. Links stay in place.
+    to DIR/published. Rejected files move to DIR/rejected, with the reason. Links inside DIR
+    stay in place.
     """
     from nereid.publish import watch as watching
     from nereid.publish.publisher import Gates
@@ -58,4 +59,5 @@ def watch(
         repository, lambda: find_server(context, own_repository(repository)), gates, share, show_progress
     )
     terms = f"{model} {tolerance} {accept_change} {max_slowdown} {max_memory}"
-    watching.watch(folder, publishing, settle_s=settle_s, model=model, terms=terms, is_polling=poll)
+    staging = watching.staging_for(folder, repository)
+    watching.watch(folder, staging, publishing, settle_s=settle_s, model=model, terms=terms, is_polling=poll)
