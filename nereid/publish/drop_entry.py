@@ -7,8 +7,8 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from nereid.repository.checksums import digest
 
@@ -66,8 +66,8 @@ class Entry:
         with self._opened(name) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def _opened(self, name: str) -> BinaryIO:
-        return _open_inside(self.root / name, self.path.parent)
+    def _opened(self, name: str) -> contextlib.AbstractContextManager[BufferedReader]:
+        return _opened_inside(self.root / name, self.path.parent)
 
     def is_same_file(self, other: "Entry | None") -> bool:
         """Return whether another entry has the same files, under any names."""
@@ -145,17 +145,15 @@ def combined(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(os.fsencode(lines)).hexdigest()
 
 
-def _open_inside(path: Path, folder: Path) -> BinaryIO:
+@contextlib.contextmanager
+def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
     """Open a regular file of a drop folder; a link that changes meanwhile cannot lead out of the folder."""
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    try:
-        _check_inside(path, Path(os.readlink(f"/proc/self/fd/{file.fileno()}")), folder)
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        _check_inside(path, Path(f"/proc/self/fd/{descriptor}").readlink(), folder)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(f"'{path.name}' is not a regular file")
-    except BaseException:
-        file.close()
-        raise
-    return file
+        yield file
 
 
 def _check_inside(path: Path, target: Path, folder: Path) -> None:
