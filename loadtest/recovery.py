@@ -24,7 +24,8 @@ from pathlib import Path
 from loadtest import record, servers
 from loadtest.background_load import BackgroundLoad, Request
 from nereid import assets
-from nereid.server import run_dir, stubs
+from nereid.server import run_dir
+from nereid.triton import stub_processes
 
 CONCURRENCY = 4
 PUBLIC_NAME, SERVER = "classify", "tritonserver"
@@ -120,8 +121,8 @@ def _measure_round(repository: Path, folder: Path, outcomes: dict[str, list[list
     folder.mkdir()
     with servers.supervised(repository, folder, os.environ) as running:
         server = running.record
-        for model in sorted({stub.model for stub in stubs.find(server.pid, repository)}):
-            victim = next(stub for stub in stubs.find(server.pid, repository) if stub.model == model)
+        for model in sorted({stub.model for stub in stub_processes.find(server.pid, repository)}):
+            victim = next(stub for stub in stub_processes.find(server.pid, repository) if stub.model == model)
             outcomes[model].append(_kill(server, model, victim.process.pid))
         outcomes[SERVER].append(_kill(server, PUBLIC_NAME, running.record.pid))
 

@@ -43,6 +43,7 @@ QUEUE_TIMEOUT_TEXT = "Request timeout expired"
 NOT_HEALTHY_TEXT = "is not healthy"
 NOT_READY_TEXT = "is not ready"
 RESTRICTED_TEXT = "is restricted"
+_UNHEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")
 _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
 
 _BAD_IMAGES = re.compile(r"(\d+) of (\d+) images cannot be used: (.*)", re.DOTALL)
@@ -95,3 +96,9 @@ def read_batch_limit(text: str) -> int | None:
     """Read the largest batch from Triton's rejection of a larger one; None if the text has no limit."""
     found = _BATCH_LIMIT.search(text)
     return int(found[1]) if found else None
+
+
+def read_unhealthy_instance(text: str) -> str:
+    """Return the instance that Triton's message calls unhealthy; empty for other messages."""
+    found = _UNHEALTHY.search(text)
+    return found[1] if found else ""

@@ -20,8 +20,8 @@ from onnx import helper
 from tritonclient.utils import InferenceServerException
 
 from nereid import metrics_page
-from nereid.server import stubs
 from nereid.server.embedded_server import EmbeddedServer
+from nereid.triton import stub_processes
 from nereid.triton.metrics import ROUTE_PREFIX
 from tests.networks import CLIENTS, ONE_INSTANCE, connect, constant, network, serve, store, tensor, value
 
@@ -316,7 +316,7 @@ class RouteServer:
 
     def stubs(self, model: str) -> list[int]:
         """Return the processes of a model."""
-        found = stubs.find(self.server.pid, self.repository)
+        found = stub_processes.find(self.server.pid, self.repository)
         return [each.process.pid for each in found if each.model == model]
 
     def kill(self, model: str) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.server import run_dir, stubs
+from nereid.server import run_dir
+from nereid.triton import stub_processes
 from tests.networks import tensor
 from tests.routes import WATCHDOG_S, wait_until
 
@@ -90,9 +91,9 @@ class Served:
         """The log so far."""
         return (self._folder / "log").read_text()
 
-    def stubs(self, model: str) -> list[stubs.Stub]:
+    def stubs(self, model: str) -> list[stub_processes.Stub]:
         """Return the living stubs of a model."""
-        return [each for each in stubs.find(self.record.pid, self.repository) if each.model == model]
+        return [each for each in stub_processes.find(self.record.pid, self.repository) if each.model == model]
 
     def page(self, path: str) -> tuple[int, str]:
         """Return status and body of a page of the health port."""

@@ -1,5 +1,6 @@
 """The requests of a load test, and the checks of their responses."""
 
+import itertools
 import json
 import operator
 import random
@@ -47,16 +48,17 @@ class RequestMix:
     """Random requests.
 
     Args:
-        photos: to choose from.
+        photos: sent in a random order, again and again.
         variants: of the route; empty for a model that is not a route.
         keys: number of sticky callers; 0 for none.
-        draw: source of photos, variants and keys.
+        draw: source of the order, of variants and keys.
     """
 
     def __init__(
         self, photos: Sequence[Photo], variants: Sequence[str], keys: int, draw: random.Random
     ) -> None:
-        self._photos, self._variants, self._keys, self._draw = photos, variants, keys, draw
+        self._variants, self._keys, self._draw = variants, keys, draw
+        self._photos = itertools.cycle(draw.sample(photos, len(photos)))
         ways = {PLAIN: True, FORCED: bool(variants), STICKY: bool(variants) and keys > 0}
         self._ways = {way: weight for way, weight in WAYS.items() if ways[way]}
 
@@ -65,7 +67,7 @@ class RequestMix:
         (way,) = self._draw.choices(list(self._ways), list(self._ways.values()))
         variant = self._draw.choice(self._variants) if way == FORCED else ""
         key = f"caller-{self._draw.randrange(self._keys)}" if way == STICKY else ""
-        return ImageRequest(self._draw.choice(self._photos), variant, key)
+        return ImageRequest(next(self._photos), variant, key)
 
 
 def fault(request: ImageRequest, got: Classification, protocol: str, statistics: RunStatistics) -> str:

@@ -17,11 +17,12 @@ from nereid.repository.layout import (
 )
 from nereid.routes.target import BACKEND, check_repository, find_route, read_state
 from nereid.routing.assignment import shares
-from nereid.server import run_dir, stubs
+from nereid.server import run_dir
 from nereid.server.command_line import PLAIN_PROFILE
 from nereid.server.control import Control
 from nereid.server.run_dir import GatewayRecord, ServerRecord
 from nereid.serving_errors import InvalidConfig
+from nereid.triton import stub_processes
 
 KINDS = {BACKEND: "route", "fused": "pinned", "onnxruntime": "network", "preprocess": "preprocessing"}
 PROC = Path("/proc")
@@ -136,7 +137,7 @@ def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]
     """Return the numbers of model processes, and their bytes, by model."""
     counts, memory = Counter[str](), Counter[str]()
     if record:
-        for stub in stubs.find(record.pid, Path(record.repository)):
+        for stub in stub_processes.find(record.pid, Path(record.repository)):
             counts[stub.model] += 1
             memory[stub.model] += memory_bytes(stub.process.pid)
     return counts, memory

@@ -1,7 +1,9 @@
 """Attempts of a route: a request that is admitted, one attempt on a variant, and the state of a variant."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from nereid.routing.assignment import BreakerSettings, Choice, Table, Variant
 from nereid.routing.breaker import Breaker, State
@@ -16,6 +18,13 @@ from nereid.serving_errors import (
     Unavailable,
 )
 
+# A death that was seen longer ago than this says nothing about the present process of the instance.
+DEATH_COUNTS_S = 10.0
+# One request goes to at most this many dead instances. Triton 24.10 takes a second for each, and the
+# supervisor has replaced them after two.
+MAX_DEATHS = 3
+# In `DEATH_COUNTS_S`, this many requests that may have killed an instance are sent to another one.
+MAX_SUSPECTS = 32
 # Key of a breaker's state: name, model and version of the variant, and the breaker's settings.
 Identity = tuple[str, str, int, BreakerSettings]
 
@@ -27,12 +36,22 @@ def identity(table: Table, variant: Variant) -> Identity:
 
 @dataclass(slots=True)
 class AdmittedRequest:
-    """A request, the table that serves it, its arrival in seconds, and whether it occupies a slot."""
+    """A request, and what is known about it.
+
+    Attributes:
+        table: the table that serves it.
+        begin: its arrival, in seconds.
+        has_slot: whether it occupies a slot.
+        deaths: how often an instance was dead that it was sent to.
+        is_suspect: whether an instance died while it had the request.
+    """
 
     request: RoutedRequest
     table: Table
     begin: float
     has_slot: bool = True
+    deaths: int = 0
+    is_suspect: bool = False
 
 
 class ServedVariant:
@@ -52,6 +71,9 @@ class ServedVariant:
         self._is_retired = False
         self.in_flight = self.late = 0
         self.is_dead = False
+        # When each instance was seen dead, in seconds.
+        self._deaths: dict[str, float] = {}
+        self._suspects: deque[float] = deque()
         self.breaker = Breaker(settings, self._show)
         self._metrics.set("breaker_state", State.CLOSED, **self.labels)
 
@@ -62,12 +84,52 @@ class ServedVariant:
 
     def record(self, attempt: "Attempt", error: ServingError | None, now: float) -> None:
         """Record how an attempt ended for its client."""
+        if isinstance(error, Died) and attempt.is_survived:
+            self.breaker.record(None, now, attempt.is_trial)
+            return
         if isinstance(error, Unavailable):
             self.breaker.trip(now)
         else:
             self.breaker.record(attempt.blames_variant(error), now, attempt.is_trial)
         if error is None or isinstance(error, Died):
             self.is_dead = error is not None
+
+    def note_death(self, instance: str, now: float) -> None:
+        """Record that an instance is dead."""
+        if now - self._deaths.get(instance, -inf) > DEATH_COUNTS_S:
+            self._deaths[instance] = now
+
+    @property
+    def dead_instances(self) -> list[str]:
+        """The instances that were seen dead, replaced or not."""
+        return list(self._deaths)
+
+    def may_try_again(self, attempt: "Attempt", instance: str, now: float) -> bool:
+        """Return whether a request goes to another instance, after this one was dead.
+
+        A request that an instance had when it died may be the cause: it is sent again once, and few such are.
+        """
+        admitted = attempt.admitted
+        admitted.deaths += 1
+        if admitted.deaths > MAX_DEATHS:
+            self.breaker.trip(now)  # the processes that run do not answer
+            return False
+        if now >= attempt.deadline:
+            return False
+        if attempt.begun_at > self._deaths.get(instance, now):
+            return True  # it never reached the instance
+        while self._suspects and now - self._suspects[0] > DEATH_COUNTS_S:
+            self._suspects.popleft()
+        if admitted.is_suspect or len(self._suspects) >= MAX_SUSPECTS:
+            return False
+        admitted.is_suspect = True
+        self._suspects.append(now)
+        return True
+
+    def revive(self, now: float) -> None:
+        """Let a trial through: the dead instance was replaced."""
+        self.is_dead = False
+        self.breaker.allow_trial(now)
 
     def retire(self) -> None:
         """Stop showing the breaker, though attempts may still be in flight."""
@@ -86,7 +148,7 @@ class ServedVariant:
 class Attempt:
     """One attempt to serve a request by a variant."""
 
-    def __init__(self, admitted: AdmittedRequest, choice: Choice, served: ServedVariant) -> None:
+    def __init__(self, admitted: AdmittedRequest, choice: Choice, served: ServedVariant, now: float) -> None:
         self.admitted, self.variant, self.reason, self.served = (
             admitted,
             choice.variant,
@@ -95,7 +157,8 @@ class Attempt:
         )
         # A breaker that is half open lets only the trial through.
         self.is_trial = served.breaker.state is State.HALF_OPEN
-        self.was_dead = served.is_dead
+        self.was_dead, self.is_survived = served.is_dead, False
+        self.begun_at = now
         own_s, client_s = choice.variant.deadline_ms / 1e3, admitted.request.timeout_s
         self._is_own_deadline = not 0 < client_s < own_s
         self.deadline = admitted.begin + (own_s if self._is_own_deadline else client_s)

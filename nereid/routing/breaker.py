@@ -59,6 +59,11 @@ class Breaker:
             if self._must_open():
                 self._change(State.OPEN, now)
 
+    def allow_trial(self, now: float) -> None:
+        """Let the next request through as a trial, without the rest of the wait."""
+        if self.state is State.OPEN:
+            self._change(State.HALF_OPEN, now)
+
     def trip(self, now: float) -> None:
         """Open immediately, or stay open: the variant is unreachable."""
         if self.state is not State.OPEN:

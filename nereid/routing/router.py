@@ -7,7 +7,7 @@ from random import random
 from threading import Lock
 from typing import Any
 
-from nereid.contract import ROUTE_KEY_HEADER
+from nereid.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
 from nereid.routing.assignment import BREAKER, FORCED, RETRY, Choice, Table, Variant, choose, lower
 from nereid.routing.attempts import AdmittedRequest, Attempt, Identity, ServedVariant, identity
 from nereid.routing.breaker import RetryBudget
@@ -39,6 +39,7 @@ class Router:
         log: receives a line when a breaker opens or closes, or a shadow fails.
         clock: seconds of a monotonic clock.
         draw: random numbers in [0, 1).
+        can_answer: returns whether the model of a dead instance has a running process.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Router:
         log: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random,
+        can_answer: Callable[[str], bool] = lambda instance: False,
     ) -> None:
         self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
+        self._can_answer = can_answer
         self._lock = Lock()
         self._table = table
         self._served: dict[Identity, ServedVariant] = {}
@@ -122,6 +125,16 @@ class Router:
                 attempt.admitted.request.reject(error)
         self._shadows.expire()
 
+    def revive(self) -> None:
+        """Let a trial through to each variant whose dead instances were replaced."""
+        now = self._clock()
+        with self._lock:
+            dead = [(served, served.dead_instances) for served in self._served.values() if served.is_dead]
+        for served, instances in dead:
+            if instances and all(map(self._can_answer, instances)):
+                with self._lock:
+                    served.revive(now)
+
     def _free_slot(self, admitted: AdmittedRequest) -> None:
         with self._lock:
             self._in_flight -= admitted.has_slot
@@ -137,17 +150,31 @@ class Router:
             raise
 
     def _serve(self, admitted: AdmittedRequest, choice: Choice) -> tuple[Attempt, Any]:
-        """Attempt the chosen variant; if that is unreachable, perhaps the default one."""
-        attempt = self._begin(admitted, choice)
-        try:
-            return attempt, self._run(attempt)
-        except Unavailable as error:
-            # A request that was in flight when the process died may have killed it.
-            may_have_run = isinstance(error, Died) and not attempt.was_dead
-            if may_have_run or not self._may_retry(attempt):
-                raise
-        attempt = self._begin(admitted, Choice(admitted.table.route.default_variant, RETRY))
-        return attempt, self._run(attempt)
+        """Attempt the chosen variant; if that is unreachable, perhaps another instance or the default one."""
+        while True:
+            attempt = self._begin(admitted, choice)
+            try:
+                return attempt, self._run(attempt)
+            except Unavailable as error:
+                if isinstance(error, Died) and attempt.is_survived:
+                    if not self._may_try_again(attempt, error):
+                        raise
+                    choice = Choice(attempt.variant, attempt.reason)
+                    continue
+                # A request that was in flight when the process died may have killed it.
+                may_have_run = isinstance(error, Died) and not attempt.was_dead
+                if may_have_run or not self._may_retry(attempt):
+                    raise
+                choice = Choice(admitted.table.route.default_variant, RETRY)
+
+    def _may_try_again(self, attempt: Attempt, error: Died) -> bool:
+        """Return whether a request goes to its variant again, as one of several instances is dead."""
+        with self._lock:
+            instance = read_unhealthy_instance(str(error))
+            may_try = attempt.served.may_try_again(attempt, instance, self._clock())
+        if may_try:
+            self._check_client(attempt.admitted)
+        return may_try
 
     def _may_retry(self, attempt: Attempt) -> bool:
         """Return whether a request that has not reached its variant may go to the default one instead."""
@@ -174,7 +201,7 @@ class Router:
             for option in options:
                 served = self._served_variant(admitted.table, option.variant)
                 if served.allows(now):
-                    attempt = Attempt(admitted, option, served)
+                    attempt = Attempt(admitted, option, served, now)
                     self._attempts.add(attempt)
                     self._count_in_flight(served, 1)
                     return attempt
@@ -190,6 +217,8 @@ class Router:
             response = request.forward(variant.model, variant.version, remaining_s)
         except Exception as raised:
             error = from_exception(raised)
+        if isinstance(error, Died):
+            attempt.is_survived = self._is_survived(attempt.served, error)
         is_late = not self._end(attempt, error)
         with self._lock:
             self._count_in_flight(attempt.served, -1)
@@ -201,6 +230,13 @@ class Router:
             raise error
         return response
 
+    def _is_survived(self, served: ServedVariant, error: Died) -> bool:
+        if not (instance := read_unhealthy_instance(str(error))):
+            return False
+        with self._lock:
+            served.note_death(instance, self._clock())
+        return self._can_answer(instance)
+
     def _end(self, attempt: Attempt, error: ServingError | None, is_late: bool = False) -> bool:
         """Record how an attempt ended; returns False if that was recorded before."""
         now = self._clock()
@@ -210,7 +246,7 @@ class Router:
             self._attempts.remove(attempt)
             attempt.served.record(attempt, error, now)
             attempt.served.late += is_late
-            if isinstance(error, Died):
+            if isinstance(error, Died) and not attempt.is_survived:
                 self._shorten_deadlines(attempt.served, now)
             if error is None:
                 self._budget.succeeded()

@@ -1,4 +1,4 @@
-"""The stub processes of a server: one for each instance of a Python-based backend.
+"""Deaths of stub processes, from successive observations.
 
 Triton 24.10 does not replace a stub that was killed: its process stays as a zombie child of `tritonserver`,
 and requests to its instance fail. A stub that Triton itself ends is collected within milliseconds. A zombie
@@ -7,17 +7,12 @@ that stays for longer is therefore a stub that was killed.
 
 import contextlib
 import os
-import re
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-ZOMBIE, STOPPED = "Z", "T"
-PROC = Path("/proc")
-# Positions in the stub's command line: the path of its model.py, and the name of its instance.
-MODEL_PATH, INSTANCE = 1, 8
-NOT_HEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")
+from nereid.triton.stub_processes import ZOMBIE, Process, Stub
+
 # Triton collects a stub that it ended itself within a tenth of this. The time is shorter than the interval of
 # observations (0.1 s), so the second observation decides.
 DEAD_AFTER_S = 0.09
@@ -25,29 +20,6 @@ DEAD_AFTER_S = 0.09
 VERDICTS_WITHIN_S = 30.0
 # Time that Triton has to end the old stubs of a repaired model.
 OLD_STUBS_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """Identity of a process: its pid, and its start in clock ticks since boot."""
-
-    pid: int
-    started: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stub:
-    """The process of one instance of one version of a model."""
-
-    process: Process
-    model: str
-    version: int
-    instance: str
-
-    @property
-    def slot(self) -> tuple[str, int, str]:
-        """Model, version and instance, which only one stub in use has at a time."""
-        return self.model, self.version, self.instance
 
 
 class Roster:
@@ -151,35 +123,6 @@ class LeftOver:
         return [each for each, due_s in running.items() if due_s < now_s], len(self.due_s) - len(running)
 
 
-def unhealthy_instance(failure: str) -> str:
-    """Return the instance that Triton's message calls unhealthy; empty for other messages."""
-    found = NOT_HEALTHY.search(failure)
-    return found[1] if found else ""
-
-
-def find(leader: int, repository: Path, proc: Path = PROC) -> list[Stub]:
-    """Return the stubs of models of `repository` below `tritonserver`, without zombies."""
-    found = []
-    for folder in proc.iterdir():
-        if not folder.name.isdigit():
-            continue
-        status = _status(folder)
-        if status and status[1] == leader:
-            process = Process(int(folder.name), status[2])
-            found += list(_stub(process, repository, folder))
-    return found
-
-
-def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, str]:
-    """Return the kernel's letter for the state of each process that still exists."""
-    found = {}
-    for process in processes:
-        status = _status(proc / str(process.pid))
-        if status and status[2] == process.started:
-            found[process] = status[0]
-    return found
-
-
 def touch(folder: Path) -> bool:
     """Update a version's file times, so that Triton loads it again; returns whether that is permitted."""
     paths = [folder, *folder.rglob("*")]
@@ -195,20 +138,3 @@ def touch(folder: Path) -> bool:
             os.utime(path, ns=(newer, newer))
             is_touched = True
     return is_touched
-
-
-def _stub(process: Process, repository: Path, folder: Path) -> Iterator[Stub]:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        model, version, *_ = Path(words[MODEL_PATH]).relative_to(repository).parts
-        yield Stub(process, model, int(version), words[INSTANCE])
-
-
-def _status(folder: Path) -> tuple[str, int, int] | None:
-    """Return a process's state, parent, and start in clock ticks."""
-    try:
-        # The name, in brackets, may hold anything.
-        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[0], int(fields[1]), int(fields[19])

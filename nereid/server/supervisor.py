@@ -8,9 +8,11 @@ still run, and moves the requests over.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from nereid.contract import read_unhealthy_instance
 from nereid.processes import BackOff
-from nereid.server import stubs
-from nereid.server.stubs import LeftOver, Process, Roster, Stub, Verdicts
+from nereid.server.stubs import LeftOver, Roster, Verdicts
+from nereid.triton import stub_processes
+from nereid.triton.stub_processes import Process, Stub
 
 # The second verdict on an instance settles its case, but a probe meets one of several instances at random.
 MAX_ATTEMPTS, MAX_PROBES = 4, 4
@@ -218,7 +220,7 @@ class Supervisor:
         if dead and not has_found:  # a new stub may have taken its place meanwhile
             return [*commands, FindStubs()]
         self._dead = dead
-        stopped = {process for process, state in states.items() if state == stubs.STOPPED}
+        stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
         self._stopped = self._roster.instances(stopped - self._left_over.due_s.keys())
         broken = {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
         if self._repair:  # a new stub runs for a second before it can respond
@@ -246,7 +248,7 @@ class Supervisor:
         return min(MAX_PROBES, len({stub.instance for stub in known}))
 
     def _end_probe(self, event: ProbeEnded, now_s: float) -> Commands:
-        probe, instance = event.probe, stubs.unhealthy_instance(event.failure or "")
+        probe, instance = event.probe, read_unhealthy_instance(event.failure or "")
         if instance and self._is_news(instance, event.began_s):
             is_dead = self._verdicts.add(instance, now_s, is_stopped=instance in self._stopped)
             if not is_dead and probe.attempt < MAX_ATTEMPTS:

@@ -16,8 +16,9 @@ from nereid.server.control import Control, NotReached, Refused
 from nereid.server.embedded_server import EmbeddedServer, image_models
 from nereid.server.health import Health
 from nereid.server.run_dir import ServerRecord
-from nereid.server.stubs import Stub
 from nereid.server.supervisor import Command, Event, Supervisor
+from nereid.triton import stub_processes
+from nereid.triton.stub_processes import Stub
 
 OBSERVE_S, FIND_S = 0.1, 0.8
 PROBE_S, PROBE_SOON_S, PROBE_TIMEOUT_S = 1.0, 0.11, 5.0
@@ -111,11 +112,11 @@ class Watchdog:
                 self._found_s = time.monotonic()
             with self._lock:
                 known = self._supervisor.processes
-            states = stubs.states({*known, *(stub.process for stub in living)})
+            states = stub_processes.states({*known, *(stub.process for stub in living)})
             self._handle(supervisor.ProcessesSeen(states, living if find else None))
 
     def _living(self) -> list[Stub]:
-        return stubs.find(self._server.pid, self._options.repository)
+        return stub_processes.find(self._server.pid, self._options.repository)
 
     def _start_probes(self) -> float:
         began_s = time.monotonic()
@@ -186,7 +187,7 @@ class Watchdog:
             case supervisor.ReadIndex() | supervisor.Reload():
                 self._orders.put(command)
             case supervisor.Kill():
-                if stubs.states([command.process]):
+                if stub_processes.states([command.process]):
                     os.kill(command.process.pid, signal.SIGKILL)
             case supervisor.ReportBroken():
                 self._health.observed(command.models)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from nereid.routing.attempts import AdmittedRequest
 from nereid.routing.route_file import RouteWatch
 from nereid.routing.router import Router
 from nereid.serving_errors import ServingError, from_message
+from nereid.triton import stub_processes
 from nereid.triton.metric_reporter import MetricReporter
 from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX
 from nereid.triton.tensors import log_info, log_warn, read_parameters, reject
@@ -41,7 +42,12 @@ class RouteModel:
         self._metrics = MetricReporter(
             ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
         )
-        self._router = Router(self._watch.table, self._metrics, self._warn)
+        self._router = Router(
+            self._watch.table,
+            self._metrics,
+            self._warn,
+            can_answer=partial(stub_processes.can_answer, config.folder.parent),
+        )
         self._show(self._watch.table)
         self._pool = ThreadPoolExecutor(ROUTE_THREADS)
         self._is_closing = threading.Event()
@@ -78,6 +84,7 @@ class RouteModel:
             except Exception as error:
                 self._warn(f"a late request could not be rejected: {error!r}")
             if tick % POLL_EVERY == 0:
+                self._router.revive()
                 self._poll()
 
     def _poll(self) -> None:

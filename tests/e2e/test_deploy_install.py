@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from nereid.assets import ADAPTERS, COFFEE
-from nereid.server import stubs
 from nereid.server.command_line import environment, region_prefix
 from nereid.server.ports import free_ports
 from nereid.server.wheel import find_wheel
+from nereid.triton import stub_processes
 from tests.conftest import ROOT
 from tests.deployment import SERVICES, SLIM, check_health, command_line, copies, instructions, listening
 from tests.routes import wait_until
@@ -211,7 +211,9 @@ def test_real_server_takes_what_compose_tells_it(image, backends, tmp_path):
     ):
         wait_until(lambda: any(b"triton" in each and b"classify" in each for each in traces), "a trace")
         (route,) = (
-            each for each in stubs.find(pid, image.workspace / "model_repository") if each.model == "classify"
+            each
+            for each in stub_processes.find(pid, image.workspace / "model_repository")
+            if each.model == "classify"
         )
         os.kill(route.process.pid, signal.SIGKILL)
         code, said = image.check(port)

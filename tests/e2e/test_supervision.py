@@ -10,7 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
@@ -151,6 +154,70 @@ def test_stopped_stub_is_found_by_a_probe(served):
     assert served.numbers("other") == [21.0] * 2 * INSTANCES
     assert stopped not in [each.process for each in served.stubs("other")]
     assert served.metric("repairs_total", model="other", cause="pid") == 0
+
+
+def send_until(over: threading.Event, served: Served, failures: list[Exception]) -> int:
+    """Send one request after the other to the route, without retries; returns how many were answered."""
+    image = InferInput("image", [1, 1], "BYTES")
+    image.set_data_from_numpy(np.array([[b"a photo"]], object))
+    answered = 0
+    with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
+        while not over.is_set():
+            try:
+                client.infer("look", [image], client_timeout=WATCHDOG_S)
+                answered += 1
+            except InferenceServerException as error:
+                failures.append(error)
+    return answered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "cause"), [(signal.SIGKILL, "pid"), (signal.SIGSTOP, "probe")])
+def test_dead_instance_is_not_a_dead_variant(tmp_path, number, cause):
+    """One of two instances of a route's only variant dies under load: the other one answers meanwhile."""
+    repository = tmp_path / "repository"
+    store_eyes(repository, "eyes", 10, sleep_s=0.01)
+    store_router(repository, "look", config=IMAGE_TO_SCORES)
+    (repository / "look.route.json").write_text(json.dumps(document(variant("only", "eyes", 1))))
+    over, failures = threading.Event(), []
+    with serving(repository, tmp_path / "run") as served, ThreadPoolExecutor(4) as pool:
+        callers = [pool.submit(send_until, over, served, failures) for _ in range(4)]
+        try:
+            wait_until(lambda: served.metric("probes_total", model="look") > 1, "probes")
+            os.kill(served.stubs("eyes")[0].process.pid, number)
+            wait_until(lambda: served.metric("repairs_total", model="eyes", cause=cause) == 1, "repair")
+            wait_until(served.is_ready, "ready again")
+        finally:
+            over.set()
+        answered = [caller.result() for caller in callers]
+
+        assert (min(answered) > 10, [str(error) for error in failures]) == (True, [])
+        assert "breaker open" not in served.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_variant_is_back_with_its_only_instance(tmp_path, number):
+    """A breaker that would stay open for ten minutes closes when the supervisor has replaced the process."""
+    repository = tmp_path / "repository"
+    store_eyes(repository, "eyes", 10)
+    config = repository / "eyes" / "config.pbtxt"
+    config.write_text(config.read_text().replace(f"count: {INSTANCES}", "count: 1"))
+    store_router(repository, "look", config=IMAGE_TO_SCORES)
+    route = document(variant("only", "eyes", 1), breaker={"open_s": 600})
+    (repository / "look.route.json").write_text(json.dumps(route))
+    over, failures = threading.Event(), []
+    with serving(repository, tmp_path / "run") as served, ThreadPoolExecutor(4) as pool:
+        callers = [pool.submit(send_until, over, served, failures) for _ in range(4)]
+        try:
+            os.kill(served.stubs("eyes")[0].process.pid, number)
+            wait_until(lambda: served.metric("repairs_total", model="eyes") == 1, "repair")
+            wait_until(served.is_ready, "ready again")
+        finally:
+            over.set()
+        assert min(caller.result() for caller in callers) > 0
+
+        assert served.numbers("look") == [11.0] * 4
 
 
 @pytest.mark.slow

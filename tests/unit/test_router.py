@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from nereid.routing.assignment import Route, Salts, Shadow, Table, Variant
+from nereid.routing.attempts import DEATH_COUNTS_S, MAX_SUSPECTS
 from nereid.routing.router import MAX_UNCHECKED_WAIT_S, Router
 from nereid.serving_errors import (
     Cancelled,
@@ -46,7 +47,11 @@ class World:
         self.counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
         self.models: dict[str, Callable[[], np.ndarray]] = dict.fromkeys(("m1", "m2", "m3"), lambda: CAT)
         self.called: list[str] = []
-        self.router = Router(in_use(route), self, self.log.append, lambda: self.now, lambda: 0.0)
+        # Dead instances whose model has another process.
+        self.replaced: set[str] = set()
+        self.router = Router(
+            in_use(route), self, self.log.append, lambda: self.now, lambda: 0.0, self.replaced.__contains__
+        )
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Count like the metrics page; an unknown name fails the test."""
@@ -58,6 +63,17 @@ class World:
         """Set the value of a gauge, like the metrics page."""
         assert ROUTE_METRICS[name].kind == "GAUGE"
         self.counts[name, tuple(sorted(labels.items()))] = value
+
+    def fail_once_each(self, model: str, *errors: Exception) -> None:
+        """Let a model raise these errors one after the other, then answer."""
+        left = list(errors)
+
+        def answer() -> np.ndarray:
+            if left:
+                raise left.pop(0)
+            return CAT
+
+        self.models[model] = answer
 
     def count(self, name: str, **labels: str) -> float:
         """Return a count, summed over all other labels."""
@@ -422,6 +438,89 @@ def test_request_that_may_have_killed_its_variant_is_not_retried(world):
     world.send(KEY_V2)
     world.fail("m2", Died("x"))
     assert world.send(KEY_V2).outcome == "unavailable: x"
+
+
+def dead(instance: str = "m2_0_0") -> Died:
+    """Return Triton's error for a dead instance."""
+    return Died(f"Stub process '{instance}' is not healthy.")
+
+
+@pytest.mark.parametrize("parameters", [KEY_V2, TO_V2], ids=["key", "forced"])
+def test_one_dead_instance_is_not_a_dead_variant(world, parameters):
+    """While another instance lives, the request goes to it, and the breaker stays closed."""
+    world.replaced.add("m2_0_0")
+    world.fail_once_each("m2", dead())
+
+    assert world.send(parameters).outcome == ("v2", "12", "route-key" if parameters is KEY_V2 else "variant")
+    assert (world.called, world.count("breaker_state", variant="v2")) == (["m2", "m2"], 0)
+
+
+def test_request_that_kills_each_instance_is_sent_twice_only(world):
+    """It had each of the instances when they died; a third one might be the last."""
+    world.replaced |= {"m2_0_0", "m2_0_1", "m2_0_2"}
+    world.fail_once_each("m2", dead("m2_0_0"), dead("m2_0_1"), dead("m2_0_2"))
+
+    assert world.send(KEY_V2).outcome == "unavailable: Stub process 'm2_0_1' is not healthy."
+    assert world.called == ["m2", "m2"]
+
+
+def test_request_after_a_death_is_sent_three_times_more(world):
+    """It cannot be the cause of a death before it; the breaker opens if the other processes do not answer."""
+    world.replaced.add("m2_0_0")
+    world.fail_once_each("m2", dead())
+    world.send(KEY_V2)
+    world.now += 1.0
+    world.called.clear()
+    world.fail_once_each("m2", *[dead()] * 4)
+
+    assert world.send(KEY_V2).outcome == "unavailable: Stub process 'm2_0_0' is not healthy."
+    assert world.called == ["m2"] * 4
+    assert world.count("breaker_state", variant="v2") == 2
+
+
+def test_nothing_is_sent_again_past_the_deadline(world):
+    """The client has no time left."""
+    world.replaced.add("m2_0_0")
+
+    def answer() -> np.ndarray:
+        world.now += 1.0
+        raise dead()
+
+    world.models["m2"] = answer
+    assert world.send(KEY_V2).outcome.startswith("unavailable: Stub process")
+    assert world.called == ["m2"]
+
+
+def test_few_possible_causes_are_sent_again(world):
+    """Requests that kill one instance each must not kill two each for long."""
+    world.replaced.add("m2_0_0")
+    outcomes = []
+    for _ in range(MAX_SUSPECTS + 3):
+        world.fail_once_each("m2", dead(f"m2_0_{len(outcomes)}"))
+        world.replaced.add(f"m2_0_{len(outcomes)}")
+        outcomes.append(isinstance(world.send(KEY_V2).outcome, tuple))
+    assert outcomes == [True] * MAX_SUSPECTS + [False] * 3
+
+    world.now += DEATH_COUNTS_S + 1
+    world.fail_once_each("m2", dead())
+    world.replaced.add("m2_0_0")
+    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
+
+
+def test_replaced_process_gets_a_trial_at_once(world):
+    """Without another instance the breaker opens, and the first request after the repair is a trial."""
+    world.fail("m2", dead())
+    world.send(KEY_V2)
+    world.now += 0.5
+    world.router.revive()
+    assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
+
+    world.models["m2"] = lambda: CAT
+    world.replaced.add("m2_0_0")
+    world.router.revive()
+
+    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
+    assert world.count("breaker_state", variant="v2") == 0
 
 
 def test_queue_of_a_dead_variant_fails_soon():

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from nereid.contract import read_unhealthy_instance
 from nereid.server import stubs
-from nereid.server.stubs import DEAD_AFTER_S, Process, Roster, Stub, Verdicts
+from nereid.server.stubs import DEAD_AFTER_S, Roster, Verdicts
+from nereid.triton import stub_processes
+from nereid.triton.stub_processes import Process, Stub
 
 FIRST = Stub(Process(10, 100), "model", 1, "model_0_0")
 SECOND = Stub(Process(11, 101), "model", 1, "model_0_1")
@@ -99,7 +102,7 @@ def test_second_verdict_within_a_while_is_final():
 )
 def test_unhealthy_instance_is_named_by_the_message(failure, instance):
     """Triton's message names the instance, also after the prefix of a route."""
-    assert stubs.unhealthy_instance(failure) == instance
+    assert read_unhealthy_instance(failure) == instance
 
 
 @pytest.fixture
@@ -132,14 +135,14 @@ def test_stubs_are_the_living_children_with_a_model_of_the_repository(proc):
     folder = proc(7, parent=1, words=command("/r/eyes/model.py", "eyes_0_0"))
     (folder / "self").mkdir()
 
-    assert stubs.find(1, Path("/r"), folder) == [Stub(Process(2, 7), "eyes", 3, "eyes_0_1")]
+    assert stub_processes.find(1, Path("/r"), folder) == [Stub(Process(2, 7), "eyes", 3, "eyes_0_1")]
 
 
 def test_state_is_that_of_the_same_process_only(proc):
     """A pid that another process has taken over has no state."""
     folder = proc(2, parent=1, state="T", started=7)
 
-    states = stubs.states([Process(2, 7), Process(2, 6), Process(3, 7)], folder)
+    states = stub_processes.states([Process(2, 7), Process(2, 6), Process(3, 7)], folder)
 
     assert states == {Process(2, 7): "T"}
 

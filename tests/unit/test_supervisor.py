@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.server.stubs import DEAD_AFTER_S, OLD_STUBS_S, Process, Stub
+from nereid.server.stubs import DEAD_AFTER_S, OLD_STUBS_S
 from nereid.server.supervisor import (
     MAX_ATTEMPTS,
     MAX_LEFT_OVER,
@@ -31,6 +31,7 @@ from nereid.server.supervisor import (
     ServerEnded,
     Supervisor,
 )
+from nereid.triton.stub_processes import Process, Stub
 
 FIRST = Stub(Process(10, 100), "eyes", 1, "eyes_0_0")
 SECOND = Stub(Process(11, 101), "eyes", 1, "eyes_0_1")

@@ -1,0 +1,89 @@
+"""The stub processes of a server: one for each instance of a Python-based backend."""
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ZOMBIE, STOPPED = "Z", "T"
+PROC = Path("/proc")
+# Positions in the stub's command line: the path of its model.py, and the name of its instance.
+MODEL_PATH, INSTANCE = 1, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Identity of a process: its pid, and its start in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """The process of one instance of one version of a model."""
+
+    process: Process
+    model: str
+    version: int
+    instance: str
+
+    @property
+    def slot(self) -> tuple[str, int, str]:
+        """Model, version and instance, which only one stub in use has at a time."""
+        return self.model, self.version, self.instance
+
+
+def find(leader: int, repository: Path, proc: Path = PROC) -> list[Stub]:
+    """Return the stubs of models of `repository` below `tritonserver`, without zombies."""
+    found = []
+    for folder in proc.iterdir():
+        if not folder.name.isdigit():
+            continue
+        status = _status(folder)
+        if status and status[1] == leader:
+            process = Process(int(folder.name), status[2])
+            found += list(_stub(process, repository, folder))
+    return found
+
+
+def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, str]:
+    """Return the kernel's letter for the state of each process that still exists."""
+    found = {}
+    for process in processes:
+        status = _status(proc / str(process.pid))
+        if status and status[2] == process.started:
+            found[process] = status[0]
+    return found
+
+
+def can_answer(repository: Path, instance: str) -> bool:
+    """Return whether the model of a dead instance has a running process: another one, or the replacement.
+
+    Call this from a stub of the same server.
+
+    Args:
+        repository: the model repository.
+        instance: the dead instance, as Triton names it: `MODEL_GROUP_INDEX`.
+    """
+    model = instance.rsplit("_", 2)[0]
+    processes = [stub.process for stub in find(os.getppid(), repository) if stub.model == model]
+    return any(letter not in (ZOMBIE, STOPPED) for letter in states(processes).values())
+
+
+def _stub(process: Process, repository: Path, folder: Path) -> Iterator[Stub]:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        model, version, *_ = Path(words[MODEL_PATH]).relative_to(repository).parts
+        yield Stub(process, model, int(version), words[INSTANCE])
+
+
+def _status(folder: Path) -> tuple[str, int, int] | None:
+    """Return a process's state, parent, and start in clock ticks."""
+    try:
+        # The name, in brackets, may hold anything.
+        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], int(fields[1]), int(fields[19])
