@@ -17,6 +17,9 @@ class RoutedRequest(Protocol):
 
     timeout_s: float
 
+    def check(self) -> None:
+        """Check what every variant would reject; raises InvalidRequest."""
+
     def parameters(self) -> Mapping[str, Any]:
         """Return the request's parameters; raises InvalidRequest."""
 

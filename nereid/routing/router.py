@@ -144,6 +144,7 @@ class Router:
         if self._clock() - admitted.begin > MAX_UNCHECKED_WAIT_S:
             self._check_client(admitted)
         try:
+            admitted.request.check()
             return choose(admitted.table, parameters, self._draw())
         except ServingError as error:
             self._count("", "", error.outcome, "")

@@ -18,7 +18,7 @@ from nereid.routing.assignment import ROUTE_THREADS, Table
 from nereid.routing.attempts import AdmittedRequest
 from nereid.routing.route_file import RouteWatch
 from nereid.routing.router import Router
-from nereid.serving_errors import ServingError, from_message
+from nereid.serving_errors import InvalidRequest, ServingError, from_message
 from nereid.triton import stub_processes
 from nereid.triton.metric_reporter import MetricReporter
 from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX
@@ -57,7 +57,7 @@ class RouteModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Start every request and return: requests overlap, and each responds through its own sender."""
         for request in requests:
-            routed = TritonRequest(request, self._outputs, self._config.max_batch_size > 0)
+            routed = TritonRequest(request, self._outputs, self._config)
             if admitted := self._router.admit(routed):
                 self._pool.submit(self._handle, admitted)
 
@@ -119,15 +119,30 @@ class TritonRequest:
     Args:
         request: the request object of Triton.
         outputs: names of the variants' outputs.
-        is_batched: whether the tensors have a batch dimension.
+        config: of the route.
     """
 
-    def __init__(self, request: Any, outputs: Sequence[str], is_batched: bool) -> None:
-        self._request, self._outputs, self._is_batched = request, outputs, is_batched
+    def __init__(self, request: Any, outputs: Sequence[str], config: ModelConfig) -> None:
+        self._request, self._outputs, self._config = request, outputs, config
         self.timeout_s = request.timeout() / 1e6
 
     def __str__(self) -> str:
         return str(self._request.request_id())
+
+    def check(self) -> None:
+        """Check the batch dimension; without it the variant would fail.
+
+        Triton 24.10 computes batch sizes with 32 bits, and passes a batch of 0 without its dimension.
+        """
+        if not (most := self._config.max_batch_size):
+            return
+        ranks = {tensor.name: len(tensor.dims) + 1 for tensor in self._config.inputs}
+        for tensor in self._request.inputs():
+            name, shape = tensor.name(), list(tensor.shape())
+            if len(shape) != ranks[name] or not 1 <= shape[0] <= most:
+                raise InvalidRequest(
+                    f"input '{name}': expected a batch of 1 to {most}, got the shape {shape}"
+                )
 
     def parameters(self) -> Mapping[str, Any]:
         """Return the request's parameters; forwarded headers are among them."""
@@ -166,7 +181,7 @@ class TritonRequest:
         """Send the response's own tensors, and the outputs of the route."""
         wanted, given = self._request.requested_output_names(), response.output_tensors()
         tensors = [tensor for tensor in given if tensor.name() in wanted]
-        shape = (given[0].shape()[0], 1) if self._is_batched else (1,)
+        shape = (given[0].shape()[0], 1) if self._config.max_batch_size else (1,)
         outputs = zip(ROUTE_OUTPUTS, (variant, version, reason), strict=True)
         tensors += [_repeated(name, word, shape) for name, word in outputs if name in wanted]
         self._send(pb_utils.InferenceResponse(tensors))

@@ -106,6 +106,9 @@ class Request:
         self.errors: list[ServingError] = []
         self._world, self._parameters, self._is_gone = world, parameters, is_gone
 
+    def check(self) -> None:
+        """Accept everything."""
+
     def parameters(self):
         """Return the parameters of the request."""
         return self._parameters
