@@ -71,6 +71,8 @@ class ServedVariant:
         self._is_retired = False
         self.in_flight = self.late = 0
         self.is_dead = False
+        # When it last answered, in seconds; too late counts, too.
+        self.answered_at = -inf
         # When each instance was seen dead, in seconds.
         self._deaths: dict[str, float] = {}
         self._suspects: deque[float] = deque()
@@ -176,5 +178,7 @@ class Attempt:
         if isinstance(error, (InvalidRequest, Overloaded, Cancelled)):
             return None
         if isinstance(error, DeadlineExceeded):
-            return True if self._is_own_deadline else None
+            # A variant that answered others meanwhile has more work than time.
+            is_silent = self.served.answered_at < self.begun_at
+            return True if self._is_own_deadline and is_silent else None
         return True

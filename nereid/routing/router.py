@@ -224,6 +224,8 @@ class Router:
         with self._lock:
             self._count_in_flight(attempt.served, -1)
             attempt.served.late -= is_late
+            if error is None:
+                attempt.served.answered_at = self._clock()
         if is_late:
             self._metrics.add("late_total", **attempt.served.labels)
             raise _AlreadyRejected

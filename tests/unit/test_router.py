@@ -333,6 +333,26 @@ def test_only_a_fault_of_the_variant_opens_its_breaker(world, error, timeout_s, 
     assert world.count("breaker_state", variant="v2") == state
 
 
+@pytest.mark.parametrize("others", [True, False], ids=["answers others", "answers nobody"])
+def test_late_variant_is_at_fault_only_if_it_is_silent(world, others):
+    """A caller whose requests take too long must not take the variant from the others."""
+
+    def late() -> np.ndarray:
+        world.now += 0.5
+        if others:
+            world.models["m2"] = lambda: CAT
+            world.send(TO_V2)
+            world.models["m2"] = late
+        world.now += 0.5
+        raise DeadlineExceeded("x")
+
+    world.models["m2"] = late
+    for _ in range(10):
+        world.send(TO_V2)
+
+    assert world.count("breaker_state", variant="v2") == (0 if others else 2)
+
+
 NONE_HEALTHY = "unavailable: no healthy variant: {}; retried every 5 s"
 
 
