@@ -4,10 +4,16 @@ import simplejpeg
 
 from nereid.gateway.failures import Failure
 
-JPEG = b"\xff\xd8\xff"
+JPEG, TIFF = b"\xff\xd8\xff", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # A JPEG's size follows its profiles and previews. If they are longer than this, the server checks the size.
 HEAD_BYTES = 2**20
 CORE_HEADER_BYTES = 12
+# Pixels whose decoding costs about as much as a small photo with its inference.
+PIXELS_PER_UNIT, PIXELS_PER_UNIT_OF_JPEG = 1_000_000, 8_000_000
+# The size of a TIFF is anywhere in the file, that of some JPEGs beyond the head.
+TIFF_WORK, UNKNOWN_JPEG_WORK = 16, 8
+# Images of more units go one at a time.
+LARGE_WORK = 8
 
 
 def size_wh(encoded: bytes) -> tuple[int, int] | None:
@@ -36,6 +42,18 @@ def size_wh(encoded: bytes) -> tuple[int, int] | None:
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return _webp_wh(head)
     return None
+
+
+def work(encoded: bytes) -> int:
+    """Return the cost of an image in units of a small photo, at least 1.
+
+    JPEGs are decoded at a fraction of their size; a pixel of another format costs about eight times as much.
+    """
+    is_jpeg = encoded.startswith(JPEG)
+    if (found := size_wh(encoded)) is None:
+        return UNKNOWN_JPEG_WORK if is_jpeg else TIFF_WORK if encoded.startswith(TIFF) else 1
+    width, height = found
+    return max(1, width * height // (PIXELS_PER_UNIT_OF_JPEG if is_jpeg else PIXELS_PER_UNIT))
 
 
 def check(encoded: bytes, max_pixels: int, max_side_px: int) -> None:

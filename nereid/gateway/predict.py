@@ -42,9 +42,10 @@ async def predict(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     settings = gateway.settings
     timeout_s = request.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
     options = read_options(request, request.query(PARAMETERS))
-    gateway.admission.check(timeout_s - request.elapsed_s())
+    gateway.admission.check(timeout_s - request.elapsed_s(), request.owner)
     image = await gateway.uploads.one(request, timeout_s - request.elapsed_s())
     received_s = request.stages_s["receive"] = request.elapsed_s()
+    gateway.quotas.take(request.key, images.work(image) - 1, is_debt=True)
     async with cancelled_on_disconnect(request):
         prediction, stages_s = await classify(gateway, request, image, options, timeout_s)
     request.variant = gateway.metrics.variant(prediction.variant)
@@ -57,10 +58,11 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
     settings = gateway.settings
     timeout_s = request.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
     query = request.query(PARAMETERS)
-    gateway.admission.check(timeout_s - request.elapsed_s())
+    gateway.admission.check(timeout_s - request.elapsed_s(), request.owner)
     batch = await gateway.uploads.several(request, timeout_s - request.elapsed_s())
     received_s = request.stages_s["receive"] = request.elapsed_s()
-    gateway.quotas.take(request.key, len(batch.images) - 1, is_debt=True)
+    work = sum(images.work(each.image) for each in batch.images)
+    gateway.quotas.take(request.key, work - 1, is_debt=True)
     options = read_options(request, merged(query, batch))
     # A batch leaves half of the slots to other requests.
     slots = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
@@ -141,7 +143,9 @@ async def _admitted(
     if not image:
         raise Failure("invalid_image", "the image is empty")
     images.check(image, settings.max_pixels, settings.max_side_px)
-    slot = await _timed(stages_s, "admission", admission.take(_left_s(request, timeout_s)))
+    is_large = images.work(image) > images.LARGE_WORK
+    waiting = admission.take(_left_s(request, timeout_s), request.owner, is_large)
+    slot = await _timed(stages_s, "admission", waiting)
     try:
         sent: Options = {**options, "timeout_s": _left_s(request, timeout_s)}
         prediction = await _timed(stages_s, "inference", request.model.upstream.classify(image, **sent))

@@ -1,5 +1,6 @@
 """Preprocessing of batches on the CPU, and the interface that it shares with `gpu_preprocessor`."""
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,10 @@ from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.transform import DATATYPES, Transform
 from nereid.serving_errors import ServingError, from_exception
+
+
+# glibc keeps the memory of larger images for the next one; see MALLOC_TRIM_THRESHOLD_ in command_line.py.
+LARGE_PIXELS = 16_000_000
 
 
 class Preprocessor(Protocol):
@@ -46,10 +51,16 @@ class CpuPreprocessor:
         self.tensor[target] = self.tensor[source].copy()
 
     def _prepare_one(self, encoded: bytes, row: np.ndarray) -> ServingError | None:
+        image = None
         try:
-            self._transform(open_image(encoded, self._limits), row, self._buffers())
+            image = open_image(encoded, self._limits)
+            self._transform(image, row, self._buffers())
         except Exception as error:  # a bad image must not fail the others
             return from_exception(error)
+        finally:
+            if image and image.size_wh[0] * image.size_wh[1] > LARGE_PIXELS:
+                del image
+                return_memory()
         return None
 
     def _buffers(self) -> Buffers:
@@ -57,3 +68,9 @@ class CpuPreprocessor:
             self._per_thread.buffers = Buffers()
         buffers: Buffers = self._per_thread.buffers
         return buffers
+
+
+def return_memory() -> None:
+    """Return free memory to the system, where the C library is glibc."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

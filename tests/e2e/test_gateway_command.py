@@ -1,13 +1,17 @@
 """`nereid gateway` as a user runs it: a process, its ready line, keys, and its end."""
 
+import io
 import json
 import re
 import signal
 import socket
+import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from nereid.assets import COFFEE
@@ -18,10 +22,10 @@ from tests.supervised import gateway
 WATCHDOG_S = 60
 
 
-def post(address: str, key: str = "") -> tuple[int, dict]:
-    """Classify the sample photo, with or without a key."""
+def post(address: str, key: str = "", image: bytes = COFFEE.read_bytes()) -> tuple[int, dict]:
+    """Classify a photo, by default the sample, with or without a key."""
     headers = {"Content-Type": "image/jpeg"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(f"{address}/predict?variant=v1", COFFEE.read_bytes(), headers)
+    request = urllib.request.Request(f"{address}/predict?variant=v1", image, headers)
     try:
         with urllib.request.urlopen(request, timeout=WATCHDOG_S) as answer:
             return answer.status, json.load(answer)
@@ -30,14 +34,20 @@ def post(address: str, key: str = "") -> tuple[int, dict]:
             return refused.code, json.load(refused)
 
 
-def test_gateway_serves_callers_with_a_key_until_a_signal(both_profiles, tmp_path):
-    """Keys are added and revoked at run time; SIGTERM ends the gateway with status 0."""
+@pytest.fixture
+def nereid_key(tmp_path):
+    """Run `nereid key` on a file of the test; returns its output, such as the new key."""
 
-    def nereid_key(*words: str) -> str:
+    def run(*words: str) -> str:
         done = CliRunner().invoke(app, ["key", *words, "--keys", str(tmp_path / "keys.json")])
         assert done.exit_code == 0, done.stderr
         return done.stdout.strip()
 
+    return run
+
+
+def test_gateway_serves_callers_with_a_key_until_a_signal(both_profiles, tmp_path, nereid_key):
+    """Keys are added and revoked at run time; SIGTERM ends the gateway with status 0."""
     first = nereid_key("add", "first", "--scope", "infer")
     words = ["--url", url(both_profiles["cpu"], "grpc"), "--keys", str(tmp_path / "keys.json")]
     with gateway(tmp_path / "log", *words, "--require-keys") as (process, address):
@@ -52,6 +62,36 @@ def test_gateway_serves_callers_with_a_key_until_a_signal(both_profiles, tmp_pat
         process.send_signal(signal.SIGTERM)
 
         assert process.wait(WATCHDOG_S) == 0
+
+
+@pytest.mark.slow
+def test_large_images_of_one_key_leave_the_others_in_service(both_profiles, tmp_path, nereid_key):
+    """Small files of 64 million pixels on many connections: every request of another key is answered."""
+    with io.BytesIO() as file:
+        Image.new("RGB", (8000, 8000)).save(file, "WEBP", lossless=True)
+        large = file.getvalue()
+    hostile, steady = (nereid_key("add", name, "--scope", "infer") for name in ("hostile", "steady"))
+    words = ["--url", url(both_profiles["cpu"], "grpc"), "--keys", str(tmp_path / "keys.json")]
+    over = threading.Event()
+
+    def flood(address: str) -> set[int]:
+        statuses = set()
+        while not over.is_set():
+            statuses.add(post(address, hostile, large)[0])
+        return statuses
+
+    with gateway(tmp_path / "log", *words, "--require-keys") as (_, address), ThreadPoolExecutor(48) as pool:
+        flooding = [pool.submit(flood, address) for _ in range(48)]
+        try:
+            answers = [post(address, steady) for _ in range(40)]
+        finally:
+            over.set()
+        refused = set().union(*(each.result() for each in flooding))
+
+    assert len(large) < 10_000
+    assert [status for status, _ in answers] == [200] * 40
+    assert {answer["variant"] for _, answer in answers} == {"v1"}
+    assert refused <= {200, 429, 504}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import gc
+import io
 import json
 import logging
 import re
@@ -11,9 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from PIL import Image
 from starlette.routing import Route
 
+from nereid.assets import COFFEE
 from nereid.client import classifier_errors as errors
+from nereid.gateway import image_size
 from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
 from nereid.gateway.admission.keys import KeyRing
@@ -595,6 +599,44 @@ def test_rate_is_limited_by_key():
         return send(made, "POST", "/predict", content=IMAGE, headers={"x-api-key": secret}).status_code
 
     assert [status("infer"), status("infer"), status("admin")] == [200, 429, 200]
+
+
+def picture(size_wh: tuple[int, int], image_format: str) -> bytes:
+    """Return a black picture as a file."""
+    with io.BytesIO() as file:
+        Image.new("L" if image_format == "GIF" else "RGB", size_wh).save(file, image_format)
+        return file.getvalue()
+
+
+def test_large_image_takes_more_of_the_quota():
+    """A small file of 25 million pixels costs as much as 25 photos, as debt."""
+    made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=20), keys=RING)
+
+    def status(size_wh: tuple[int, int]) -> int:
+        content = picture(size_wh, "PNG")
+        return send(made, "POST", "/predict", content=content, headers={"x-api-key": "infer"}).status_code
+
+    assert [status((10, 10)), status((5000, 5000)), status((10, 10))] == [200, 200, 429]
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (COFFEE.read_bytes(), 1),
+        (picture((8000, 2000), "JPEG"), 2),
+        (picture((8000, 2000), "PNG"), 16),
+        (picture((8000, 2000), "WEBP"), 16),
+        (picture((8000, 2000), "GIF"), 16),
+        (picture((8000, 2000), "BMP"), 16),
+        (picture((10, 10), "TIFF"), 16),
+        (b"\xff\xd8\xff without a size", 8),
+        (b"no image", 1),
+    ],
+    ids=["photo", "jpeg", "png", "webp", "gif", "bmp", "tiff", "unknown size", "no image"],
+)
+def test_work_of_an_image_is_known_from_its_head(image, expected):
+    """It follows the number of pixels and the format; an unknown size counts as a large one."""
+    assert image_size.work(image) == expected
 
 
 @pytest.mark.parametrize(

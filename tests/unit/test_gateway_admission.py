@@ -4,7 +4,12 @@ import asyncio
 
 import pytest
 
-from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT, Admission, Slot
+from nereid.gateway.admission.admission import (
+    MAX_LARGE_WAITING,
+    MAX_WAITING_PER_SLOT,
+    Admission,
+    Slot,
+)
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.failures import Failure
 from tests.gateways import asynchronous, key
@@ -177,3 +182,104 @@ def test_images_of_a_batch_are_taken_as_debt(clock):
         quotas.take(alice)
     clock.now_s += 0.1
     quotas.take(alice)
+
+
+@asynchronous
+async def test_keys_take_turns(clock):
+    """One key's queue does not delay the first request of another; each key's own requests stay in order."""
+    admission, came = Admission(1, clock), []
+
+    async def wait(owner: str, number: int) -> None:
+        slot = await admission.take(9, owner)
+        came.append(f"{owner}{number}")
+        slot.release()
+
+    slot = await admission.take(9)
+    tasks = [asyncio.create_task(wait("a", number)) for number in range(3)]
+    await asyncio.sleep(0)
+    tasks += [asyncio.create_task(wait("b", number)) for number in range(2)]
+    await asyncio.sleep(0)
+    slot.release()
+    await asyncio.gather(*tasks)
+
+    assert came == ["a0", "b0", "a1", "b1", "a2"]
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+@asynchronous
+async def test_full_queue_of_a_key_is_full_for_that_key_only(clock):
+    """Another key is admitted to the queue, and its wait is estimated from its own place."""
+    admission = Admission(64, clock)
+    learn_slots = [await admission.take(9) for _ in range(admission.limit)]
+    tasks = [
+        asyncio.create_task(admission.take(99, "a")) for _ in range(MAX_WAITING_PER_SLOT * admission.limit)
+    ]
+    await asyncio.sleep(0)
+
+    with pytest.raises(Failure, match="in the queue"):
+        admission.check(99, "a")
+    admission.check(99, "b")
+
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for slot in learn_slots:
+        slot.release()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+@asynchronous
+async def test_large_images_go_one_at_a_time(clock):
+    """They take turns by key, few of a key may wait, and small images pass them."""
+    admission = Admission(64, clock)
+    first = await admission.take(9, "a", is_large=True)
+    others = [asyncio.create_task(admission.take(9, "a", is_large=True)) for _ in range(MAX_LARGE_WAITING)]
+    await asyncio.sleep(0)
+
+    with pytest.raises(Failure, match=f"{MAX_LARGE_WAITING} large images of this key are in the queue"):
+        await admission.take(9, "a", is_large=True)
+    (await admission.take(9, "a")).release()
+    other_key = asyncio.create_task(admission.take(9, "b", is_large=True))
+    await asyncio.sleep(0)
+    assert (admission.in_flight, admission.waiting) == (1, MAX_LARGE_WAITING + 1)
+
+    first.answered()
+    slots = [await others[0]]
+    slots[0].release()
+    await asyncio.sleep(0)
+    assert (other_key.done(), others[1].done()) == (True, False)
+    (await other_key).release()
+    for task in others[1:]:
+        (await task).release()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+@asynchronous
+async def test_large_image_that_gives_up_frees_its_turn(clock):
+    """At the deadline and at a cancellation, in the queue of large images and in the other one."""
+    admission = Admission(1, clock)
+    small = await admission.take(9)
+    with pytest.raises(Failure, match=r"no slot became free within 0.01 s"):
+        await admission.take(0.01, is_large=True)
+    waiting = [asyncio.create_task(admission.take(9, is_large=True)) for _ in range(2)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    small.release()
+
+    (await admission.take(9, is_large=True)).release()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+def test_round_trip_of_a_large_image_says_nothing(clock):
+    """It would lower the limit for small ones."""
+    admission = Admission(64, clock)
+    learn(admission, clock, 0.2)
+    slot = asyncio.run(admission.take(99, is_large=True))
+    clock.now_s += 60
+    slot.answered()
+    learn(admission, clock, 0.2)
+
+    take(admission)
+    admission.check(0.3)

@@ -1,22 +1,24 @@
 """Admission control: a limited number of requests in flight, a queue, and early rejection."""
 
-import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 
 from nereid.gateway.admission.concurrency_limit import ConcurrencyLimit
+from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
 
 MAX_RETRY_AFTER_S = 30.0
 # Queue length per request in flight: a response then takes at most about five round trips.
 MAX_WAITING_PER_SLOT = 4
+# Large images of one key that may wait; each takes up to some seconds.
+MAX_LARGE_WAITING = 4
 
 
 class Admission:
     """Limit the requests in flight to the server by an adaptive limit, and queue the next ones.
 
-    A request in this queue can still be cancelled without cost. In Triton's queue it cannot.
+    A request in this queue can still be cancelled without cost. In Triton's queue it cannot. Keys take turns.
+    One large image is in flight at a time, so that the server's other instances serve the small ones.
 
     Args:
         max_limit: upper bound of the limit.
@@ -26,8 +28,7 @@ class Admission:
     def __init__(self, max_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self.in_flight = 0
+        self._turns, self._large = Turns(lambda: self.limit), Turns(lambda: 1)
 
     @property
     def limit(self) -> int:
@@ -35,22 +36,31 @@ class Admission:
         return self._concurrency_limit.limit
 
     @property
+    def in_flight(self) -> int:
+        """The number of requests in flight."""
+        return self._turns.taken
+
+    @property
     def waiting(self) -> int:
         """The number of requests in the queue."""
-        return len(self._waiting)
+        return self._turns.waiting + self._large.waiting
 
-    def check(self, remaining_s: float) -> None:
+    def check(self, remaining_s: float, owner: str = "") -> None:
         """Reject a request that would wait too long or miss its deadline; takes no slot.
+
+        Args:
+            remaining_s: the time until the deadline of the request.
+            owner: the id of its key; empty without a key.
 
         Raises:
             Failure: `overloaded`, with the time after which a retry makes sense.
         """
-        waiting = self.waiting
+        waiting = self._turns.waiting_before(owner)
         if waiting >= MAX_WAITING_PER_SLOT * self._concurrency_limit.steady:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
             )
-        needed_s = self._needed_s(1)
+        needed_s = self._needed_s(1, waiting)
         # One request always passes, so that a wrong estimate is corrected.
         if self.in_flight and needed_s > remaining_s:
             raise Failure(
@@ -59,67 +69,65 @@ class Admission:
                 self.retry_after_s(),
             )
 
-    async def take(self, remaining_s: float) -> "Slot":
-        """Wait for a slot and take it.
+    async def take(self, remaining_s: float, owner: str = "", is_large: bool = False) -> "Slot":
+        """Wait for a slot and take it; arguments as `check`, and whether the image is large.
 
         Raises:
             Failure: as `check`; `deadline_exceeded` if no slot became free in time.
         """
-        self.check(remaining_s)
-        if self.in_flight < self.limit and not self._waiting:
-            self.in_flight += 1
-            return Slot(self)
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self.check(remaining_s, owner)
+        if is_large and (waiting := self._large.waiting_of(owner)) >= MAX_LARGE_WAITING:
+            raise Failure(
+                "overloaded",
+                f"{waiting} large images of this key are in the queue; retry later",
+                self.retry_after_s(),
+            )
+        deadline_s = self._clock() + remaining_s
+        has_lane = False
         try:
-            async with asyncio.timeout(remaining_s):
-                await turn
-        except TimeoutError:
-            self._give_up(turn)
-            raise Failure("deadline_exceeded", f"no slot became free within {remaining_s:.3g} s") from None
-        except asyncio.CancelledError:
-            self._give_up(turn)
-            raise
-        return Slot(self)
+            if is_large:
+                await self._large.take(owner, remaining_s)
+                has_lane = True
+            await self._turns.take(owner, max(0.0, deadline_s - self._clock()))
+        except BaseException as error:
+            if has_lane:
+                self._large.leave()
+            if not isinstance(error, TimeoutError):
+                raise
+            text = f"no slot became free within {remaining_s:.3g} s"
+            raise Failure("deadline_exceeded", text) from None
+        return Slot(self, is_large)
 
-    def _give_up(self, turn: "asyncio.Future[None]") -> None:
-        if turn in self._waiting:
-            self._waiting.remove(turn)
-        elif not turn.cancelled():  # a slot was assigned in the same moment
-            self.leave()
-
-    def leave(self) -> None:
-        """Free a slot, and assign it to the first request in the queue."""
-        self.in_flight -= 1
-        while self._waiting and self.in_flight < self.limit:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self.in_flight += 1
-                turn.set_result(None)
+    def leave(self, is_large: bool) -> None:
+        """Free a slot, for the next request in the queue."""
+        self._turns.leave()
+        if is_large:
+            self._large.leave()
 
     def retry_after_s(self) -> float:
         """Return the estimated time for the requests in flight and in the queue, at the recent speed."""
-        return min(MAX_RETRY_AFTER_S, self._needed_s(self.in_flight / self.limit))
+        return min(MAX_RETRY_AFTER_S, self._needed_s(self.in_flight / self.limit, self.waiting))
 
-    def _needed_s(self, round_trips: float) -> float:
-        """Return the duration of the queue and of a number of further round trips."""
-        return self._concurrency_limit.rtt_s * (round_trips + self.waiting / self.limit)
+    def _needed_s(self, round_trips: float, waiting: int) -> float:
+        """Return the duration of a queue and of a number of further round trips."""
+        return self._concurrency_limit.rtt_s * (round_trips + waiting / self.limit)
 
 
 class Slot:
     """A slot of one request in flight; released exactly once."""
 
-    __slots__ = ("_admission", "_began_s", "_is_held")
+    __slots__ = ("_admission", "_began_s", "_is_held", "_is_large")
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, admission: Admission, is_large: bool) -> None:
+        self._admission, self._is_large = admission, is_large
         self._began_s = admission._clock()
         self._is_held = True
 
     def answered(self) -> None:
-        """Release the slot after a correct response, and record its round trip."""
+        """Release the slot after a correct response, and record its round trip unless the image is large."""
         admission, now_s = self._admission, self._admission._clock()
-        admission._concurrency_limit.sample(now_s - self._began_s, admission.in_flight - 1, now_s)
+        if not self._is_large:
+            admission._concurrency_limit.sample(now_s - self._began_s, admission.in_flight - 1, now_s)
         self.release()
 
     def rejected(self) -> None:
@@ -131,7 +139,7 @@ class Slot:
         """Release the slot without a sample."""
         if self._is_held:
             self._is_held = False
-            self._admission.leave()
+            self._admission.leave(self._is_large)
 
     def rest_s(self) -> float:
         """Return the estimated time that the server still works on a cancelled request.

@@ -89,6 +89,11 @@ class GatewayRequest:
                     f"header {name.decode('latin-1')[:64]!r} is repeated: expected 1 value, got {count}"
                 )
 
+    @property
+    def owner(self) -> str:
+        """The id of the key; empty without a key."""
+        return self.key.id if self.key else ""
+
     def elapsed_s(self) -> float:
         """Return the seconds since the request arrived."""
         return time.perf_counter() - self.began_s
