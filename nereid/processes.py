@@ -24,6 +24,14 @@ def available_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
+def return_memory() -> None:
+    """Return free heap memory to the system, which glibc would keep; other C libraries do not need this."""
+    import ctypes  # not at the top: stubs import this module, and most never need it
+
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
+
+
 def cpu_model() -> str:
     """Return the processor's name as the kernel reports it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -93,7 +101,7 @@ def exit_on_sigterm() -> Iterator[None]:
 
 def end_with_parent() -> Callable[[], None]:
     """Return a `preexec_fn` by which a child ends with this process, even if this process is killed."""
-    import ctypes  # not at the top: stubs import this module, and never need it
+    import ctypes  # not at the top: stubs import this module, and most never need it
 
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 

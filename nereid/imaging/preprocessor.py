@@ -1,6 +1,5 @@
 """Preprocessing of batches on the CPU, and the interface that it shares with `gpu_preprocessor`."""
 
-import ctypes
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +10,8 @@ import numpy as np
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.transform import DATATYPES, Transform
+from nereid.processes import return_memory
 from nereid.serving_errors import ServingError, from_exception
-
 
 # glibc keeps the memory of larger images for the next one; see MALLOC_TRIM_THRESHOLD_ in command_line.py.
 LARGE_PIXELS = 16_000_000
@@ -68,9 +67,3 @@ class CpuPreprocessor:
             self._per_thread.buffers = Buffers()
         buffers: Buffers = self._per_thread.buffers
         return buffers
-
-
-def return_memory() -> None:
-    """Return free memory to the system, where the C library is glibc."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)

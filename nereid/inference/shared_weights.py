@@ -5,7 +5,6 @@ that of its kernels. The first instance writes both to `.shared-weights-KEY/` in
 instances map them.
 """
 
-import ctypes
 import hashlib
 import shutil
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import onnxruntime
 
 from nereid import files
 from nereid.inference.session_options import CPU, SHARED_WEIGHTS, SessionSettings
+from nereid.processes import return_memory
 from nereid.serving_errors import InvalidConfig
 
 PREFIX = ".shared-weights-"
@@ -53,7 +53,7 @@ def open_shared(path: Path, settings: SessionSettings, opener: Open) -> onnxrunt
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = opener(folder / MODEL, settings)
     # ONNX Runtime packed every weight again to find its copy in the file; this frees that part of the heap.
-    ctypes.CDLL(None).malloc_trim(0)
+    return_memory()
     return session
 
 

@@ -1,17 +1,23 @@
 """Batches of the CPU preprocessor: rows in order, equal results with threads, no memory per batch."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.imaging.decode import Limits
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import DATATYPES, Transform
+from nereid.server.command_line import KEEP_BUFFERS
 from nereid.serving_errors import InferenceFailed, InvalidImage
+from tests.conftest import ROOT
 
 NCHW = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
 NHWC = Transform(160, 96, "UINT8", "NHWC", resize="letterbox")
@@ -137,3 +143,34 @@ def test_steady_work_allocates_no_batch(threads):
 
     assert peak_bytes(careful, images) < careful.tensor[0].nbytes
     assert peak_bytes(wasteful, images) > careful.tensor.nbytes
+
+
+# Prints by how many MiB a process has grown after a picture of 64 million pixels.
+GROWTH = """
+import sys
+from pathlib import Path
+from nereid.imaging.decode import Limits
+from nereid.imaging.preprocessor import CpuPreprocessor
+from tests.unit.test_preprocessor import NCHW
+
+def pages():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+preprocessor = CpuPreprocessor(NCHW, Limits(), 1)
+preprocessor.prepare([Path(sys.argv[1]).read_bytes()])
+before = pages()
+assert preprocessor.prepare([Path(sys.argv[2]).read_bytes()]) == [None]
+print((pages() - before) * 4096 >> 20)
+"""
+
+
+def test_memory_of_a_large_image_is_returned(tmp_path):
+    """With the server's settings of the C library, which would keep up to 256 MiB per process."""
+    for name, side in (("small", 100), ("large", 8000)):
+        Image.new("RGBA", (side, side)).save(tmp_path / f"{name}.png")
+    words = [sys.executable, "-c", GROWTH, str(tmp_path / "small.png"), str(tmp_path / "large.png")]
+    environment = os.environ | KEEP_BUFFERS
+
+    grown = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert int(grown.stdout) < 64

@@ -1,6 +1,5 @@
 """Latency and memory of a network, compared with the current version and the free memory."""
 
-import ctypes
 import gc
 import os
 import statistics
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from nereid.config.model_config import ModelConfig
+from nereid.processes import return_memory
 from nereid.publish.examination.examine import Rejected
 from nereid.publish.examination.samples import Arrays, Sample
 from nereid.serving_errors import ServingError
@@ -71,7 +71,7 @@ def measure_memory(label: str, config: ModelConfig, folder: Path, sample: Sample
 def _settle() -> None:
     gc.collect()
     # Otherwise the next network uses free heap memory of the last one, which is not counted.
-    ctypes.CDLL(None).malloc_trim(0)
+    return_memory()
 
 
 def _resident_bytes() -> int:
