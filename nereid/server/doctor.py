@@ -21,6 +21,7 @@ from nereid.server.ports import why_unusable
 from nereid.server.run_dir import ServerRecord
 from nereid.server.wheel import INSTALL, find_wheel
 from nereid.serving_errors import InvalidConfig
+from nereid.triton import stub_memory
 from nereid.units import format_bytes
 
 # nvidia-pytriton does not state its Triton release. An end-to-end test compares with the server's version.
@@ -138,6 +139,8 @@ def _regions(inherited: Mapping[str, str]) -> Finding:
             connection.close()
     removed.update(shared_regions.remove_stale())
     found = [f"removed {', '.join(sorted(removed))}: left by clients that were killed"] if removed else []
+    if servers := stub_memory.remove_stale():
+        found.append(f"removed the regions of {len(servers)} killed servers")
     if found or unreached:
         return Finding(what, "note", "; ".join(found + unreached))
     return Finding(what, "ok", "none left over")

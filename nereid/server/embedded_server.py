@@ -18,14 +18,14 @@ from nereid.contract import IMAGE
 from nereid.errors import ServerError
 from nereid.processes import end_with_parent
 from nereid.repository import layout as repository
-from nereid.server.command_line import ServerOptions, command, environment, region_prefix
+from nereid.server.command_line import ServerOptions, command, environment
 from nereid.server.ports import check_ports, is_listening
 from nereid.server.run_dir import ServerRecord
 from nereid.server.server_log import ServerLog
 from nereid.server.wheel import assemble_backends, find_wheel
+from nereid.triton.stub_memory import StubMemory
 
 STOP_TIMEOUT_S, STOP_POLL_S = 40.0, 0.25
-SHARED_MEMORY_FOLDER = Path("/dev/shm")
 
 
 class EmbeddedServer:
@@ -58,6 +58,7 @@ class EmbeddedServer:
         self.models: Sequence[str] = ()
         # Distinguishes the shared memory of this server from that of others.
         self.id = f"nereid-{secrets.token_hex(8)}"
+        self.memory = StubMemory(self.id)
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -106,6 +107,7 @@ class EmbeddedServer:
         models = _models_to_load(self.options)
         wanted = [name for name in models if self._among is None or name in self._among]
         self.models = [name for name in wanted if name not in self._without]
+        self.memory.claim()
         self._process = subprocess.Popen(
             command(self.options, wheel, backends, self.id, self.models),
             env=environment(wheel, self._inherited),
@@ -141,6 +143,7 @@ class EmbeddedServer:
                     late.add_note(self.log.tail())
                     raise late
                 time.sleep(0.05)
+            self.memory.protect()
         self._raise_if_ended()
 
     def poll(self) -> int | None:
@@ -185,8 +188,7 @@ class EmbeddedServer:
             self._process.wait()
             self._drain_log()
             # A stub that is killed leaves its region behind.
-            for region in SHARED_MEMORY_FOLDER.glob(f"{region_prefix(self.id)}*"):
-                region.unlink(missing_ok=True)
+            self.memory.remove()
 
     def _raise_if_ended(self) -> None:
         if self.poll() is not None:

@@ -34,6 +34,7 @@ from nereid.server.ports import Ports, free_ports, why_unusable
 from nereid.server.run_dir import ServerRecord
 from nereid.server.watchdog import Watchdog
 from nereid.serving_errors import InvalidConfig
+from nereid.triton import stub_memory
 
 # Triton splits its flags at "=" and ":".
 TOKEN = re.compile(r"[!-9;<>-~]{16,256}")
@@ -102,6 +103,7 @@ def serve(
                 port = stack.enter_context(health_page.serve(health, options.host, health_port))
             options = replace(options, ports=_with_free_ports(options))
             folder = stack.enter_context(run_dir.occupy(run_dir.root(environment), options.repository))
+            stub_memory.remove_stale()
             is_strict = is_strict or options.model_control_mode != "explicit"
             _Service(options, folder, environment, health, port, drain_s, is_strict, signals).run()
     except _Stopped:

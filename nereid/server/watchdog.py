@@ -109,6 +109,7 @@ class Watchdog:
         with self._observing:
             living = self._living() if find else []
             if find:
+                self._server.memory.protect()
                 self._found_s = time.monotonic()
             with self._lock:
                 known = self._supervisor.processes

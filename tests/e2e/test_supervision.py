@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import signal
+import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,32 @@ def test_killed_stub_is_replaced(served):
     assert served.metric("repairs_total", model="eyes", cause="pid") == before + 1
     assert killed not in [each.process for each in served.stubs("eyes")]
     assert served.log.count("supervisor: model 'eyes' version 1 had a dead stub (found by pid)") == before + 1
+
+
+@pytest.mark.slow
+def test_memory_of_requests_is_private_and_removed(tmp_path):
+    """Also that of replaced stubs; after a kill of the whole server the next one removes it."""
+    store_eyes(tmp_path / "repository", "eyes", 10)
+
+    def modes() -> set[int]:
+        words = Path(f"/proc/{served.record.pid}/cmdline").read_text()
+        prefix = words.partition("shm-region-prefix-name=")[2].partition("\0")[0]
+        regions.update(Path("/dev/shm").glob(f"{prefix}*"))
+        return {stat.S_IMODE(region.stat().st_mode) for region in regions if region.exists()}
+
+    regions: set[Path] = set()
+    with serving(tmp_path / "repository", tmp_path / "run") as served:
+        assert modes() == {0o600}
+        os.kill(served.stubs("eyes")[0].process.pid, signal.SIGKILL)
+        wait_until(lambda: served.metric("repairs_total", model="eyes") == 1, "repair")
+        served.numbers("eyes")
+        wait_until(lambda: modes() == {0o600}, "private regions")
+        served.process.kill()
+        served.process.wait(WATCHDOG_S)
+        assert any(region.exists() for region in regions)
+
+    with serving(tmp_path / "repository", tmp_path / "again"):
+        assert not any(region.exists() for region in regions)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from onnx import helper
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.errors import OperationFailed
+from nereid.publish.examination import examine as examination
 from nereid.publish.examination import examiner
 from nereid.publish.examination.examine import ExaminationRequest, Gates, Rejected, Report, examine
 from nereid.publish.examination.measurements import check_headroom, check_memory, is_slower
@@ -531,12 +532,18 @@ def fifo(make_request: Callable[..., ExaminationRequest]) -> Path:
     return path
 
 
-def test_examination_that_hangs_is_ended(make_request):
+@pytest.mark.parametrize(("timeout_s", "expected"), [(2, "2"), (None, "3.5")], ids=["given", "by size"])
+def test_examination_that_hangs_is_ended(make_request, monkeypatch, timeout_s, expected):
     """After its time the process is gone, and the message names the step."""
+    monkeypatch.setattr(examination, "TIMEOUT_S", 2.5)
+    monkeypatch.setattr(examination, "BYTES_PER_S", 2**20)
+    request = make_request(classifier(), labels=fifo(make_request))
+    (request.candidate / "weights").write_bytes(bytes(2**20))
     before = children(os.getpid())
 
-    with pytest.raises(Rejected, match="'net' was stopped: expected a result within 2 s, last step: "):
-        examine(make_request(classifier(), labels=fifo(make_request)), timeout_s=2)
+    message = f"'net' was stopped: expected a result within {expected} s, last step: "
+    with pytest.raises(Rejected, match=message):
+        examine(request, timeout_s=timeout_s)
 
     assert children(os.getpid()) <= before
 

@@ -48,6 +48,10 @@ class Gates:
     against: int = 0
 
 
+# An endless loop in a network must not hold the publisher for long.
+TIMEOUT_S, BYTES_PER_S = 60.0, 10 * 2**20
+
+
 @dataclass(frozen=True, slots=True)
 class ExaminationRequest:
     """The network to examine, and the limits for it.
@@ -132,13 +136,15 @@ class ExaminationFailed(OperationFailed):
 
 
 def examine(
-    request: ExaminationRequest, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda line: None
+    request: ExaminationRequest,
+    timeout_s: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Examine a network in a separate process, which ends with this one.
 
     Args:
         request: the network and its limits.
-        timeout_s: time after which the process is killed.
+        timeout_s: time after which the process is killed; by default 60 s, and 1 s more for each 10 MiB.
         progress: receives a line before each step.
 
     Raises:
@@ -149,14 +155,19 @@ def examine(
 
 
 def survey(
-    request: ExaminationRequest, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda line: None
+    request: ExaminationRequest,
+    timeout_s: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Survey:
     """Run a network for the first time; arguments and errors as `examine`."""
     return msgspec.convert(_run(replace(request, is_survey=True), timeout_s, progress), Survey)
 
 
-def _run(request: ExaminationRequest, timeout_s: float, progress: Callable[[str], None]) -> Any:
+def _run(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:
     """Return the content of the process's report."""
+    if timeout_s is None:
+        files = [path for path in request.candidate.rglob("*") if path.is_file()]
+        timeout_s = TIMEOUT_S + sum(path.stat().st_size for path in files) / BYTES_PER_S
     with tempfile.TemporaryFile() as errors, _process(errors) as process:
         start, timer = time.monotonic(), threading.Timer(timeout_s, _kill, (process,))
         timer.start()
@@ -170,7 +181,7 @@ def _run(request: ExaminationRequest, timeout_s: float, progress: Callable[[str]
         if time.monotonic() - start >= timeout_s:
             raise Rejected(
                 f"the examination of '{request.model}' was stopped: expected a result within "
-                f"{timeout_s:g} s, last step: {last}"
+                f"{timeout_s:.3g} s, last step: {last}"
             )
         raise _crash(request.model, status, last, errors)
 

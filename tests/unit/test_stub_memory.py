@@ -1,0 +1,85 @@
+"""Shared memory of stubs: private, and removed when the server was killed, by whoever comes next."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from nereid.triton import stub_memory
+from nereid.triton.stub_memory import StubMemory, remove_stale
+
+NAME = "nereid-0123"
+# Claims a server's memory in a folder, and waits to be killed.
+SERVER = """
+import sys, time
+from pathlib import Path
+from nereid.triton import stub_memory
+stub_memory.FOLDER = Path(sys.argv[1])
+memory = stub_memory.StubMemory(sys.argv[2])
+memory.claim()
+print("claimed", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder in the place of /dev/shm."""
+    monkeypatch.setattr(stub_memory, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def names(folder) -> list[str]:
+    """Return the names of all files."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_regions_become_private(folder):
+    """Only those of this server; a link of another user is not followed."""
+    (folder / f"{NAME}-a").touch(0o644)
+    (folder / "nereid-4567-b").touch(0o644)
+    (folder / "own").touch(0o644)
+    (folder / f"{NAME}-link").symlink_to(folder / "own")
+
+    StubMemory(NAME).protect()
+
+    modes = [stat.S_IMODE((folder / name).stat().st_mode) for name in (f"{NAME}-a", "nereid-4567-b", "own")]
+    assert modes == [0o600, 0o644, 0o644]
+
+
+def test_memory_of_a_killed_server_is_removed(folder):
+    """While the server runs, nobody takes its regions."""
+    (folder / f"{NAME}-a").touch()
+    (folder / "nereid-1000-client").touch()
+    words = [sys.executable, "-c", SERVER, str(folder), NAME]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as server:
+        server.stdout.readline()
+        assert remove_stale() == []
+        assert names(folder) == [f"{NAME}-a", f"{NAME}.lock", "nereid-1000-client"]
+        os.kill(server.pid, signal.SIGKILL)
+
+    assert remove_stale() == [NAME]
+    assert names(folder) == ["nereid-1000-client"]
+
+
+def test_stopped_server_leaves_nothing(folder):
+    """It can be started again under the same name."""
+    memory = StubMemory(NAME)
+    for _ in range(2):
+        memory.claim()
+        (folder / f"{NAME}-a").touch()
+        assert remove_stale() == []
+        memory.remove()
+        assert names(folder) == []
+
+
+def test_lock_that_is_a_link_is_left_alone(folder):
+    """Other users may create any file there."""
+    (folder / "own").touch()
+    (folder / f"{NAME}.lock").symlink_to(folder / "own")
+
+    assert remove_stale() == []
+    assert names(folder) == [f"{NAME}.lock", "own"]
