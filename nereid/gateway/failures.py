@@ -53,8 +53,6 @@ STATUS: dict[Code, int] = {
     "unreachable": 503,
     "deadline_exceeded": 504,
 }
-# The rest of the body may never arrive, so the connection is closed.
-CLOSING = frozenset({"body_timeout", "too_large"})
 UNAVAILABLE_RETRY_S = 1.0
 
 
@@ -100,7 +98,7 @@ class Failure(Exception):
             headers.append((b"retry-after", str(max(1, ceil(self.retry_after_s))).encode()))
         if self.code == "unauthenticated":
             headers.append((b"www-authenticate", b"Bearer"))
-        if self.code in CLOSING:
+        if self.code == "body_timeout":  # the rest may never arrive
             headers.append((b"connection", b"close"))
         return headers
 

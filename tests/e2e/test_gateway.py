@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import http.client
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -26,14 +28,17 @@ METRIC_S = 10
 CALLERS = 2 * int(INITIAL_LIMIT * (1 + MAX_WAITING_PER_SLOT))
 PHOTO = COFFEE.read_bytes()
 JPEG = {"content-type": "image/jpeg"}
+CLOSED = r'nereid_gateway_requests_total\{.*"client_closed"'
 # A process of its own, as in production; uvicorn is what `nereid gateway` starts, too.
 RUN = """
 import sys, uvicorn
 from nereid.gateway.http.app import create_app
+from nereid.gateway.http.serving import BoundedProtocol
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, Control, Source
 app = create_app(Settings(url=sys.argv[1]), RING, Source(Control(), "classify_v2"))
-uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning", access_log=False)
+options = {"http": BoundedProtocol, "log_level": "warning", "access_log": False}
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), **options)
 """
 
 
@@ -134,7 +139,7 @@ def metric(base, server, name: str) -> float:
 def disconnect(base, server, count: int) -> None:
     """Disconnect clients, fifty at a time; wait until the server has cancelled their requests."""
     port = int(base.rpartition(":")[2])
-    names = [r'nereid_gateway_requests_total\{.*"client_closed"', r"nereid_route_cancelled_total"]
+    names = [CLOSED, r"nereid_route_cancelled_total"]
     before = [metric(base, server, name) for name in names]
 
     async def all_leave() -> None:
@@ -155,6 +160,53 @@ def test_disconnects_leave_nothing_behind(base, both_profiles):
     assert httpx.get(f"{base}/v1/live").json()["in_flight"] == 0
     answer = httpx.post(f"{base}/predict", content=PHOTO, headers=JPEG, timeout=WATCHDOG_S)
     assert answer.status_code == 200, answer.text
+
+
+def exchange(port: int, head: str, body: bytes, closes: bool) -> http.client.HTTPResponse:
+    """Send a request on a connection of its own, perhaps close the sending side, and return the response."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection:
+        connection.sendall(f"POST /predict HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n".encode() + body)
+        if closes:
+            connection.shutdown(socket.SHUT_WR)
+        answer = http.client.HTTPResponse(connection, method="POST")
+        answer.begin()
+        answer.read()
+        return answer
+
+
+def test_client_that_closes_its_sending_side_is_answered(base):
+    """As `nc -N` and some load balancers do; the connection ends after the response."""
+    port = httpx.URL(base).port
+    answer = exchange(port, f"content-type: image/jpeg\r\ncontent-length: {len(PHOTO)}", PHOTO, True)
+
+    assert (answer.status, answer.getheader("connection")) == (200, "close")
+
+
+def test_client_that_closes_both_sides_is_cancelled(base, both_profiles):
+    """The reset that answers the gateway's interim response cancels the request, before the next one."""
+    port = httpx.URL(base).port
+    before = metric(base, both_profiles["cpu"], CLOSED)
+
+    def leave_politely() -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection:
+            head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(PHOTO)}\r\n\r\n"
+            connection.sendall(head.encode() + PHOTO)
+
+    for _ in range(20):
+        leave_politely()
+    wait_for(lambda: metric(base, both_profiles["cpu"], CLOSED) > before, WATCHDOG_S)
+
+
+@pytest.mark.parametrize("head", [f"content-length: {100 * 2**20}", "transfer-encoding: chunked"])
+def test_body_of_100_mb_is_refused(base, head):
+    """The client reads its 413, though it sends the whole body first."""
+    body = bytes(100 * 2**20)
+    if "chunked" in head:
+        body = b"".join(b"100000\r\n%b\r\n" % bytes(2**20) for _ in range(100)) + b"0\r\n\r\n"
+
+    answer = exchange(httpx.URL(base).port, f"content-type: image/jpeg\r\n{head}", body, False)
+
+    assert answer.status == 413
 
 
 @pytest.mark.slow

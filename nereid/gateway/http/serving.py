@@ -29,6 +29,9 @@ MAX_HEAD_BYTES = 64 * 2**10
 # Seconds to discard the rest of a body after the response. An immediate close could lose the response, and
 # the client could not reuse the connection.
 LINGER_S = 5.0
+# Seconds between two interim responses to a client that has closed its sending side.
+CLIENT_TEST_S = 0.05
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
@@ -62,6 +65,26 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.close()
             if self.transport.is_closing():
                 return
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Answer a client that has only closed its sending side; return whether the connection stays open.
+
+        A client that has closed both sides looks the same until it receives something: its system then resets
+        the connection, which the next write finds out. Every HTTP client skips `100 Continue`.
+        """
+        if self.transport.get_extra_info("ssl_object") or not self._is_computing():
+            return None
+        self.cycle.keep_alive = False
+        self._test_client()
+        return True
+
+    def _is_computing(self) -> bool:
+        return self.cycle is not None and not (self.cycle.more_body or self.cycle.response_started)
+
+    def _test_client(self) -> None:
+        if self._is_computing() and not self.transport.is_closing():
+            self.transport.write(_CONTINUE)
+            self.loop.call_later(CLIENT_TEST_S, self._test_client)
 
     def on_headers_complete(self) -> None:
         """Restart the count of head bytes."""
