@@ -251,6 +251,17 @@ def test_every_preprocessing_parameter_is_documented(root):
     assert named == settings - {"height_px", "width_px", "datatype"} | set(PRESETS)
 
 
+def test_each_covered_attack_has_a_test(root):
+    """The page names files of tests that exist."""
+    covered = (root / "docs" / "security.md").read_text().partition("## Attacks that are covered")[2]
+    rows = [line for line in covered.splitlines() if line.startswith("| ")][1:]
+    named = [re.findall(r"`(tests/\S+)`", row) for row in rows]
+
+    assert len(named) > 5
+    assert [row for row, names in zip(rows, named, strict=True) if not names] == []
+    assert [name for names in named for name in names if not (root / name).is_file()] == []
+
+
 def test_readme_is_short(root):
     """The front door is read to its end: under 150 lines."""
     assert len((root / "README.md").read_text().splitlines()) < 150
