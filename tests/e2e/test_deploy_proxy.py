@@ -504,10 +504,10 @@ def test_health_and_metadata_are_served(proxy):
     over_http = [status(proxy, f"GET {path} HTTP/1.1\nHost: a\n\n") for path in paths]
     with closing(tritonclient.grpc.InferenceServerClient(proxy.url("grpc"))) as client:
         over_grpc = [client.is_server_live(), client.is_server_ready(), client.is_model_ready("classify")]
-        names = [client.get_server_metadata().name[:6], client.get_model_metadata("classify").name]
+        names = [client.get_server_metadata().name, client.get_model_metadata("classify").name]
 
     assert over_http == [200] * len(paths)
-    assert (over_grpc, names) == ([True] * 3, ["nereid", "classify"])
+    assert (over_grpc, names) == ([True] * 3, ["triton", "classify"])
     assert code(proxy, "/grpc.health.v1.Health/Check") == "OK"
 
 

@@ -93,11 +93,11 @@ def added(served, version: int) -> float:
     return float(infer(served.server, "net", {"x": X}, model_version=str(version))["scores"][0, 0] - X[0, 0])
 
 
-def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
+def test_what_is_dropped_is_served_or_rejected(site):
     """A slowly written file and each target of a link are published; a bad file is moved."""
     served, folder, environment = site
-    (tmp_path / "five").write_bytes(adding(5).SerializeToString())
-    (tmp_path / "six").write_bytes(adding(6).SerializeToString())
+    (folder / ".five").write_bytes(adding(5).SerializeToString())
+    (folder / ".six").write_bytes(adding(6).SerializeToString())
     content = adding(4).SerializeToString()
     pace = threading.Event()
 
@@ -114,10 +114,10 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
         bad = "net.onnx: rejected: "
         watch.wait(first, bad)
 
-        (folder / "net@link.onnx").symlink_to(tmp_path / "five")
+        (folder / "net@link.onnx").symlink_to(folder / ".five")
         second = "net@link.onnx: published as version 3 of 'net'"
         watch.wait(first, bad, second)
-        (folder / ".new").symlink_to(tmp_path / "six")
+        (folder / ".new").symlink_to(folder / ".six")
         (folder / ".new").replace(folder / "net@link.onnx")
         third = "net@link.onnx: published as version 4 of 'net'"
         watch.wait(first, bad, second, third)
