@@ -474,6 +474,14 @@ def test_size_is_read_from_the_head(encode, gradient, mark, image_format, option
     assert size_wh(encoded[:20]) is None
 
 
+def test_client_of_triton_is_told_the_right_port():
+    """The gateway does not speak the v2 protocol."""
+    answer = send(gateway(Upstream()), "POST", "/v2/models/classify/infer", content=IMAGE)
+
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].endswith("; the v2 protocol is on Triton's own ports")
+
+
 RARE_JPEG = (
     b"\xff\xd8\xff\xe0\x00\x04ab" + bytes.fromhex("ffc00011080040004003001400021100031100") + bytes(64)
 )

@@ -105,8 +105,9 @@ async def reject_unknown(found: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     request: GatewayRequest = found.scope["nereid.request"]
     method, path = found.method, found.url.path
+    hint = "; the v2 protocol is on Triton's own ports" if path.startswith("/v2/") else ""
     failure = Failure(
-        _CODES.get(error.status_code, "invalid_request"), f"unknown operation {method} {path[:128]}"
+        _CODES.get(error.status_code, "invalid_request"), f"unknown operation {method} {path[:128]}{hint}"
     )
     request.outcome = failure.code
     reply = failure_response(failure, request.request_id)
