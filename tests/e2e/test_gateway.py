@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import io
 import re
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
@@ -187,13 +189,16 @@ def test_client_that_closes_both_sides_is_cancelled(base, both_profiles):
     port = httpx.URL(base).port
     before = metric(base, both_profiles["cpu"], CLOSED)
 
-    def leave_politely() -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection:
-            head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(PHOTO)}\r\n\r\n"
-            connection.sendall(head.encode() + PHOTO)
+    with io.BytesIO() as file:
+        Image.new("RGB", (8000, 8000)).save(
+            file, "PNG"
+        )  # takes the server longer than the test of the client
+        image = file.getvalue()
 
-    for _ in range(20):
-        leave_politely()
+    with socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection:
+        head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(image)}\r\n\r\n"
+        connection.sendall(head.encode() + image)
+
     wait_for(lambda: metric(base, both_profiles["cpu"], CLOSED) > before, WATCHDOG_S)
 
 

@@ -29,8 +29,9 @@ MAX_HEAD_BYTES = 64 * 2**10
 # Seconds to discard the rest of a body after the response. An immediate close could lose the response, and
 # the client could not reuse the connection.
 LINGER_S = 5.0
-# Seconds between two interim responses to a client that has closed its sending side.
-CLIENT_TEST_S = 0.05
+# Seconds between interim responses to a client that has closed its sending side: the first pause, doubled
+# each time, and the longest.
+CLIENT_TEST_S, MAX_CLIENT_TEST_S = 0.005, 0.5
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -75,16 +76,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.get_extra_info("ssl_object") or not self._is_computing():
             return None
         self.cycle.keep_alive = False
-        self._test_client()
+        self._test_client(CLIENT_TEST_S)
         return True
 
     def _is_computing(self) -> bool:
         return self.cycle is not None and not (self.cycle.more_body or self.cycle.response_started)
 
-    def _test_client(self) -> None:
+    def _test_client(self, pause_s: float) -> None:
         if self._is_computing() and not self.transport.is_closing():
             self.transport.write(_CONTINUE)
-            self.loop.call_later(CLIENT_TEST_S, self._test_client)
+            self.loop.call_later(pause_s, self._test_client, min(2 * pause_s, MAX_CLIENT_TEST_S))
 
     def on_headers_complete(self) -> None:
         """Restart the count of head bytes."""
