@@ -56,6 +56,11 @@ def work(encoded: bytes) -> int:
     return max(1, width * height // (PIXELS_PER_UNIT_OF_JPEG if is_jpeg else PIXELS_PER_UNIT))
 
 
+def is_large(encoded: bytes) -> bool:
+    """Return whether an image goes to the server one at a time."""
+    return work(encoded) > LARGE_WORK
+
+
 def check(encoded: bytes, max_pixels: int, max_side_px: int) -> None:
     """Reject an image that is too large according to its head.
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TypeVar
 
 from nereid.client.classifier_errors import ClassifierError, Overloaded
@@ -66,11 +66,13 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
     options = read_options(request, merged(query, batch))
     # A batch leaves half of the slots to other requests.
     slots = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
+    # Large images go one at a time anyway, and few of a key may wait.
+    large = asyncio.Semaphore(1)
     failures: list[Failure] = []
 
     async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
         name = position if image.id is None else image.id
-        async with slots:
+        async with large if images.is_large(image.image) else nullcontext(), slots:
             try:
                 found, stages_s = await classify(gateway, request, image.image, options, timeout_s)
             except Exception as error:
@@ -143,8 +145,7 @@ async def _admitted(
     if not image:
         raise Failure("invalid_image", "the image is empty")
     images.check(image, settings.max_pixels, settings.max_side_px)
-    is_large = images.work(image) > images.LARGE_WORK
-    waiting = admission.take(_left_s(request, timeout_s), request.owner, is_large)
+    waiting = admission.take(_left_s(request, timeout_s), request.owner, images.is_large(image))
     slot = await _timed(stages_s, "admission", waiting)
     try:
         sent: Options = {**options, "timeout_s": _left_s(request, timeout_s)}

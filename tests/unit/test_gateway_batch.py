@@ -2,13 +2,15 @@
 
 import asyncio
 import base64
+import io
 import logging
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from nereid.client import classifier_errors as errors
-from nereid.gateway.admission.admission import Admission
+from nereid.gateway.admission.admission import MAX_LARGE_WAITING, Admission
 from nereid.gateway.failures import STATUS
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteView
@@ -102,6 +104,18 @@ def test_batch_counts_every_image_in_the_quota():
 
     assert send(made, "POST", "/v1/classify", json=batch(*"abcd"), headers=headers).status_code == 200
     assert send(made, "POST", "/predict", content=b"a", headers=headers).status_code == 429
+
+
+def test_batch_of_large_images_is_answered():
+    """More of them than a key may have in the queue."""
+    with io.BytesIO() as file:
+        Image.new("RGB", (4000, 3000)).save(file, "PNG")
+        image = base64.b64encode(file.getvalue()).decode()
+    body = {"images": [{"image": image}] * (MAX_LARGE_WAITING + 4)}
+
+    answer = send(gateway(Upstream()), "POST", "/v1/classify", json=body)
+
+    assert [result.get("error") for result in answer.json()["results"]] == [None] * (MAX_LARGE_WAITING + 4)
 
 
 def test_overload_of_the_server_lowers_the_limit():
