@@ -113,7 +113,7 @@ def test_batch_of_large_images_is_answered():
         image = base64.b64encode(file.getvalue()).decode()
     body = {"images": [{"image": image}] * (MAX_LARGE_WAITING + 4)}
 
-    answer = send(gateway(Upstream()), "POST", "/v1/classify", json=body)
+    answer = send(gateway(Chooser(), Settings()), "POST", "/v1/classify", json=body)
 
     assert [result.get("error") for result in answer.json()["results"]] == [None] * (MAX_LARGE_WAITING + 4)
 
