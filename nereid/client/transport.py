@@ -18,7 +18,7 @@ from nereid.contract import GRPC_PORT, HTTP_PORT
 
 # Errors about a response that is not HTTP, or not JSON.
 FOREIGN = (aiohttp.ClientResponseError, http.client.BadStatusLine, ValueError)
-# gRPC's text if the peer accepts a connection, and closes it at once.
+# gRPC's text if the peer accepts a connection, and closes it immediately.
 CLOSED_AT_ONCE = ("failed to connect", "Socket closed")
 PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
 

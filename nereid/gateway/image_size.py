@@ -44,21 +44,19 @@ def size_wh(encoded: bytes) -> tuple[int, int] | None:
     return None
 
 
-def work(encoded: bytes) -> int:
+def work(encoded: bytes, max_pixels: int) -> int:
     """Return the cost of an image in units of a small photo, at least 1.
 
     JPEGs are decoded at a fraction of their size; a pixel of another format costs about eight times as much.
+    An image of more than `max_pixels` is rejected without decoding, and costs 1.
     """
     is_jpeg = encoded.startswith(JPEG)
     if (found := size_wh(encoded)) is None:
         return UNKNOWN_JPEG_WORK if is_jpeg else TIFF_WORK if encoded.startswith(TIFF) else 1
     width, height = found
+    if width * height > max_pixels:
+        return 1
     return max(1, width * height // (PIXELS_PER_UNIT_OF_JPEG if is_jpeg else PIXELS_PER_UNIT))
-
-
-def is_large(encoded: bytes) -> bool:
-    """Return whether an image goes to the server one at a time."""
-    return work(encoded) > LARGE_WORK
 
 
 def check(encoded: bytes, max_pixels: int, max_side_px: int) -> None:

@@ -45,9 +45,11 @@ async def predict(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     gateway.admission.check(timeout_s - request.elapsed_s(), request.owner)
     image = await gateway.uploads.one(request, timeout_s - request.elapsed_s())
     received_s = request.stages_s["receive"] = request.elapsed_s()
-    gateway.quotas.take(request.key, images.work(image) - 1, is_debt=True)
+    work = images.work(image, settings.max_pixels)
+    gateway.quotas.take(request.key, work - 1, is_debt=True)
+    is_large = work > images.LARGE_WORK
     async with cancelled_on_disconnect(request):
-        prediction, stages_s = await classify(gateway, request, image, options, timeout_s)
+        prediction, stages_s = await classify(gateway, request, image, is_large, options, timeout_s)
     request.variant = gateway.metrics.variant(prediction.variant)
     timings = timings_ms(request, received_s, stages_s)
     return json_response(answer(Answer, request.request_id, prediction, timings))
@@ -61,8 +63,8 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
     gateway.admission.check(timeout_s - request.elapsed_s(), request.owner)
     batch = await gateway.uploads.several(request, timeout_s - request.elapsed_s())
     received_s = request.stages_s["receive"] = request.elapsed_s()
-    work = sum(images.work(each.image) for each in batch.images)
-    gateway.quotas.take(request.key, work - 1, is_debt=True)
+    work = [images.work(each.image, settings.max_pixels) for each in batch.images]
+    gateway.quotas.take(request.key, sum(work) - 1, is_debt=True)
     options = read_options(request, merged(query, batch))
     # A batch leaves half of the slots to other requests.
     slots = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
@@ -72,9 +74,10 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
 
     async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
         name = position if image.id is None else image.id
-        async with large if images.is_large(image.image) else nullcontext(), slots:
+        is_large = work[position] > images.LARGE_WORK
+        async with large if is_large else nullcontext(), slots:
             try:
-                found, stages_s = await classify(gateway, request, image.image, options, timeout_s)
+                found, stages_s = await classify(gateway, request, image.image, is_large, options, timeout_s)
             except Exception as error:
                 failures.append(_as_failure(error))
                 return FailedResult(name, failures[-1].reason)
@@ -109,7 +112,12 @@ def _report_faults(request: GatewayRequest, failures: list[Failure], count: int)
 
 
 async def classify(
-    gateway: Gateway, request: GatewayRequest, image: bytes, options: Options, timeout_s: float
+    gateway: Gateway,
+    request: GatewayRequest,
+    image: bytes,
+    is_large: bool,
+    options: Options,
+    timeout_s: float,
 ) -> tuple[Prediction, dict[str, float]]:
     """Classify one image within the admission limit; return the prediction and the seconds of each stage.
 
@@ -119,7 +127,7 @@ async def classify(
     stages_s = {"admission": 0.0}
     outcome, variant = "inference_failed", ""
     try:
-        prediction = await _admitted(gateway, request, image, options, timeout_s, stages_s)
+        prediction = await _admitted(gateway, request, image, is_large, options, timeout_s, stages_s)
         outcome, variant = "ok", gateway.metrics.variant(prediction.variant)
     except Failure as failure:
         outcome = failure.code
@@ -137,6 +145,7 @@ async def _admitted(
     gateway: Gateway,
     request: GatewayRequest,
     image: bytes,
+    is_large: bool,
     options: Options,
     timeout_s: float,
     stages_s: dict[str, float],
@@ -145,7 +154,7 @@ async def _admitted(
     if not image:
         raise Failure("invalid_image", "the image is empty")
     images.check(image, settings.max_pixels, settings.max_side_px)
-    waiting = admission.take(_left_s(request, timeout_s), request.owner, images.is_large(image))
+    waiting = admission.take(_left_s(request, timeout_s), request.owner, is_large)
     slot = await _timed(stages_s, "admission", waiting)
     try:
         sent: Options = {**options, "timeout_s": _left_s(request, timeout_s)}

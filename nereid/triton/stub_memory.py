@@ -60,7 +60,8 @@ def remove_stale() -> list[str]:
 
 def _remove(name: str) -> None:
     for region in _regions(name):
-        region.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other users may create files of any name
+            region.unlink()
     (FOLDER / f"{name}{LOCK}").unlink(missing_ok=True)
 
 

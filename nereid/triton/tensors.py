@@ -1,7 +1,6 @@
 """Requests, responses and log of Triton's Python API, converted from and to arrays."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,15 +20,9 @@ def read_images(request: Any) -> list[bytes] | ServingError:
     """Return the encoded images of one request, its tensor `image`, BYTES [N, 1], or its error."""
     try:
         deadline.check(read_parameters(request))
-        tensor = pb_utils.get_input_tensor_by_name(request, IMAGE)
-        images = list(tensor.as_numpy().ravel())
-        if math.prod(tensor.shape()) != len(images):
-            raise InvalidRequest(
-                f"input '{IMAGE}': expected the shape of {len(images)} images, got {list(tensor.shape())}"
-            )
     except ServingError as error:
         return from_exception(error)
-    return images
+    return list(pb_utils.get_input_tensor_by_name(request, IMAGE).as_numpy().ravel())
 
 
 def read_tensors(request: Any, is_on_gpu: bool = False) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def stub(server):
 
 @pytest.fixture(autouse=True)
 def others_are_served(server):
-    """After each test both variants answer at once: a breaker that opened would refuse requests by name."""
+    """After each test both variants answer: a breaker that opened would refuse requests by name."""
     yield
     with Classifier(url(server, "grpc")) as classifier:
         for variant in ("v1", "v2"):

@@ -166,7 +166,7 @@ def test_own_photos_have_the_class_of_their_folder(target, tmp_path):
     ids=["unknown class", "no photos", "no folder"],
 )
 def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd, folder, expected):
-    """The run ends at once, and fails with the reason."""
+    """The run ends immediately, and fails with the reason."""
     photos, report = tmp_path / "photos", tmp_path / "report.json"
     if folder is not None:
         (photos / folder).mkdir(parents=True)

@@ -163,7 +163,7 @@ def test_network_of_a_user_is_right(site, tmp_path, cell):
     np.testing.assert_allclose(scores, expected, atol=tolerance)
     best = int(np.argmax(expected))
     assert found.labels[0].name == ("" if cell.labels == "none" else NAMES[best])
-    # All cells at once would need more threads than the machine allows.
+    # All cells together would need more threads than the machine allows.
     assert remove(repository, name, record)[-1] == name
 
 

@@ -639,12 +639,13 @@ def test_large_image_takes_more_of_the_quota():
         (picture((10, 10), "TIFF"), 16),
         (b"\xff\xd8\xff without a size", 8),
         (b"no image", 1),
+        (OLD_BMP.replace((64).to_bytes(2, "little") * 2, (60_000).to_bytes(2, "little") * 2), 1),
     ],
-    ids=["photo", "jpeg", "png", "webp", "gif", "bmp", "tiff", "unknown size", "no image"],
+    ids=["photo", "jpeg", "png", "webp", "gif", "bmp", "tiff", "unknown size", "no image", "too large"],
 )
 def test_work_of_an_image_is_known_from_its_head(image, expected):
     """It follows the number of pixels and the format; an unknown size counts as a large one."""
-    assert image_size.work(image) == expected
+    assert image_size.work(image, 64_000_000) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Shared memory of stubs: private, and removed when the server was killed, by whoever comes next."""
+"""Shared memory of stubs: private, and removed by the next one when the server was killed."""
 
 import os
 import signal
@@ -74,6 +74,18 @@ def test_stopped_server_leaves_nothing(folder):
         assert remove_stale() == []
         memory.remove()
         assert names(folder) == []
+
+
+def test_foreign_file_does_not_prevent_the_removal(folder):
+    """What cannot be removed stays; the stop of the server goes on."""
+    memory = StubMemory(NAME)
+    memory.claim()
+    (folder / f"{NAME}-a").mkdir()
+    (folder / f"{NAME}-b").touch()
+
+    memory.remove()
+
+    assert names(folder) == [f"{NAME}-a"]
 
 
 def test_lock_that_is_a_link_is_left_alone(folder):

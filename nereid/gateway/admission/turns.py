@@ -25,7 +25,7 @@ class Turns:
 
     def waiting_before(self, owner: str) -> int:
         """Return how many of those that wait get their turn before another request of an owner."""
-        own = len(self._queues.get(owner, ()))
+        own = self.waiting_of(owner)
         return sum(min(len(queue), own + (name != owner)) for name, queue in self._queues.items())
 
     def waiting_of(self, owner: str) -> int:
