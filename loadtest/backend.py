@@ -102,7 +102,7 @@ def write_repository(repository: Path) -> Path:
 
 def run_counters(ports: Ports, model: str) -> tuple[float, float]:
     """Return seconds and number of the runs of a model, all versions together."""
-    samples = list(metrics_page.parse(metrics_page.fetch("127.0.0.1", ports.metrics, timeout_s=10)))
+    samples = list(metrics_page.parse(metrics_page.fetch(f"127.0.0.1:{ports.metrics}", timeout_s=10)))
     seconds, count = (
         sum(
             each.value

@@ -69,7 +69,7 @@ def shed_share(metrics_port: int) -> float:
         SystemExit: the server counted no request for a shadow, so the result is invalid.
     """
     counts: Counter[str] = Counter()
-    for sample in metrics_page.parse(metrics_page.fetch("127.0.0.1", metrics_port, timeout_s=10)):
+    for sample in metrics_page.parse(metrics_page.fetch(f"127.0.0.1:{metrics_port}", timeout_s=10)):
         if sample.name == "nereid_route_shadow_requests_total":
             counts[sample.labels["outcome"]] += int(sample.value)
     if not counts.total():

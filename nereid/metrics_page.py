@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from nereid.addresses import open_http
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -24,13 +26,13 @@ def parse(page: str) -> Iterator[Sample]:
         yield Sample(name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value))
 
 
-def fetch(host: str, port: int, timeout_s: float) -> str:
-    """Return the text of a server's metrics page.
+def fetch(url: str, timeout_s: float) -> str:
+    """Return the text of the metrics page at an address, HOST:PORT or `unix:PATH`.
 
     Raises:
         OSError, http.client.HTTPException: no response in time, or a response without the page.
     """
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    connection = open_http(url, timeout_s)
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()

@@ -10,7 +10,7 @@ import httpx
 
 from nereid.client.prediction import Label, Prediction, Timings
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
-from nereid.gateway.http.app import app_of
+from nereid.gateway.http.app import rest_app
 from nereid.gateway.models import Models, PreviewRefused
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
 from nereid.gateway.settings import Settings
@@ -109,7 +109,7 @@ class Caller:
     """One ASGI request of a client that is slow or disconnects."""
 
     def __init__(self, made: Any, body: bytes = IMAGE, is_complete: bool = True, headers: Any = ()) -> None:
-        self.app, self.sent = app_of(made), list[Any]()
+        self.app, self.sent = rest_app(made), list[Any]()
         self.messages: asyncio.Queue = asyncio.Queue()
         self.messages.put_nowait({"type": "http.request", "body": body, "more_body": not is_complete})
         self.scope = {
@@ -166,7 +166,7 @@ def send(made: Any, method: str, path: str, **options: Any) -> httpx.Response:
     """Send one request to a gateway, and wait for the response."""
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app_of(made))
+        transport = httpx.ASGITransport(rest_app(made))
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             return await client.request(method, path, **options)
 

@@ -297,7 +297,7 @@ class RouteServer:
 
     def series(self, name: str) -> list[tuple[dict[str, str], float]]:
         """Return the series of a route metric: labels and value."""
-        page = metrics_page.fetch("127.0.0.1", self.server.options.ports.metrics, WATCHDOG_S)
+        page = metrics_page.fetch(f"127.0.0.1:{self.server.options.ports.metrics}", WATCHDOG_S)
         samples = metrics_page.parse(page)
         return [(dict(each.labels), each.value) for each in samples if each.name == ROUTE_PREFIX + name]
 

@@ -137,13 +137,14 @@ class Observer:
         samples = [
             sample
             for port in (record.ports.metrics, self._gateway_port)
-            for sample in metrics_page.parse(metrics_page.fetch(record.host, port, PAGE_S))
+            for sample in metrics_page.parse(metrics_page.fetch(f"{record.host}:{port}", PAGE_S))
         ]
         return present(samples, GAUGES)
 
     def _repairs(self) -> float:
         record = self._running.record
-        samples = list(metrics_page.parse(metrics_page.fetch(record.host, record.health_port, PAGE_S)))
+        page = metrics_page.fetch(f"{record.host}:{record.health_port}", PAGE_S)
+        samples = list(metrics_page.parse(page))
         return sum(present(samples, [RESTARTS]).values()) + sum(
             each.value for each in samples if each.name in REPAIRS
         )

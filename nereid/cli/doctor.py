@@ -10,7 +10,7 @@ from nereid.errors import OperationFailed
 
 def doctor(context: typer.Context, as_json: AsJson = False, repository: Repository = REPOSITORY) -> None:
     """Check that this machine has everything the embedded server needs; each failure names its fix."""
-    from nereid.server.doctor import examine
+    from nereid.observe.doctor import examine
 
     findings = list(examine(environment(context), repository))
     if as_json:

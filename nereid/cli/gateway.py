@@ -31,6 +31,13 @@ def gateway(
             help="HOST:PORT of Triton's gRPC port.", show_default="the running server of the repository"
         ),
     ] = "",
+    http_url: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT of Triton's HTTP port, to offer the v2 protocol over HTTP with --url.",
+            show_default="the running server of the repository",
+        ),
+    ] = "",
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,6 +49,15 @@ def gateway(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="HTTP port; 0 selects a free port.", min=0, max=65535)] = 8080,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the v2 protocol over gRPC; 0 selects a free port.",
+            min=0,
+            max=65535,
+            show_default="none",
+        ),
+    ] = None,
     keys_file: KeysFile = None,
     require_keys: Annotated[
         bool,
@@ -79,9 +95,9 @@ def gateway(
     ] = False,
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Serve a REST API and a web page in front of a running server, until Ctrl-C.
+    """Serve a REST API, a web page and the checked v2 protocol in front of a running server, until Ctrl-C.
 
-    When the gateway listens, it prints its port as one line of JSON on stdout. On loopback, every caller may
+    When the gateway listens, it prints its ports as one line of JSON on stdout. On loopback, every caller may
     classify. Elsewhere every request needs a key. Changing a route's weights always needs a key.
     """
     from nereid.cli.route_commands.gateway_route import RepositoryModels
@@ -101,6 +117,7 @@ def gateway(
     with invalid_values():
         settings = Settings(
             url=url or (running.url("grpc") if running else f"127.0.0.1:{DEFAULT_PORTS['grpc']}"),
+            http_url=http_url or (running.url("http") if running else ""),
             model=source.names()[0],
             host=host,
             keys_needed=require_keys,
@@ -111,7 +128,7 @@ def gateway(
     with ExitStack() as stack:
         serving.serve(
             settings,
-            serving.Listen(host, port, certificate, certificate_key),
+            serving.Listen(host, port, grpc_port, certificate, certificate_key),
             open_ring(keys_file, environment(context)),
             source,
             _announcement(context, host, None if url else repository, stack),
@@ -121,17 +138,17 @@ def gateway(
 
 def _announcement(
     context: typer.Context, host: str, repository: Path | None, stack: ExitStack
-) -> Callable[[int], None]:
-    """Return a function that prints the port, and records it for `nereid status` until `stack` is closed."""
+) -> Callable[[dict[str, int]], None]:
+    """Return a function that prints the ports, and records HTTP's for `status` until `stack` closes."""
     from nereid.errors import ServerError
     from nereid.server import run_dir
 
-    def announce(port: int) -> None:
-        print(json.dumps({"http": port}), flush=True)
+    def announce(ports: dict[str, int]) -> None:
+        print(json.dumps(ports), flush=True)
         if repository:
             with suppress(ServerError, OSError):  # such as a read-only file system
                 base = run_dir.root(environment(context))
                 folder = stack.enter_context(run_dir.occupy(base, repository))
-                run_dir.write(folder, run_dir.GatewayRecord(os.getpid(), host, port))
+                run_dir.write(folder, run_dir.GatewayRecord(os.getpid(), host, ports["http"]))
 
     return announce

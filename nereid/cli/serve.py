@@ -1,15 +1,23 @@
 """`nereid serve`: serve a model repository in the foreground."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from nereid.assets import REPOSITORY
+from nereid.cli.keys import KeysFile
 from nereid.cli.options import Profile, Repository, environment, invalid_values
 from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.errors import WrongUsage
-from nereid.server.command_line import DEFAULT_PROFILE, LOOPBACK, ServerOptions
+from nereid.server.command_line import (
+    DEFAULT_PROFILE,
+    LOOPBACK,
+    ServerOptions,
+    check_options,
+    read_token,
+)
 from nereid.server.ports import Ports
 
 ControlMode = Literal["explicit", "poll", "none"]
@@ -74,11 +82,24 @@ def serve(
         bool,
         typer.Option("--allow-shm", help="Let clients on this machine register shared memory regions."),
     ] = False,
+    guard: Annotated[
+        bool | None,
+        typer.Option(
+            "--guard/--unguarded",
+            help="Whether a gateway checks all requests, and Triton itself has no port. A request to an "
+            "unguarded server can end it.",
+            show_default="guarded, except on loopback",
+        ),
+    ] = None,
+    keys_file: KeysFile = None,
 ) -> None:
     """Serve a model repository until Ctrl-C.
 
     When every model answers, a terminal shows the addresses. A pipe gets them as one line of JSON on
     stdout. The log goes to stderr. Processes that die or hang are replaced.
+
+    On 127.0.0.1 the ports are Triton's own, for programs that you trust. On other addresses a gateway has the
+    ports: it checks every request, and every request needs a key.
     """
     from nereid.server import serve as server
 
@@ -90,15 +111,32 @@ def serve(
         ports,
         model_control_mode,
         allow_shm=allow_shm,
+        is_guarded=host not in LOOPBACK if guard is None else guard,
         flags=tuple(flags or ()),
     )
     with invalid_values():
-        server.check_options(options)
-        token = server.read_token(token_file) if token_file else None
+        check_options(options)
+        token = read_token(token_file) if token_file else None
     if no_token:
         if token_file:
             raise WrongUsage("--token-file and --no-token exclude each other")
         if host not in LOOPBACK:
             raise WrongUsage(f"--no-token needs --host 127.0.0.1, got {host}: anybody could load models")
         token = ""
-    server.serve(options, environment(context), health_port, drain_s, strict, token)
+    if options.is_guarded:
+        check_keys(host, keys_file, environment(context))
+    server.serve(options, environment(context), health_port, drain_s, strict, token, keys_file)
+
+
+def check_keys(host: str, file: Path | None, environment: Mapping[str, str]) -> None:
+    """Check that a guarded server has keys, if its address needs some.
+
+    Raises:
+        WrongUsage: there are none.
+    """
+    from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
+    from nereid.gateway.admission.key_changes import open_ring
+    from nereid.gateway.settings import Settings
+
+    if Settings(host=host).requires_keys and not open_ring(file, environment):
+        raise WrongUsage(EXPOSED_WITHOUT_KEYS)

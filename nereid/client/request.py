@@ -10,6 +10,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 
+from nereid.addresses import unix_path
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.contract import GRPC_PORT, HTTP_PORT, IMAGE, OPTION_HEADERS, ROUTE_OUTPUTS, SCORES
 
@@ -97,7 +98,7 @@ def check_arguments(url: str, protocol: str, concurrency: int, shared_memory: st
         ValueError: an argument is invalid; the message has the expected form.
     """
     address = re.fullmatch(r"(?:\[[^\[\]/@]+\]|[^\[\]/@:\s]+):(\d{1,5})", url)
-    if not address or not 0 < int(address[1]) < 2**16:
+    if not unix_path(url) and not (address and 0 < int(address[1]) < 2**16):
         raise ValueError(f"url must be HOST:PORT without a scheme, an IPv6 address in [], got '{url}'")
     if protocol not in DEFAULT_PORTS:
         raise ValueError(f"protocol must be one of {', '.join(DEFAULT_PORTS)}, got '{protocol}'")

@@ -20,6 +20,7 @@ from urllib.parse import quote
 from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from nereid.addresses import unix_path
 from nereid.client.shared_regions import Kind
 
 LENGTH = "Inference-Header-Content-Length"
@@ -32,11 +33,12 @@ class RestClient:
     InferenceServerException with the server's message.
 
     Args:
-        url: address of the server, HOST:PORT.
+        url: address of the server, HOST:PORT or `unix:PATH`.
     """
 
     def __init__(self, url: str) -> None:
-        host, _, port = url.rpartition(":")
+        self._path = unix_path(url)
+        host, _, port = "localhost:0".rpartition(":") if self._path else url.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -154,7 +156,7 @@ class RestClient:
                 if not connection.is_alive():
                     connection.close()
                     connection = None
-            connection = connection or _DeadlineConnection(self._host, self._port)
+            connection = connection or _DeadlineConnection(self._host, self._port, self._path)
             connection.deadline = deadline
             self._busy.add(connection)
             return connection
@@ -180,20 +182,30 @@ class _DeadlineConnection(http.client.HTTPConnection):
     deadline = 0.0
     is_aborted = False
 
+    def __init__(self, host: str, port: int, path: str) -> None:
+        super().__init__(host, port)
+        self._path = path
+
     def connect(self) -> None:
         """Connect to the first address of the host that accepts, within the deadline."""
         failure: OSError = OSError(f"{self.host} has no address")
-        for family, kind, protocol, _, address in _addresses(self.host, self.port, self.remaining_s()):
+        for family, kind, protocol, _, address in self._addresses():
             self.sock = _Socket(self, family, kind, protocol)
             try:
                 self.sock.settimeout(self.remaining_s())
                 self.sock.connect(address)
-                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if not self._path:
+                    self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return
             except OSError as error:
                 self.close()
                 failure = error
         raise failure
+
+    def _addresses(self) -> list[Any]:
+        if self._path:
+            return [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", self._path)]
+        return _addresses(self.host, self.port, self.remaining_s())
 
     def remaining_s(self) -> float:
         """Return the time left, in seconds.

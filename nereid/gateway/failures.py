@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from nereid import contract
 from nereid.client.classifier_errors import (
     ClassifierError,
     Overloaded,
@@ -13,7 +14,6 @@ from nereid.client.classifier_errors import (
     Unavailable,
     Unreachable,
 )
-from nereid.contract import INVALID_IMAGE_PREFIX, INVALID_REQUEST_PREFIX
 
 Code = Literal[
     "invalid_image",
@@ -54,6 +54,16 @@ STATUS: dict[Code, int] = {
     "deadline_exceeded": 504,
 }
 UNAVAILABLE_RETRY_S = 1.0
+# First words of a message in the v2 protocol, where a client has no code.
+PREFIXES: dict[Code, str] = {
+    "invalid_image": contract.INVALID_IMAGE_PREFIX,
+    "invalid_request": contract.INVALID_REQUEST_PREFIX,
+    "overloaded": contract.OVERLOADED_PREFIX,
+    "deadline_exceeded": contract.DEADLINE_EXCEEDED_PREFIX,
+    "unavailable": contract.UNAVAILABLE_PREFIX,
+    "unreachable": contract.UNAVAILABLE_PREFIX,
+    "inference_failed": contract.INFERENCE_FAILED_PREFIX,
+}
 
 
 class Reason(msgspec.Struct):
@@ -103,6 +113,11 @@ class Failure(Exception):
         return headers
 
     @property
+    def v2_message(self) -> str:
+        """The message in the v2 protocol, with the words that clients recognize."""
+        return PREFIXES.get(self.code, "") + self.message
+
+    @property
     def reason(self) -> Reason:
         """The error as a field of the response body."""
         return Reason(self.code, self.message)
@@ -130,10 +145,10 @@ def from_classifier(error: ClassifierError, timeout_s: float, retry_after_s: flo
             return Failure("overloaded", "too many images are in flight; retry later", retry_after_s)
         case TimedOut():
             return Failure("deadline_exceeded", f"no response within {timeout_s:.3g} s")
-        case RequestRefused() if INVALID_IMAGE_PREFIX in text:
-            return Failure("invalid_image", text.partition(INVALID_IMAGE_PREFIX)[2])
-        case RequestRefused() if INVALID_REQUEST_PREFIX in text:
-            return invalid_request(text.partition(INVALID_REQUEST_PREFIX)[2])
+        case RequestRefused() if contract.INVALID_IMAGE_PREFIX in text:
+            return Failure("invalid_image", text.partition(contract.INVALID_IMAGE_PREFIX)[2])
+        case RequestRefused() if contract.INVALID_REQUEST_PREFIX in text:
+            return invalid_request(text.partition(contract.INVALID_REQUEST_PREFIX)[2])
         case Unavailable() | RequestRefused():
             return Failure("unavailable", "the requested model is not served", UNAVAILABLE_RETRY_S)
         case Unreachable():

@@ -13,7 +13,8 @@ class Settings:
     """Address, upstream server, access rules and limits of a gateway.
 
     Attributes:
-        url: HOST:PORT of Triton's gRPC port.
+        url: Triton's gRPC address, HOST:PORT or `unix:PATH`.
+        http_url: Triton's HTTP address for the v2 protocol over HTTP; "" for none.
         model: the default model: a route, or another model that classifies images.
         host: address to listen on; on loopback, only loopback names are valid in `Host`.
         keys_needed: whether classifying and reading need a key on loopback, too; elsewhere they always do.
@@ -29,6 +30,7 @@ class Settings:
     """
 
     url: str = f"127.0.0.1:{GRPC_PORT}"
+    http_url: str = ""
     model: str = "classify"
     host: str = "127.0.0.1"
     keys_needed: bool = False

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from nereid.gateway.admission.admission import Admission
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.admission.quotas import Quotas
+from nereid.gateway.admission.turns import Turns
 from nereid.gateway.gateway_metrics import Metrics
 from nereid.gateway.http.upload import Uploads
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
+from nereid.gateway.v2.upstream import TritonHttp
 
 CLIENT_CLOSED = "client_closed"
 
@@ -26,6 +28,8 @@ class Gateway:
     uploads: Uploads
     metrics: Metrics
     previewing: asyncio.Lock
+    unpacking: Turns
+    triton: TritonHttp
 
     def count_image(
         self, endpoint: str, model: OfferedModel, variant: str, outcome: str, stages_s: dict[str, float]
@@ -49,4 +53,6 @@ def build(settings: Settings, keys: KeyRing, models: Models) -> Gateway:
         Uploads(settings),
         Metrics(lambda: admission.in_flight, lambda: admission.waiting, lambda: admission.limit),
         asyncio.Lock(),
+        Turns(lambda: 1),
+        TritonHttp(settings.http_url),
     )

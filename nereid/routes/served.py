@@ -55,7 +55,7 @@ class RunningServer:
         """Return the route files and breakers that the server uses for a route."""
         url = self._record.url("metrics")
         try:
-            page = metrics_page.fetch(self._record.host, self._record.ports.metrics, self._timeout_s)
+            page = metrics_page.fetch(url, self._timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise NotReached(f"the server at {url} does not respond: {error}") from None
         return read_metrics(page, route)

@@ -1,16 +1,20 @@
 """The command line and the environment of `tritonserver`."""
 
+import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from nereid.assets import REPOSITORY
 from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT, ROUTE_HEADERS, TOKEN_HEADER
 from nereid.errors import ServerError
+from nereid.repository.layout import is_model, model_folders
 from nereid.routing.assignment import ROUTE_THREADS
 from nereid.server import preflight
 from nereid.server.ports import Ports
+from nereid.server.run_dir import socket_url
 from nereid.server.wheel import Wheel
 
 PLAIN_PROFILE = "ensemble"
@@ -31,12 +35,19 @@ READABLE_ON_LOOPBACK = ("model-config", "statistics")
 # page faults of the next request then cost about 0.3 ms of CPU per image (by hand, /proc).
 KEEP_BUFFERS = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20)}
 
+# Triton splits its flags at "=" and ":".
+TOKEN = re.compile(r"[!-9;<>-~]{16,256}")
+# Flags of tritonserver that open further addresses; it also accepts unambiguous prefixes of them.
+LISTENING = ("http-address", "grpc-address", "allow-sagemaker", "allow-vertex-ai")
+ADDRESSES = (*LISTENING, "metrics-address", "http-port", "grpc-port", "metrics-port")
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Settings of one server: its repository, profile, addresses and access.
 
     `flags` are passed to `tritonserver` unchanged. `allow_shm` opens the shared memory API to every caller.
+    If `is_guarded`, Triton listens on sockets in a private folder only, and a gateway has the ports.
     """
 
     repository: Path = REPOSITORY
@@ -46,11 +57,17 @@ class ServerOptions:
     model_control_mode: str = "explicit"
     token: str = ""
     allow_shm: bool = False
+    is_guarded: bool = False
     flags: tuple[str, ...] = ()
 
 
 def command(
-    options: ServerOptions, wheel: Wheel, backends: Path, run_id: str, models: Sequence[str] = ("*",)
+    options: ServerOptions,
+    wheel: Wheel,
+    backends: Path,
+    run_id: str,
+    models: Sequence[str] = ("*",),
+    sockets: Path | None = None,
 ) -> list[str]:
     """Return the `tritonserver` command line for `options`.
 
@@ -59,18 +76,14 @@ def command(
         backends: the backend directory.
         run_id: distinguishes the shared memory of this server from that of others.
         models: models to load at start in the explicit mode, `*` for all.
+        sockets: folder for Triton's sockets if the server is guarded; None for TCP ports.
     """
     args = [
         str(wheel.server),
         f"--model-repository={options.repository}",
         f"--backend-directory={backends}",
         f"--model-control-mode={options.model_control_mode}",
-        f"--http-address={options.host}",
-        f"--grpc-address={options.host}",
-        f"--metrics-address={options.host}",
-        f"--http-port={options.ports.http}",
-        f"--grpc-port={options.ports.grpc}",
-        f"--metrics-port={options.ports.metrics}",
+        *_addresses(options, sockets),
         f"--http-header-forward-pattern={ROUTE_HEADERS}",
         f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
         f"--backend-config=python,{REGION_PREFIX}{region_prefix(run_id)}",
@@ -87,12 +100,22 @@ def command(
     return [*args, *_restricted_apis(options), *options.flags]
 
 
+def _addresses(options: ServerOptions, sockets: Path | None) -> list[str]:
+    names = [field.name for field in fields(Ports)]
+    if sockets is None:
+        addresses = [f"--{name}-address={options.host}" for name in names]
+        return [*addresses, *(f"--{name}-port={getattr(options.ports, name)}" for name in names)]
+    # Triton appends the port to the name of gRPC's socket.
+    urls = {name: socket_url(sockets, name).removesuffix(f":{GRPC_PORT}") for name in names}
+    return [*(f"--{name}-address={url}" for name, url in urls.items()), f"--grpc-port={GRPC_PORT}"]
+
+
 def _restricted_apis(options: ServerOptions) -> list[str]:
     if not options.token:
         return []
-    loopback = options.host in LOOPBACK
-    guarded = ADMIN_APIS if loopback else ADMIN_APIS + READABLE_ON_LOOPBACK
-    apis = ",".join(api for api in guarded if not (options.allow_shm and api == SHARED_MEMORY))
+    is_private = options.host in LOOPBACK or options.is_guarded
+    closed = ADMIN_APIS if is_private else ADMIN_APIS + READABLE_ON_LOOPBACK
+    apis = ",".join(api for api in closed if not (options.allow_shm and api == SHARED_MEMORY))
     return [
         f"--http-restricted-api={apis}:{TOKEN_HEADER}={options.token}",
         f"--grpc-restricted-protocol={apis}:{TOKEN_HEADER}={options.token}",
@@ -122,3 +145,62 @@ def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{inherited.get('PATH', '')}",
         "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
     }
+
+
+def check_options(options: ServerOptions) -> None:
+    """Check options before the server starts.
+
+    Raises:
+        ValueError: the repository or the profile does not exist, or callers could go around the protection.
+    """
+    if options.is_guarded and options.allow_shm:
+        raise ValueError("--allow-shm needs --unguarded: a gateway offers no shared memory")
+    if options.is_guarded and (flags := [flag for flag in options.flags if _is_one_of(flag, ADDRESSES)]):
+        raise ValueError(
+            f"a guarded server chooses Triton's addresses, so it cannot be used with: {' '.join(flags)}"
+        )
+    if options.allow_shm and options.host not in LOOPBACK:
+        raise ValueError(
+            f"--allow-shm needs --host 127.0.0.1, got {options.host}: callers of the shared memory API can "
+            "take over the model processes (CVE-2025-23319)"
+        )
+    if options.allow_shm and (flags := [flag for flag in options.flags if _is_one_of(flag, LISTENING)]):
+        raise ValueError(
+            f"--allow-shm is for {options.host} only, so it cannot be used with: {' '.join(flags)}"
+        )
+    repository, profile = options.repository, options.profile
+    if not any(map(is_model, model_folders(repository) if repository.is_dir() else [])):
+        raise ValueError(
+            f"{repository} is not a model repository: expected MODEL/config.pbtxt or MODEL/1/model.onnx in "
+            "it, found none"
+        )
+    known = {PLAIN_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
+    if profile != DEFAULT_PROFILE and profile not in known:
+        raise ValueError(f"no model has the profile '{profile}', known are: {', '.join(sorted(known))}")
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file.
+
+    Raises:
+        ValueError: the file cannot be read, other users can read it, or its text is not a token.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--token-file '{path}': {getattr(error, 'strerror', None) or error}") from None
+    if mode & 0o077:
+        raise ValueError(
+            f"--token-file '{path}': expected a file that only you can read, got mode "
+            f"{stat.S_IMODE(mode):04o}; fix: chmod 600 {path}"
+        )
+    if not TOKEN.fullmatch(text):
+        raise ValueError(
+            f"--token-file '{path}': expected 16 to 256 printable ASCII characters without ' ', '=' and ':'"
+        )
+    return text
+
+
+def _is_one_of(flag: str, names: Sequence[str]) -> bool:
+    name = flag.removeprefix("--").partition("=")[0]
+    return flag.startswith("--") and any(each.startswith(name) for each in names)

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nereid.addresses import open_http
 from nereid.assets import COFFEE
 from nereid.client.classifier_errors import is_overload
 from nereid.contract import IMAGE
@@ -20,7 +22,7 @@ from nereid.processes import end_with_parent
 from nereid.repository import layout as repository
 from nereid.server.command_line import ServerOptions, command, environment
 from nereid.server.ports import check_ports, is_listening
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder
 from nereid.server.server_log import ServerLog
 from nereid.server.wheel import assemble_backends, find_wheel
 from nereid.triton.stub_memory import StubMemory
@@ -52,6 +54,7 @@ class EmbeddedServer:
         self.options = options
         self.log = ServerLog(log)
         self._run_dir = run_dir
+        self._sockets = socket_folder(run_dir) if options.is_guarded else None
         self._inherited = inherited
         self._among, self._without = among, without
         # The models to load at start.
@@ -92,6 +95,7 @@ class EmbeddedServer:
             options.token,
             health_port,
             options.model_control_mode,
+            str(self._sockets or ""),
         )
 
     def start(self) -> None:
@@ -101,7 +105,10 @@ class EmbeddedServer:
             ServerError: a part is missing, or a port is taken.
         """
         wheel = find_wheel()
-        check_ports(self.options.host, self.options.ports)
+        if self._sockets:
+            make_socket_folder(self._sockets)
+        else:
+            check_ports(self.options.host, self.options.ports)
         backends = assemble_backends(wheel, self._run_dir / "backends")
         # Listed only once: models may come or go while the server starts.
         models = _models_to_load(self.options)
@@ -109,7 +116,7 @@ class EmbeddedServer:
         self.models = [name for name in wanted if name not in self._without]
         self.memory.claim()
         self._process = subprocess.Popen(
-            command(self.options, wheel, backends, self.id, self.models),
+            command(self.options, wheel, backends, self.id, self.models, self._sockets),
             env=environment(wheel, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
@@ -189,6 +196,8 @@ class EmbeddedServer:
             self._drain_log()
             # A stub that is killed leaves its region behind.
             self.memory.remove()
+            if self._sockets:
+                shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _raise_if_ended(self) -> None:
         if self.poll() is not None:
@@ -198,13 +207,13 @@ class EmbeddedServer:
     def _own_request(self, path: str, body: bytes | None) -> str | None:
         """Send a request, unless another server has taken the port in between; returns as `_request`."""
         port = self.options.ports.http
-        if self._process is None or not is_listening(self.pid, port):
+        if self._process is None or not (self._sockets or is_listening(self.pid, port)):
             return f"this server does not listen on port {port} yet"
         return self._request(path, body)
 
     def _request(self, path: str, body: bytes | None, timeout_s: float = 30.0) -> str | None:
         """Return None if the response is 200, else its status and text."""
-        connection = http.client.HTTPConnection(self.options.host, self.options.ports.http, timeout=timeout_s)
+        connection = open_http(self.record().url("http"), timeout_s)
         try:
             headers = {"Inference-Header-Content-Length": "0"} if body else {}
             connection.request("POST" if body else "GET", path, body, headers)

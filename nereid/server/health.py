@@ -32,6 +32,8 @@ METRICS = {
 }
 
 Labels = tuple[tuple[str, str], ...]
+# Status, content type and body.
+Page = tuple[HTTPStatus, str, str]
 
 
 class Health:
@@ -157,7 +159,7 @@ def _escape(word: str) -> str:
     return word.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def page(health: Health, path: str) -> tuple[HTTPStatus, str, str]:
+def page(health: Health, path: str) -> Page:
     """Return status, content type and body of a page."""
     if path == "/metrics":
         return HTTPStatus.OK, TEXT, health.metrics()
@@ -174,19 +176,19 @@ def page(health: Health, path: str) -> tuple[HTTPStatus, str, str]:
 
 
 @contextlib.contextmanager
-def serve(health: Health, host: str, port: int) -> Iterator[int]:
-    """Serve the pages on `port`, 0 for any free one, while the context is open; gives the port.
+def serve(page_of: Callable[[str], Page], host: str, port: int, name: str) -> Iterator[int]:
+    """Serve pages by path on `port`, 0 for any free one, while the context is open; gives the port.
 
     Raises:
-        ServerError: the port cannot be used.
+        ServerError: the port cannot be used; `name` is that of the port.
     """
     if port and (reason := why_unusable(host, port)):
-        raise unusable_port("health", host, port, reason)
+        raise unusable_port(name, host, port, reason)
     try:
-        server = _Server((host, port), _handler(health))
+        server = _Server((host, port), _handler(page_of))
     except OSError as error:
-        raise unusable_port("health", host, port, error.strerror or str(error)) from None
-    thread = threading.Thread(target=server.serve_forever, name="health", daemon=True)
+        raise unusable_port(name, host, port, error.strerror or str(error)) from None
+    thread = threading.Thread(target=server.serve_forever, name=name, daemon=True)
     thread.start()
     try:
         yield server.server_address[1]
@@ -207,13 +209,13 @@ class _Server(http.server.ThreadingHTTPServer):
         """Ignore clients that closed their connection."""
 
 
-def _handler(health: Health) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(page_of: Callable[[str], Page]) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = CLIENT_TIMEOUT_S
         server_version, sys_version = "nereid", ""
 
         def do_GET(self) -> None:
-            self._send(*page(health, self.path.partition("?")[0]))
+            self._send(*page_of(self.path.partition("?")[0]))
 
         def reject(self) -> None:
             rejected = {"error": f"method not allowed: expected GET, got {self.command}"}

@@ -17,17 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from nereid import files
+from nereid.addresses import UNIX, unix_path
+from nereid.contract import GRPC_PORT
 from nereid.errors import ServerError
 from nereid.server.ports import Ports
 
 SERVER_FILE, GATEWAY_FILE = "server.json", "gateway.json"
+# Source: unix(7), sun_path without the final null byte.
+MAX_SOCKET_PATH = 107
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
     """A running server: its addresses, its repository and profile, and the token of its administrative APIs.
 
-    `health_port` is the port of its supervisor's pages, 0 for none.
+    `health_port` is the port of its supervisor's pages, 0 for none. `sockets` is the folder of Triton's own
+    sockets if the server is guarded; host and ports are then those of its gateway.
     """
 
     pid: int
@@ -38,10 +43,45 @@ class ServerRecord:
     token: str
     health_port: int = 0
     model_control_mode: str = "explicit"
+    sockets: str = ""
 
     def url(self, protocol: str) -> str:
-        """Return HOST:PORT for `http` or `grpc`."""
+        """Return Triton's own address for `http`, `grpc` or `metrics`: HOST:PORT or `unix:PATH`."""
+        if self.sockets:
+            return socket_url(Path(self.sockets), protocol)
         return f"{self.host}:{getattr(self.ports, protocol)}"
+
+
+def socket_url(folder: Path, protocol: str) -> str:
+    """Return the address of a guarded server for `http`, `grpc` or `metrics`."""
+    # Triton appends the port to the path of gRPC's socket.
+    return f"{UNIX}{folder}/{protocol}.sock" + (f":{GRPC_PORT}" if protocol == "grpc" else "")
+
+
+def socket_folder(run_dir: Path) -> Path:
+    """Return the folder for the sockets of a guarded server, the same after each restart.
+
+    It is in the run directory, or in /tmp if that path is too long for a socket.
+    """
+    inside = run_dir / "sockets"
+    longest = max(len(unix_path(socket_url(inside, name))) for name in ("http", "grpc", "metrics"))
+    if longest <= MAX_SOCKET_PATH:
+        return inside
+    digest = blake2b(str(run_dir).encode(), digest_size=8).hexdigest()
+    return Path("/tmp") / f"nereid-{os.getuid()}-{digest}"
+
+
+def make_socket_folder(folder: Path) -> None:
+    """Make an empty folder for sockets that only this user can open.
+
+    Raises:
+        ServerError: the folder belongs to somebody else.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        raise ServerError(f"{folder} must not exist; fix: remove it") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,11 @@
 
 import contextlib
 import json
-import re
 import secrets
 import signal
-import stat
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,27 +17,26 @@ from nereid.processes import BackOff, on_signals
 from nereid.repository.layout import (
     describe_threads,
     hidden_models,
-    is_model,
-    model_folders,
     readable_configs,
     thread_budget,
 )
 from nereid.repository.triton_rules import fatal_problem
 from nereid.server import health as health_page
 from nereid.server import run_dir
-from nereid.server.command_line import DEFAULT_PROFILE, LOOPBACK, PLAIN_PROFILE, ServerOptions
+from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import EmbeddedServer, image_models
+from nereid.server.front import Front, metrics_of
 from nereid.server.health import Health
-from nereid.server.ports import Ports, free_ports, why_unusable
+from nereid.server.ports import Ports, check_ports, free_ports, why_unusable
 from nereid.server.run_dir import ServerRecord
 from nereid.server.watchdog import Watchdog
 from nereid.serving_errors import InvalidConfig
 from nereid.triton import stub_memory
 
-# Triton splits its flags at "=" and ":".
-TOKEN = re.compile(r"[!-9;<>-~]{16,256}")
-# Flags of tritonserver that open further addresses; it also accepts unambiguous prefixes of them.
-LISTENING = ("http-address", "grpc-address", "allow-sagemaker", "allow-vertex-ai")
+UNGUARDED = (
+    "the ports are Triton's own, and any program that reaches them can end the server with one request; "
+    "--guard checks all requests (docs/security.md)"
+)
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
 SIGNAL_POLL_S = 0.5
 RESTART_DELAYS_S, CALM_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
@@ -76,6 +73,7 @@ def serve(
     drain_s: float = 0.0,
     is_strict: bool = False,
     token: str | None = None,
+    keys: Path | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
@@ -90,6 +88,7 @@ def serve(
         drain_s: seconds to continue serving after the first signal, while `/readyz` is already 503.
         is_strict: end if a model cannot be loaded.
         token: opens the administrative APIs; None for a random one, "" leaves them open.
+        keys: file with the keys of a guarded server's callers; None for the default file.
 
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
@@ -100,12 +99,16 @@ def serve(
         with contextlib.ExitStack() as stack:
             port = 0
             if health_port is not None:
-                port = stack.enter_context(health_page.serve(health, options.host, health_port))
+                pages = partial(health_page.page, health)
+                port = stack.enter_context(health_page.serve(pages, options.host, health_port, "health"))
             options = replace(options, ports=_with_free_ports(options))
             folder = stack.enter_context(run_dir.occupy(run_dir.root(environment), options.repository))
             stub_memory.remove_stale()
             is_strict = is_strict or options.model_control_mode != "explicit"
-            _Service(options, folder, environment, health, port, drain_s, is_strict, signals).run()
+            front = None
+            if options.is_guarded:
+                front = stack.enter_context(front_of(options, folder, keys, environment))
+            _Service(options, folder, environment, health, port, drain_s, is_strict, signals, front).run()
     except _Stopped:
         _log("stopped")
 
@@ -122,6 +125,7 @@ class _Service:
     drain_s: float
     is_strict: bool
     signals: _Signals
+    front: Front | None
 
     def run(self) -> NoReturn:
         began_s, among = time.monotonic(), None
@@ -129,6 +133,8 @@ class _Service:
         with contextlib.ExitStack() as stack:
             stack.push(server)  # it is entered already
             _log_threads(self.options)
+            if not self.options.is_guarded:
+                _log(f"{'note' if self.options.host in LOOPBACK else 'warning'}: {UNGUARDED}")
             ready, reason = self._supervise(server, failed)
         back_off = BackOff(RESTART_DELAYS_S, CALM_S)
         while True:
@@ -179,6 +185,9 @@ class _Service:
         record = server.record(self.health_port)
         watchdog = Watchdog(server, record, self.health, _log)
         try:
+            run_dir.write(self.folder, record)
+            if self.front:
+                self.front.start()
             with watchdog:
                 self._wait(watchdog, record, failed)
         except _Stopped:
@@ -193,7 +202,6 @@ class _Service:
         """Announce the server, then wait for its end or for a signal and the drain time."""
         try:
             self.health.enter(health_page.RUNNING)
-            run_dir.write(self.folder, record)
             if failed is not None:
                 for model, reason in failed.items():
                     _log(f"warning: '{model}' is not served: {reason}; fix it, then: nereid reload {model}")
@@ -203,63 +211,33 @@ class _Service:
             while not watchdog.wait(SIGNAL_POLL_S):
                 if self.signals.count:
                     raise _Stopped
+                if self.front:
+                    self.front.keep()
         except _Stopped:
             self.health.enter(health_page.STOPPING)
             self.signals.sleep(self.drain_s)
+            if self.front:
+                self.front.stop(lambda: self.signals.count > 1)
             raise
 
 
-def check_options(options: ServerOptions) -> None:
-    """Check options before the server starts.
+@contextlib.contextmanager
+def front_of(
+    options: ServerOptions, folder: Path, keys: Path | None, environment: Mapping[str, str]
+) -> Iterator[Front]:
+    """Return the front of a guarded server, not started yet, with a page for Triton's metrics.
 
     Raises:
-        ValueError: the repository or the profile does not exist, or other machines could register memory.
+        ServerError: a port cannot be used.
     """
-    if options.allow_shm and options.host not in LOOPBACK:
-        raise ValueError(
-            f"--allow-shm needs --host 127.0.0.1, got {options.host}: callers of the shared memory API can "
-            "take over the model processes (CVE-2025-23319)"
-        )
-    if options.allow_shm and (flags := [flag for flag in options.flags if _makes_listen(flag)]):
-        raise ValueError(
-            f"--allow-shm is for {options.host} only, so it cannot be used with: {' '.join(flags)}"
-        )
-    repository, profile = options.repository, options.profile
-    if not any(map(is_model, model_folders(repository) if repository.is_dir() else [])):
-        raise ValueError(
-            f"{repository} is not a model repository: expected MODEL/config.pbtxt or MODEL/1/model.onnx in "
-            "it, found none"
-        )
-    known = {PLAIN_PROFILE, *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
-    if profile != DEFAULT_PROFILE and profile not in known:
-        raise ValueError(f"no model has the profile '{profile}', known are: {', '.join(sorted(known))}")
-
-
-def read_token(path: Path) -> str:
-    """Return the token in a file.
-
-    Raises:
-        ValueError: the file cannot be read, other users can read it, or its text is not a token.
-    """
-    try:
-        mode, text = path.stat().st_mode, path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--token-file '{path}': {getattr(error, 'strerror', None) or error}") from None
-    if mode & 0o077:
-        raise ValueError(
-            f"--token-file '{path}': expected a file that only you can read, got mode "
-            f"{stat.S_IMODE(mode):04o}; fix: chmod 600 {path}"
-        )
-    if not TOKEN.fullmatch(text):
-        raise ValueError(
-            f"--token-file '{path}': expected 16 to 256 printable ASCII characters without ' ', '=' and ':'"
-        )
-    return text
-
-
-def _makes_listen(flag: str) -> bool:
-    name = flag.removeprefix("--").partition("=")[0]
-    return flag.startswith("--") and any(each.startswith(name) for each in LISTENING)
+    check_ports(options.host, options.ports)
+    pages = partial(metrics_of, run_dir.socket_url(run_dir.socket_folder(folder), "metrics"))
+    front = Front(options, keys, environment, _log)
+    with health_page.serve(pages, options.host, options.ports.metrics, "metrics"):
+        try:
+            yield front
+        finally:
+            front.stop(lambda: True)
 
 
 def _with_free_ports(options: ServerOptions) -> Ports:
@@ -270,6 +248,8 @@ def _with_free_ports(options: ServerOptions) -> Ports:
 
 def _wait_for_ports(options: ServerOptions) -> None:
     """Wait until the ports of the previous server are free; if they stay taken, the next start reports it."""
+    if options.is_guarded:
+        return
     deadline = time.monotonic() + PORTS_FREE_S
     while time.monotonic() < deadline:
         if not any(why_unusable(options.host, port) for port in asdict(options.ports).values()):
@@ -292,7 +272,8 @@ def announcement(options: ServerOptions, record: ServerRecord, failed: Collectio
     addresses = ", ".join(f"{name} {host}:{port}" for name, port in _all_ports(record).items())
     models = [name for name in image_models(options) if name not in failed]
     path = f"models/{'classify' if 'classify' in models else models[0]}" if models else "health/ready"
-    attempt = f"curl -i http://{host}:{record.ports.http}/v2/{path}"
+    key = "" if options.host in LOOPBACK or not options.is_guarded else "-H 'X-API-Key: KEY' "
+    attempt = f"curl -i {key}http://{host}:{record.ports.http}/v2/{path}"
     missing = f"; not served: {', '.join(failed)}" if failed else ""
     return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
 

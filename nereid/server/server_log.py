@@ -14,6 +14,8 @@ NO_GPU_NOISE = (
     "DCGM unable to start",
     "unable to create stream for",
 )
+# Of each connection to a Unix socket, which has no Nagle's algorithm to turn off.
+SOCKET_NOISE = "NODELAY NOT SUPPORTED"
 # Triton logs these before "failed to load", which has the same reason and the same traceback.
 REPEATED = ("Failed to initialize Python stub: ", "ERROR: Failed to create instance: ")
 FAILED_LOAD = re.compile(r"failed to load '(?P<model>[^']+)' version (?P<version>\d+): (?P<reason>.*)")
@@ -49,6 +51,8 @@ class ServerLog:
 
     def add(self, line: str) -> None:
         """Process one line of the log."""
+        if SOCKET_NOISE in line:
+            return
         self._tail.append(line)
         if any(noise in line for noise in NO_GPU_NOISE):
             if not self._noise_folded:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 if TYPE_CHECKING:
-    from nereid.tune.http_connection import HttpConnection
+    from nereid.http_connection import HttpConnection
 
 T = TypeVar("T")
 Arrivals = Literal["poisson", "fixed"]
@@ -122,7 +122,7 @@ def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: in
     # Imported here: a process that only starts `run` needs neither uvloop nor httptools.
     import uvloop
 
-    from nereid.tune.http_connection import HttpConnection
+    from nereid.http_connection import HttpConnection
 
     # The clock of uvloop counts whole milliseconds only, so times come from `time.monotonic`.
     async def load() -> Load:
@@ -132,10 +132,10 @@ def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: in
 
         @asynccontextmanager
         async def opened() -> AsyncIterator[Send[int]]:
-            connection = await HttpConnection.open(host, port)
+            connection = await HttpConnection.open(f"{host}:{port}")
 
             async def send() -> tuple[int, bool]:
-                return await connection.send(next(source)), connection.is_open
+                return (await connection.send([next(source)])).status, connection.is_open
 
             try:
                 yield send
@@ -205,18 +205,18 @@ class _Connections:
 
     def __init__(self, host: str, port: int) -> None:
         self.responses: list[Response] = []
-        self._address = host, port
+        self._url = f"{host}:{port}"
         self._idle: deque[HttpConnection] = deque()
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def send(self, due_s: float, request: bytes) -> None:
-        from nereid.tune.http_connection import LOST
+        from nereid.http_connection import LOST
 
         status = LOST
         try:
             async with self._free:
                 connection = await self._connect()
-                status = await connection.send(request)
+                status = (await connection.send([request])).status
                 if connection.is_open:
                     self._idle.append(connection)
         except OSError:
@@ -225,12 +225,12 @@ class _Connections:
             self.responses.append(Response(due_s, time.monotonic(), status))
 
     async def _connect(self) -> "HttpConnection":
-        from nereid.tune.http_connection import HttpConnection
+        from nereid.http_connection import HttpConnection
 
         while self._idle:
             if (connection := self._idle.pop()).is_open:
                 return connection
-        return await HttpConnection.open(*self._address)
+        return await HttpConnection.open(self._url)
 
     def close(self) -> None:
         for connection in self._idle:

@@ -13,7 +13,7 @@ import tritonclient.http
 from nereid.assets import CHELSEA, COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import ServerFailed
-from nereid.server.doctor import TRITON_OF_PYTRITON
+from nereid.observe.doctor import TRITON_OF_PYTRITON
 from nereid.tune import photos
 from tests.e2e.conftest import CATS, ESPRESSO, url
 

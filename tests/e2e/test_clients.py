@@ -23,7 +23,8 @@ from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import RequestRefused
 from nereid.contract import GRPC_TOKEN_HEADER
-from nereid.server import doctor, run_dir
+from nereid.observe import doctor
+from nereid.server import run_dir
 from tests.classifiers import WAYS, opened
 from tests.e2e.conftest import CATS, ESPRESSO, TOKEN, url
 from tests.routes import wait_until

@@ -59,7 +59,7 @@ def test_late_calls_of_a_route_leave_the_queue(both_profiles):
 
     def refused() -> float:
         ports = server.options.ports
-        page = metrics_page.parse(metrics_page.fetch(server.options.host, ports.metrics, 10))
+        page = metrics_page.parse(metrics_page.fetch(f"{server.options.host}:{ports.metrics}", 10))
         wanted = {"model": ROUTED, "reason": "unavailable"}
         return sum(
             sample.value

@@ -34,11 +34,11 @@ CLOSED = r'nereid_gateway_requests_total\{.*"client_closed"'
 # A process of its own, as in production; uvicorn is what `nereid gateway` starts, too.
 RUN = """
 import sys, uvicorn
-from nereid.gateway.http.app import create_app
+from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.serving import BoundedProtocol
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, Control, Source
-app = create_app(Settings(url=sys.argv[1]), RING, Source(Control(), "classify_v2"))
+app = create_app(create_gateway(Settings(url=sys.argv[1]), RING, Source(Control(), "classify_v2")))
 options = {"http": BoundedProtocol, "log_level": "warning", "access_log": False}
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), **options)
 """

@@ -24,7 +24,7 @@ from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
-from nereid.gateway.http.app import create_app
+from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.models import FixedModels
 from nereid.gateway.settings import Settings
 from nereid.server.command_line import ServerOptions
@@ -146,10 +146,12 @@ def gateways(tmp_path_factory):
         several = RepositoryModels(repository, lambda: record, ["classify", "classify_v2"])
         settings = Settings(url=url(server, "grpc"))
         apps = {
-            "keyed": create_app(replace(settings, keys_needed=True), KeyRing(key_file), models),
-            "open": create_app(settings, KeyRing(), models),
-            "plain": create_app(settings, KeyRing(), FixedModels(("classify",))),
-            "several": create_app(settings, KeyRing(), several),
+            "keyed": create_app(
+                create_gateway(replace(settings, keys_needed=True), KeyRing(key_file), models)
+            ),
+            "open": create_app(create_gateway(settings, KeyRing(), models)),
+            "plain": create_app(create_gateway(settings, KeyRing(), FixedModels(("classify",)))),
+            "several": create_app(create_gateway(settings, KeyRing(), several)),
         }
         yield {
             name: Gateway(stack.enter_context(listening(app)), repository / "classify.route.json", secrets)
@@ -825,7 +827,9 @@ def test_words_are_those_of_people(visit):
 def test_page_says_that_the_server_is_down(browser, tmp_path):
     """The gateway still answers, but the page does not call that live; it recovers without a reload."""
     options = ServerOptions(REPOSITORY, "cpu", ports=Ports(*free_ports(3)))
-    app = create_app(Settings(url=f"127.0.0.1:{options.ports.grpc}"), KeyRing(), FixedModels(("classify",)))
+    app = create_app(
+        create_gateway(Settings(url=f"127.0.0.1:{options.ports.grpc}"), KeyRing(), FixedModels(("classify",)))
+    )
     context = browser.new_context(viewport=DESK)
     page = context.new_page()
     state, message = page.locator("#connection"), page.locator("#live-message")

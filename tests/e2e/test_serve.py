@@ -19,10 +19,9 @@ from tritonclient.utils import InferenceServerException
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.errors import ServerError
 from nereid.server import run_dir
-from nereid.server.command_line import ServerOptions
+from nereid.server.command_line import ServerOptions, check_options
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
-from nereid.server.serve import check_options
 from tests.e2e.conftest import TOKEN, group_members, url
 
 NEREID = str(Path(sys.executable).with_name("nereid"))

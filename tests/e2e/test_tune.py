@@ -107,7 +107,7 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
     with trial(models, "classify_v1", "cpu", tmp_path) as trying:
         load = trying.measure(tuple(settings.items()), 0.5)[8]
         time.sleep(METRICS_S)
-        page = metrics_page.parse(metrics_page.fetch("127.0.0.1", trying.server.options.ports.metrics, 10))
+        page = metrics_page.parse(metrics_page.fetch(f"127.0.0.1:{trying.server.options.ports.metrics}", 10))
         log = trying.server.log.tail()
 
     assert (load.failed, load.answered > 0) == (0, True)

@@ -109,7 +109,12 @@ def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status)
         (["serve", "--model-control-mode", "magic"], "magic"),
         (["serve", "--htpp-port", "9999"], "--htpp-port"),
         (["serve", "--http-port", "70000"], "--http-port"),
-        (["serve", "--host", "0.0.0.0", "--allow-shm"], "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
+        (["serve", "--host", "0.0.0.0", "--allow-shm"], "--allow-shm needs --unguarded"),
+        (
+            ["serve", "--host", "0.0.0.0", "--unguarded", "--allow-shm"],
+            "--allow-shm needs --host 127.0.0.1, got 0.0.0.0",
+        ),
+        (["serve", "--guard", "--", "--http-port=1"], "cannot be used with: --http-port=1"),
         (["classify"], "nothing to classify"),
         (["classify", "/nonexistent.jpg"], "'/nonexistent.jpg' does not exist"),
         (["classify", str(assets.COFFEE), "--protocol", "smtp"], "smtp"),

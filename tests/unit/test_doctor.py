@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 from nereid.assets import REPOSITORY
+from nereid.observe.doctor import Finding, examine
 from nereid.server import run_dir
-from nereid.server.doctor import Finding, examine
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from nereid.server.wheel import INSTALL

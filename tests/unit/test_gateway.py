@@ -22,7 +22,7 @@ from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import STATUS
-from nereid.gateway.http.app import app_of, create_app
+from nereid.gateway.http.app import create_gateway, rest_app
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.image_size import HEAD_BYTES, size_wh
 from nereid.gateway.live import Live
@@ -252,12 +252,12 @@ def test_key_grants_its_scopes(secret, expected):
 def test_gateway_without_keys_stays_on_loopback():
     """Listening beyond loopback requires keys; the error has the command."""
     with pytest.raises(ValueError, match=re.escape(EXPOSED_WITHOUT_KEYS)):
-        create_app(Settings(host="0.0.0.0"), KeyRing(), Source())
+        create_gateway(Settings(host="0.0.0.0"), KeyRing(), Source())
 
     with pytest.raises(ValueError, match="there are no API keys yet; fix: nereid key add"):
-        create_app(Settings(keys_needed=True), KeyRing(), Source())
-    assert create_app(Settings(host="::1"), KeyRing(), Source())
-    assert create_app(Settings(host="0.0.0.0"), RING, Source())
+        create_gateway(Settings(keys_needed=True), KeyRing(), Source())
+    assert create_gateway(Settings(host="::1"), KeyRing(), Source())
+    assert create_gateway(Settings(host="0.0.0.0"), RING, Source())
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,9 @@ def test_openapi_has_every_operation_and_no_other():
     document = send(made, "GET", "/openapi.json").json()
     described = {(method.upper(), path) for path, each in document["paths"].items() for method in each}
     files = {"/", "/docs", "/docs/{name}", "/samples/{name}", "/openapi.json"}
-    routes = [route for route in app_of(made).routes if isinstance(route, Route) and route.path not in files]
+    routes = [
+        route for route in rest_app(made).routes if isinstance(route, Route) and route.path not in files
+    ]
 
     assert described == {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
     assert described == {(each.method, path) for each in OPERATIONS for path in each.paths}
@@ -472,14 +474,6 @@ def test_size_is_read_from_the_head(encode, gradient, mark, image_format, option
     assert mark in encoded[:16]
     assert size_wh(encoded) == (None if image_format == "TIFF" else (70, 30))
     assert size_wh(encoded[:20]) is None
-
-
-def test_client_of_triton_is_told_the_right_port():
-    """The gateway does not speak the v2 protocol."""
-    answer = send(gateway(Upstream()), "POST", "/v2/models/classify/infer", content=IMAGE)
-
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"].endswith("; the v2 protocol is on Triton's own ports")
 
 
 RARE_JPEG = (

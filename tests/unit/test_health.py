@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+from functools import partial
 
 import pytest
 
@@ -187,7 +188,7 @@ def test_every_metric_exists_from_the_start():
 )
 def test_health_port_responds(health, method, path, status):
     """Three pages, for GET only."""
-    with pages.serve(health, "127.0.0.1", 0) as port:
+    with pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health") as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path)
         response = connection.getresponse()
@@ -206,6 +207,6 @@ def test_taken_port_is_an_error(health):
 
         with (
             pytest.raises(ServerError, match=f"health port {port} .* cannot be used: .*--health-port"),
-            pages.serve(health, "127.0.0.1", port),
+            pages.serve(partial(pages.page, health), "127.0.0.1", port, "health"),
         ):
             pass

@@ -15,7 +15,7 @@ from nereid.cli.options import (
     invalid_values,
     own_repository,
 )
-from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, check_options
 
 Objective = Literal["throughput", "latency"]
 
@@ -75,11 +75,10 @@ def tune(
     the present settings exceeds the noise of the measurement.
     """
     from nereid.cli.models import tuning_run
-    from nereid.server import serve as server
     from nereid.tune import tuning
 
     with invalid_values():
-        server.check_options(ServerOptions(repository, profile))
+        check_options(ServerOptions(repository, profile))
         values = tuning.concurrencies(concurrency) or tuning.CONCURRENCIES
     options = tuning.TuneOptions(
         repository if dry_run else own_repository(repository),

@@ -43,6 +43,7 @@ class GatewayRequest:
         began_s: arrival of the head, from `time.perf_counter`.
         offered: the model that the request is about, if any.
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
+        model_name: a model that has answered by the v2 protocol.
         body_bytes: received bytes of the body.
         images: number of images with a known outcome.
         stages_s: durations of the stages.
@@ -57,7 +58,7 @@ class GatewayRequest:
         continued = child_of(self.headers.get(b"traceparent", b""))
         self.continues_trace = continued is not None
         self.traceparent = continued or new_traceparent()
-        self.endpoint = self.variant = self.outcome = ""
+        self.endpoint = self.variant = self.outcome = self.model_name = ""
         self.offered: OfferedModel | None = None
         self.key: Key | None = None
         self.status = self.images = self.body_bytes = 0
@@ -72,7 +73,7 @@ class GatewayRequest:
     @property
     def model_label(self) -> str:
         """The model as a label of metrics; "" for requests about no model."""
-        return self.offered.name if self.offered else ""
+        return self.offered.name if self.offered else self.model_name
 
     def reject_repeats(self) -> None:
         """Reject repeated headers that must be unique.
@@ -172,7 +173,10 @@ def json_response(answer: Any, status: int = 200) -> GatewayResponse:
     return GatewayResponse(encode(answer), JSON, status, [(b"cache-control", b"no-store")])
 
 
-def failure_response(failure: Failure, request_id: str) -> GatewayResponse:
-    """Return an error as JSON."""
-    answer = encode(ErrorAnswer(failure.reason, request_id))
+def failure_response(failure: Failure, request: GatewayRequest) -> GatewayResponse:
+    """Return an error as JSON, in the form of the protocol of the request."""
+    is_v2 = request.scope["path"].startswith("/v2")
+    answer = encode(
+        {"error": failure.v2_message} if is_v2 else ErrorAnswer(failure.reason, request.request_id)
+    )
     return GatewayResponse(answer, JSON, failure.status, [(b"cache-control", b"no-store"), *failure.headers])

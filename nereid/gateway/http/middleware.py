@@ -1,5 +1,6 @@
 """Middleware for every request: ids, security headers, metrics and the log."""
 
+import asyncio
 import json
 import logging
 
@@ -16,6 +17,7 @@ log = logging.getLogger("nereid.gateway")
 CLIENT_CLOSED_STATUS = 499
 # Faults of the service; other outcomes are caused by callers or by load.
 FAULTS = frozenset({"inference_failed", "unavailable", "unreachable"})
+GATEWAY_FAILED = "the gateway failed; its log has the request id"
 IMAGE_ENDPOINTS = ("/predict", "/v1/classify")
 # The first of several codes with a status stands for it.
 _CODES = {status: code for code, status in reversed(STATUS.items())}
@@ -55,7 +57,7 @@ class RequestMiddleware:
             request.outcome = failure.code
             if failure.code in FAULTS:
                 log.warning("request %s: %s: %r", request.request_id, failure.code, failure.__cause__)
-            await failure_response(failure, request.request_id)(scope, receive, send_with_headers)
+            await failure_response(failure, request)(scope, receive, send_with_headers)
         except ClientClosed:
             request.outcome, request.status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
         except Exception:
@@ -63,27 +65,30 @@ class RequestMiddleware:
             if request.status:
                 raise
             request.outcome = "inference_failed"
-            fault = Failure("inference_failed", "the gateway failed; its log has the request id")
-            await failure_response(fault, request.request_id)(scope, receive, send_with_headers)
+            fault = Failure("inference_failed", GATEWAY_FAILED)
+            await failure_response(fault, request)(scope, receive, send_with_headers)
         finally:
-            self._finish(request)
+            # After the response: uvloop writes it at the end of this turn of the loop.
+            asyncio.get_running_loop().call_soon(record, self._gateway, request)
             # Breaks a reference cycle, which would wait for Python's garbage collector.
             del scope["nereid.request"]
 
-    def _finish(self, request: GatewayRequest) -> None:
-        outcome = request.outcome or _CODES.get(request.status, "ok")
-        endpoint, metrics = request.endpoint or OTHER, self._gateway.metrics
-        total_s = request.elapsed_s()
-        self._gateway.uploads.buffers.give_back(request.key, request.body_bytes)
-        labels = endpoint, request.model_label, request.variant
-        metrics.count_request(*labels, outcome)
-        metrics.observe(*labels, "total", outcome, total_s)
-        for stage, seconds in request.stages_s.items():
-            metrics.observe(*labels, stage, outcome, seconds)
-        if endpoint in IMAGE_ENDPOINTS and not request.images:
-            (request.offered or self._gateway.models.default).live.note(outcome, "", 0.0)
-        if log.isEnabledFor(logging.INFO):
-            log.info("%s", _log_line(request, outcome, total_s))
+
+def record(gateway: Gateway, request: GatewayRequest) -> None:
+    """Record the outcome of a request, and release what it held."""
+    outcome = request.outcome or _CODES.get(request.status, "ok")
+    endpoint, metrics = request.endpoint or OTHER, gateway.metrics
+    total_s = request.elapsed_s()
+    gateway.uploads.buffers.give_back(request.key, request.body_bytes)
+    labels = endpoint, request.model_label, request.variant
+    metrics.count_request(*labels, outcome)
+    metrics.observe(*labels, "total", outcome, total_s)
+    for stage, seconds in request.stages_s.items():
+        metrics.observe(*labels, stage, outcome, seconds)
+    if endpoint in IMAGE_ENDPOINTS and not request.images:
+        (request.offered or gateway.models.default).live.note(outcome, "", 0.0)
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", _log_line(request, outcome, total_s))
 
 
 def _log_line(request: GatewayRequest, outcome: str, total_s: float) -> str:

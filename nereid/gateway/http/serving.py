@@ -16,9 +16,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.admission.keys import KeyRing
-from nereid.gateway.http.app import create_app
+from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.models import ModelSource
 from nereid.gateway.settings import Settings
+from nereid.gateway.state import Gateway
+from nereid.gateway.v2.grpc_front import GrpcFront
 from nereid.processes import on_signals
 
 # Seconds for requests in flight after a signal; then their connections are closed.
@@ -32,6 +34,9 @@ LINGER_S = 5.0
 # Seconds between interim responses to a client that has closed its sending side: the first pause, doubled
 # each time, and the longest.
 CLIENT_TEST_S, MAX_CLIENT_TEST_S = 0.005, 0.5
+# Each piece of a body costs some µs, however short it is. The network delivers pieces of a kB or more.
+MIN_PIECES, MIN_PIECE_BYTES = 1000, 64
+_TINY_CHUNKS = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -40,18 +45,22 @@ _HEAD_TOO_LARGE = (
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Address of the gateway; port 0 selects a free port. A certificate and its key turn HTTPS on."""
+    """Address of the gateway; port 0 selects a free port. A certificate and its key turn TLS on.
+
+    `grpc_port` is that of the v2 protocol over gRPC, None for none.
+    """
 
     host: str
     port: int
+    grpc_port: int | None = None
     certificate: Path | None = None
     certificate_key: Path | None = None
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP with limits that uvicorn lacks: for heads, trailers, and bodies after the response."""
+    """HTTP with limits that uvicorn lacks: for heads, trailers, tiny pieces, and late bodies."""
 
-    _head_bytes = 0
+    _head_bytes = _pieces = _piece_bytes = 0
     _linger: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -88,13 +97,22 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(pause_s, self._test_client, min(2 * pause_s, MAX_CLIENT_TEST_S))
 
     def on_headers_complete(self) -> None:
-        """Restart the count of head bytes."""
-        self._head_bytes = 0
+        """Restart the counts of bytes."""
+        self._head_bytes = self._pieces = self._piece_bytes = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Restart the count of head bytes."""
+        """Restart the count of head bytes; many tiny pieces end the connection."""
         self._head_bytes = 0
+        if self.transport.is_closing():
+            return
+        self._pieces += 1
+        self._piece_bytes += len(body)
+        if self._pieces > MIN_PIECES and self._piece_bytes < self._pieces * MIN_PIECE_BYTES:
+            if not self.cycle.response_started:
+                self.transport.write(_TINY_CHUNKS)
+            self.transport.close()
+            return
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -113,14 +131,36 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _UvicornServer(uvicorn.Server):
-    """Announce the port once it listens, and end with status 0 after a signal."""
+    """Serve gRPC, too; announce the ports once both listen, and end with status 0 after a signal."""
 
-    announce: Callable[[int], None]
+    gateway: Gateway
+    listen: Listen
+    announce: Callable[[dict[str, int]], None]
+    grpc: GrpcFront | None = None
+    failure: OperationFailed | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and sockets:
-            self.announce(sockets[0].getsockname()[1])
+        if not (self.started and sockets):
+            return
+        ports = {"http": sockets[0].getsockname()[1]}
+        try:
+            if self.listen.grpc_port is not None:
+                self.grpc = GrpcFront(self.gateway)
+                ports["grpc"] = await self.grpc.start(
+                    self.listen.host, self.listen.grpc_port, _grpc_credentials(self.listen)
+                )
+            self.announce(ports)
+        except OperationFailed as error:
+            self.failure, self.should_exit = error, True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.grpc:
+            stopping = asyncio.create_task(self.grpc.stop(STOP_S))
+            await super().shutdown(sockets)
+            await stopping
+        else:
+            await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -136,7 +176,7 @@ def serve(
     listen: Listen,
     keys: KeyRing,
     source: ModelSource,
-    announce: Callable[[int], None],
+    announce: Callable[[dict[str, int]], None],
     logs_requests: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
@@ -146,7 +186,7 @@ def serve(
         listen: address and certificate.
         keys: keys of the callers.
         source: names and routes of the models.
-        announce: receives the port once the gateway listens.
+        announce: receives the ports `http` and `grpc` once the gateway listens.
         logs_requests: log each request on stderr, not only failures.
 
     Raises:
@@ -155,15 +195,16 @@ def serve(
     """
     _check_certificate(listen)
     try:
-        app = create_app(settings, keys, source)
+        gateway = create_gateway(settings, keys, source)
     except ValueError as error:
         raise WrongUsage(str(error)) from None
+    app = create_app(gateway)
     with _open(listen) as opened:
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
             log_config=None,
-            log_level="warning",
+            log_level="error",  # a line for each damaged request would fill the disk
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -179,8 +220,10 @@ def serve(
         gc.freeze()
         gc.set_threshold(GC_OBJECTS)
         server = _UvicornServer(config)
-        server.announce = announce
+        server.gateway, server.listen, server.announce = gateway, listen, announce
         server.run([opened])
+    if server.failure:
+        raise server.failure
 
 
 def _check_certificate(listen: Listen) -> None:
@@ -200,6 +243,14 @@ def _check_certificate(listen: Listen) -> None:
         raise OperationFailed(
             f"{where}: expected a certificate and its key (PEM, no password), got: {error.reason}"
         ) from None
+
+
+def _grpc_credentials(listen: Listen) -> tuple[bytes, bytes] | None:
+    """Return the certificate and its key as PEM."""
+    if listen.certificate is None:
+        return None
+    certificate = listen.certificate.read_bytes()
+    return certificate, listen.certificate_key.read_bytes() if listen.certificate_key else certificate
 
 
 def _open(listen: Listen) -> socket.socket:

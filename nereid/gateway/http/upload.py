@@ -106,7 +106,7 @@ class Uploads:
         kind = kind_of(request, (RAW, FORM, JSON))
         if kind == FORM:
             return (await self._form(request, remaining_s, 1))[0].image
-        body = await self._whole(request, remaining_s)
+        body = await self.whole(request, remaining_s)
         image = body if kind == RAW else _decode(ImageBody, body, 1).image
         if not image:
             raise Failure("invalid_image", "the image is empty")
@@ -122,7 +122,7 @@ class Uploads:
         max_images = self._settings.max_images
         if kind_of(request, (FORM, JSON)) == FORM:
             return BatchBody(await self._form(request, remaining_s, max_images))
-        batch: BatchBody = _decode(BatchBody, await self._whole(request, remaining_s), max_images)
+        batch: BatchBody = _decode(BatchBody, await self.whole(request, remaining_s), max_images)
         if len(batch.images) > max_images:
             raise invalid_request(f"at most {max_images} images, got {len(batch.images)}")
         return batch
@@ -135,11 +135,15 @@ class Uploads:
             ClientClosed: the client disconnected before the end of the body.
         """
         kind_of(request, (JSON,))
-        return _decode(kind, await self._whole(request, remaining_s, MAX_UNCOUNTED_BYTES), 1)
+        return _decode(kind, await self.whole(request, remaining_s, MAX_UNCOUNTED_BYTES), 1)
 
-    async def _whole(
-        self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None
-    ) -> bytes:
+    async def whole(self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None) -> bytes:
+        """Read a body of at most `max_bytes`, and of at most the settings' limit.
+
+        Raises:
+            Failure: the body is too large or late.
+            ClientClosed: the client disconnected before the end of the body.
+        """
         max_bytes = min(max_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
         expected = f"expected a body of at most {format_bytes(max_bytes)}"
         declared = request.headers.get(b"content-length", b"")
@@ -168,7 +172,7 @@ class Uploads:
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 70:
             raise _damaged("its boundary must have 1 to 70 characters")
-        return read_form(await self._whole(request, remaining_s), boundary, max_images)
+        return read_form(await self.whole(request, remaining_s), boundary, max_images)
 
 
 def read_form(body: bytes, boundary: bytes, max_images: int) -> list[BatchImage]:
@@ -241,5 +245,5 @@ def _decode(kind: Any, body: bytes, max_images: int) -> Any:
         raise invalid_request(f"the JSON has more than {max_quotes} quotation marks")
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's own, or text that is not UTF-8
         raise invalid_request(f"invalid JSON: {error}") from None

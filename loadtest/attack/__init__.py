@@ -1,0 +1,1 @@
+"""Attacks on a guarded server: known ones, and random changes of real requests."""

@@ -1,0 +1,286 @@
+"""Requests that end or block Triton 24.10, or take its service from others, and the right responses.
+
+docs/security.md describes them. `python -m loadtest.attack` sends them while a steady client is served.
+"""
+
+import http.client
+import json
+import socket
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as v2
+
+from nereid.assets import COFFEE
+
+MODEL = "classify"
+INFER = f"/v2/models/{MODEL}/infer"
+SERVICE = "/inference.GRPCInferenceService/"
+TIMEOUT_S = 60.0
+CLOSED = "closed"
+BAD = frozenset({"400"})
+INVALID = frozenset({"INVALID_ARGUMENT"})
+UNKNOWN = frozenset({"404"})
+NOT_OFFERED = frozenset({"UNIMPLEMENTED"})
+# A WebP of 34 bytes that claims 8000 × 8000 pixels.
+TINY_WEBP = b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f" + (7999 | 7999 << 14).to_bytes(4, "little") + bytes(9)
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The ports of a guarded server, and the key of the attacker; "" for none."""
+
+    http_port: int
+    grpc_port: int
+    key: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of each request."""
+        return {"X-API-Key": self.key} if self.key else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """A request with the statuses that are right; `send` returns the one that came."""
+
+    name: str
+    send: Callable[[Front], str]
+    expected: frozenset[str]
+
+
+def post(front: Front, path: str, body: bytes, headers: Mapping[str, str] = {}) -> str:
+    """Send a request; return the status, or `CLOSED` if the connection was closed instead."""
+    connection = http.client.HTTPConnection("127.0.0.1", front.http_port, timeout=TIMEOUT_S)
+    try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the response may be there all the same
+            connection.request("POST", path, body, {**front.headers, **headers})
+        response = connection.getresponse()
+        response.read()
+        return str(response.status)
+    except (ConnectionError, http.client.HTTPException):
+        return CLOSED
+    finally:
+        connection.close()
+
+
+def infer(front: Front, document: Any, binary: bytes = b"", length: int | None = None) -> str:
+    """Send a document as JSON, with binary data behind it."""
+    head = document if isinstance(document, bytes) else json.dumps(document).encode()
+    sent = {"Inference-Header-Content-Length": str(len(head) if length is None else length)}
+    return post(front, INFER, head + binary, sent if binary or length is not None else {})
+
+
+def raw(front: Front, head: bytes, *pieces: bytes) -> str:
+    """Send bytes as they are; return the status of the response, or `CLOSED`."""
+    key = b"x-api-key: %b\r\n" % front.key.encode() if front.key else b""
+    with socket.create_connection(("127.0.0.1", front.http_port), TIMEOUT_S) as connection:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(head.replace(b"\r\n", b"\r\nhost: 127.0.0.1\r\n" + key, 1))
+            for piece in pieces:
+                connection.sendall(piece)
+        try:
+            words = connection.recv(4096).split(b" ", 2)
+        except ConnectionResetError:
+            return CLOSED
+    return words[1].decode() if len(words) > 1 else CLOSED
+
+
+def call(front: Front, name: str, message: bytes, compression: Any = None) -> str:
+    """Call a method with the bytes of a message; return the status."""
+    metadata = [("x-api-key", front.key)] if front.key else []
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options) as channel:
+        method = channel.unary_unary(name if name.startswith("/") else SERVICE + name)
+        try:
+            method(message, timeout=TIMEOUT_S, metadata=metadata, compression=compression)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return "OK"
+
+
+def call_infer(front: Front, request: v2.ModelInferRequest) -> str:
+    """Run a request over gRPC."""
+    return call(front, "ModelInfer", request.SerializeToString())
+
+
+def image_input(**changed: Any) -> dict[str, Any]:
+    """Return an inference request with changes to its only input."""
+    given = {"name": "image", "shape": [1, 1], "datatype": "BYTES", "data": ["x"], **changed}
+    return {"inputs": [{name: value for name, value in given.items() if value is not None}]}
+
+
+def message(**changed: Any) -> v2.ModelInferRequest:
+    """Return a request over gRPC with changes to its only input."""
+    given = {"name": "image", "shape": [1, 1], "datatype": "BYTES", **changed}
+    image = COFFEE.read_bytes()
+    contents = [len(image).to_bytes(4, "little") + image]
+    inputs = [v2.ModelInferRequest.InferInputTensor(**given)]
+    return v2.ModelInferRequest(model_name=MODEL, inputs=inputs, raw_input_contents=contents)
+
+
+def nested(front: Front, begin: bytes, end: bytes) -> str:
+    """Send JSON that is nested 100,000 times at a place in a request."""
+    depth = 100_000
+    return infer(front, begin + b"[" * depth + b"1" + b"]" * depth + end)
+
+
+def many_chunks(front: Front) -> str:
+    """Send a body of a million chunks of one byte."""
+    head = f"POST {INFER} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    return raw(front, head, *[b"1\r\n[\r\n" * 10_000] * 100, b"0\r\n\r\n")
+
+
+def compressed(front: Front) -> str:
+    """Send 1 MB that becomes 1 GB."""
+    return post(front, INFER, _packed_zeros(), {"Content-Encoding": "gzip"})
+
+
+@cache
+def _packed_zeros() -> bytes:
+    packing = zlib.compressobj(9, wbits=31)
+    zeros = bytes(2**24)
+    return b"".join(packing.compress(zeros) for _ in range(2**30 // len(zeros))) + packing.flush()
+
+
+def classified_text() -> v2.ModelInferRequest:
+    """Return a request for the classes of an output of type BYTES."""
+    request = message()
+    output = request.outputs.add(name="variant")
+    output.parameters["classification"].int64_param = 1
+    return request
+
+
+def in_shared_memory() -> v2.ModelInferRequest:
+    """Return a request whose input is in a region of shared memory."""
+    request = message()
+    request.inputs[0].parameters["shared_memory_region"].string_param = "region"
+    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 64
+    del request.raw_input_contents[:]
+    return request
+
+
+_INPUT = b'{"inputs":[{"name":"image","shape":[1,1],"datatype":"BYTES","data":'
+_CLASSIFIED = {"outputs": [{"name": "variant", "parameters": {"classification": 1}}]}
+_REGION = {"parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 64}}
+_SIZED = {"parameters": {"binary_data_size": 8}}
+_HUGE = b"content-length: 1000000000000000\r\n\r\n"
+HTTP_ATTACKS = (
+    *(
+        Attack(f"nested JSON {where}", partial(nested, begin=begin, end=end), BAD)
+        for where, begin, end in (
+            ("as a body", b"", b""),
+            ("in the data", _INPUT, b"}]}"),
+            ("in a parameter", b'{"inputs":[],"parameters":{"a":', b"}}"),
+            ("in an unknown field", b'{"inputs":[],"a":', b"}"),
+        )
+    ),
+    Attack("classes of a text", partial(infer, document={**image_input(), **_CLASSIFIED}), BAD),
+    Attack("a million chunks", many_chunks, frozenset({"400", CLOSED})),
+    Attack("1 MB that unpacks to 1 GB", compressed, frozenset({"400", "413"})),
+    Attack(
+        "a length of 1e15",
+        lambda front: raw(front, f"POST {INFER} HTTP/1.1\r\n".encode() + _HUGE),
+        frozenset({"413"}),
+    ),
+    Attack(
+        "a body that does not come",
+        lambda front: raw(
+            front,
+            f"POST {INFER} HTTP/1.1\r\nx-request-timeout-ms: 300\r\ncontent-length: 1000\r\n\r\n".encode(),
+        ),
+        frozenset({"408"}),
+    ),
+    *(
+        Attack(f"shape {shape}", partial(infer, document=image_input(shape=shape)), BAD)
+        for shape in ([0, 1], [2**32 + 1, 1], [-1, 1], [2**63, 2**63], [], [1] * 1000, [2, 1])
+    ),
+    *(
+        Attack(
+            f"empty batch of {datatype}",
+            partial(infer, document=image_input(datatype=datatype, shape=[0, 1], data=[])),
+            BAD,
+        )
+        for datatype in ("FP32", "UINT8")
+    ),
+    Attack("an unknown datatype", partial(infer, document=image_input(datatype="FP99")), BAD),
+    Attack("shared memory", partial(infer, document=image_input(data=None, **_REGION)), BAD),
+    Attack(
+        "binary data with a wrong size",
+        partial(infer, document=image_input(data=None, **_SIZED), binary=b"x" * 7),
+        BAD,
+    ),
+    Attack(
+        "an element longer than the data",
+        partial(infer, document=image_input(data=None, **_SIZED), binary=b"\xff\xff\xff\xff1234"),
+        BAD,
+    ),
+    Attack("more JSON than body", partial(infer, document=image_input(), length=10**9), BAD),
+    Attack("many inputs", partial(infer, document={"inputs": image_input()["inputs"] * 1000}), BAD),
+    *(
+        Attack(path, partial(post, path=path, body=b"{}"), UNKNOWN)
+        for path in (
+            "/v2/repository/index",
+            f"/v2/repository/models/{MODEL}/unload",
+            "/v2/systemsharedmemory/region/a/register",
+            "/v2/cudasharedmemory/region/a/register",
+            "/v2/logging",
+            "/v2/trace/setting",
+            f"/v2/models/{MODEL}/generate",
+            f"/v2/models/..%2f{MODEL}/infer",
+            f"/v2/models/{MODEL}/versions/1%20/infer",
+            f"/v2//models/{MODEL}/infer",
+        )
+    ),
+    Attack(
+        "a 34-byte image of 64 megapixels",
+        partial(post, path=INFER, body=TINY_WEBP, headers={"Inference-Header-Content-Length": "0"}),
+        BAD,
+    ),
+)
+GRPC_ATTACKS = (
+    *(
+        Attack(f"gRPC: {name}", partial(call_infer, request=made), INVALID)
+        for name, made in (
+            ("classes of a text", classified_text()),
+            ("shape [0,1]", message(shape=[0, 1])),
+            ("shape [2^32+1,1]", message(shape=[2**32 + 1, 1])),
+            ("shape [-1,1]", message(shape=[-1, 1])),
+            ("an empty batch of FP32", message(shape=[0, 1], datatype="FP32")),
+            ("an unknown datatype", message(datatype="FP99")),
+            ("a wrong datatype", message(datatype="FP32")),
+            ("shared memory", in_shared_memory()),
+            ("no input", v2.ModelInferRequest(model_name=MODEL)),
+        )
+    ),
+    Attack("gRPC: garbage", partial(call, name="ModelInfer", message=b"\xff" * 1000), INVALID),
+    Attack(
+        "gRPC: a long message",
+        partial(call, name="ModelInfer", message=bytes(64 * 2**20)),
+        frozenset({"RESOURCE_EXHAUSTED"}),
+    ),
+    Attack(
+        "gRPC: a compressed message",
+        partial(call, name="ModelInfer", message=bytes(64 * 2**20), compression=grpc.Compression.Gzip),
+        frozenset({"UNIMPLEMENTED", "RESOURCE_EXHAUSTED", "INTERNAL"}),
+    ),
+    *(
+        Attack(f"gRPC: {name}", partial(call, name=name, message=b""), NOT_OFFERED)
+        for name in (
+            "RepositoryIndex",
+            "RepositoryModelLoad",
+            "RepositoryModelUnload",
+            "SystemSharedMemoryRegister",
+            "CudaSharedMemoryRegister",
+            "TraceSetting",
+            "LogSettings",
+            "ModelStreamInfer",
+        )
+    ),
+)
+ATTACKS = (*HTTP_ATTACKS, *GRPC_ATTACKS)

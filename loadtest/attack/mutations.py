@@ -1,0 +1,150 @@
+"""Random changes of real requests. A seed and a number give the same case again."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loadtest.attack.attacks import INFER, MODEL, classified_text, image_input, in_shared_memory, message
+
+Channel = Literal["HTTP", "JSON", "gRPC"]
+MAX_CHANGES = 4
+# Words that parsers treat specially.
+TOKENS = (
+    *(b"0", b"-1", b"1e999", b"4294967297", b"9223372036854775808", b"-9223372036854775809", b"1.5", b"NaN"),
+    *(b"[", b"]", b"{", b"}", b'"', b",", b":", b"\\", b"\\ud800", b"\\u0000", b"null", b"true", b"[" * 2000),
+    *(
+        b"\r\n",
+        b"\n",
+        b"\0",
+        b"\xff\xff\xff\xff",
+        b"%00",
+        b"..",
+        b"/",
+        b"?",
+        b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01",
+    ),
+    *(b"BYTES", b"FP32", b"BOOL", b"image", b"variant", b"classification", b"binary_data_size", b"shape"),
+    *(
+        b"shared_memory_region",
+        b"binary_data",
+        b"sequence_id",
+        b"priority",
+        b"timeout",
+        b"outputs",
+        b"inputs",
+    ),
+    *(b"transfer-encoding: chunked\r\n", b"content-length: 5\r\n", b"inference-header-content-length: 7\r\n"),
+    *(
+        b"content-encoding: gzip\r\n",
+        b"expect: 100-continue\r\n",
+        b"upgrade: h2c\r\n",
+        b"connection: close\r\n",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One changed request: the bytes of a whole HTTP request, of a JSON body, or of a gRPC message."""
+
+    channel: Channel
+    content: bytes
+
+
+def _documents() -> list[bytes]:
+    numbers = {"name": "input", "shape": [1, 2], "datatype": "FP32", "data": [[1.5, -2]]}
+    outputs = [{"name": "scores", "parameters": {"classification": 3, "binary_data": False}}]
+    parameters = {"priority": 1, "timeout": 10_000_000, "mine": "text", "flag": True}
+    return [
+        json.dumps(each).encode()
+        for each in (
+            image_input(),
+            {**image_input(), "id": "7", "outputs": outputs, "parameters": parameters},
+            {"inputs": [numbers, *image_input()["inputs"]]},
+        )
+    ]
+
+
+def _http_requests() -> list[bytes]:
+    found = []
+    for document in _documents():
+        head = f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(document)}\r\n\r\n"
+        found.append(head.encode() + document)
+    binary = json.dumps(image_input(data=None, parameters={"binary_data_size": 5})).encode()
+    body = binary + b"\x01\0\0\0x"
+    found.append(
+        f"POST /v2/models/{MODEL}/versions/1/infer HTTP/1.1\r\nhost: 127.0.0.1\r\nx-variant: v2\r\n"
+        f"inference-header-content-length: {len(binary)}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    found.append(
+        f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
+        "inference-header-content-length: 0\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n".encode()
+    )
+    return [*found, f"GET /v2/models/{MODEL}/config HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()]
+
+
+def _messages() -> list[bytes]:
+    short, typed = message(), message()
+    short.raw_input_contents[0] = b"\x01\0\0\0x"
+    del typed.raw_input_contents[:]
+    typed.inputs[0].contents.bytes_contents.append(b"x")
+    return [each.SerializeToString() for each in (short, typed, classified_text(), in_shared_memory())]
+
+
+class Mutations:
+    """Draws cases.
+
+    Args:
+        seed: gives the same cases again.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+        self._bases: dict[Channel, Sequence[bytes]] = {
+            "HTTP": _http_requests(),
+            "JSON": _documents(),
+            "gRPC": _messages(),
+        }
+        self._changes: Sequence[Callable[[bytearray], None]] = (
+            self._flip,
+            self._delete,
+            self._repeat,
+            self._insert,
+            self._insert,
+            self._truncate,
+        )
+
+    def next(self) -> Case:
+        """Return the next case."""
+        channel = self._draw.choice(tuple(self._bases))
+        content = bytearray(self._draw.choice(self._bases[channel]))
+        for _ in range(self._draw.randint(1, MAX_CHANGES)):
+            self._draw.choice(self._changes)(content)
+        return Case(channel, bytes(content))
+
+    def _span(self, content: bytearray) -> slice:
+        begin = self._draw.randrange(len(content) + 1)
+        return slice(begin, begin + self._draw.choice((1, 2, 4, 16, 64)))
+
+    def _flip(self, content: bytearray) -> None:
+        if content:
+            content[self._draw.randrange(len(content))] ^= 1 << self._draw.randrange(8)
+
+    def _delete(self, content: bytearray) -> None:
+        del content[self._span(content)]
+
+    def _repeat(self, content: bytearray) -> None:
+        span = self._span(content)
+        content[span.start : span.start] = content[span] * self._draw.choice((1, 2, 50))
+
+    def _insert(self, content: bytearray) -> None:
+        span = self._span(content)
+        replaced = span if self._draw.random() < 0.5 else slice(span.start, span.start)
+        content[replaced] = self._draw.choice(TOKENS)
+
+    def _truncate(self, content: bytearray) -> None:
+        if self._draw.random() < 0.2:
+            del content[self._draw.randrange(len(content) + 1) :]

@@ -1,0 +1,137 @@
+"""The v2 protocol over HTTP: health, metadata and inference."""
+
+import asyncio
+import re
+import zlib
+
+from nereid.gateway.failures import Failure, invalid_request
+from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse
+from nereid.gateway.http.operations import Operation
+from nereid.gateway.predict import cancelled_on_disconnect
+from nereid.gateway.state import Gateway
+from nereid.gateway.v2 import inference
+from nereid.gateway.v2.inference import LENGTH
+from nereid.gateway.v2.inference_body import check_body
+from nereid.units import format_bytes
+
+# JSON for an image of the largest size.
+MAX_HEAD_BYTES = 2**20
+# zlib's value for gzip and zlib, told apart by their heads.
+_ANY_WINDOW = 47
+
+
+async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Check an inference request, and let Triton run it."""
+    settings = gateway.settings
+    timeout_s = request.timeout_s(settings.max_timeout_s, settings.max_timeout_s)
+    path = _path(request)
+    headers = inference.forwarded_headers(request)
+    gateway.admission.check(timeout_s - request.elapsed_s(), request.owner)
+    max_bytes = settings.max_body_bytes + MAX_HEAD_BYTES
+    body = await gateway.uploads.whole(request, timeout_s - request.elapsed_s(), max_bytes)
+    request.stages_s["receive"] = request.elapsed_s()
+    body = await _unpacked(gateway, request, body, max_bytes, timeout_s)
+    checked = check_body(settings, body, _json_bytes(request))
+    async with cancelled_on_disconnect(request):
+        response = await inference.run(gateway, request, path, headers, checked, timeout_s)
+    request.model_name = request.scope["path_params"]["model"]
+    length = [(LENGTH, response.headers[LENGTH])] if LENGTH in response.headers else []
+    return GatewayResponse(response.body, response.headers.get(b"content-type", JSON), 200, length)
+
+
+async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return health, metadata, config or statistics, as Triton reports them."""
+    values = request.scope["path_params"]
+    path = _path(request) if "model" in values else request.scope["path"]
+    what = f"/{values['what']}" if "what" in values else ""
+    response = await inference.read(gateway, path + what)
+    if response.status != 200:
+        if not response.body:  # such as readiness
+            return GatewayResponse(b"", JSON, response.status)
+        raise inference.failure_of(response)
+    return GatewayResponse(response.body, response.headers.get(b"content-type", JSON))
+
+
+def _path(request: GatewayRequest) -> str:
+    """Return Triton's path of the model, with its version if the request has one."""
+    found = request.scope["path_params"]
+    return inference.path_of(found["model"], found.get("version", ""))
+
+
+def _json_bytes(request: GatewayRequest) -> int | None:
+    if LENGTH not in request.headers:
+        return None
+    text = request.header(LENGTH)
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise invalid_request(f"Inference-Header-Content-Length must be a number of bytes, got {text[:32]!r}")
+    return int(text)
+
+
+async def _unpacked(
+    gateway: Gateway, request: GatewayRequest, body: bytes, max_bytes: int, timeout_s: float
+) -> bytes:
+    """Return the body without compression; one body at a time is unpacked, and keys take turns.
+
+    Raises:
+        Failure: the encoding is unknown, or the body is damaged, too large or late.
+    """
+    encoding = request.header(b"content-encoding").strip().lower()
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "deflate"):
+        expected = "Content-Encoding: expected gzip or deflate"
+        raise Failure("unsupported_media_type", f"{expected}, got {encoding[:32]!r}")
+    try:
+        await gateway.unpacking.take(request.owner, max(0.0, timeout_s - request.elapsed_s()))
+    except TimeoutError:
+        raise Failure("deadline_exceeded", f"the body was not unpacked within {timeout_s:.3g} s") from None
+    try:
+        unpacked = await asyncio.to_thread(unpack, body, max_bytes)
+    finally:
+        gateway.unpacking.leave()
+    gateway.uploads.buffers.take(request.key, len(unpacked))
+    request.body_bytes += len(unpacked)
+    return unpacked
+
+
+def unpack(body: bytes, max_bytes: int) -> bytes:
+    """Return a gzip or zlib body without its compression; unpacking stops at the limit.
+
+    Raises:
+        Failure: the body is damaged or too large.
+    """
+    unpacking = zlib.decompressobj(_ANY_WINDOW)
+    try:
+        unpacked = unpacking.decompress(body, max_bytes)
+    except zlib.error as error:
+        raise invalid_request(f"the compressed body is damaged: {error}") from None
+    if unpacking.unconsumed_tail:
+        raise Failure("too_large", f"expected at most {format_bytes(max_bytes)} after unpacking, got more")
+    if not unpacking.eof or unpacking.unused_data:
+        raise invalid_request("the compressed body ends early, or is followed by other data")
+    return unpacked
+
+
+INFER = Operation("POST", "/v2/models/{model}/infer", infer, "infer", None, is_limited=True)
+HEALTH = Operation("GET", "/v2/health", read, "open", None)
+METADATA = Operation("GET", "/v2/models", read, "infer", None)
+OPERATIONS = (INFER, HEALTH, METADATA)
+_PATH = re.compile(
+    r"/v2(/health/(live|ready)|/models/stats"
+    r"|/models/(?P<model>[^/]+)(/versions/(?P<version>[^/]+))?(/(?P<what>ready|config|stats|infer))?)?"
+)
+
+
+def find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
+    """Return the operation for a path, and the values in the path.
+
+    Raises:
+        Failure: there is no such operation here.
+    """
+    if not (found := _PATH.fullmatch(path)):
+        raise Failure("not_found", f"{path[:128]!r}: a gateway has health, metadata and inference only")
+    values = {name: value for name, value in found.groupdict().items() if value}
+    operation = INFER if values.get("what") == "infer" else HEALTH if found[2] else METADATA
+    if method != operation.method:
+        raise Failure("method_not_allowed", f"{path[:128]!r}: expected {operation.method}, got {method[:16]}")
+    return operation, values

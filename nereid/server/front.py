@@ -1,0 +1,138 @@
+"""The front of a guarded server: a gateway on the ports of an unguarded Triton, and Triton's metrics."""
+
+import http.client
+import importlib.util
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+from nereid import metrics_page
+from nereid.errors import ServerError
+from nereid.processes import BackOff, end_with_parent
+from nereid.repository.layout import model_folders
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import image_models
+from nereid.server.health import JSON, TEXT, Page
+
+START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
+METRICS_S = 5.0
+RESTART_DELAYS_S, CALM_S = (0.1, 1.0, 5.0, 30.0), 60.0
+# gRPC's core writes a line for each rejected message.
+QUIET = {"GRPC_VERBOSITY": "NONE"}
+PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
+
+
+class Front:
+    """A gateway process, started again when it ends.
+
+    Args:
+        options: settings of the guarded server.
+        keys: file with the keys of the callers; None for the default file.
+        environment: environment variables of this process.
+        log: receives one line for each start after the first.
+
+    Raises:
+        ServerError: the packages of the gateway are missing.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        keys: Path | None,
+        environment: Mapping[str, str],
+        log: Callable[[str], None],
+    ) -> None:
+        if importlib.util.find_spec(PACKAGE) is None:
+            raise ServerError(f"a guarded server needs the package '{PACKAGE}'", INSTALL)
+        self._options, self._keys, self._environment, self._log = options, keys, environment, log
+        self._process: subprocess.Popen[str] | None = None
+        self._back_off = BackOff(RESTART_DELAYS_S, CALM_S)
+        self._began_s = self._next_s = 0.0
+
+    def start(self) -> None:
+        """Start the gateway of a running server, unless it runs, and wait until it listens.
+
+        Raises:
+            ServerError: the gateway did not start; its reason is on stderr.
+        """
+        if self._process:
+            return
+        process = self._launch()
+        assert process.stdout
+        is_listening = select.select([process.stdout], [], [], START_S)[0] and process.stdout.readline()
+        if not is_listening:
+            self.stop()
+            raise ServerError("the gateway in front of the server did not start")
+
+    def keep(self) -> None:
+        """Start the gateway again if it has ended, with growing pauses."""
+        if self._process is None or (status := self._process.poll()) is None:
+            return
+        now_s = time.monotonic()
+        if not self._next_s:
+            pause_s = self._back_off.next_s(now_s - self._began_s)
+            self._next_s = now_s + pause_s
+            self._log(f"supervisor: the gateway ended with status {status}; it starts again in {pause_s:g} s")
+        if now_s >= self._next_s:
+            self._launch()
+
+    def stop(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """End the gateway; its requests may finish, unless `is_hurried` returns true."""
+        if self._process is None:
+            return
+        deadline = time.monotonic() + STOP_S
+        self._process.send_signal(signal.SIGTERM)
+        while self._process.poll() is None and time.monotonic() < deadline and not is_hurried():
+            time.sleep(STOP_POLL_S)
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def _launch(self) -> "subprocess.Popen[str]":
+        self._began_s, self._next_s = time.monotonic(), 0.0
+        self._process = subprocess.Popen(
+            self._command(),
+            env={**QUIET, **self._environment},
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches only this process, which stops both in order
+            preexec_fn=end_with_parent(),
+        )
+        return self._process
+
+    def _command(self) -> list[str]:
+        options = self._options
+        names = [*image_models(options), *(folder.name for folder in model_folders(options.repository))]
+        model = "classify" if "classify" in names else names[0]
+        words = {
+            "repository": options.repository,
+            "model": model,
+            "host": options.host,
+            "port": options.ports.http,
+            "grpc-port": options.ports.grpc,
+            **({"keys": self._keys} if self._keys else {}),
+        }
+        command = [sys.executable, "-m", "nereid", "gateway"]
+        return [*command, *(f"--{name}={value}" for name, value in words.items())]
+
+
+def metrics_of(url: str, path: str) -> Page:
+    """Return status, content type and body of a page of Triton's metrics port.
+
+    Args:
+        url: Triton's own address of its metrics.
+        path: the requested path.
+    """
+    if path != "/metrics":
+        return HTTPStatus.NOT_FOUND, JSON, json.dumps({"error": "unknown page: expected /metrics"})
+    try:
+        return HTTPStatus.OK, TEXT, metrics_page.fetch(url, METRICS_S)
+    except (OSError, http.client.HTTPException):
+        return HTTPStatus.SERVICE_UNAVAILABLE, JSON, json.dumps({"error": "the server does not respond"})

@@ -1,0 +1,354 @@
+"""A guarded server: the v2 protocol through the gateway, while Triton itself has no port."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from loadtest.attack.attacks import ATTACKS, Front
+from loadtest.background_load import BackgroundLoad
+from nereid.addresses import unix_path
+from nereid.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.client.classifier import Classifier
+from nereid.client.classifier_errors import ClassifierError, RequestRefused
+from nereid.gateway.admission import key_changes
+from nereid.server.ports import free_ports, is_listening
+from tests.e2e.conftest import ESPRESSO
+from tests.routes import WATCHDOG_S, wait_until
+from tests.supervised import NEREID, Served, gateway, serving
+
+CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+NETWORK = "efficientnet_lite0"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A guarded server, the file with its keys, and one of the keys."""
+
+    served: Served
+    keys: Path
+    key: str
+
+    def url(self, protocol: str) -> str:
+        """Return HOST:PORT of the gateway."""
+        return f"127.0.0.1:{self.served.ports[protocol]}"
+
+    @property
+    def pid(self) -> int:
+        """The process of `tritonserver`."""
+        return self.served.record.pid
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """The default repository behind a gateway, with the network as a model of its own."""
+    folder = tmp_path_factory.mktemp("guarded")
+    keys = folder / "keys.json"
+    secret = key_changes.add(keys, "attacker", ["infer"], None)
+    words = ("--guard", "--keys", str(keys), "--", f"--load-model={NETWORK}")
+    with serving(REPOSITORY, folder / "run", *words) as served:
+        yield Guarded(served, keys, secret)
+
+
+@pytest.fixture(params=["http", "grpc"])
+def protocol(request):
+    """Each protocol."""
+    return request.param
+
+
+def image_input(protocol: str, *photos: Path):
+    """Return photos as the input of a model."""
+    tensor = CLIENTS[protocol].InferInput("image", [len(photos), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[photo.read_bytes()] for photo in photos], dtype=object))
+    return tensor
+
+
+def infer(url: str, protocol: str, model: str, tensor, **options) -> dict[str, np.ndarray]:
+    """Return the outputs of an inference by NVIDIA's own client."""
+    with CLIENTS[protocol].InferenceServerClient(url) as client:
+        outputs = [CLIENTS[protocol].InferRequestedOutput(*each) for each in options.pop("outputs", [])]
+        result = client.infer(model, [tensor], outputs=outputs or None, **options)
+        response = result.get_response()
+        named = response["outputs"] if protocol == "http" else response.outputs
+        names = [each["name"] if protocol == "http" else each.name for each in named]
+        return {name: _as_bytes(result.as_numpy(name)) for name in names}
+
+
+def _as_bytes(values: np.ndarray) -> np.ndarray:
+    """Return texts as bytes; JSON has only texts."""
+    if values.dtype != object:
+        return values
+    texts = [each.encode() if isinstance(each, str) else each for each in values.ravel()]
+    return np.array(texts, dtype=object).reshape(values.shape)
+
+
+def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    """Compare outputs bit by bit."""
+    assert {name: values.dtype for name, values in found.items()} == {
+        name: values.dtype for name, values in expected.items()
+    }
+    for name, values in expected.items():
+        assert np.array_equal(found[name], values), name
+
+
+def test_triton_has_no_port(guarded):
+    """Only the gateway and the supervisor listen; the sockets are in a folder of the user."""
+    folder = Path(guarded.served.record.sockets)
+
+    assert not any(is_listening(guarded.pid, port) for port in guarded.served.ports.values())
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {each.name for each in folder.iterdir()} == {"http.sock", "grpc.sock:8001", "metrics.sock"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_other_users_do_not_reach_triton(guarded):
+    """They are not allowed to connect to its sockets."""
+    code = "import os, socket, sys; os.setuid(65534); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    path = unix_path(guarded.served.record.url("http"))
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=WATCHDOG_S
+    )
+
+    assert "PermissionError" in done.stderr
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=[each.name for each in ATTACKS])
+def test_attack_is_rejected(guarded, attack):
+    """With a clear status, and the server remains the same process."""
+    pid = guarded.pid
+
+    status = attack.send(Front(guarded.served.ports["http"], guarded.served.ports["grpc"], guarded.key))
+
+    assert status in attack.expected
+    assert guarded.pid == pid
+    with Classifier(guarded.url("grpc")) as classifier:
+        assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
+
+
+def test_attacks_do_not_disturb_others(guarded):
+    """While one key sends all attacks, no request of another caller fails."""
+    front = Front(guarded.served.ports["http"], guarded.served.ports["grpc"], guarded.key)
+
+    with BackgroundLoad(guarded, "classify", 2, pause_s=0.1) as load:
+        for attack in ATTACKS:
+            attack.send(front)
+
+    assert len(load.requests) > 5
+    assert [each.failure for each in load.requests if each.failure] == []
+
+
+OUTPUTS = (
+    ("all", []),
+    ("chosen", [("scores",), ("variant",)]),
+    ("classes", [("scores", True, 3), ("route_reason",)]),
+    ("as JSON", [("scores", False), ("version", False)]),
+)
+
+
+@pytest.mark.parametrize("outputs", [each for _, each in OUTPUTS], ids=[name for name, _ in OUTPUTS])
+@pytest.mark.parametrize("photos", [(COFFEE,), (COFFEE, CHELSEA)], ids=["one", "batch"])
+def test_answers_are_tritons_own(guarded, protocol, outputs, photos):
+    """NVIDIA's client gets the same through the gateway as from Triton itself."""
+    if protocol == "grpc":  # which has no JSON
+        outputs = [(name, *rest[1:]) for name, *rest in outputs]
+    options = {"outputs": outputs, "headers": {"x-variant": "v2"}}
+    direct = [(name, *rest[1:]) for name, *rest in outputs] if protocol == "http" else outputs
+    own = guarded.served.record.url("grpc")
+
+    expected = infer(own, "grpc", "classify", image_input("grpc", *photos), **options | {"outputs": direct})
+
+    assert_equal(
+        infer(guarded.url(protocol), protocol, "classify", image_input(protocol, *photos), **options),
+        expected,
+    )
+
+
+@pytest.mark.parametrize("encoding", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("is_binary", [True, False], ids=["binary", "JSON"])
+def test_numbers_pass_in_every_form(guarded, encoding, is_binary):
+    """As binary data or as JSON, compressed or not."""
+    values = np.random.default_rng(7).normal(size=(1, 3, 224, 224)).astype(np.float32)
+    tensor = tritonclient.http.InferInput("input", list(values.shape), "FP32")
+    tensor.set_data_from_numpy(values, binary_data=is_binary)
+    own = tritonclient.grpc.InferInput("input", list(values.shape), "FP32")
+    own.set_data_from_numpy(values)
+
+    expected = infer(guarded.served.record.url("grpc"), "grpc", NETWORK, own, model_version="1")
+
+    options = {"model_version": "1", "request_compression_algorithm": encoding}
+    assert_equal(infer(guarded.url("http"), "http", NETWORK, tensor, **options), expected)
+
+
+def test_typed_contents_pass(guarded):
+    """Clients of the Open Inference Protocol may send numbers in fields of their type."""
+    from tritonclient.grpc import service_pb2
+
+    values = np.zeros((1, 3, 224, 224), np.float32)
+    request = service_pb2.ModelInferRequest(model_name=NETWORK, model_version="1", id="mine")
+    tensor = request.inputs.add(name="input", datatype="FP32", shape=values.shape)
+    tensor.contents.fp32_contents.extend(values.ravel().tolist())
+    own = tritonclient.grpc.InferInput("input", list(values.shape), "FP32")
+    own.set_data_from_numpy(values)
+    expected = infer(guarded.served.record.url("grpc"), "grpc", NETWORK, own, model_version="1")
+
+    with tritonclient.grpc.InferenceServerClient(guarded.url("grpc")) as client:
+        answer = client._client_stub.ModelInfer(request)
+
+    assert (answer.id, answer.model_name, answer.outputs[0].name) == ("mine", NETWORK, "scores")
+    assert answer.raw_output_contents[0] == expected["scores"].tobytes()
+
+
+def test_reading_methods_pass(guarded, protocol):
+    """Health, metadata, config and statistics are those of the server."""
+    with CLIENTS[protocol].InferenceServerClient(guarded.url(protocol)) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("classify_v1", "1")
+        assert not client.is_model_ready("no-such-model")
+        metadata = client.get_server_metadata()
+        model = client.get_model_metadata("classify")
+        config = client.get_model_config("classify")
+        statistics = client.get_inference_statistics("classify")
+    if protocol == "http":
+        found = metadata["name"], model["name"], config["name"], statistics["model_stats"][0]["name"]
+    else:
+        found = metadata.name, model.name, config.config.name, statistics.model_stats[0].name
+    assert found == ("triton", "classify", "classify", "classify")
+
+
+def test_unknown_models_are_named(guarded, protocol):
+    """The error is Triton's."""
+    with pytest.raises(InferenceServerException, match="nobody"):
+        infer(guarded.url(protocol), protocol, "nobody", image_input(protocol, COFFEE))
+
+
+def test_own_clients_see_their_errors(guarded, protocol):
+    """A damaged image is the caller's fault, through the gateway, too."""
+    with Classifier(guarded.url(protocol), protocol) as classifier:
+        assert classifier.classify(COFFEE, variant="v2").variant == "v2"
+        with pytest.raises(RequestRefused, match=r"^invalid image: "):
+            classifier.classify(COFFEE.read_bytes()[:20_000])
+
+
+def test_quota_counts_over_both_protocols(guarded, protocol):
+    """A key without images left is rejected before its image is read."""
+    secret = key_changes.add(guarded.keys, f"poor-{protocol}", ["infer"], 0.001)
+
+    with Classifier(guarded.url(protocol), protocol) as classifier:
+        headers = {"x-api-key": secret}
+        wait_until(lambda: _outcome(classifier, headers) != "RequestRefused", "the key")
+        outcomes = [_outcome(classifier, headers) for _ in range(20)]
+
+    assert "RequestRefused" not in outcomes
+    assert outcomes[-1] == "Overloaded"
+
+
+def _outcome(classifier, headers) -> str:
+    try:
+        classifier.classify(COFFEE, headers=headers)
+    except ClassifierError as error:
+        return type(error).__name__
+    return "answered"
+
+
+def test_keys_are_checked_over_both_protocols(guarded, tmp_path):
+    """Where keys are needed, health is open, and everything else needs a key."""
+    record = guarded.served.record
+    keys = tmp_path / "keys.json"
+    secret = key_changes.add(keys, "one", ["infer"], None)
+    port = free_ports(1)[0]
+    words = ["--url", record.url("grpc"), "--http-url", record.url("http"), "--grpc-port", str(port)]
+
+    with gateway(tmp_path / "log", *words, "--require-keys", "--keys", str(keys)) as (_, address):
+        urls = {"http": address.removeprefix("http://"), "grpc": f"127.0.0.1:{port}"}
+        for protocol, url in urls.items():
+            with CLIENTS[protocol].InferenceServerClient(url) as client:
+                assert client.is_server_live()
+                with pytest.raises(InferenceServerException, match="an API key is required"):
+                    client.get_model_metadata("classify")
+                with pytest.raises(InferenceServerException, match="unknown API key"):
+                    client.get_model_metadata("classify", headers={"x-api-key": "wrong"})
+                assert client.get_model_metadata("classify", headers={"authorization": f"Bearer {secret}"})
+            with pytest.raises(InferenceServerException, match="an API key is required"):
+                infer(url, protocol, "classify", image_input(protocol, COFFEE))
+            found = infer(
+                url, protocol, "classify", image_input(protocol, COFFEE), headers={"x-api-key": secret}
+            )
+            assert found["scores"].argmax() == ESPRESSO
+
+
+def test_metrics_are_those_of_triton_and_of_the_gateway(guarded):
+    """Triton's on the metrics port, the gateway's on its own, with the models that have answered."""
+    with Classifier(guarded.url("grpc"), "grpc", "classify_v1") as classifier:
+        classifier.classify(COFFEE)
+    pages = {}
+    for name in ("metrics", "http"):
+        with urllib.request.urlopen(f"http://{guarded.url(name)}/metrics", timeout=WATCHDOG_S) as page:
+            pages[name] = page.read().decode()
+
+    assert 'nv_inference_request_success{model="classify_v1"' in pages["metrics"]
+    assert 'endpoint="ModelInfer",model="classify_v1",outcome="ok"' in pages["http"]
+
+
+def test_killed_gateway_is_started_again(guarded):
+    """On the same ports, and the server behind it remains."""
+    pid = guarded.pid
+    words = ["pgrep", "--parent", str(guarded.served.process.pid), "--full", "nereid gateway"]
+
+    os.kill(int(subprocess.check_output(words, timeout=WATCHDOG_S)), signal.SIGKILL)
+
+    wait_until(lambda: "the gateway ended with status -9" in guarded.served.log, "notice of the end")
+
+    def is_back() -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", guarded.served.ports["grpc"]), 1):
+                pass
+            with urllib.request.urlopen(f"http://{guarded.url('http')}/v2/health/ready", timeout=5) as page:
+                return page.status == 200
+        except OSError:
+            return False
+
+    wait_until(is_back, "the gateway")
+    assert guarded.pid == pid
+
+
+def test_stop_leaves_no_process(tmp_path_factory):
+    """Requests in flight are answered, then the gateway ends, then the server."""
+    with serving(REPOSITORY, tmp_path_factory.mktemp("stop") / "run", "--guard") as served:
+        urls = {protocol: f"127.0.0.1:{served.ports[protocol]}" for protocol in CLIENTS}
+        with Classifier(urls["grpc"], "grpc") as classifier:
+            assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
+        pid = served.record.pid
+
+        served.process.send_signal(signal.SIGTERM)
+
+        assert served.process.wait(WATCHDOG_S) == 0
+        assert not Path(f"/proc/{pid}").exists()
+        for url in urls.values():
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((url.partition(":")[0], int(url.partition(":")[2])), 1)
+
+
+def test_serving_beyond_loopback_needs_keys(tmp_path):
+    """A guarded server for other machines does not start without them."""
+    done = subprocess.run(
+        [NEREID, "serve", "--host", "0.0.0.0"],
+        env=os.environ | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+    )
+
+    assert done.returncode == 2
+    assert "listening beyond loopback needs API keys; fix: nereid key add" in done.stderr
