@@ -2,7 +2,10 @@
 #
 #   docker build --file deploy/embedded.Dockerfile --tag nereid-embedded:0.1.0 .
 #   docker run --init --read-only --tmpfs /tmp:exec,mode=1777 --shm-size 1g --cap-drop ALL \
-#       --security-opt no-new-privileges:true -p 127.0.0.1:8000-8003:8000-8003 nereid-embedded:0.1.0
+#       --security-opt no-new-privileges:true --user "$(id -u):$(id -g)" -v "$PWD/keys:/keys:ro" \
+#       -p 8000-8001:8000-8001 -p 127.0.0.1:8002-8003:8002-8003 nereid-embedded:0.1.0
+#
+# The server needs keys first: nereid key add me --scope infer --keys keys/keys.json
 #
 # EXTRAS=gateway builds the gateway and EXTRAS=load the load test, as in docker-compose.yml. For CPUs only. Debian 12 is
 # the tested release; the wheel of nvidia-pytriton needs glibc 2.35 or later.
@@ -32,13 +35,14 @@ COPY model_repository /workspace/model_repository
 ENV PATH=/opt/nereid/bin:${PATH} \
     HOME=/tmp \
     ORT_DISABLE_TELEMETRY=1 \
+    GRPC_VERBOSITY=NONE \
     PYTHONDONTWRITEBYTECODE=1
 
 USER 1000:1000
 WORKDIR /tmp
 EXPOSE 8000 8001 8002 8003 8080
 HEALTHCHECK --interval=10s --timeout=6s --start-period=60s --retries=3 \
-    CMD ["python3", "/workspace/deploy/healthcheck.py"]
+    CMD ["python3", "/workspace/deploy/healthcheck.py", "--page", "http://127.0.0.1:8003/readyz"]
 ENTRYPOINT ["nereid"]
 # After SIGTERM the server serves for 5 s more, then requests have 40 s to finish: `docker stop --time 60`.
-CMD ["serve", "--host=0.0.0.0", "--health-port=8003", "--drain-s=5"]
+CMD ["serve", "--host=0.0.0.0", "--keys=/keys/keys.json", "--health-port=8003", "--drain-s=5"]

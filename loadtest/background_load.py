@@ -43,6 +43,7 @@ class BackgroundLoad:
         pause_s: between a response and the caller's next request.
         timeout_s: of one request.
         check: returns the fault of a response, empty for a correct one.
+        api_key: the key that a guarded server expects; "" for none.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class BackgroundLoad:
         pause_s: float = 0.0,
         timeout_s: float = 30.0,
         check: Callable[[Prediction], str] = lambda prediction: "",
+        api_key: str = "",
     ) -> None:
         self.requests: list[Request] = []
         self._server, self._model, self._count = server, model, count
         self._pause_s, self._timeout_s, self._check = pause_s, timeout_s, check
+        self._api_key = api_key
         self._photo = COFFEE.read_bytes()
         self._over = threading.Event()
         self._failures: list[BaseException] = []
@@ -86,7 +89,9 @@ class BackgroundLoad:
         async def opened() -> AsyncIterator[Send[str]]:
             # A new connection after each failure: gRPC reconnects an old one only after seconds.
             url = self._server.url(protocol)
-            async with AsyncClassifier(url, protocol, self._model, self._timeout_s) as classifier:
+            async with AsyncClassifier(
+                url, protocol, self._model, self._timeout_s, api_key=self._api_key
+            ) as classifier:
                 yield lambda: self._classify(classifier)
 
         await send_repeatedly(

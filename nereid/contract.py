@@ -21,6 +21,8 @@ ROUTE_HEADER_PREFIX = "x-route-"
 ROUTE_HEADERS = "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$"
 # Opens the restricted APIs. Over gRPC, Triton expects its own prefix before the name.
 TOKEN_HEADER = "nereid-token"
+# The key of a gateway's caller.
+KEY_HEADER = "x-api-key"
 GRPC_TOKEN_HEADER = f"triton-grpc-protocol-{TOKEN_HEADER}"
 # Request parameter: a time of time.monotonic_ns, which all processes of a machine share.
 DEADLINE_PARAMETER = "deadline_monotonic_ns"

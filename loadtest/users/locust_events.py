@@ -58,6 +58,8 @@ def add_options(parser: Any) -> None:
     add("--arrivals", choices=ARRIVALS, default="poisson", help="open: distribution of the times")
     add("--model", default="classify", help="a route, or any model with an input 'image'")
     add("--grpc", default="", help="HOST:PORT of gRPC; default: the port after that of --host")
+    key_help = "key for a guarded server; better in the variable"
+    add("--api-key", default="", env_var="NEREID_KEY", include_in_web_ui=False, help=key_help)
     add(
         "--variants",
         default="v1,v2",

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from loadtest.users import request_mix
 from loadtest.users.request_mix import LENGTH, Classification, ImageRequest, RequestMix
 from loadtest.users.turn_scheduler import TIMEOUT_S, TurnScheduler
-from nereid.client.request import CHANNEL
+from nereid.client.request import CHANNEL, key_header
 from nereid.contract import SCORES, VARIANT
 
 HTTP, GRPC = "http", "grpc"
@@ -59,7 +59,7 @@ class HttpCaller(FastHttpUser):
         options = self.environment.parsed_options
         request, begin_s = self.requests.next(), time.monotonic()
         # Without the last one Locust requests compressed responses, which cost the server time.
-        headers = {JSON_SIZE: "0", "Accept-Encoding": "identity", **request.headers}
+        headers = {JSON_SIZE: "0", "Accept-Encoding": "identity", **_headers(options, request)}
         path = f"/v2/models/{quote(options.model)}/infer"
         body: Any = request.photo.content  # Locust's type excludes bytes
         with self.client.post(
@@ -112,9 +112,8 @@ class GrpcCaller(User):
         request, begin_s = self.requests.next(), time.monotonic()
         response, failure = None, ""
         try:
-            response = self._stub.ModelInfer(
-                _message(options.model, request), TIMEOUT_S, metadata=tuple(request.headers.items())
-            )
+            metadata = tuple(_headers(options, request).items())
+            response = self._stub.ModelInfer(_message(options.model, request), TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
             failure = f"{error.code().name}: {error.details()}"
         end_s = time.monotonic()
@@ -149,6 +148,10 @@ def names(words: str) -> Sequence[str]:
 
 def _fault(user: Any, request: ImageRequest, got: Classification) -> str:
     return request_mix.fault(request, got, user.protocol, user.environment.scheduler.statistics)
+
+
+def _headers(options: Any, request: ImageRequest) -> dict[str, str]:
+    return {**request.headers, **key_header(options.api_key)}
 
 
 def _name(options: Any, request: ImageRequest) -> str:

@@ -34,6 +34,16 @@ def classify(
         typer.Option(help="HOST:PORT of the server.", show_default="the running server of the repository"),
     ] = "",
     protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "grpc",
+    api_key: Annotated[
+        str,
+        typer.Option(
+            help="Key for a guarded server. Other users of this machine can read a command line, so "
+            "prefer the variable.",
+            envvar="NEREID_KEY",
+            show_envvar=True,
+            show_default="none",
+        ),
+    ] = "",
     shm: Annotated[
         bool,
         typer.Option(
@@ -90,7 +100,12 @@ def classify(
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
     try:
         classifier = Classifier(
-            url, protocol, model, concurrency=concurrency, shared_memory="system" if shm else None
+            url,
+            protocol,
+            model,
+            concurrency=concurrency,
+            shared_memory="system" if shm else None,
+            api_key=api_key,
         )
     except ValueError as error:
         raise WrongUsage(f"--{error}") from None

@@ -92,6 +92,13 @@ def serve(
         ),
     ] = None,
     keys_file: KeysFile = None,
+    require_keys: Annotated[
+        bool,
+        typer.Option(
+            "--require-keys",
+            help="Require a key on loopback, too, for example behind a proxy. Implies --guard.",
+        ),
+    ] = False,
 ) -> None:
     """Serve a model repository until Ctrl-C.
 
@@ -111,7 +118,8 @@ def serve(
         ports,
         model_control_mode,
         allow_shm=allow_shm,
-        is_guarded=host not in LOOPBACK if guard is None else guard,
+        is_guarded=(require_keys or host not in LOOPBACK) if guard is None else guard,
+        requires_keys=require_keys,
         flags=tuple(flags or ()),
     )
     with invalid_values():
@@ -123,20 +131,25 @@ def serve(
         if host not in LOOPBACK:
             raise WrongUsage(f"--no-token needs --host 127.0.0.1, got {host}: anybody could load models")
         token = ""
+    if require_keys and not options.is_guarded:
+        raise WrongUsage("--require-keys and --unguarded exclude each other")
     if options.is_guarded:
-        check_keys(host, keys_file, environment(context))
+        check_keys(options, keys_file, environment(context))
     server.serve(options, environment(context), health_port, drain_s, strict, token, keys_file)
 
 
-def check_keys(host: str, file: Path | None, environment: Mapping[str, str]) -> None:
+def check_keys(options: ServerOptions, file: Path | None, environment: Mapping[str, str]) -> None:
     """Check that a guarded server has keys, if its address needs some.
 
     Raises:
         WrongUsage: there are none.
     """
-    from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
+    from nereid.gateway.admission.access import check_ring
     from nereid.gateway.admission.key_changes import open_ring
     from nereid.gateway.settings import Settings
 
-    if Settings(host=host).requires_keys and not open_ring(file, environment):
-        raise WrongUsage(EXPOSED_WITHOUT_KEYS)
+    settings = Settings(host=options.host, keys_needed=options.requires_keys)
+    try:
+        check_ring(open_ring(file, environment), settings)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None

@@ -14,7 +14,7 @@ from nereid.client.batch_split import Outcome
 from nereid.client.images import ImageLike, encode, encode_or_error, name_of
 from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Prediction
-from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName, check_arguments
+from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName, check_arguments, key_header
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import Kind
 from nereid.client.transport import AsyncConnection
@@ -41,13 +41,14 @@ class AsyncClassifier:
         timeout_s: float = TIMEOUT_S,
         concurrency: int = CONCURRENCY,
         shared_memory: Kind | None = None,
+        api_key: str = "",
     ) -> None:
-        check_arguments(url, protocol, concurrency, shared_memory)
+        check_arguments(url, protocol, concurrency, shared_memory, api_key)
         if unix_path(url) and protocol == "http":
             raise ValueError(f"a Unix socket needs protocol 'grpc' with asyncio, got 'http' and '{url}'")
         self.model = model
         self._concurrency = concurrency
-        self._connection = AsyncConnection(url, protocol)
+        self._connection = AsyncConnection(url, protocol, key_header(api_key))
         regions = Regions(shared_memory, url, protocol) if shared_memory else None
         self._requests = ModelRequests(protocol, model, timeout_s, regions)
         self._finalizer = weakref.finalize(self, regions.close) if regions else None

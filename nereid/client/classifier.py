@@ -16,7 +16,7 @@ from nereid.client.batch_split import Outcome
 from nereid.client.images import ImageLike, encode, encode_or_error, name_of
 from nereid.client.model_requests import ModelRequests
 from nereid.client.prediction import Prediction
-from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName, check_arguments
+from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName, check_arguments, key_header
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import Kind
 
@@ -35,6 +35,7 @@ class Classifier:
         concurrency: number of requests that `classify_many` keeps in flight, for the server to batch.
         shared_memory: `system` passes images in the memory of this machine, `cuda` in the memory of its first
             GPU; None sends them. The server needs `nereid serve --allow-shm`. `close` removes the regions.
+        api_key: the key that a guarded server expects; "" for none.
 
     Raises:
         ValueError: an argument is invalid.
@@ -54,12 +55,13 @@ class Classifier:
         timeout_s: float = TIMEOUT_S,
         concurrency: int = CONCURRENCY,
         shared_memory: Kind | None = None,
+        api_key: str = "",
     ) -> None:
-        check_arguments(url, protocol, concurrency, shared_memory)
+        check_arguments(url, protocol, concurrency, shared_memory, api_key)
         self.model = model
         self._concurrency = concurrency
         self._owner, self._pool = os.getpid(), ThreadPoolExecutor(concurrency)
-        self._connection = transport.Connection(url, protocol)
+        self._connection = transport.Connection(url, protocol, key_header(api_key))
         regions = Regions(shared_memory, url, protocol) if shared_memory else None
         self._requests = ModelRequests(protocol, model, timeout_s, regions)
         # Also at the end of the process, without `close`.

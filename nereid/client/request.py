@@ -12,7 +12,15 @@ import tritonclient.http
 
 from nereid.addresses import unix_path
 from nereid.client.classifier_errors import RequestRefused, Unreachable
-from nereid.contract import GRPC_PORT, HTTP_PORT, IMAGE, OPTION_HEADERS, ROUTE_OUTPUTS, SCORES
+from nereid.contract import (
+    GRPC_PORT,
+    HTTP_PORT,
+    IMAGE,
+    KEY_HEADER,
+    OPTION_HEADERS,
+    ROUTE_OUTPUTS,
+    SCORES,
+)
 
 ProtocolName = Literal["grpc", "http"]
 DEFAULT_PORTS: dict[ProtocolName, int] = {"http": HTTP_PORT, "grpc": GRPC_PORT}
@@ -91,7 +99,9 @@ class CheckedOptions:
         }
 
 
-def check_arguments(url: str, protocol: str, concurrency: int, shared_memory: str | None) -> None:
+def check_arguments(
+    url: str, protocol: str, concurrency: int, shared_memory: str | None, api_key: str = ""
+) -> None:
     """Check the arguments of a classifier.
 
     Raises:
@@ -106,6 +116,13 @@ def check_arguments(url: str, protocol: str, concurrency: int, shared_memory: st
         raise ValueError(f"concurrency must be at least 1, got {concurrency}")
     if shared_memory not in (None, "system", "cuda"):
         raise ValueError(f"shared_memory must be None, 'system' or 'cuda', got '{shared_memory}'")
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ValueError("api_key must be printable ASCII")
+
+
+def key_header(api_key: str) -> Mapping[str, str]:
+    """Return the header with an API key; nothing for an empty key."""
+    return {KEY_HEADER: api_key} if api_key else {}
 
 
 def check_options(options: Options, timeout_s: float, is_for_scores: bool = False) -> CheckedOptions:

@@ -72,9 +72,11 @@ class RestClient:
 
         return self._request("POST", path, client_timeout, body, {**headers, **length}, read)
 
-    def get_model_metadata(self, model: str, *, client_timeout: float) -> Any:
+    def get_model_metadata(
+        self, model: str, headers: Mapping[str, str] = {}, *, client_timeout: float
+    ) -> Any:
         """Return a model's metadata as a mapping."""
-        return self._get_json(f"models/{quote(model)}", client_timeout)
+        return self._get_json(f"models/{quote(model)}", client_timeout, headers)
 
     def register_system_shared_memory(
         self, name: str, key: str, byte_size: int, *, client_timeout: float, **options: Any

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -23,11 +24,21 @@ CLOSED_AT_ONCE = ("failed to connect", "Socket closed")
 PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
 
 
-class Connection:
-    """Run the methods of tritonclient's clients; safe to use from several threads. The first RPC connects."""
+Headers = Mapping[str, str]
+NO_HEADERS: Headers = {}
 
-    def __init__(self, url: str, protocol: ProtocolName) -> None:
-        self._url, self._is_closed = url, False
+
+class Connection:
+    """Run the methods of tritonclient's clients; safe to use from several threads. The first RPC connects.
+
+    Args:
+        url: address of the server.
+        protocol: `grpc` or `http`.
+        headers: headers of each request, in addition to its own.
+    """
+
+    def __init__(self, url: str, protocol: ProtocolName, headers: Headers = NO_HEADERS) -> None:
+        self._url, self._is_closed, self._headers = url, False, headers
         self._client: Any = RestClient(url)
         if protocol == "grpc":
             self._client = tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL)
@@ -40,7 +51,8 @@ class Connection:
             RuntimeError: the connection is closed.
         """
         try:
-            return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
+            more = _with_headers(options, self._headers)
+            return getattr(self._client, name)(*args, client_timeout=remaining_s, **more)
         except Exception as error:
             raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
@@ -76,8 +88,8 @@ def run(connection: Connection, flow: Flow[Result]) -> Result:
 class AsyncConnection:
     """`Connection` for asyncio; over gRPC a cancelled task cancels its request on the server, too."""
 
-    def __init__(self, url: str, protocol: ProtocolName) -> None:
-        self._url, self._protocol = url, protocol
+    def __init__(self, url: str, protocol: ProtocolName, headers: Headers = NO_HEADERS) -> None:
+        self._url, self._protocol, self._headers = url, protocol, headers
         self._is_closed = False
         self._client: Any = None
 
@@ -85,7 +97,7 @@ class AsyncConnection:
         """Run the method `name`; see `Connection.call`."""
         try:
             async with asyncio.timeout(remaining_s):
-                return await getattr(self._opened(), name)(*args, **options)
+                return await getattr(self._opened(), name)(*args, **_with_headers(options, self._headers))
         except Exception as error:
             raise _failure(self._url, error, remaining_s, self._is_closed) from None
 
@@ -130,6 +142,10 @@ async def run_async(connection: AsyncConnection, flow: Flow[Result]) -> Result:
     finally:
         flow.close()  # immediately, also after a cancellation
         del error
+
+
+def _with_headers(options: dict[str, Any], headers: Headers) -> dict[str, Any]:
+    return {**options, "headers": {**options.get("headers", {}), **headers}} if headers else options
 
 
 def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) -> Exception:

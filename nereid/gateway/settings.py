@@ -16,9 +16,9 @@ class Settings:
         url: Triton's gRPC address, HOST:PORT or `unix:PATH`.
         http_url: Triton's HTTP address for the v2 protocol over HTTP; "" for none.
         model: the default model: a route, or another model that classifies images.
-        host: address to listen on; on loopback, only loopback names are valid in `Host`.
+        host: address to listen on; where no key is needed, only loopback names are valid in `Host`.
         keys_needed: whether classifying and reading need a key on loopback, too; elsewhere they always do.
-        allowed_hosts: further names that are valid in `Host`; beyond loopback, () allows any name.
+        allowed_hosts: further names that are valid in `Host`; where keys are needed, () allows any name.
         cors_origins: origins of pages that may call, such as `https://photos.example`.
         rate_per_s: quota of one key in images per second; None for no limit. A key may have its own.
         burst: images that a key may send in one moment.
@@ -80,5 +80,5 @@ class Settings:
     @property
     def hosts(self) -> frozenset[str]:
         """Valid names in `Host`, without port; empty allows any name."""
-        own = (*LOOPBACK_NAMES, self.host) if self.is_on_loopback else ()
+        own = () if self.requires_keys else (*LOOPBACK_NAMES, self.host)
         return frozenset(name.lower() for name in (*own, *self.allowed_hosts))

@@ -47,7 +47,8 @@ class ServerOptions:
     """Settings of one server: its repository, profile, addresses and access.
 
     `flags` are passed to `tritonserver` unchanged. `allow_shm` opens the shared memory API to every caller.
-    If `is_guarded`, Triton listens on sockets in a private folder only, and a gateway has the ports.
+    If `is_guarded`, Triton listens on sockets in a private folder only, and a gateway has the ports. If
+    `requires_keys`, its callers need a key on loopback, too.
     """
 
     repository: Path = REPOSITORY
@@ -58,6 +59,7 @@ class ServerOptions:
     token: str = ""
     allow_shm: bool = False
     is_guarded: bool = False
+    requires_keys: bool = False
     flags: tuple[str, ...] = ()
 
 

@@ -54,6 +54,7 @@ class Front:
         self._process: subprocess.Popen[str] | None = None
         self._back_off = BackOff(RESTART_DELAYS_S, CALM_S)
         self._began_s = self._next_s = 0.0
+        self._has_listened = False
 
     def start(self) -> None:
         """Start the gateway of a running server, unless it runs, and wait until it listens.
@@ -63,17 +64,18 @@ class Front:
         """
         if self._process:
             return
-        process = self._launch()
-        assert process.stdout
-        is_listening = select.select([process.stdout], [], [], START_S)[0] and process.stdout.readline()
-        if not is_listening:
+        self._launch()
+        self._is_listening(START_S)
+        if not self._has_listened:
             self.stop()
             raise ServerError("the gateway in front of the server did not start")
 
-    def keep(self) -> None:
-        """Start the gateway again if it has ended, with growing pauses."""
-        if self._process is None or (status := self._process.poll()) is None:
-            return
+    def keep(self) -> str | None:
+        """Start an ended gateway again, with growing pauses; return why it does not listen, if so."""
+        if self._process is None:
+            return None
+        if (status := self._process.poll()) is None:
+            return None if self._is_listening(0) else "the gateway starts"
         now_s = time.monotonic()
         if not self._next_s:
             pause_s = self._back_off.next_s(now_s - self._began_s)
@@ -81,6 +83,7 @@ class Front:
             self._log(f"supervisor: the gateway ended with status {status}; it starts again in {pause_s:g} s")
         if now_s >= self._next_s:
             self._launch()
+        return f"the gateway ended with status {status}"
 
     def stop(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """End the gateway; its requests may finish, unless `is_hurried` returns true."""
@@ -94,8 +97,16 @@ class Front:
         self._process.wait()
         self._process = None
 
-    def _launch(self) -> "subprocess.Popen[str]":
-        self._began_s, self._next_s = time.monotonic(), 0.0
+    def _is_listening(self, timeout_s: float) -> bool:
+        """Return whether the gateway has printed its ports; wait for them if necessary."""
+        assert self._process
+        assert self._process.stdout
+        if not self._has_listened and select.select([self._process.stdout], [], [], timeout_s)[0]:
+            self._has_listened = bool(self._process.stdout.readline())
+        return self._has_listened
+
+    def _launch(self) -> None:
+        self._began_s, self._next_s, self._has_listened = time.monotonic(), 0.0, False
         self._process = subprocess.Popen(
             self._command(),
             env={**QUIET, **self._environment},
@@ -105,7 +116,6 @@ class Front:
             start_new_session=True,  # Ctrl-C reaches only this process, which stops both in order
             preexec_fn=end_with_parent(),
         )
-        return self._process
 
     def _command(self) -> list[str]:
         options = self._options
@@ -119,7 +129,7 @@ class Front:
             "grpc-port": options.ports.grpc,
             **({"keys": self._keys} if self._keys else {}),
         }
-        command = [sys.executable, "-m", "nereid", "gateway"]
+        command = [sys.executable, "-m", "nereid", "gateway", *["--require-keys"] * options.requires_keys]
         return [*command, *(f"--{name}={value}" for name, value in words.items())]
 
 

@@ -56,6 +56,7 @@ class Health:
         self._server_probed_s = clock()
         self._models: dict[str, tuple[str | None, float]] = {}
         self._broken: dict[str, str] = {}
+        self._front_failure: str | None = None
         self._counts: Counter[tuple[str, Labels]] = Counter({("restarts_total", ()): 0})
 
     def enter(self, state: str, reason: str = "") -> None:
@@ -73,6 +74,11 @@ class Health:
         """Store an observation of the processes: the broken models, each with the reason."""
         with self._lock:
             self._observed_s, self._broken = self._clock(), dict(broken)
+
+    def front_observed(self, failure: str | None) -> None:
+        """Store why the gateway of a guarded server does not listen; None if it does."""
+        with self._lock:
+            self._front_failure = failure
 
     def round_started(self, server_failure: str | None, models: Collection[str]) -> None:
         """Store the server's own readiness and the models to probe; other models are forgotten."""
@@ -109,13 +115,15 @@ class Health:
             return self._state != RUNNING or self._clock() - self._observed_s < ALIVE_S
 
     def why_not_ready(self) -> dict[str, Any]:
-        """Return why the server is not ready: its own reason, and reasons by model; empty if it is ready."""
+        """Return why the server is not ready: its own reason, its gateway's, those of models; or nothing."""
         with self._lock:
             if self._state != RUNNING:
                 return {"server": ": ".join(filter(None, (self._state, self._reason)))}
             found: dict[str, Any] = {}
             if failure := self._failure(self._server_failure, self._server_probed_s):
                 found["server"] = failure
+            if self._front_failure:
+                found["gateway"] = self._front_failure
             failures = {
                 name: reason
                 for name, (failure, probed_s) in self._models.items()

@@ -212,7 +212,7 @@ class _Service:
                 if self.signals.count:
                     raise _Stopped
                 if self.front:
-                    self.front.keep()
+                    self.health.front_observed(self.front.keep())
         except _Stopped:
             self.health.enter(health_page.STOPPING)
             self.signals.sleep(self.drain_s)
@@ -272,7 +272,8 @@ def announcement(options: ServerOptions, record: ServerRecord, failed: Collectio
     addresses = ", ".join(f"{name} {host}:{port}" for name, port in _all_ports(record).items())
     models = [name for name in image_models(options) if name not in failed]
     path = f"models/{'classify' if 'classify' in models else models[0]}" if models else "health/ready"
-    key = "" if options.host in LOOPBACK or not options.is_guarded else "-H 'X-API-Key: KEY' "
+    needs_key = options.requires_keys or (options.is_guarded and options.host not in LOOPBACK)
+    key = "-H 'X-API-Key: KEY' " if needs_key else ""
     attempt = f"curl -i {key}http://{host}:{record.ports.http}/v2/{path}"
     missing = f"; not served: {', '.join(failed)}" if failed else ""
     return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"

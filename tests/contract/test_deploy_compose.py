@@ -112,6 +112,7 @@ def test_services_have_their_profiles():
     assert profiles == {
         "triton-cpu": ["cpu"],
         "triton-gpu": ["gpu"],
+        "gateway": ["cpu", "gpu"],
         "locust": ["load"],
         "server-a": ["scale"],
         "server-b": ["scale"],
@@ -255,13 +256,14 @@ def test_servers_of_the_slim_image_run_its_command():
 
 
 def test_health_of_a_server_is_a_correct_response():
-    """The health check of a server classifies a photo; every other service has a check, too."""
-    for service in (*SERVERS, *SLIM_SERVERS):
-        assert SERVICES[service]["healthcheck"]["test"] == [
-            "CMD",
-            "python3",
-            "/workspace/deploy/healthcheck.py",
-        ]
+    """Each server classifies a photo, the slim one by its supervisor; all other services have checks."""
+    program = ["python3", "/workspace/deploy/healthcheck.py"]
+    of_supervisor = [*program, "--page", "http://127.0.0.1:8003/readyz"]
+    for service in SERVERS:
+        assert SERVICES[service]["healthcheck"]["test"] == ["CMD", *program]
+    for service in SLIM_SERVERS:
+        assert SERVICES[service]["healthcheck"]["test"] == ["CMD", *of_supervisor]
+    assert json.dumps(of_supervisor) in instructions(SLIM, "HEALTHCHECK")[0]
     for dockerfile in DOCKERFILES:
         checks = instructions(dockerfile, "HEALTHCHECK")
         assert ["/workspace/deploy/healthcheck.py" in each for each in checks] == [True]

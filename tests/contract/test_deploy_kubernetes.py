@@ -1,5 +1,6 @@
 """The manifests: what kustomize makes of them fits Kubernetes' schemas, `nereid serve` and docker compose."""
 
+import json
 import re
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE, KEEP_BUFFER
 from nereid.server.ports import Ports
 from nereid.server.wheel import Wheel
 from tests.conftest import ROOT
+from tests.deployment import SLIM, instructions
 from tests.manifests import FOLDER, container, containers, find, pod, rendered
 
 PROFILES = {
@@ -48,7 +50,7 @@ FOREIGN = {"rclone/rclone:1.75.1"}
 TOKEN = "$(NEREID_TOKEN)"
 # Flags that differ from `nereid serve`, each with its reason.
 OTHERWISE = {
-    "--model-repository": "where the init container, or KServe, puts it",
+    "--model-repository": "where the init container puts it",
     "--backend-directory": "the image's own, with our adapters",
     "--model-control-mode": "a pod serves what it was started with; another repository is another rollout",
     "--load-model": "without model control all are loaded, also those that `cpu` has no use for",
@@ -57,7 +59,7 @@ OTHERWISE = {
     "--backend-config=python,shm-region-prefix-name": "/dev/shm is its own, and emptied at its start",
 }
 PORTS = Ports(8000, 8001, 8002)
-PHOTO_CHECK = ["python3", "/workspace/deploy/healthcheck.py"]
+HEALTH_CHECK = ["python3", "/workspace/deploy/healthcheck.py"]
 EMPTY_SHM = ["sh", "-ec", 'rm -rf /dev/shm/*; exec "$0" "$@"', "tritonserver"]
 
 
@@ -78,9 +80,9 @@ def triton_flags(triton: dict[str, Any]) -> dict[str, list[str]]:
     return flags(words[len(EMPTY_SHM) :])
 
 
-def served(profile: str, host: str = "127.0.0.1", ports: Ports = PORTS) -> dict[str, list[str]]:
+def served(profile: str) -> dict[str, list[str]]:
     """Return the flags that `nereid serve` starts `tritonserver` with."""
-    options = ServerOptions(REPOSITORY, profile, host, ports, token=TOKEN)
+    options = ServerOptions(REPOSITORY, profile, "127.0.0.1", PORTS, token=TOKEN)
     nowhere = Path("/")
     return flags(command(options, Wheel(nowhere, nowhere, nowhere, nowhere), nowhere, "id")[1:])
 
@@ -126,19 +128,27 @@ def test_flags_are_those_of_nereid_serve(overlay):
     assert {name for name in found | expected if found.get(name) != expected.get(name)} == {*OTHERWISE}
 
 
-def test_flags_of_kserve_are_those_of_nereid_serve():
-    """Beyond loopback reading APIs are guarded, too; the ports are those that KServe probes."""
-    (triton,) = containers("kserve")
-    found, expected = triton_flags(triton), served(DEFAULT_PROFILE, "0.0.0.0", Ports(8080, 9000, 8002))
+def test_kserve_runs_the_command_of_the_slim_image():
+    """KServe adds its own repository and ports; so the server is guarded there, too."""
+    (server,) = containers("kserve")
+    (command,) = instructions(SLIM, "CMD")
+    own = json.loads(command)
 
-    differing = {name for name in found | expected if found.get(name) != expected.get(name)}
-    assert differing == OTHERWISE.keys() - {"--metrics-address"}
+    assert server["args"][: len(own)] == own
+    assert {*flags(server["args"][len(own) :])} == {
+        "--repository",
+        "--profile",
+        "--model-control-mode",
+        "--http-port",
+        "--grpc-port",
+    }
+    assert [f"--http-port={each['containerPort']}" in server["args"] for each in server["ports"]] == [True]
 
 
-@pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
+@pytest.mark.parametrize("overlay", PROFILES)
 def test_environment_keeps_buffers_and_is_silent(overlay):
     """The environment is that of `nereid serve`, and ONNX Runtime sends no usage data."""
-    (triton,) = (each for each in containers(overlay) if each["image"].startswith("nereid-triton:"))
+    triton = container(overlay, "triton")
 
     given = {each["name"]: each.get("value") for each in triton["env"]}
     assert KEEP_BUFFERS.items() | {("ORT_DISABLE_TELEMETRY", "1")} <= given.items()
@@ -167,25 +177,25 @@ def test_probes_are_inferences(overlay):
     assert probe["timeoutSeconds"] > TIMEOUT_S
 
 
-def test_probes_of_kserve_are_inferences():
-    """The probes use the port that KServe serves."""
-    (triton,) = containers("kserve")
+def test_probes_of_kserve_are_those_of_the_supervisor():
+    """Ready means that every model classified a photo recently."""
+    (server,) = containers("kserve")
 
-    for name in ("readinessProbe", "livenessProbe"):
-        check_photo_is_asked(triton[name], "--url=http://127.0.0.1:8080")
+    for name, page in (("readinessProbe", "readyz"), ("livenessProbe", "livez")):
+        check_photo_is_asked(server[name], f"--page=http://127.0.0.1:8003/{page}")
 
 
 def check_photo_is_asked(probe: dict[str, Any], *words: str) -> None:
-    """Check that a probe runs what compares the photo's class, which ends before the probe does."""
+    """Check that a probe runs the health check, which ends before the probe does."""
     *command_line, timeout = probe["exec"]["command"]
-    assert command_line == [*PHOTO_CHECK, *words]
+    assert command_line == [*HEALTH_CHECK, *words]
     (timeout_s,) = flags([timeout])["--timeout-s"]
     assert probe["timeoutSeconds"] > float(timeout_s)
 
 
 def test_what_probes_run_is_in_the_image():
     """The Dockerfile copies the script to where probes look for it."""
-    script = Path(PHOTO_CHECK[1]).relative_to("/workspace")
+    script = Path(HEALTH_CHECK[1]).relative_to("/workspace")
     dockerfile = (ROOT / "deploy" / "triton.Dockerfile").read_text()
 
     before, copied, _ = dockerfile.partition(f" {script} {script.parent}/\n")
@@ -239,11 +249,16 @@ def test_only_the_gateway_is_published(overlay):
     """Triton publishes its metrics only; the policy limits callers and allows no outgoing traffic."""
     policy, service = find(overlay, "NetworkPolicy")["spec"], find(overlay, "Service")["spec"]
 
-    (published,) = service["ports"]
-    (gateway_port,) = container(overlay, "gateway")["ports"]
-    assert published["targetPort"] == gateway_port["name"]
+    gateway, triton = (container(overlay, name) for name in ("gateway", "triton"))
+    ports = {each["name"]: each["containerPort"] for each in gateway["ports"]}
+    assert {each["targetPort"] for each in service["ports"]} == {*ports}
+    assert {f"--port={ports['http']}", f"--grpc-port={ports['grpc']}"} <= {*gateway["args"]}
     opened = {each["port"] for rule in policy["ingress"] for each in rule["ports"]}
-    assert opened == {gateway_port["containerPort"], 8002}
+    assert opened == {*ports.values(), 8002}
+    own = triton_flags(triton)
+    assert own["--http-address"] == own["--grpc-address"] == ["127.0.0.1"]
+    upstream = {f"--http-url=127.0.0.1:{own['--http-port'][0]}", f"--url=127.0.0.1:{own['--grpc-port'][0]}"}
+    assert upstream <= {*gateway["args"]}
     assert all(rule["from"] for rule in policy["ingress"])
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert bool(policy["egress"]) == (overlay == "overlays/object-storage")

@@ -48,7 +48,7 @@ OPERATORS = {"and", "or", "unless", "bool", "offset"}
 # Outcomes that are not the server's fault; see the comments in rules.yml.
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *shown(), *scaling()]
-METRICS_PORT = ServerOptions().ports.metrics
+HTTP_PORT, METRICS_PORT = ServerOptions().ports.http, ServerOptions().ports.metrics
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
 GRID_WIDTH = 24
 # That of Grafana 13, which docker-compose.yml runs: what is older, it rewrites when it loads it.
@@ -238,7 +238,10 @@ def test_servers_of_compose_are_found_by_their_names():
     assert server == {"names": [*serve], "type": "A", "port": METRICS_PORT}
     assert {*supervisor.pop("names")} == supervised
     assert supervisor == {"type": "A", "port": 8003}
-    assert found["gateway"]["static_configs"] == [{"targets": [f"gateway:{GATEWAY_PORT}"]}]
+    alone, behind_proxy = found["gateway"]["dns_sd_configs"]
+    assert alone == {"names": ["gateway"], "type": "A", "port": GATEWAY_PORT}
+    assert {*behind_proxy.pop("names")} == supervised
+    assert behind_proxy == {"type": "A", "port": HTTP_PORT}
     assert f"--port={GATEWAY_PORT}" in COMPOSE["gateway"]["command"]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nereid.assets import ADAPTERS, COFFEE
+from nereid.gateway.admission import key_changes
 from nereid.server.command_line import environment, region_prefix
 from nereid.server.ports import free_ports
 from nereid.server.wheel import find_wheel
@@ -90,9 +91,13 @@ def image(tmp_path_factory):
 
 @contextmanager
 def started(image: Image, log: Path):
-    """Run the image's command on free ports of the loopback until it is ready; yields process and ports."""
+    """Run the image's command on free ports of the loopback until it is ready; yields process and ports.
+
+    Its keys are in `keys.json`, in the folder of the log.
+    """
     words = [word for name in ("ENTRYPOINT", "CMD") for word in json.loads(*instructions(SLIM, name))]
-    words += [*ANY_PORTS, "--host", "127.0.0.1", "--drain-s", "0"]
+    keys = log.with_name("keys.json")
+    words += [*ANY_PORTS, "--host", "127.0.0.1", "--require-keys", "--keys", str(keys), "--drain-s", "0"]
     with log.open("w") as stderr:
         process = subprocess.Popen(
             [str(image.environment / "bin" / words[0]), *words[1:]],
@@ -116,10 +121,13 @@ def started(image: Image, log: Path):
 
 
 def test_installed_server_classifies_and_ends(image, tmp_path):
-    """The image's command serves its repository, its health check finds espresso, SIGTERM ends it with 0."""
+    """The image's command serves its repository, guarded; it is healthy, and SIGTERM ends it with 0."""
+    key = key_changes.add(tmp_path / "keys.json", "me", ["infer"], None)
     with started(image, tmp_path / "log") as (process, ports):
-        health = image.check(ports["http"])
-        done = image.run(str(image.environment / "bin" / "nereid"), "classify", str(COFFEE), "--json")
+        page = f"http://127.0.0.1:{ports['health']}/readyz"
+        health = check_health("--page", page, workspace=image.workspace)
+        words = ["classify", str(COFFEE), "--json", "--url", f"127.0.0.1:{ports['grpc']}"]
+        done = image.run(str(image.environment / "bin" / "nereid"), *words, NEREID_KEY=key)
         process.send_signal(signal.SIGTERM)
         code = process.wait(STOP_S)
 

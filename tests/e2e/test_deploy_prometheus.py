@@ -66,8 +66,7 @@ def configuration(ports: dict[str, int]) -> dict[str, Any]:
     config = read("prometheus/prometheus.yml")
     config["global"] = dict.fromkeys(config["global"], f"{INTERVAL_S}s")
     for job in config["scrape_configs"]:
-        for found_by in {"dns_sd_configs", "static_configs"} & {*job}:
-            del job[found_by]
+        del job["dns_sd_configs"]
         job["static_configs"] = [{"targets": [f"127.0.0.1:{ports[job['job_name']]}"]}]
     return config
 

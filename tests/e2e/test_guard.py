@@ -286,6 +286,13 @@ def test_keys_are_checked_over_both_protocols(guarded, tmp_path):
                 url, protocol, "classify", image_input(protocol, COFFEE), headers={"x-api-key": secret}
             )
             assert found["scores"].argmax() == ESPRESSO
+            with Classifier(url, protocol, api_key=secret) as classifier:
+                assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
+            with (
+                Classifier(url, protocol) as classifier,
+                pytest.raises(RequestRefused, match="key is required"),
+            ):
+                classifier.classify(COFFEE)
 
 
 def test_metrics_are_those_of_triton_and_of_the_gateway(guarded):
@@ -308,7 +315,8 @@ def test_killed_gateway_is_started_again(guarded):
 
     os.kill(int(subprocess.check_output(words, timeout=WATCHDOG_S)), signal.SIGKILL)
 
-    wait_until(lambda: "the gateway ended with status -9" in guarded.served.log, "notice of the end")
+    assert '"gateway": "the gateway ended with status -9"' in guarded.served.why_not_ready()
+    assert "the gateway ended with status -9" in guarded.served.log
 
     def is_back() -> bool:
         try:

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+from nereid.contract import KEY_HEADER
 from nereid.gateway.admission.keys import Key, KeyRing
 from nereid.gateway.failures import Failure
+from nereid.gateway.settings import Settings
 
 # "open": no key needed; "any": every valid key.
 Need = Literal["open", "any", "infer", "route"]
@@ -13,10 +15,20 @@ CHANGE_WITHOUT_KEYS = "changing a route needs a key; fix: nereid key add NAME --
 HOW = "send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
 
+def check_ring(keys: KeyRing, settings: Settings) -> None:
+    """Check that a gateway has keys, if its callers need some.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if settings.requires_keys and not keys:
+        raise ValueError(REQUIRED_WITHOUT_KEYS if settings.is_on_loopback else EXPOSED_WITHOUT_KEYS)
+
+
 def secret_of(headers: dict[bytes, bytes]) -> str:
     """Return the secret that a request sends, or ""."""
     scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
-    given = secret.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+    given = secret.strip() if scheme.lower() == b"bearer" else headers.get(KEY_HEADER.encode(), b"")
     return given.decode("latin-1")
 
 

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nereid.client.async_classifier import AsyncClassifier
-from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS, REQUIRED_WITHOUT_KEYS, identify
+from nereid.gateway.admission.access import check_ring, identify
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.http import static
@@ -39,8 +39,7 @@ def create_gateway(settings: Settings, keys: KeyRing, source: ModelSource) -> Ga
     Raises:
         ValueError: keys are required, but none exist.
     """
-    if settings.requires_keys and not keys:
-        raise ValueError(REQUIRED_WITHOUT_KEYS if settings.is_on_loopback else EXPOSED_WITHOUT_KEYS)
+    check_ring(keys, settings)
 
     def connect(model: str) -> AsyncClassifier:
         return AsyncClassifier(settings.url, "grpc", model, settings.default_timeout_s)
