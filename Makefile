@@ -20,7 +20,7 @@ LOAD ?= --seconds 10
 
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
 RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
-	stall trials tune_proof)
+	stall trials tune_proof guard attack)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
@@ -101,6 +101,10 @@ record-trials:
 	$(BIN)/python -m loadtest.trials --rounds 4 --record trials
 record-tune_proof:
 	$(BIN)/python -m loadtest.tune_proof --record tune_proof
+record-guard:
+	$(BIN)/python -m loadtest.guard --record guard
+record-attack:
+	$(BIN)/python -m loadtest.attack --cases 1000000 --record attack
 
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))

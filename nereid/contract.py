@@ -44,6 +44,9 @@ QUEUE_FULL_TEXT = "Exceeds maximum queue size"
 QUEUE_TIMEOUT_TEXT = "Request timeout expired"
 NOT_HEALTHY_TEXT = "is not healthy"
 NOT_READY_TEXT = "is not ready"
+# It goes on with the name of a region, which helps to attack a server (CVE-2025-23320).
+SHARED_MEMORY_FULL_TEXT = "Failed to increase the shared memory pool size"
+SHARED_MEMORY_FULL = "the memory that the server's processes share is full"
 RESTRICTED_TEXT = "is restricted"
 _UNHEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")
 _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")

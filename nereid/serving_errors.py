@@ -124,6 +124,8 @@ def from_message(message: str) -> ServingError:
     Triton may insert its own text before it (`in ensemble 'classify_v1', …`), so the first prefix anywhere in
     the message counts. Some texts are Triton's own. Any other is `InferenceFailed`.
     """
+    if contract.SHARED_MEMORY_FULL_TEXT in message:
+        return Overloaded(contract.SHARED_MEMORY_FULL)
     found = [(message.find(cls.prefix), cls) for cls in _RESTORABLE if cls.prefix in message]
     if not found:
         return next((cls for text, cls in _TRITON_TEXTS if text in message), InferenceFailed)(message)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -129,13 +129,16 @@ class Served:
 
 
 @contextmanager
-def serving(repository: Path, folder: Path, *words: str) -> Iterator[Served]:
-    """Run `nereid serve` with a health port, until ready; killed afterwards if it still runs."""
+def serving(repository: Path, folder: Path, *words: str, launcher: Sequence[str] = ()) -> Iterator[Served]:
+    """Run `nereid serve` with a health port, until ready; killed afterwards if it still runs.
+
+    `launcher` is a command that becomes `nereid serve`, in an environment of its own.
+    """
     folder.mkdir()
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
     with (folder / "log").open("w") as log, (folder / "ready").open("w") as ready:
         process = subprocess.Popen(
-            [NEREID, "serve", "--repository", str(repository), *ANY_PORTS, *words],
+            [*launcher, NEREID, "serve", "--repository", str(repository), *ANY_PORTS, *words],
             env=environment,
             stdout=ready,
             stderr=log,

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtest.attack.attacks import INFER, MODEL, classified_text, image_input, in_shared_memory, message
+from nereid.tune import photos
 
 Channel = Literal["HTTP", "JSON", "gRPC"]
 MAX_CHANGES = 4
+# Small, so that each case that remains valid costs the server little.
+PHOTO = photos.jpeg((16, 16))
 # Words that parsers treat specially.
 TOKENS = (
     *(b"0", b"-1", b"1e999", b"4294967297", b"9223372036854775808", b"-9223372036854775809", b"1.5", b"NaN"),
@@ -83,15 +86,18 @@ def _http_requests() -> list[bytes]:
         f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
         "inference-header-content-length: 0\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n".encode()
     )
+    head = f"POST {INFER} HTTP/1.1\r\nhost: 127.0.0.1\r\ninference-header-content-length: 0\r\n"
+    found.append(f"{head}content-length: {len(PHOTO)}\r\n\r\n".encode() + PHOTO)
     return [*found, f"GET /v2/models/{MODEL}/config HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()]
 
 
 def _messages() -> list[bytes]:
-    short, typed = message(), message()
+    photo, short, typed = message(), message(), message()
+    photo.raw_input_contents[0] = len(PHOTO).to_bytes(4, "little") + PHOTO
     short.raw_input_contents[0] = b"\x01\0\0\0x"
     del typed.raw_input_contents[:]
     typed.inputs[0].contents.bytes_contents.append(b"x")
-    return [each.SerializeToString() for each in (short, typed, classified_text(), in_shared_memory())]
+    return [each.SerializeToString() for each in (photo, short, typed, classified_text(), in_shared_memory())]
 
 
 class Mutations:

@@ -97,6 +97,7 @@ _SERVER_TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     (contract.CANCELLED_PREFIX, ServerFailed),
     (contract.QUEUE_FULL_TEXT, Overloaded),
     (contract.QUEUE_TIMEOUT_TEXT, TimedOut),
+    (contract.SHARED_MEMORY_FULL_TEXT, Overloaded),
     (contract.NOT_HEALTHY_TEXT, ServerFailed),
     (contract.NOT_READY_TEXT, Unavailable),
     (contract.RESTRICTED_TEXT, RequestRefused),

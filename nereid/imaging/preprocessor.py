@@ -1,8 +1,9 @@
 """Preprocessing of batches on the CPU, and the interface that it shares with `gpu_preprocessor`."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,13 +30,39 @@ class Preprocessor(Protocol):
         """Copy rows of the tensor over earlier ones."""
 
 
+class PixelBudget:
+    """Bounds the pixels of the images that threads decode at the same time; a larger image goes alone."""
+
+    def __init__(self, pixels: int) -> None:
+        self._pixels = self._free = pixels
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        """Wait until there is room for the pixels, and take it while the context lasts."""
+        pixels = min(pixels, self._pixels)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= pixels)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify_all()
+
+
 class CpuPreprocessor:
-    """Decodes and transforms the images of a batch in parallel, each on one of `threads` threads."""
+    """Decodes and transforms the images of a batch in parallel, each on one of `threads` threads.
+
+    The images in work have at most twice the pixels of the largest valid image, so that memory is bounded.
+    """
 
     def __init__(self, transform: Transform, limits: Limits, max_batch_size: int, threads: int = 1) -> None:
         self.tensor = np.empty((max_batch_size, *transform.shape), DATATYPES[transform.datatype])
         self._transform = transform
         self._limits = limits
+        self._budget = PixelBudget(2 * limits.max_image_pixels)
         self._per_thread = threading.local()
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
@@ -53,11 +80,12 @@ class CpuPreprocessor:
         image = None
         try:
             image = open_image(encoded, self._limits)
-            self._transform(image, row, self._buffers())
+            with self._budget.taken(image.pixel_count):
+                self._transform(image, row, self._buffers())
         except Exception as error:  # a bad image must not fail the others
             return from_exception(error)
         finally:
-            if image and image.size_wh[0] * image.size_wh[1] > LARGE_PIXELS:
+            if image and image.pixel_count > LARGE_PIXELS:
                 del image
                 return_memory()
         return None

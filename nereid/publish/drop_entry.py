@@ -74,13 +74,19 @@ class Entry:
         return other is not None and [each[1:] for each in self.files] == [each[1:] for each in other.files]
 
 
-def is_candidate(path: Path) -> bool:
-    """Return whether a path in a drop folder can be an entry, judged by its name."""
-    is_own = path.name in (PUBLISHED, REJECTED)
+def is_passed_over(path: Path) -> bool:
+    """Return whether a name in a drop folder says that it is not an entry, or not yet."""
+    return path.name in (PUBLISHED, REJECTED) or path.name.startswith(".") or path.suffix in UNFINISHED
+
+
+def why_ignored(path: Path) -> str:
+    """Return why any other path cannot be an entry; "" if it can."""
     # Names must fit on a line, and into the journal, which is UTF-8.
-    if is_own or path.name.startswith(".") or path.suffix in UNFINISHED or not path.name.isprintable():
-        return False
-    return path.suffix == SUFFIX or path.is_dir()
+    if not path.name.isprintable():
+        return "ignored: its name has characters that cannot be printed"
+    if path.suffix != SUFFIX and not path.is_dir():
+        return f"ignored: expected NAME{SUFFIX}, or a folder with one"
+    return ""
 
 
 def read_entry(path: Path) -> Entry | None:

@@ -17,7 +17,16 @@ from msgspec import Meta, Struct
 
 from nereid import files, json_lines
 from nereid.errors import OperationFailed
-from nereid.publish.drop_entry import PUBLISHED, REJECTED, Entry, combined, copied, is_candidate, read_entry
+from nereid.publish.drop_entry import (
+    PUBLISHED,
+    REJECTED,
+    Entry,
+    combined,
+    copied,
+    is_passed_over,
+    read_entry,
+    why_ignored,
+)
 from nereid.server.control import NotReached
 from nereid.serving_errors import InvalidConfig
 
@@ -125,8 +134,13 @@ class DropFolder:
             self._report_once("", f"cannot read '{self._folder}': {error.strerror}")
             return found
         for path in paths:
+            if is_passed_over(path):
+                continue
             try:
-                if is_candidate(path):
+                if reason := why_ignored(path):
+                    found[path.name] = None
+                    self._report_once(path.name, reason)
+                else:
                     found[path.name] = read_entry(path)
             except OSError as error:
                 found[path.name] = None
@@ -241,7 +255,8 @@ class DropFolder:
     def _report_once(self, name: str, line: str) -> None:
         if self._reported.get(name) != line:
             self._reported[name] = line
-            self._report(f"{name}: {line}" if name else line)
+            shown = name if name.isprintable() else ascii(name)
+            self._report(f"{shown}: {line}" if name else line)
 
 
 def _free_name(folder: Path, path: Path, suffix: str) -> Path:

@@ -1,5 +1,6 @@
 """A guarded server: the v2 protocol through the gateway, while Triton itself has no port."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,15 +16,18 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from loadtest import resource_usage
 from loadtest.attack.attacks import ATTACKS, Front
+from loadtest.attack.fuzz import fuzz
 from loadtest.background_load import BackgroundLoad
 from nereid.addresses import unix_path
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
-from nereid.client.classifier_errors import ClassifierError, RequestRefused
+from nereid.client.classifier_errors import ClassifierError, Overloaded, RequestRefused
 from nereid.gateway.admission import key_changes
 from nereid.server.ports import free_ports, is_listening
 from tests.e2e.conftest import ESPRESSO
+from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import NEREID, Served, gateway, serving
 
@@ -295,6 +299,18 @@ def test_keys_are_checked_over_both_protocols(guarded, tmp_path):
                 classifier.classify(COFFEE)
 
 
+@pytest.mark.slow
+def test_random_requests_are_answered(guarded):
+    """Random changes of real requests get statuses that blame the request; all processes live on."""
+    front = Front(guarded.served.ports["http"], guarded.served.ports["grpc"], guarded.key)
+    pids = [each.pid for each in resource_usage.tree(guarded.served.process.pid)]
+
+    outcome = asyncio.run(fuzz(front, pids, 10 * REQUESTS, seed=1))
+
+    assert outcome.wrong == []
+    assert {"HTTP 200", "gRPC OK"} <= outcome.statuses.keys()
+
+
 def test_metrics_are_those_of_triton_and_of_the_gateway(guarded):
     """Triton's on the metrics port, the gateway's on its own, with the models that have answered."""
     with Classifier(guarded.url("grpc"), "grpc", "classify_v1") as classifier:
@@ -329,6 +345,22 @@ def test_killed_gateway_is_started_again(guarded):
 
     wait_until(is_back, "the gateway")
     assert guarded.pid == pid
+
+
+def test_full_shared_memory_is_an_overload(tmp_path, encode):
+    """A request that /dev/shm has no room for gets a clear error without names; the next one is answered."""
+    small = ["unshare", "--mount", "sh", "-ec", 'mount -t tmpfs -o size=24m tmpfs /dev/shm; exec "$@"', "sh"]
+    if subprocess.run([*small, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    photo = encode(np.zeros((2800, 2800, 3), np.uint8), "BMP")
+
+    with serving(REPOSITORY, tmp_path / "run", "--guard", launcher=small) as served:
+        for protocol in CLIENTS:
+            for model in ("classify", "classify_v1"):
+                with Classifier(f"127.0.0.1:{served.ports[protocol]}", protocol, model) as classifier:
+                    with pytest.raises(Overloaded, match=r"overloaded: the memory .* share is full$"):
+                        classifier.classify(photo)
+                    assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
 
 
 def test_stop_leaves_no_process(tmp_path_factory):

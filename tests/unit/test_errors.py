@@ -31,6 +31,7 @@ def test_error_survives_as_text(error, words):
         ("Failed for execute the inference request. Model 'nope' is not ready.", errors.Unavailable),
         ("Request timeout expired", errors.DeadlineExceeded),
         ("[request id: 1] Exceeds maximum queue size", errors.Overloaded),
+        ("Failed to increase the shared memory pool size for key 'nereid-1-a'", errors.Overloaded),
         ("onnx runtime error 2: Unexpected input data type", errors.InferenceFailed),
     ],
     ids=lambda value: str(value)[:30],

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE
-from nereid.imaging.decode import Limits
+from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import DATATYPES, Transform
 from nereid.server.command_line import KEEP_BUFFERS
@@ -103,6 +104,40 @@ def test_unexpected_error_is_that_of_one_image(threads):
     assert first is None
     assert isinstance(second, InferenceFailed)
     assert str(second) == "inference failed: ZeroDivisionError: nothing to divide"
+
+
+class Counting:
+    """Transform that notes how many pixels are in work."""
+
+    shape, datatype = (1,), "FP32"
+
+    def __init__(self):
+        self.now = self.most = 0
+        self.lock = threading.Lock()
+
+    def __call__(self, image, out, buffers):
+        """Take long enough for other threads to begin."""
+        with self.lock:
+            self.now += image.pixel_count
+            self.most = max(self.most, self.now)
+        time.sleep(0.02)
+        with self.lock:
+            self.now -= image.pixel_count
+
+
+def test_pixels_in_work_are_bounded():
+    """Images that are decoded at the same time have at most twice the pixels of the largest valid image."""
+    pixels = open_image(A, Limits()).pixel_count
+    counts = []
+    for limit in (pixels, 2 * pixels, 100 * pixels):
+        transform = Counting()
+        preprocessor = CpuPreprocessor(transform, Limits(max_image_pixels=limit), 16, 8)
+        assert preprocessor.prepare([A] * 16) == [None] * 16
+        counts.append(transform.most // pixels)
+
+    assert counts[0] <= 2
+    assert counts[1] <= 4
+    assert counts[2] > 4
 
 
 def test_limits_are_those_given():

@@ -539,6 +539,21 @@ def test_kubernetes_volume(drop, inside):
     assert (volume / "net.onnx").read_text() == "b"
 
 
+def test_ignored_names_are_reported_once(drop):
+    """Names that can never be published are reported with the reason; unfinished and hidden ones are not."""
+    for name in ("net.pt", "labels.txt", "ne\nt.onnx", ".hidden", "net.onnx.tmp", "published/net.pt"):
+        drop.write(name, "a")
+
+    drop.wait(20)
+
+    expected = "ignored: expected NAME.onnx, or a folder with one"
+    assert drop.reported == [
+        f"labels.txt: {expected}",
+        "'ne\\nt.onnx': ignored: its name has characters that cannot be printed",
+        f"net.pt: {expected}",
+    ]
+
+
 @pytest.mark.parametrize("name", ["net.onnx", "net", "net/net.onnx", "net/weights.data"])
 def test_link_out_of_the_folder_is_not_followed(drop, tmp_path, name):
     """The watcher may read files that the writer of the link may not; the reason is reported once."""

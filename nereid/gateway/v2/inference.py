@@ -149,6 +149,8 @@ def failure_of(response: HttpResponse) -> Failure:
         text = str(json.loads(response.body)["error"])
     except (ValueError, LookupError, TypeError):
         text = ""
+    if contract.SHARED_MEMORY_FULL_TEXT in text:
+        return Failure("overloaded", contract.SHARED_MEMORY_FULL)
     is_internal = _INTERNAL.search(text) is not None
     for words, code in _TEXTS:
         if words in text:

@@ -118,7 +118,11 @@ def _contents(given: v2.ModelInferRequest) -> Sequence[bytes]:
 
 
 def _typed_contents(given: Any) -> bytes:
-    field, dtype = CONTENTS.get(given.datatype, ("the raw contents", ""))
+    if given.datatype not in CONTENTS:
+        raise invalid_request(
+            f"input '{given.name[:128]}': expected raw contents for {given.datatype[:32]!r}, got typed ones"
+        )
+    field, dtype = CONTENTS[given.datatype]
     filled = {each.name: value for each, value in given.contents.ListFields()}
     if filled.keys() - {field}:
         raise invalid_request(

@@ -1,0 +1,184 @@
+"""Properties of the checks of v2 requests: what they let through is exactly what was checked."""
+
+import copy
+import json
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as v2
+
+from nereid.assets import COFFEE
+from nereid.gateway.failures import Failure
+from nereid.gateway.settings import Settings
+from nereid.gateway.v2.inference_body import CheckedBody, check_body
+from nereid.gateway.v2.message import CONTENTS, check_message
+from nereid.gateway.v2.tensor_checks import ELEMENT_BYTES
+
+SETTINGS = Settings()
+# Values that Triton 24.10 ends or blocks on, among harmless ones.
+NAMES = st.sampled_from(["x", "image", "scores", "", "a" * 2000, "\0", "shared_memory_region", "é"])
+DATATYPES = st.sampled_from([*ELEMENT_BYTES, "BYTES", "", "FP8"])
+SIZES = st.sampled_from([1, 2, 3, 0, -1, 2**31, 2**32 + 1, 2**62, 2**63 - 1, -(2**63)])
+SHAPES = st.lists(SIZES, max_size=4)
+UNUSUAL = st.one_of(
+    NAMES,
+    DATATYPES,
+    SIZES,
+    SHAPES,
+    st.sampled_from([True, None, {}, 1e308, 2**64, {"shared_memory_region": "x"}, {"a": [[]]}, [[1], []]]),
+)
+
+
+@st.composite
+def requests(draw) -> tuple[dict[str, Any], bytes]:
+    """Return the JSON of a valid request, and the binary data of its inputs."""
+    inputs, binary = [], b""
+    for number in range(draw(st.integers(1, 3))):
+        datatype = draw(st.sampled_from([*ELEMENT_BYTES, "BYTES"]))
+        shape = draw(st.lists(st.integers(1, 3), max_size=3))
+        count = prod(shape)
+        tensor: dict[str, Any] = {"name": f"x{number}", "shape": shape, "datatype": datatype}
+        if draw(st.booleans()):
+            tensor["data"] = [["ab", "", "é"][number]] * count if datatype == "BYTES" else [number] * count
+        else:
+            sent = b"\1\0\0\0x" * count if datatype == "BYTES" else bytes(count * ELEMENT_BYTES[datatype])
+            tensor["parameters"] = {"binary_data_size": len(sent)}
+            binary += sent
+        inputs.append(tensor)
+    outputs = [{"name": "scores", "parameters": {"classification": 3, "binary_data": True}}]
+    return {"id": "1", "parameters": {"timeout": 5}, "inputs": inputs, "outputs": outputs}, binary
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return every list or mapping inside a value, with each of its keys."""
+    keys = [*value] if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
+
+
+def checked_or_none(check, *given) -> CheckedBody | None:
+    """Return the result of a check; None for a rejection, which is the only error that it may raise."""
+    try:
+        return check(SETTINGS, *given)
+    except Failure:
+        return None
+
+
+def check_is_safe(checked: CheckedBody) -> None:
+    """Check that a body has only what Triton may receive, and that a second check changes nothing."""
+    body = b"".join(checked.parts)
+    again = check_body(SETTINGS, body, checked.json_bytes)
+    assert b"".join(again.parts) == body
+    if checked.json_bytes == 0:
+        return
+    request = msgspec.json.decode(body[: checked.json_bytes])
+    at = checked.json_bytes or len(body)
+    for tensor in request["inputs"]:
+        assert all(size >= 1 for size in tensor["shape"])
+        assert prod(tensor["shape"]) <= 2**31
+        assert not any(name.startswith("shared_memory") for name in tensor.get("parameters", {}))
+        size = tensor.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            assert tensor["data"]
+            continue
+        at += size
+        if tensor["datatype"] != "BYTES":
+            assert size == prod(tensor["shape"]) * ELEMENT_BYTES[tensor["datatype"]]
+    assert at == len(body)
+
+
+@given(st.binary(max_size=200), st.one_of(st.none(), st.integers(0, 200)))
+def test_any_body_is_checked_or_rejected(body, json_bytes):
+    """Random bytes raise nothing but a rejection."""
+    if checked := checked_or_none(check_body, body, json_bytes):
+        check_is_safe(checked)
+
+
+@given(requests(), st.data())
+def test_any_request_is_checked_or_rejected(request, data):
+    """A valid request is accepted, and one with unusual values is accepted or rejected."""
+    content, binary = request
+    text = json.dumps(content).encode()
+    check_is_safe(check_body(SETTINGS, text + binary, len(text)))
+
+    for _ in range(data.draw(st.integers(1, 2))):
+        holder, key = data.draw(st.sampled_from(places(content)))
+        holder[key] = copy.deepcopy(data.draw(UNUSUAL))
+    text = json.dumps(content).encode()
+    if checked := checked_or_none(check_body, text + binary, len(text)):
+        check_is_safe(checked)
+
+
+@given(st.data(), st.lists(st.integers(1, 4), max_size=4), st.lists(st.integers(1, 4), max_size=4))
+def test_json_data_fit_their_shape(data, sent, declared):
+    """Nested lists are accepted if, and only if, they have as many elements as the shape."""
+    flat = data.draw(st.lists(st.integers(-5, 5), min_size=prod(sent), max_size=prod(sent)))
+    values = np.array(flat).reshape(sent or [1]).tolist()
+    request = {"inputs": [{"name": "x", "shape": declared, "datatype": "FP32", "data": values}]}
+
+    checked = checked_or_none(check_body, json.dumps(request).encode(), None)
+
+    assert (checked is not None) == (prod(sent) == prod(declared))
+
+
+@given(st.data())
+def test_any_message_is_checked_or_rejected(data):
+    """Messages of gRPC with typed and raw contents, in any mixture."""
+    message = v2.ModelInferRequest(model_name="m")
+    for _ in range(data.draw(st.integers(0, 3))):
+        datatype, shape = data.draw(DATATYPES), data.draw(SHAPES)
+        tensor = message.inputs.add(name=data.draw(NAMES), datatype=datatype, shape=shape)
+        count = data.draw(st.sampled_from([0, 1, prod(shape) if 0 < prod(shape) < 100 else 3]))
+        field, _ = CONTENTS.get(datatype, ("fp32_contents", ""))
+        if data.draw(st.booleans()):
+            tensor.contents.SetInParent()
+            getattr(tensor.contents, field).extend(
+                [b"x"] * count if field == "bytes_contents" else [1] * count
+            )
+        if data.draw(st.booleans()):
+            message.raw_input_contents.append(bytes(count * ELEMENT_BYTES.get(datatype, 4)))
+
+    if checked := checked_or_none(check_message, message):
+        check_is_safe(checked)
+
+
+@pytest.mark.parametrize("datatype", [*CONTENTS])
+def test_both_protocols_become_the_same_request(datatype):
+    """An input of each type, sent typed, raw and over HTTP, reaches Triton as the same bytes."""
+    field, dtype = CONTENTS[datatype]
+    values = [b"ab", b""] if datatype == "BYTES" else [1, 0]
+    raw = b"\2\0\0\0ab\0\0\0\0" if datatype == "BYTES" else np.array(values, dtype).tobytes()
+    typed, message = (v2.ModelInferRequest(model_name="m") for _ in range(2))
+    getattr(typed.inputs.add(name="x", datatype=datatype, shape=[2]).contents, field).extend(values)
+    message.inputs.add(name="x", datatype=datatype, shape=[2])
+    message.raw_input_contents.append(raw)
+    request = {
+        "inputs": [
+            {"name": "x", "shape": [2], "datatype": datatype, "parameters": {"binary_data_size": len(raw)}}
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    text = json.dumps(request).encode()
+
+    bodies = {
+        b"".join(each.parts)
+        for each in (
+            check_message(SETTINGS, typed),
+            check_message(SETTINGS, message),
+            check_body(SETTINGS, text + raw, len(text)),
+        )
+    }
+
+    assert len(bodies) == 1
+
+
+def test_an_image_alone_is_a_request():
+    """A body without JSON is one image, and is not changed."""
+    checked = check_body(SETTINGS, COFFEE.read_bytes(), 0)
+
+    check_is_safe(checked)
+    assert b"".join(checked.parts) == COFFEE.read_bytes()
