@@ -208,6 +208,21 @@ HTTP_ATTACKS = (
         )
         for datatype in ("FP32", "UINT8")
     ),
+    *(
+        Attack(
+            f"the parameter {name} = {value!r}",
+            partial(infer, document={**image_input(), "parameters": {name: value}}),
+            BAD,
+        )
+        for name, value in (("timeout", 1.5), ("timeout", -1), ("priority", "x"), ("binary_data_output", 1))
+    ),
+    Attack(
+        "a number that is too large",
+        partial(
+            post, path=INFER, body=_INPUT.replace(b"image", b"x").replace(b"BYTES", b"FP32") + b"[1e999]}]}"
+        ),
+        BAD,
+    ),
     Attack("an unknown datatype", partial(infer, document=image_input(datatype="FP99")), BAD),
     Attack("shared memory", partial(infer, document=image_input(data=None, **_REGION)), BAD),
     Attack(

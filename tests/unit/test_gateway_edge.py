@@ -93,6 +93,37 @@ async def test_head_is_bounded(sent):
 
 
 @asynchronous
+async def test_late_head_ends_the_connection(monkeypatch):
+    """The head of each request must arrive in time; nothing is said to a client that has sent nothing."""
+    monkeypatch.setattr(serving, "HEAD_S", 0.2)
+    (first, slow), (second, repeated), (_, silent) = connect(), connect(), connect()
+    good = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    first.data_received(b"GET /healthz HTTP/1.1\r\nhost: loc")
+    second.data_received(good)
+    assert await repeated.status() == b"200"
+    second.data_received(good[:9])
+
+    for wire in (slow, repeated, silent):
+        await asyncio.wait_for(wire.closed.wait(), 10)
+
+    assert slow.written.startswith(b"HTTP/1.1 408 ")
+    assert b"HTTP/1.1 408 " in repeated.written
+    assert silent.written == b""
+
+
+@asynchronous
+async def test_head_in_time_is_answered_late(monkeypatch):
+    """The time of a head does not limit its body and its response, nor those of the request before."""
+    monkeypatch.setattr(serving, "HEAD_S", 0.1)
+    protocol, wire = connect(Settings())
+    protocol.data_received(POST + b"content-length: 4\r\n\r\n")
+    await asyncio.sleep(0.3)
+    protocol.data_received(b"abcdGET /healthz")
+
+    assert await wire.status() == b"200"
+
+
+@asynchronous
 async def test_trailers_are_bounded_and_bodies_are_not():
     """Trailers have the limit of heads; a body may exceed it, in pieces of any size."""
     protocol, trailing = connect()

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ STOP_S = 30
 # New objects before a garbage collection; Python's default of 700 is a few requests.
 GC_OBJECTS = 50_000
 MAX_HEAD_BYTES = 64 * 2**10
+# Seconds for the head of a request, from the connection or from the head's first byte.
+HEAD_S = 10.0
 # Seconds to discard the rest of a body after the response. An immediate close could lose the response, and
 # the client could not reuse the connection.
 LINGER_S = 5.0
@@ -38,6 +41,7 @@ CLIENT_TEST_S, MAX_CLIENT_TEST_S = 0.005, 0.5
 MIN_PIECES, MIN_PIECE_BYTES = 1000, 64
 _TINY_CHUNKS = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_HEAD_TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
@@ -58,10 +62,43 @@ class Listen:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP with limits that uvicorn lacks: for heads, trailers, tiny pieces, and late bodies."""
+    """HTTP with limits that uvicorn lacks: for heads, trailers, tiny pieces, and late heads and bodies."""
 
     _head_bytes = _pieces = _piece_bytes = 0
     _linger: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Limit the time of the first head."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the wait for a head."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Limit the time of a further head."""
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S, self._end_late_head)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_late_head(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._wait_for_head()  # the request before it still has its response to get
+            return
+        if self._head_bytes:
+            self.transport.write(_HEAD_TOO_LATE)
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Read bytes; `MAX_HEAD_BYTES` without a byte of a body end the connection."""
@@ -97,7 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(pause_s, self._test_client, min(2 * pause_s, MAX_CLIENT_TEST_S))
 
     def on_headers_complete(self) -> None:
-        """Restart the counts of bytes."""
+        """Restart the counts of bytes, and end the wait for the head."""
+        self._stop_waiting()
         self._head_bytes = self._pieces = self._piece_bytes = 0
         super().on_headers_complete()
 
@@ -219,6 +257,9 @@ def serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_OBJECTS)
+        # Each connection is an open file.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         server = _UvicornServer(config)
         server.gateway, server.listen, server.announce = gateway, listen, announce
         server.run([opened])

@@ -31,6 +31,8 @@ _TEXTS: tuple[tuple[str, Code], ...] = (
     (contract.QUEUE_FULL_TEXT, "overloaded"),
     (contract.QUEUE_TIMEOUT_TEXT, "deadline_exceeded"),
     (contract.NOT_READY_TEXT, "unavailable"),
+    # Such as a number that is too large.
+    ("failed to parse the request JSON buffer", "invalid_request"),
 )
 
 

@@ -29,6 +29,10 @@ LENGTH_BYTES = 4
 # Bytes of a numeric tensor that cost about as much as a small photo.
 BYTES_PER_UNIT = 2**20
 _SHARED_MEMORY = "shared_memory_"
+# Parameters that Triton reads. Source: docs/protocol of triton-inference-server/server, the extensions
+# classification, binary tensor data, schedule policy and sequence.
+_NUMBERS = frozenset({"classification", "priority", "timeout"})
+_FLAGS = frozenset({"binary_data", "binary_data_output", "sequence_start", "sequence_end"})
 
 
 def check_count(what: str, count: int, max_count: int) -> None:
@@ -52,7 +56,7 @@ def check_text(what: str, text: str) -> None:
 
 
 def check_parameters(what: str, parameters: Mapping[str, Any]) -> None:
-    """Reject too many or long parameters, and shared memory: a caller could name regions of the server.
+    """Reject wrong parameters, and shared memory: a caller could name regions of the server.
 
     Raises:
         Failure: a parameter is not allowed.
@@ -63,6 +67,10 @@ def check_parameters(what: str, parameters: Mapping[str, Any]) -> None:
         check_text(f"parameter '{name[:128]}'", str(value))
         if name.startswith(_SHARED_MEMORY):
             raise invalid_request(f"{what}: shared memory cannot be used through the gateway; send the data")
+        if name in _NUMBERS and (type(value) is not int or value < 0):
+            raise invalid_request(f"parameter '{name}': expected a whole number of 0 or more, got {value!r}")
+        if name in _FLAGS and type(value) is not bool:
+            raise invalid_request(f"parameter '{name}': expected true or false, got {value!r}")
 
 
 def element_count(name: str, datatype: str, shape: Sequence[int]) -> int:
