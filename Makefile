@@ -102,9 +102,9 @@ record-trials:
 record-tune_proof:
 	$(BIN)/python -m loadtest.tune_proof --record tune_proof
 record-guard:
-	$(BIN)/python -m loadtest.guard --record guard
+	$(BIN)/python -m loadtest.guard --rounds 8 --seconds 3 --record guard
 record-attack:
-	$(BIN)/python -m loadtest.attack --cases 1000000 --record attack
+	$(BIN)/python -m loadtest.attack --seconds 60 --cases 1000000 --record attack
 
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))

@@ -107,6 +107,11 @@ def missed(rows: list[record.Row]) -> list[str]:
     ]
 
 
+def markdown(rows: list[record.Row]) -> str:
+    """Render the rows as the table of docs/gateway.md."""
+    return record.markdown(HEADINGS, [list(row.values()) for row in rows])
+
+
 def main() -> int:
     """Measure, print and record; exit status 1 if a target is missed."""
     args = record.parsed(record.parser(__doc__ or "", rounds=8, seconds=3.0))
@@ -120,7 +125,7 @@ def main() -> int:
         for _ in range(args.rounds):
             measure_round(running.record, pid, photo, args.seconds, series)
     rows = summarise(series)
-    print(record.markdown(HEADINGS, [list(row.values()) for row in rows]))
+    print(markdown(rows))
     return record.finish(args.record, {"rounds": args.rounds, "rows": rows}, missed(rows))
 
 

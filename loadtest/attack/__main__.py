@@ -57,6 +57,11 @@ def quantile_ms(requests: list[Request], share: float) -> float:
     return durations[min(len(durations) - 1, int(share * len(durations)))] * 1e3
 
 
+def markdown(rows: list[record.Row]) -> str:
+    """Render the steady client's rows as the table of docs/security.md."""
+    return record.markdown(HEADINGS, [[each[name] for name in HEADINGS] for each in rows])
+
+
 def main() -> int:
     """Measure, print and record."""
     parser = record.parser(__doc__ or "", seconds=60.0, cases=20_000, seed=1)
@@ -72,7 +77,7 @@ def main() -> int:
             rows = [measured(steady, front, count, args.seconds) for count in (0, ATTACKERS)]
             pids = [each.pid for each in resource_usage.tree(running.pid)]
             outcome = uvloop.run(fuzz(front, pids, args.cases, args.seed))
-    print(record.markdown(HEADINGS, [[each[name] for name in HEADINGS] for each in rows]))
+    print(markdown(rows))
     print(*(f"{status}: {number}" for status, number in sorted(outcome.statuses.items())), sep="\n")
     print(*(f"wrong status {status}: {case}" for status, case in outcome.wrong), sep="\n")
     ratio = round(rows[1]["p99 ms"] / rows[0]["p99 ms"], 2)

@@ -26,6 +26,8 @@ MARK = "<!-- Written by `make docs` from loadtest/results/bench.json. -->\n"
 COMMANDS = {"nereid bench": "python -m loadtest.bench"}
 # The pages of the other records.
 ELSEWHERE = {
+    "attack": "security.md",
+    "guard": "gateway.md",
     "backend": "onnxruntime_backend.md",
     "clients": "clients.md",
     "compare": "experiments.md",

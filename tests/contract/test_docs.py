@@ -14,6 +14,7 @@ from loadtest import (
     clients,
     compare,
     gateway,
+    guard,
     memory,
     parity,
     preprocess,
@@ -24,6 +25,7 @@ from loadtest import (
     trials,
     tune_proof,
 )
+from loadtest.attack import __main__ as attack
 from loadtest.bench import __main__ as benchmark
 from loadtest.bench import page as benchmarks
 from loadtest.soak import verdict
@@ -142,6 +144,7 @@ def test_recorded_benchmark_can_be_repeated(root):
         (backend, "onnxruntime_backend.md"),
         (clients, "clients.md"),
         (gateway, "gateway.md"),
+        (guard, "gateway.md"),
         (memory, "onnxruntime_backend.md"),
         (preprocess, "preprocess.md"),
         (parity, "preprocess.md"),
@@ -196,6 +199,19 @@ def test_page_has_the_recorded_overload(root):
     recorded = json.loads((root / "loadtest" / "results" / "gateway.json").read_text())
 
     assert gateway.load_markdown(recorded["loads"]) in (root / "docs" / "gateway.md").read_text()
+
+
+def test_page_has_the_recorded_attack(root):
+    """The page has what the steady client saw, and how many random requests there were."""
+    recorded = json.loads((root / "loadtest" / "results" / "attack.json").read_text())
+    text = (root / "docs" / "security.md").read_text()
+
+    assert attack.markdown(recorded["steady"]) in text
+    assert f"{recorded['fuzz']['cases']:,} random requests" in text
+    assert recorded["fuzz"]["wrong"] == 0
+    machine = recorded["machine"]
+    assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
+    assert recorded["command"] in text
 
 
 def test_page_has_the_recorded_publications(root):
@@ -253,7 +269,8 @@ def test_every_preprocessing_parameter_is_documented(root):
 
 def test_each_covered_attack_has_a_test(root):
     """The page names files of tests that exist."""
-    covered = (root / "docs" / "security.md").read_text().partition("## Attacks that are covered")[2]
+    page = (root / "docs" / "security.md").read_text()
+    covered = page.partition("## Attacks that are covered")[2].partition("\n## ")[0]
     rows = [line for line in covered.splitlines() if line.startswith("| ")][1:]
     named = [re.findall(r"`(tests/\S+)`", row) for row in rows]
 
