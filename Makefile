@@ -24,7 +24,7 @@ RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memo
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
-.PHONY: help setup demo serve check test test-slow load proof bench soak docs site dist clean $(RECORDS)
+.PHONY: help setup demo serve check test test-slow containers load proof bench soak docs lock site dist clean $(RECORDS)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -59,6 +59,9 @@ check: .venv/.testing  ## check format, lint, types, imports, docstrings; run th
 
 test: .venv/.testing  ## run all tests except the long ones, also against the real server
 	$(BIN)/pytest -n 2 $(BY_FILE) -m 'not slow'
+
+containers: .venv/.testing  ## run docker-compose.yml in a container engine of its own; needs root and Debian's apt
+	$(BIN)/pytest -m slow -rs tests/e2e/test_containers.py
 
 test-slow: .venv/.testing  ## run the long tests, with SLOW_REQUESTS (2000) requests each
 	SLOW_REQUESTS=$(SLOW_REQUESTS) CELL_STEP=$(CELL_STEP) $(BIN)/pytest -n 3 $(BY_FILE) -m slow
@@ -112,6 +115,13 @@ soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes 
 docs: .venv/.testing  ## write docs/commands.md from the help, docs/benchmarks.md from the records
 	$(BIN)/python -m tools.commands_page
 	$(BIN)/python -m loadtest.bench.page
+
+lock: .venv/.testing  ## write deploy/constraints.txt: the versions of all packages in the images
+	@$(BIN)/pip install --quiet uv
+	@{ echo '# Versions of all packages in the images. Written by `make lock`.'; \
+		$(BIN)/uv pip compile --quiet --no-annotate --no-header --python-version 3.12 pyproject.toml \
+		$(addprefix --extra ,embedded cpu gpu13 gateway publish load); } > deploy/constraints.txt.new
+	@mv deploy/constraints.txt.new deploy/constraints.txt
 
 site: .venv/.site  ## build the documentation site in site/; it works without a network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --strict

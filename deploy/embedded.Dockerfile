@@ -1,4 +1,4 @@
-# `nereid serve` on Python's image for Debian, without NVIDIA's image: at most 900 MB. Build it from the checkout:
+# `nereid serve` on Python's image for Debian, without NVIDIA's image: at most 600 MB. Build it from the checkout:
 #
 #   docker build --file deploy/embedded.Dockerfile --tag nereid-embedded:0.1.0 .
 #   docker run --init --read-only --tmpfs /tmp:exec,mode=1777 --shm-size 1g --cap-drop ALL \
@@ -9,23 +9,38 @@
 #
 # EXTRAS=gateway builds the gateway and EXTRAS=load the load test, as in docker-compose.yml. For CPUs only. Debian 12 is
 # the tested release; the wheel of nvidia-pytriton needs glibc 2.35 or later.
+ARG PYTHON_IMAGE=python
 ARG PYTHON_TAG=3.12-slim-bookworm
-FROM python:${PYTHON_TAG} AS build
+FROM ${PYTHON_IMAGE}:${PYTHON_TAG} AS build
 
 ARG EXTRAS=embedded,cpu,gateway
+# For a mirror of the package index; with a password: --secret id=pip.conf,src=FILE.
+ARG PIP_INDEX_URL
 
 WORKDIR /workspace
-COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY pyproject.toml ./
+COPY deploy/install.sh deploy/requirements.py deploy/constraints.txt deploy/
+COPY nereid/server/preflight.py nereid/server/
+RUN --mount=type=secret,id=pip.conf,target=/root/.config/pip/pip.conf \
+    deploy/install.sh venv /opt/nereid "${EXTRAS}" packages
+COPY README.md LICENSE NOTICE ./
 COPY nereid nereid
 COPY python_backend python_backend
 COPY clients clients
 COPY loadtest loadtest
-COPY deploy/install.sh deploy/healthcheck.py deploy/
-RUN deploy/install.sh venv /opt/nereid "${EXTRAS}"
+COPY deploy/healthcheck.py deploy/init.sh deploy/
+RUN --mount=type=secret,id=pip.conf,target=/root/.config/pip/pip.conf \
+    deploy/install.sh venv /opt/nereid "${EXTRAS}" project
 
-FROM python:${PYTHON_TAG}
+FROM ${PYTHON_IMAGE}:${PYTHON_TAG}
+
+LABEL org.opencontainers.image.title="Nereid" \
+    org.opencontainers.image.description="Image models on NVIDIA Triton, for CPUs" \
+    org.opencontainers.image.licenses="Apache-2.0"
 
 RUN groupadd --gid 1000 nereid && useradd --uid 1000 --gid 1000 --no-create-home nereid
+# The volumes of Compose get the owner of these folders.
+RUN mkdir -p /data /keys && chown 1000:1000 /data /keys
 COPY --from=build /opt/nereid /opt/nereid
 COPY --from=build /workspace /workspace
 COPY model_repository /workspace/model_repository

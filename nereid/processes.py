@@ -24,6 +24,27 @@ def available_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
+class MemoryKills:
+    """Counts the processes of this control group that the kernel ends for lack of memory."""
+
+    def __init__(self, folder: Path = Path("/sys/fs/cgroup")) -> None:
+        """Count from now on."""
+        self._folder = folder
+        self._seen = self._total()
+
+    def new(self) -> int:
+        """Return the number since the last call; 0 where the kernel does not count them."""
+        before, self._seen = self._seen, self._total()
+        return self._seen - before
+
+    def _total(self) -> int:
+        for name in ("memory.events", "memory/memory.oom_control"):  # of version 2, of version 1
+            with contextlib.suppress(OSError, ValueError):
+                lines = (self._folder / name).read_text().splitlines()
+                return int(dict(line.split(maxsplit=1) for line in lines).get("oom_kill", 0))
+        return 0
+
+
 def return_memory() -> None:
     """Return free heap memory to the system, which glibc would keep; other C libraries do not need this."""
     import ctypes  # not at the top: stubs import this module, and most never need it

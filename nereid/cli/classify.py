@@ -12,9 +12,9 @@ from nereid.cli.options import (
     Repository,
     complete_model,
     find_classifier,
-    find_server,
     invalid_values,
 )
+from nereid.cli.server_options import find_server
 from nereid.errors import OperationFailed, WrongUsage
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NETWORKS = {"1": "FP32", "2": "INT8"}
 WARM_UP_REQUESTS = 5
+TOP = 3
 
 
 def demo(context: typer.Context) -> None:
@@ -53,7 +54,7 @@ def measure(options: "ServerOptions", version: str, protocol: "ProtocolName") ->
     from nereid.client.classifier import Classifier
 
     with Classifier(f"{options.host}:{getattr(options.ports, protocol)}", protocol) as classifier:
-        return [classifier.classify(COFFEE, version=version) for _ in range(WARM_UP_REQUESTS)][-1]
+        return [classifier.classify(COFFEE, version=version, top_k=TOP) for _ in range(WARM_UP_REQUESTS)][-1]
 
 
 def add_rows(table: "Table", version: str, http: "Prediction", grpc: "Prediction") -> None:

@@ -18,9 +18,9 @@ from nereid.cli.options import (
     complete_model,
     environment,
     find_classifier,
-    find_server,
     invalid_values,
 )
+from nereid.cli.server_options import find_server
 
 
 def gateway(

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
-from nereid.cli import check, classify, demo, doctor, gateway, init, keys, serve, status
+from nereid.cli import classify, demo, gateway, init, keys, serve
 from nereid.cli.exit_codes import CommandGroup
 from nereid.cli.models import add, publish, remove, tune, versions, watch
+from nereid.cli.observe_commands import check, doctor, status
 from nereid.cli.options import reflowed, show_help
 from nereid.cli.route_commands import route
+from nereid.cli.server_options import with_server
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -22,15 +24,15 @@ for command in (
     serve.serve,
     classify.classify,
     gateway.gateway,
-    status.status,
-    add.add,
-    publish.publish,
-    publish.rollback,
-    publish.retire,
-    remove.remove,
-    remove.reload,
-    versions.versions,
-    watch.watch,
+    with_server(status.status),
+    with_server(add.add),
+    with_server(publish.publish),
+    with_server(publish.rollback),
+    with_server(publish.retire),
+    with_server(remove.remove),
+    with_server(remove.reload),
+    with_server(versions.versions),
+    with_server(watch.watch),
     check.check,
     doctor.doctor,
     tune.tune,

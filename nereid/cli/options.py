@@ -4,16 +4,13 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from nereid import assets
 from nereid.contract import IMAGE, SCORES
 from nereid.errors import WrongUsage
-
-if TYPE_CHECKING:
-    from nereid.server.run_dir import ServerRecord
 
 DEFAULT_MODEL = "classify"
 DEFAULT_MODEL_HELP = "`classify`, or the only model that classifies"
@@ -82,6 +79,7 @@ Profile: TypeAlias = Annotated[
     typer.Option(
         help="Set of configs to serve: `ensemble` for config.pbtxt, or NAME for configs/NAME.pbtxt.",
         autocompletion=complete_profile,
+        envvar="NEREID_PROFILE",
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -91,13 +89,6 @@ def environment(context: typer.Context) -> Mapping[str, str]:
     """Return the environment of the process, which only the root command reads."""
     found: Mapping[str, str] = context.obj
     return found
-
-
-def find_server(context: typer.Context, repository: Path) -> "ServerRecord | None":
-    """Return the running server of a repository, if one runs."""
-    from nereid.server import run_dir
-
-    return run_dir.find(run_dir.root(environment(context)), repository)
 
 
 def find_classifier(repository: Path, name: str) -> str:

@@ -17,9 +17,9 @@ from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import preflight, run_dir
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, environment
 from nereid.server.control import RESPONSE_S, token_headers
+from nereid.server.installation import FOLDER, INSTALL, find_installation
 from nereid.server.ports import why_unusable
 from nereid.server.run_dir import ServerRecord
-from nereid.server.wheel import INSTALL, find_wheel
 from nereid.serving_errors import InvalidConfig
 from nereid.triton import stub_memory
 from nereid.units import format_bytes
@@ -46,7 +46,7 @@ class Finding:
 def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iterator[Finding]:
     """Run all checks for serving `repository`; the environment `inherited` locates running servers."""
     yield _python()
-    yield _triton()
+    yield _triton(inherited)
     yield _stub_libraries(inherited)
     yield _onnxruntime()
     yield _shared_memory()
@@ -70,11 +70,13 @@ def _python() -> Finding:
     return Finding("Python", "ok", f"{here[0]}, shared library in {preflight.find_libpython(*here)}")
 
 
-def _triton() -> Finding:
+def _triton(inherited: Mapping[str, str]) -> Finding:
     try:
-        find_wheel()
+        found = find_installation(inherited)
     except ServerError as error:
         return Finding("Triton", "fail", error.reason, error.fix)
+    if FOLDER in inherited:
+        return Finding("Triton", "ok", f"{found.server}, named by {FOLDER}")
     version = _installed("nvidia-pytriton")
     triton = TRITON_OF_PYTRITON.get(version, "unknown")
     return Finding("Triton", "ok", f"{triton} in nvidia-pytriton {version}, with a stub for this Python")
@@ -83,9 +85,10 @@ def _triton() -> Finding:
 def _stub_libraries(inherited: Mapping[str, str]) -> Finding:
     what = "stub's libraries"
     try:
-        wheel = find_wheel()
+        found = find_installation(inherited)
+        variables = environment(found, inherited)
         linked = subprocess.run(
-            ["ldd", wheel.stub], env=environment(wheel, inherited), capture_output=True, text=True, check=True
+            ["ldd", found.stub], env=variables, capture_output=True, text=True, check=True
         ).stdout
     except ServerError as error:
         return Finding(what, "fail", error.reason, error.fix)

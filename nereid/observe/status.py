@@ -33,7 +33,7 @@ class ServerStatus:
     """A running server.
 
     Args:
-        pid: of `tritonserver`.
+        pid: of `tritonserver`; 0 if it was named by its address.
         ports: by protocol.
         uptime_s: seconds since `tritonserver` started.
         memory_bytes: of `tritonserver`, without its model processes.
@@ -136,7 +136,7 @@ def _ready(record: ServerRecord | None) -> tuple[Mapping[str, set[int]], str]:
 def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]:
     """Return the numbers of model processes, and their bytes, by model."""
     counts, memory = Counter[str](), Counter[str]()
-    if record:
+    if record and record.pid:
         for stub in stub_processes.find(record.pid, Path(record.repository)):
             counts[stub.model] += 1
             memory[stub.model] += memory_bytes(stub.process.pid)
@@ -146,7 +146,8 @@ def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]
 def _server(record: ServerRecord, trouble: str) -> ServerStatus:
     folder = PROC / str(record.pid)
     uptime_s = round(time.time() - folder.stat().st_ctime, 1) if folder.exists() else 0.0
-    ports = {name: getattr(record.ports, name) for name in ("http", "grpc", "metrics")}
+    # The port of HTTP is unknown if the command line has named the server.
+    ports = {name: port for name in ("http", "grpc", "metrics") if (port := getattr(record.ports, name))}
     if record.health_port:
         ports["health"] = record.health_port
     memory = memory_bytes(record.pid)

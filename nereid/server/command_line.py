@@ -13,9 +13,9 @@ from nereid.errors import ServerError
 from nereid.repository.layout import is_model, model_folders
 from nereid.routing.assignment import ROUTE_THREADS
 from nereid.server import preflight
+from nereid.server.installation import Installation
 from nereid.server.ports import Ports
 from nereid.server.run_dir import socket_url
-from nereid.server.wheel import Wheel
 
 PLAIN_PROFILE = "ensemble"
 # A model without configs/cpu.pbtxt serves its plain config.pbtxt, so this default suits every repository.
@@ -65,7 +65,7 @@ class ServerOptions:
 
 def command(
     options: ServerOptions,
-    wheel: Wheel,
+    triton: Installation,
     backends: Path,
     run_id: str,
     models: Sequence[str] = ("*",),
@@ -74,14 +74,14 @@ def command(
     """Return the `tritonserver` command line for `options`.
 
     Args:
-        options, wheel: settings and parts of the server.
+        options, triton: settings and parts of the server.
         backends: the backend directory.
         run_id: distinguishes the shared memory of this server from that of others.
         models: models to load at start in the explicit mode, `*` for all.
         sockets: folder for Triton's sockets if the server is guarded; None for TCP ports.
     """
     args = [
-        str(wheel.server),
+        str(triton.server),
         f"--model-repository={options.repository}",
         f"--backend-directory={backends}",
         f"--model-control-mode={options.model_control_mode}",
@@ -129,7 +129,7 @@ def region_prefix(run_id: str) -> str:
     return f"{run_id}-"
 
 
-def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
+def environment(triton: Installation, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the server's environment: its stubs find this virtual environment through PATH.
 
     Raises:
@@ -140,7 +140,7 @@ def environment(wheel: Wheel, inherited: Mapping[str, str]) -> dict[str, str]:
     if libpython is None:
         what, fix = preflight.missing(*here)[-1]
         raise ServerError(f"missing: {what}", fix)
-    libraries = [str(wheel.libraries), str(libpython), inherited.get("LD_LIBRARY_PATH", "")]
+    libraries = [str(triton.libraries or ""), str(libpython), inherited.get("LD_LIBRARY_PATH", "")]
     return {
         **KEEP_BUFFERS,
         **inherited,

@@ -21,10 +21,10 @@ from nereid.errors import ServerError
 from nereid.processes import end_with_parent
 from nereid.repository import layout as repository
 from nereid.server.command_line import ServerOptions, command, environment
+from nereid.server.installation import assemble_backends, find_installation
 from nereid.server.ports import check_ports, is_listening
 from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder
 from nereid.server.server_log import ServerLog
-from nereid.server.wheel import assemble_backends, find_wheel
 from nereid.triton.stub_memory import StubMemory
 
 STOP_TIMEOUT_S, STOP_POLL_S = 40.0, 0.25
@@ -104,20 +104,20 @@ class EmbeddedServer:
         Raises:
             ServerError: a part is missing, or a port is taken.
         """
-        wheel = find_wheel()
+        triton = find_installation(self._inherited)
         if self._sockets:
             make_socket_folder(self._sockets)
         else:
             check_ports(self.options.host, self.options.ports)
-        backends = assemble_backends(wheel, self._run_dir / "backends")
+        backends = assemble_backends(triton, self._run_dir / "backends")
         # Listed only once: models may come or go while the server starts.
         models = _models_to_load(self.options)
         wanted = [name for name in models if self._among is None or name in self._among]
         self.models = [name for name in wanted if name not in self._without]
         self.memory.claim()
         self._process = subprocess.Popen(
-            command(self.options, wheel, backends, self.id, self.models, self._sockets),
-            env=environment(wheel, self._inherited),
+            command(self.options, triton, backends, self.id, self.models, self._sockets),
+            env=environment(triton, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -7,13 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from nereid.errors import ServerError
-from nereid.processes import BackOff, on_signals
+from nereid.processes import BackOff, MemoryKills, on_signals
 from nereid.repository.layout import (
     describe_threads,
     hidden_models,
@@ -126,6 +126,7 @@ class _Service:
     is_strict: bool
     signals: _Signals
     front: Front | None
+    kills: MemoryKills = field(default_factory=MemoryKills)
 
     def run(self) -> NoReturn:
         began_s, among = time.monotonic(), None
@@ -193,10 +194,15 @@ class _Service:
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
             raise
+        self._report_kills()
         reason = watchdog.restart_reason or f"tritonserver ended by itself with status {server.poll()}"
         self.health.enter(health_page.RESTARTING, reason)
         server.stop(watchdog.is_emptied)
         return watchdog.ready, reason
+
+    def _report_kills(self) -> None:
+        if count := self.kills.new():
+            _log(f"supervisor: lack of memory: the kernel ended {count} processes of this control group")
 
     def _wait(self, watchdog: Watchdog, record: ServerRecord, failed: Mapping[str, str] | None) -> None:
         """Announce the server, then wait for its end or for a signal and the drain time."""
@@ -211,6 +217,7 @@ class _Service:
             while not watchdog.wait(SIGNAL_POLL_S):
                 if self.signals.count:
                     raise _Stopped
+                self._report_kills()
                 if self.front:
                     self.health.front_observed(self.front.keep())
         except _Stopped:

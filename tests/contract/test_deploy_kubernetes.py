@@ -12,14 +12,11 @@ import pytest
 import yaml
 
 from nereid.assets import REPOSITORY
-from nereid.gateway.http.serving import STOP_S
-from nereid.gateway.readiness import TIMEOUT_S
 from nereid.routing.assignment import parse_route
-from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE, KEEP_BUFFERS, ServerOptions, command
-from nereid.server.ports import Ports
-from nereid.server.wheel import Wheel
+from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE
+from nereid.server.embedded_server import STOP_TIMEOUT_S
 from tests.conftest import ROOT
-from tests.deployment import SLIM, instructions
+from tests.deployment import NVIDIAS, SLIM, command_line, copies, instructions
 from tests.manifests import FOLDER, container, containers, find, pod, rendered
 
 PROFILES = {
@@ -46,52 +43,16 @@ RELEASES = ("1.30", kubernetes_validate.latest_version())
 UNKNOWN = {"ScaledObject", "InferenceService", "ServingRuntime"}
 # Images that Compose does not use.
 FOREIGN = {"rclone/rclone:1.75.1"}
-# Kubernetes replaces this variable.
-TOKEN = "$(NEREID_TOKEN)"
-# Flags that differ from `nereid serve`, each with its reason.
-OTHERWISE = {
-    "--model-repository": "where the init container puts it",
-    "--backend-directory": "the image's own, with our adapters",
-    "--model-control-mode": "a pod serves what it was started with; another repository is another rollout",
-    "--load-model": "without model control all are loaded, also those that `cpu` has no use for",
-    "--metrics-address": "Prometheus scrapes from outside the pod",
-    "--exit-timeout-secs": "Triton's own default, which the grace period is made for",
-    "--backend-config=python,shm-region-prefix-name": "/dev/shm is its own, and emptied at its start",
-}
-PORTS = Ports(8000, 8001, 8002)
 HEALTH_CHECK = ["python3", "/workspace/deploy/healthcheck.py"]
-EMPTY_SHM = ["sh", "-ec", 'rm -rf /dev/shm/*; exec "$0" "$@"', "tritonserver"]
 
 
 def flags(words: list[str]) -> dict[str, list[str]]:
-    """Return a command line's flags with their values, in order; each setting of a backend is one."""
+    """Return a command line's flags with their values, in order."""
     found: dict[str, list[str]] = {}
     for word in words:
-        name, _, value = word.rpartition("=") if word.startswith("--backend-config=") else word.partition("=")
+        name, _, value = word.partition("=")
         found.setdefault(name, []).append(value)
     return found
-
-
-def triton_flags(triton: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the flags of a container with Triton, which begins with nothing in its shared memory."""
-    words = triton["args"]
-    assert words[: len(EMPTY_SHM)] == EMPTY_SHM
-    assert "/dev/shm" in {mount["mountPath"] for mount in triton["volumeMounts"]}
-    return flags(words[len(EMPTY_SHM) :])
-
-
-def served(profile: str) -> dict[str, list[str]]:
-    """Return the flags that `nereid serve` starts `tritonserver` with."""
-    options = ServerOptions(REPOSITORY, profile, "127.0.0.1", PORTS, token=TOKEN)
-    nowhere = Path("/")
-    return flags(command(options, Wheel(nowhere, nowhere, nowhere, nowhere), nowhere, "id")[1:])
-
-
-def seconds(hook: dict[str, Any]) -> int:
-    """Return for how long a hook sleeps."""
-    program, number = hook["exec"]["command"]
-    assert program == "sleep"
-    return int(number)
 
 
 @pytest.mark.parametrize("overlay", KINDS)
@@ -121,11 +82,17 @@ def test_objects_without_a_schema_are_listed_as_untried():
 
 
 @pytest.mark.parametrize("overlay", PROFILES)
-def test_flags_are_those_of_nereid_serve(overlay):
-    """Each difference is listed with its reason."""
-    found, expected = triton_flags(container(overlay, "triton")), served(PROFILES[overlay])
+def test_server_is_that_of_compose(overlay):
+    """The words are the same, except for the folder of the models, the drain time and the traces."""
+    words, _, _ = "\n".join(command_line("triton-cpu")).partition("\n--\n")
+    _, *compose = words.splitlines()
+    server = container(overlay, "server")
 
-    assert {name for name in found | expected if found.get(name) != expected.get(name)} == {*OTHERWISE}
+    differing = {"--repository", "--drain-s"}
+    ours, theirs = flags(server["args"]), flags(compose)
+    assert {name for name in ours | theirs if ours.get(name) != theirs.get(name)} == differing
+    assert ours.keys() == theirs.keys(), "so it is guarded"
+    assert server["env"] == [{"name": "NEREID_PROFILE", "value": PROFILES[overlay]}]
 
 
 def test_kserve_runs_the_command_of_the_slim_image():
@@ -145,15 +112,6 @@ def test_kserve_runs_the_command_of_the_slim_image():
     assert [f"--http-port={each['containerPort']}" in server["args"] for each in server["ports"]] == [True]
 
 
-@pytest.mark.parametrize("overlay", PROFILES)
-def test_environment_keeps_buffers_and_is_silent(overlay):
-    """The environment is that of `nereid serve`, and ONNX Runtime sends no usage data."""
-    triton = container(overlay, "triton")
-
-    given = {each["name"]: each.get("value") for each in triton["env"]}
-    assert KEEP_BUFFERS.items() | {("ORT_DISABLE_TELEMETRY", "1")} <= given.items()
-
-
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
 def test_images_are_those_of_compose(overlay):
     """Names and tags are the same in both, and every tag is a version."""
@@ -166,15 +124,15 @@ def test_images_are_those_of_compose(overlay):
 
 
 @pytest.mark.parametrize("overlay", PROFILES)
-def test_probes_are_inferences(overlay):
-    """A pod is started and live if Triton classifies a photo correctly, and ready if its gateway is."""
-    triton, gateway = (container(overlay, name) for name in ("triton", "gateway"))
+def test_probes_are_those_of_the_supervisor(overlay):
+    """A pod is started and ready if each of its models has classified a photo."""
+    server = container(overlay, "server")
+    pages = {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
 
-    for name in ("startupProbe", "livenessProbe"):
-        check_photo_is_asked(triton[name])
-    probe = gateway["readinessProbe"]
-    assert probe["httpGet"] == {"path": "/readyz", "port": gateway["ports"][0]["name"]}
-    assert probe["timeoutSeconds"] > TIMEOUT_S
+    assert {"name": "health", "containerPort": 8003} in server["ports"]
+    assert "--health-port=8003" in server["args"]
+    for name, page in pages.items():
+        assert server[name]["httpGet"] == {"path": page, "port": "health"}
 
 
 def test_probes_of_kserve_are_those_of_the_supervisor():
@@ -193,29 +151,21 @@ def check_photo_is_asked(probe: dict[str, Any], *words: str) -> None:
     assert probe["timeoutSeconds"] > float(timeout_s)
 
 
-def test_what_probes_run_is_in_the_image():
-    """The Dockerfile copies the script to where probes look for it."""
+def test_what_pods_run_is_in_the_image():
+    """The Dockerfiles copy the script and the models to where probes and init containers look for them."""
     script = Path(HEALTH_CHECK[1]).relative_to("/workspace")
-    dockerfile = (ROOT / "deploy" / "triton.Dockerfile").read_text()
 
-    before, copied, _ = dockerfile.partition(f" {script} {script.parent}/\n")
-    assert copied
-    assert re.findall(r"^WORKDIR (.*)", before, re.M)[-1:] == ["/workspace"]
-    assert (ROOT / script).is_file()
+    assert f"{script.parent}/" in {target for source, target in copies(SLIM) if source == str(script)}
+    assert ("model_repository", "model_repository") in copies(NVIDIAS)
+    assert "/workspace" in instructions(NVIDIAS, "WORKDIR")
 
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_a_pod_ends_without_losing_requests(overlay):
-    """The gateway serves until it is out of rotation, then finishes; Triton, its sidecar, ends after it."""
-    triton, gateway = (container(overlay, name) for name in ("triton", "gateway"))
-    (exit_s,) = triton_flags(triton)["--exit-timeout-secs"]
+    """It serves until it is out of rotation, then finishes its requests, in less than its grace period."""
+    (drain_s,) = flags(container(overlay, "server")["args"])["--drain-s"]
 
-    assert [each["name"] for each in pod(overlay)["initContainers"]] == ["models", "triton"]
-    assert triton["restartPolicy"] == "Always"
-    # It would also hold up the restart of one that is not live.
-    assert "lifecycle" not in triton
-    longest_s = seconds(gateway["lifecycle"]["preStop"]) + STOP_S + int(exit_s)
-    assert longest_s < pod(overlay)["terminationGracePeriodSeconds"]
+    assert int(drain_s) + STOP_TIMEOUT_S < pod(overlay)["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
@@ -236,29 +186,22 @@ def test_pods_may_do_little(overlay):
 
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["automountServiceAccountToken"] is False
-    for name in ("triton", "gateway"):
-        each = container(overlay, name)
-        written = {mount["name"] for mount in each["volumeMounts"] if not mount.get("readOnly")}
-        assert written <= {"tmp", "shm"}
+    mounts = container(overlay, "server")["volumeMounts"]
+    assert {mount["name"] for mount in mounts if not mount.get("readOnly")} == {"tmp", "shm", "run"}
     (keys,) = (each["secret"] for each in spec["volumes"] if each["name"] == "keys")
     assert keys["defaultMode"] & 0o022 == 0
 
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_only_the_gateway_is_published(overlay):
-    """Triton publishes its metrics only; the policy limits callers and allows no outgoing traffic."""
+    """The service has the gateway's ports; the policy limits callers and allows no outgoing traffic."""
     policy, service = find(overlay, "NetworkPolicy")["spec"], find(overlay, "Service")["spec"]
 
-    gateway, triton = (container(overlay, name) for name in ("gateway", "triton"))
-    ports = {each["name"]: each["containerPort"] for each in gateway["ports"]}
-    assert {each["targetPort"] for each in service["ports"]} == {*ports}
-    assert {f"--port={ports['http']}", f"--grpc-port={ports['grpc']}"} <= {*gateway["args"]}
-    opened = {each["port"] for rule in policy["ingress"] for each in rule["ports"]}
-    assert opened == {*ports.values(), 8002}
-    own = triton_flags(triton)
-    assert own["--http-address"] == own["--grpc-address"] == ["127.0.0.1"]
-    upstream = {f"--http-url=127.0.0.1:{own['--http-port'][0]}", f"--url=127.0.0.1:{own['--grpc-port'][0]}"}
-    assert upstream <= {*gateway["args"]}
+    ports = {each["name"]: each["containerPort"] for each in container(overlay, "server")["ports"]}
+    assert {each["targetPort"] for each in service["ports"]} == {"http", "grpc"}
+    clients, monitoring = ({each["port"] for each in rule["ports"]} for rule in policy["ingress"])
+    assert clients == {ports["http"], ports["grpc"]}
+    assert monitoring == {ports["http"], ports["metrics"], ports["health"]}
     assert all(rule["from"] for rule in policy["ingress"])
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert bool(policy["egress"]) == (overlay == "overlays/object-storage")

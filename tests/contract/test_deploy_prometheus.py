@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,9 +116,10 @@ def selected(label: str, expression: str) -> list[tuple[str, set[str]]]:
 
 @pytest.fixture
 def copied(tmp_path):
-    """Prometheus' folder with the key that is not in the repository."""
+    """Prometheus' folder with the key that `init` makes."""
     folder = shutil.copytree(PROMETHEUS, tmp_path / "prometheus")
-    (folder / "gateway.key").write_text("a key\n")
+    (folder / "keys").mkdir()
+    (folder / "keys" / "prometheus.key").write_text("a key\n")
     return folder
 
 
@@ -228,31 +228,27 @@ def jobs(name: str) -> dict[str, dict[str, Any]]:
     return {job["job_name"]: job for job in read(f"prometheus/{name}.yml")["scrape_configs"]}
 
 
-def test_servers_of_compose_are_found_by_their_names():
-    """Each server is scraped directly, not through the proxy; supervisors are found by their port."""
-    serve = {name: each for name, each in COMPOSE.items() if "/models" in str(each.get("volumes"))}
-    supervised = {name for name, each in serve.items() if "--health-port=8003" in each["command"]}
-    found = jobs("prometheus")
+def test_servers_of_compose_are_found_by_their_common_name():
+    """Each server is scraped directly, not through the proxy, with its gateway and its supervisor."""
+    ports = {
+        name: job["dns_sd_configs"][0].pop("port")
+        for name, job in jobs("prometheus").items()
+        if job["dns_sd_configs"][0]["names"] == ["servers"]
+    }
 
-    (server,), (supervisor,) = (found[job]["dns_sd_configs"] for job in ("server", "supervisor"))
-    assert server == {"names": [*serve], "type": "A", "port": METRICS_PORT}
-    assert {*supervisor.pop("names")} == supervised
-    assert supervisor == {"type": "A", "port": 8003}
-    alone, behind_proxy = found["gateway"]["dns_sd_configs"]
-    assert alone == {"names": ["gateway"], "type": "A", "port": GATEWAY_PORT}
-    assert {*behind_proxy.pop("names")} == supervised
-    assert behind_proxy == {"type": "A", "port": HTTP_PORT}
-    assert f"--port={GATEWAY_PORT}" in COMPOSE["gateway"]["command"]
+    assert ports == {"server": METRICS_PORT, "gateway": HTTP_PORT, "supervisor": 8003}
+    assert [*ports] == [*jobs("prometheus")]
 
 
 def test_gateway_is_scraped_with_the_key_that_compose_mounts():
-    """Beyond loopback, only this key may read the gateway's metrics."""
-    (key,) = (each for each in COMPOSE["prometheus"]["volumes"] if "gateway.key" in str(each))
-
-    shown_by = {
+    """Only this key may read the gateway's metrics; `init` makes it."""
+    with_key = {
         name: job["authorization"] for name, job in jobs("prometheus").items() if "authorization" in job
     }
-    assert shown_by == {"gateway": {"credentials_file": Path(key["target"]).name}}
+
+    assert with_key == {"gateway": {"credentials_file": "keys/prometheus.key"}}
+    assert "keys:/etc/prometheus/keys:ro" in COMPOSE["prometheus"]["volumes"]
+    assert "make_key prometheus " in (ROOT / "deploy" / "init.sh").read_text()
 
 
 def test_compose_mounts_what_is_named():

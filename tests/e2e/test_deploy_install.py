@@ -7,17 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nereid.assets import ADAPTERS, COFFEE
 from nereid.gateway.admission import key_changes
-from nereid.server.command_line import environment, region_prefix
-from nereid.server.ports import free_ports
-from nereid.server.wheel import find_wheel
+from nereid.server.installation import find_installation
 from nereid.triton import stub_processes
 from tests.conftest import ROOT
 from tests.deployment import SERVICES, SLIM, check_health, command_line, copies, instructions, listening
@@ -25,7 +25,7 @@ from tests.routes import wait_until
 from tests.supervised import ANY_PORTS
 
 # What the slim image may take, and what python:3.12-slim-bookworm takes of it, in MB, generously.
-MOST_MB, BASE_MB = 900, 150
+MOST_MB, BASE_MB = 600, 130
 INSTALL_S, START_S, STOP_S = 900, 180, 90
 
 pytestmark = pytest.mark.slow
@@ -64,8 +64,8 @@ class Image:
         assert done.returncode == 0, done.stderr[-3000:]
 
     def check(self, port: int) -> tuple[int, str]:
-        """Run its health check on a server of the loopback; returns its exit code and output."""
-        return check_health("--url", f"http://127.0.0.1:{port}", workspace=self.workspace)
+        """Run its health check on a supervisor of the loopback; returns its exit code and output."""
+        return check_health("--page", f"http://127.0.0.1:{port}/readyz", workspace=self.workspace)
 
 
 @pytest.fixture(scope="module")
@@ -82,27 +82,29 @@ def image(tmp_path_factory):
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / source, place)
     (extras,) = (each.partition("=")[2] for each in instructions(SLIM, "ARG") if each.startswith("EXTRAS="))
-    (run,) = (each.split() for each in instructions(SLIM, "RUN") if each.startswith("deploy/install.sh "))
     places = {"/opt/nereid": str(image.environment), '"${EXTRAS}"': extras}
-    image.install(*[places.get(word, word) for word in run[1:]], python=sys.executable)
+    for run in instructions(SLIM, "RUN"):
+        _, script, words = run.partition("deploy/install.sh ")
+        if script:
+            image.install(*[places.get(word, word) for word in words.split()], python=sys.executable)
     yield image
     shutil.rmtree(image.environment)
 
 
 @contextmanager
-def started(image: Image, log: Path):
-    """Run the image's command on free ports of the loopback until it is ready; yields process and ports.
+def started(image: Image, words: Sequence[str], log: Path, **variables: str):
+    """Run `nereid` with a command of an image until the server is ready; yields process and ports.
 
-    Its keys are in `keys.json`, in the folder of the log.
+    It is on free ports of the loopback. Its keys are in `keys.json`, in the folder of the log.
     """
-    words = [word for name in ("ENTRYPOINT", "CMD") for word in json.loads(*instructions(SLIM, name))]
     keys = log.with_name("keys.json")
-    words += [*ANY_PORTS, "--host", "127.0.0.1", "--require-keys", "--keys", str(keys), "--drain-s", "0"]
+    ours = [*ANY_PORTS, "--host", "127.0.0.1", "--require-keys", "--keys", str(keys), "--drain-s", "0"]
+    end = words.index("--") if "--" in words else len(words)
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [str(image.environment / "bin" / words[0]), *words[1:]],
+            [str(image.environment / "bin" / "nereid"), *words[:end], *ours, *words[end:]],
             cwd=image.workspace.parent,
-            env=image.variables,
+            env=image.variables | variables,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -123,10 +125,10 @@ def started(image: Image, log: Path):
 def test_installed_server_classifies_and_ends(image, tmp_path):
     """The image's command serves its repository, guarded; it is healthy, and SIGTERM ends it with 0."""
     key = key_changes.add(tmp_path / "keys.json", "me", ["infer"], None)
-    with started(image, tmp_path / "log") as (process, ports):
-        page = f"http://127.0.0.1:{ports['health']}/readyz"
+    words = json.loads(*instructions(SLIM, "CMD"))
+    with started(image, words, tmp_path / "log") as (process, ports):
         # The first probes come after the start.
-        wait_until(lambda: check_health("--page", page, workspace=image.workspace) == (0, ""), "healthy")
+        wait_until(lambda: image.check(ports["health"]) == (0, ""), "healthy")
         words = ["classify", str(COFFEE), "--json", "--url", f"127.0.0.1:{ports['grpc']}"]
         done = image.run(str(image.environment / "bin" / "nereid"), *words, NEREID_KEY=key)
         process.send_signal(signal.SIGTERM)
@@ -154,77 +156,60 @@ def test_image_stays_small(image):
 
 
 @pytest.fixture
-def backends(image, tmp_path):
-    """Install as the other Dockerfile does, in a folder with Triton's own Python backend."""
-    wheel, folder = find_wheel(), tmp_path / "backends"
-    shutil.copytree(wheel.python_backend, folder / "python", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy2(wheel.stub, folder / "python")
-    image.install("system", str(folder), "cpu", python=str(image.environment / "bin" / "python"))
+def triton(image, tmp_path):
+    """A Triton like that of NVIDIA's image, in which the other Dockerfile's script installed our backends."""
+    wheel, folder = find_installation({}), tmp_path / "triton"
+    shutil.copytree(
+        wheel.backends / "python",
+        folder / "backends" / "python",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    shutil.copy2(wheel.stub, folder / "backends" / "python")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "tritonserver").symlink_to(wheel.server)
+    python = str(image.environment / "bin" / "python")
+    image.install("system", str(folder / "backends"), "cpu", python=python)
     return folder
 
 
-@contextmanager
-def composes_server(image: Image, backends: Path, collector: str, log: Path):
-    """Run the real `tritonserver` as Compose runs `triton-cpu`; yields its pid and HTTP port."""
-    name, ports = f"compose-{os.getpid()}", free_ports(3)
-    places = {
-        "=/models": f"={image.workspace / 'model_repository'}",
-        "=/opt/tritonserver/backends": f"={backends}",
-        "=0.0.0.0": "=127.0.0.1",
-        "http://jaeger:4318": collector,
-        "rate=100": "rate=1",
-        **{f"port=800{index}": f"port={port}" for index, port in enumerate(ports)},
-    }
-    _, program, *flags = command_line("triton-cpu")
-    assert program == "tritonserver"
-    for theirs, ours in places.items():
-        assert any(theirs in flag for flag in flags), theirs
-        flags = [flag.replace(theirs, ours) for flag in flags]
-    # So that nothing of the stub that is killed stays here; a container's shared memory ends with it.
-    flags.append(f"--backend-config=python,shm-region-prefix-name={region_prefix(name)}")
-    wheel = find_wheel()
-    variables = environment(wheel, image.variables | SERVICES["triton-cpu"]["environment"])
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [str(wheel.server), *flags],
-            cwd=log.parent,
-            env=variables | {"PATH": image.variables["PATH"]},
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        wait_until(lambda: image.check(ports[0]) == (0, "") or process.poll() is not None, "healthy", START_S)
-        assert process.poll() is None, log.read_text()[-3000:]
-        yield process.pid, ports[0]
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for region in Path("/dev/shm").glob(f"{region_prefix(name)}*"):
-            region.unlink()
-
-
-def test_real_server_takes_what_compose_tells_it(image, backends, tmp_path):
-    """The server is healthy, exports traces, and becomes unhealthy when the route's process dies."""
+def test_image_of_nvidia_gets_only_backends_that_it_lacks(triton):
+    """Each of our backends is in its folder, except the one that would hide NVIDIA's."""
     ours = {path.parent.name: path for path in ADAPTERS.glob("*/model.py")}
-    added = {path.name for path in backends.iterdir()} - {"python"}
-    assert added == ours.keys() - {"onnxruntime"}, "one of that name would hide NVIDIA's"
+    added = {path.name for path in (triton / "backends").iterdir()} - {"python"}
+
+    assert added == ours.keys() - {"onnxruntime"}
     for name in added:
-        assert (backends / name / "model.py").read_bytes() == ours[name].read_bytes()
-    # NVIDIA's is not in the wheel.
-    shutil.copytree(ours["onnxruntime"].parent, backends / "onnxruntime")
+        assert (triton / "backends" / name / "model.py").read_bytes() == ours[name].read_bytes()
 
-    with (
-        listening() as (collector, traces),
-        composes_server(image, backends, collector, tmp_path / "log") as (pid, port),
-    ):
-        wait_until(lambda: any(b"triton" in each and b"classify" in each for each in traces), "a trace")
-        (route,) = (
-            each
-            for each in stub_processes.find(pid, image.workspace / "model_repository")
-            if each.model == "classify"
-        )
-        os.kill(route.process.pid, signal.SIGKILL)
-        code, said = image.check(port)
 
-    assert (code, "not healthy" in said) == (1, True), said
+def test_command_of_compose_serves_with_another_triton(image, triton, tmp_path):
+    """The command of `triton-cpu` exports traces, and a killed process of the route is started again."""
+    repository = shutil.copytree(image.workspace / "model_repository", tmp_path / "models")
+    wheel = find_installation({})
+    _, program, *words = command_line("triton-cpu")
+    assert program == "nereid"
+    with listening() as (collector, traces):
+        places = {
+            "=/data/models": f"={repository}",
+            "http://jaeger:4318": collector,
+            "rate=100": "rate=1",
+            "--health-port=8003": "--health-port=0",
+        }
+        for theirs, ours in places.items():
+            assert any(theirs in word for word in words), theirs
+            words = [word.replace(theirs, ours) for word in words]
+        variables = SERVICES["triton-cpu"]["environment"] | {
+            "NEREID_TRITON": str(triton),
+            "LD_LIBRARY_PATH": str(wheel.libraries),
+        }
+        with started(image, words, tmp_path / "log", **variables) as (process, ports):
+            wait_until(lambda: any(b"triton" in each and b"classify" in each for each in traces), "a trace")
+            (server,) = (
+                each for each in psutil.Process(process.pid).children() if each.name() == "tritonserver"
+            )
+            (route, *_) = (
+                each for each in stub_processes.find(server.pid, repository) if each.model == "classify"
+            )
+            os.kill(route.process.pid, signal.SIGKILL)
+            wait_until(lambda: image.check(ports["health"])[0] == 1, "not ready")
+            wait_until(lambda: image.check(ports["health"])[0] == 0, "ready again")

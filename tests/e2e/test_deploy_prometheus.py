@@ -76,7 +76,8 @@ def prometheus(folder: Path, ports: dict[str, int], key: str) -> Iterator[Promet
     """Run Prometheus with the committed rules and a key for the gateway."""
     shutil.copytree(PROMETHEUS, folder)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(ports)))
-    (folder / "gateway.key").write_text(key)
+    (folder / "keys").mkdir()
+    (folder / "keys" / "prometheus.key").write_text(key)
     (port,) = free_ports(1)
     address, log = f"127.0.0.1:{port}", folder / "log"
     words = [

@@ -1,19 +1,25 @@
 """Access of other tools to `nereid serve`: token, server name, and statistics without the probes."""
 
 import json
+import os
+import shutil
 import subprocess
 import urllib.request
+from pathlib import Path
 
+import onnx
 import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
+from nereid.assets import REPOSITORY
 from nereid.cli.main import app
 from nereid.publish.remove import reload
 from nereid.server.control import Control
+from nereid.server.ports import free_ports
 from tests.routes import wait_until
-from tests.supervised import serving, store_eyes
+from tests.supervised import NEREID, serving, store_eyes
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-token-of-the-operator"
@@ -125,3 +131,63 @@ def test_server_without_a_token_stays_on_this_machine():
     done = CliRunner().invoke(app, ["serve", "--no-token", "--host", "0.0.0.0"])
 
     assert (done.exit_code, "--no-token needs --host 127.0.0.1, got 0.0.0.0" in done.stderr) == (2, True)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A server of a copy of the default models; yields it, and how to run a command that cannot find it."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    repository = shutil.copytree(REPOSITORY, folder / "models")
+    (folder / "token").touch(0o600)
+    (folder / "token").write_text(f"{TOKEN}\n")
+    (folder / "empty").mkdir()
+    (port,) = free_ports(1)
+    ports = ("--grpc-port", str(port), "--metrics-port", str(port + 1))
+    with serving(repository, folder / "run", *ports, "--token-file", str(folder / "token")) as served:
+
+        def run(*words: str, token_file: Path = folder / "token") -> subprocess.CompletedProcess:
+            named = ["--server", f"127.0.0.1:{served.ports['grpc']}", "--token-file", str(token_file)]
+            return subprocess.run(
+                [NEREID, *words, "--repository", str(repository), *named],
+                env=os.environ | {"XDG_RUNTIME_DIR": str(folder / "empty")},
+                capture_output=True,
+                text=True,
+                timeout=WATCHDOG_S,
+            )
+
+        yield served, run
+
+
+def test_commands_work_with_a_named_server(elsewhere, tmp_path):
+    """They publish, change and revert a route of a server that they do not find by themselves."""
+    served, run = elsewhere
+    network = onnx.load(REPOSITORY / "efficientnet_lite0/1/model.onnx")
+    network.doc_string = "of other bytes"
+    onnx.save(network, tmp_path / "new.onnx")
+
+    commands = [
+        ("publish", "classify", str(tmp_path / "new.onnx"), "--share", "10%", "--max-slowdown", "100"),
+        ("route", "set", "v1=50", "v2=30", "v3=20"),
+        ("rollback", "classify"),
+        ("reload", "classify_v1"),
+        ("status",),
+    ]
+    results = [run(*words) for words in commands]
+
+    assert [done.stderr for done in results if done.returncode] == []
+    assert Control(served.record).is_ready("classify_v3", 1)
+    assert "running, profile cpu" in results[-1].stdout
+
+
+def test_commands_need_the_token_of_a_named_server(elsewhere, tmp_path):
+    """A wrong token is refused by the server, an empty file by the command."""
+    _, run = elsewhere
+    (tmp_path / "wrong").write_text("something else")
+    (tmp_path / "nothing").touch()
+
+    wrong, nothing = (
+        run("reload", "classify_v1", token_file=tmp_path / name) for name in ("wrong", "nothing")
+    )
+
+    assert (wrong.returncode, "restricted" in wrong.stderr) == (1, True), wrong.stderr
+    assert (nothing.returncode, "is empty; expected the token" in nothing.stderr) == (2, True), nothing.stderr

@@ -1,11 +1,14 @@
 """The backend directory that a server gets."""
 
-from nereid.server.wheel import assemble_backends, find_wheel
+import pytest
+
+from nereid.errors import ServerError
+from nereid.server.installation import FOLDER, STUB, assemble_backends, find_installation
 
 
 def test_backends_are_the_wheels_and_ours(tmp_path):
     """It has our adapters, and the wheel's own backend with the stub of this Python."""
-    backends = assemble_backends(find_wheel(), tmp_path / "backends")
+    backends = assemble_backends(find_installation({}), tmp_path / "backends")
 
     found = {str(path.relative_to(backends)) for path in backends.rglob("*") if path.is_file()}
     assert found == {
@@ -17,3 +20,27 @@ def test_backends_are_the_wheels_and_ours(tmp_path):
         "fused/model.py",
         "ab_router/model.py",
     }
+
+
+def test_backends_of_an_installed_triton_come_first(tmp_path):
+    """It keeps its own backends, such as NVIDIA's for ONNX, and gets our adapters for the others."""
+    root = tmp_path / "tritonserver"
+    for name in (
+        "bin/tritonserver",
+        f"backends/python/{STUB}",
+        "backends/onnxruntime/libtriton_onnxruntime.so",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+
+    backends = assemble_backends(find_installation({FOLDER: str(root)}), tmp_path / "backends")
+
+    assert (backends / "python" / STUB).read_text() == f"backends/python/{STUB}"
+    assert [path.name for path in (backends / "onnxruntime").iterdir()] == ["libtriton_onnxruntime.so"]
+    assert {path.parent.name for path in backends.glob("*/model.py")} == {"preprocess", "fused", "ab_router"}
+
+
+def test_missing_part_of_an_installed_triton_is_named(tmp_path):
+    """A wrong folder is an error that names the variable."""
+    with pytest.raises(ServerError, match=f"^{FOLDER} is '{tmp_path}', which has no bin/tritonserver$"):
+        find_installation({FOLDER: str(tmp_path)})

@@ -7,9 +7,9 @@ import pytest
 from nereid.assets import REPOSITORY
 from nereid.observe.doctor import Finding, examine
 from nereid.server import run_dir
+from nereid.server.installation import INSTALL
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
-from nereid.server.wheel import INSTALL
 
 
 @pytest.mark.parametrize("is_ours", [True, False], ids=["this repository", "another"])

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.assets import REPOSITORY
-from nereid.cli import status as command
 from nereid.cli.main import app
+from nereid.cli.observe_commands import status as command
 from nereid.observe.status import ModelStatus, ServerStatus, Status, memory_bytes
 from nereid.server import run_dir
 from nereid.server.run_dir import GatewayRecord
@@ -86,7 +86,7 @@ def test_lines_of_a_running_server(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[:5] == [
         "repository  /models",
-        "server      running for 1 min, profile cpu, pid 5",
+        "server      running for 1 min, pid 5, profile cpu",
         "addresses   http 127.0.0.1:8000, grpc 127.0.0.1:8001",
         "gateway     http://127.0.0.1:8080, pid 7",
         "memory      50.0 MB: tritonserver and 1 model processes",

@@ -11,7 +11,8 @@ import typer
 from nereid.assets import REPOSITORY
 from nereid.cli.models.preprocessing import Preprocess, parameters_of
 from nereid.cli.models.publish import served
-from nereid.cli.options import AsJson, Repository, complete_preset, find_server, own_repository, show_progress
+from nereid.cli.options import AsJson, Repository, complete_preset, own_repository, show_progress
+from nereid.cli.server_options import find_server
 from nereid.errors import WrongUsage
 from nereid.units import format_bytes, format_ms
 

@@ -10,11 +10,11 @@ from nereid.assets import REPOSITORY
 from nereid.cli.options import (
     Model,
     Repository,
-    find_server,
     invalid_values,
     own_repository,
     show_progress,
 )
+from nereid.cli.server_options import find_server
 
 if TYPE_CHECKING:
     from nereid.server.run_dir import ServerRecord

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from nereid.assets import REPOSITORY
-from nereid.cli.options import Model, Repository, find_server, own_repository, show_progress
+from nereid.cli.options import Model, Repository, own_repository, show_progress
+from nereid.cli.server_options import find_server
 from nereid.errors import OperationFailed, WrongUsage
 
 

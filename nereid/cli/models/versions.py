@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from nereid.assets import REPOSITORY
-from nereid.cli.options import AsJson, Model, Repository, find_server
+from nereid.cli.options import AsJson, Model, Repository
+from nereid.cli.server_options import find_server
 from nereid.cli.tables import print_table
 from nereid.units import format_bytes
 

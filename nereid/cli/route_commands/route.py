@@ -13,10 +13,10 @@ from nereid.cli.options import (
     Repository,
     complete_model,
     complete_variant,
-    find_server,
     own_repository,
     show_help,
 )
+from nereid.cli.server_options import find_server, with_server
 from nereid.errors import WrongUsage
 
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
@@ -54,6 +54,7 @@ def route(context: typer.Context) -> None:
 
 
 @app.command()
+@with_server
 def show(
     context: typer.Context,
     as_json: AsJson = False,
@@ -67,6 +68,7 @@ def show(
 
 
 @app.command("set")
+@with_server
 def set_route(
     context: typer.Context,
     weights: Weights = None,
@@ -151,6 +153,7 @@ def history(as_json: AsJson = False, route: RouteName = "", repository: Reposito
 
 
 @app.command()
+@with_server
 def revert(
     context: typer.Context,
     generation: Annotated[

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from nereid.assets import REPOSITORY
-from nereid.cli.options import AsJson, Repository, environment, find_server
+from nereid.cli.options import AsJson, Repository, environment
+from nereid.cli.server_options import find_server
 from nereid.cli.tables import print_table
 from nereid.errors import OperationFailed
 from nereid.units import format_bytes, format_duration
@@ -55,9 +56,10 @@ def show(found: "Status") -> None:
 def _server_rows(server: "ServerStatus | None") -> list[tuple[str, str]]:
     if server is None:
         return [("server", "none runs")]
-    state = "does not respond" if server.trouble else f"running for {format_duration(server.uptime_s)}"
+    running = f"running for {format_duration(server.uptime_s)}, pid {server.pid}" if server.pid else "running"
+    state = "does not respond" if server.trouble else running
     addresses = ", ".join(f"{name} {server.host}:{port}" for name, port in server.ports.items())
-    return [("server", f"{state}, profile {server.profile}, pid {server.pid}"), ("addresses", addresses)]
+    return [("server", f"{state}, profile {server.profile}"), ("addresses", addresses)]
 
 
 def _model_row(model: "ModelStatus", is_running: bool) -> tuple[str, ...]:

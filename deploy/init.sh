@@ -1,0 +1,34 @@
+#!/bin/sh
+# Prepare the volumes of docker-compose.yml: the default models, if there are none, two keys, and the webhook's secret. A
+# later start keeps all.
+#
+# first.key may classify and change routes; Prometheus reads the metrics with prometheus.key, as another user.
+set -eu
+
+# Renamed last, so that an interrupted copy is made again.
+if [ ! -e /data/models ]; then
+	rm -rf /data/.models
+	cp -r /workspace/model_repository /data/.models
+	mv /data/.models /data/models
+fi
+umask 077
+make_key() { # NAME SCOPE...
+	name=$1
+	shift
+	[ ! -s "/keys/$name.key" ] || return 0
+	# Left over from an interrupted start: nobody has seen its secret.
+	nereid key revoke "$name" --keys /keys/keys.json >/dev/null 2>&1 || true
+	nereid key add "$name" "$@" --keys /keys/keys.json >"/keys/$name.key"
+}
+make_key first --scope infer --scope route
+make_key prometheus --scope infer
+if [ ! -s /keys/webhook.secret ]; then
+	head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >/keys/webhook.secret
+fi
+chmod 644 /keys/prometheus.key
+chmod 755 /keys
+
+cat <<END
+page: ${PAGE:-http://localhost:8080}
+first key: docker compose run --rm --no-deps --entrypoint cat init /keys/first.key
+END

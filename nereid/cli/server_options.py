@@ -1,0 +1,84 @@
+"""Address and token of a running server that `nereid serve` did not start, as options of commands."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from nereid.cli.options import environment
+from nereid.errors import WrongUsage
+
+if TYPE_CHECKING:
+    from nereid.server.run_dir import ServerRecord
+
+Address: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="Triton's gRPC address, if `nereid serve` did not start the server here; "
+        "the next port has its metrics page.",
+        metavar="HOST:PORT",
+        envvar="NEREID_SERVER",
+        show_default=False,
+    ),
+]
+TokenFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the token of that server's management APIs.",
+        metavar="FILE",
+        envvar="NEREID_TOKEN_FILE",
+    ),
+]
+OPTIONS = {"server": (Address, ""), "token_file": (TokenFile, None)}
+
+
+def with_server(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options `--server` and `--token-file` to a command, for `find_server`."""
+
+    @functools.wraps(command)
+    def run(context: typer.Context, **values: Any) -> None:
+        context.meta.update({name: values.pop(name) for name in OPTIONS})
+        command(context=context, **values)
+
+    signature = inspect.signature(command)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in OPTIONS.items()
+    ]
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__annotations__ = command.__annotations__ | {name: kind for name, (kind, _) in OPTIONS.items()}
+    return run
+
+
+def find_server(context: typer.Context, repository: Path) -> "ServerRecord | None":
+    """Return the server that the command line names, else the running one of a repository, if any.
+
+    Raises:
+        WrongUsage: the address is not HOST:PORT, or the token file has no token.
+    """
+    from nereid.server import run_dir
+
+    if address := context.meta.get("server"):
+        return _named(context, repository, address)
+    return run_dir.find(run_dir.root(environment(context)), repository)
+
+
+def _named(context: typer.Context, repository: Path, address: str) -> "ServerRecord":
+    from nereid.server.command_line import DEFAULT_PROFILE
+    from nereid.server.ports import Ports
+    from nereid.server.run_dir import ServerRecord
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise WrongUsage(f"--server: expected HOST:PORT of Triton's gRPC, got '{address}'")
+    token = ""
+    if path := context.meta.get("token_file"):
+        token = path.read_text().strip()
+        if not token:
+            raise WrongUsage(f"--token-file: '{path}' is empty; expected the token of the server")
+    profile = environment(context).get("NEREID_PROFILE", DEFAULT_PROFILE)
+    ports = Ports(http=0, grpc=int(port), metrics=int(port) + 1)
+    return ServerRecord(0, host, ports, str(repository), profile, token)

@@ -1,0 +1,80 @@
+"""The parts of a Triton: of the `nvidia-pytriton` wheel, or of an installation such as NVIDIA's image."""
+
+import importlib.util
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid.assets import ADAPTERS
+from nereid.errors import ServerError
+from nereid.server import preflight
+
+INSTALL = "pip install 'nereid-serving[embedded,cpu]'"
+# Environment variable with the folder of an installed Triton, `/opt/tritonserver` in NVIDIA's image.
+FOLDER = "NEREID_TRITON"
+STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """Paths of a Triton's parts: the executable, its backends, the stub, and its libraries, if any."""
+
+    server: Path
+    backends: Path
+    stub: Path
+    libraries: Path | None = None
+
+
+def find_installation(environment: Mapping[str, str]) -> Installation:
+    """Locate the Triton that the environment names, else the one in this interpreter's packages.
+
+    Raises:
+        ServerError: it is not installed, or has no stub for this Python.
+    """
+    if folder := environment.get(FOLDER, ""):
+        return _installed(Path(folder))
+    return _in_wheel()
+
+
+def _installed(root: Path) -> Installation:
+    backends = root / "backends"
+    found = Installation(root / "bin" / "tritonserver", backends, backends / "python" / STUB)
+    for path in (found.server, found.stub):
+        if not path.is_file():
+            raise ServerError(f"{FOLDER} is '{root}', which has no {path.relative_to(root)}")
+    return found
+
+
+def _in_wheel() -> Installation:
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.origin:
+        raise ServerError("nvidia-pytriton is not installed", INSTALL)
+    package = Path(spec.origin).parent
+    root = package / "tritonserver"
+    stub = root / "python_backend_stubs" / preflight.PYTHON / STUB
+    if not stub.exists():
+        have = ", ".join(sorted(path.name for path in stub.parent.parent.iterdir()))
+        raise ServerError(f"nvidia-pytriton has no stub for Python {preflight.PYTHON}, it has: {have}")
+    libraries = package.parent / "nvidia_pytriton.libs"
+    return Installation(root / "bin" / "tritonserver", root / "backends", stub, libraries)
+
+
+def assemble_backends(found: Installation, target: Path) -> Path:
+    """Build Triton's backend directory in `target`: its own backends, and our adapters for what it lacks.
+
+    The Python backend is copied, not linked: Triton expects the stub in the folder of `libtriton_python.so`.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    python = target / "python"
+    shutil.copytree(found.backends / "python", python, ignore=shutil.ignore_patterns("__pycache__"))
+    if not (python / STUB).exists():
+        shutil.copy2(found.stub, python)
+    for backend in found.backends.iterdir():
+        if backend.name != python.name and backend.is_dir():
+            (target / backend.name).symlink_to(backend.resolve())
+    for adapter in ADAPTERS.glob("*/model.py"):
+        if not (target / adapter.parent.name).exists():
+            (target / adapter.parent.name).mkdir()
+            shutil.copy2(adapter, target / adapter.parent.name)
+    return target

@@ -1,0 +1,243 @@
+"""docker-compose.yml in a real engine, in a copy of the checkout with nothing prepared.
+
+The base images are stand-ins of the same names: tools/containers/bases.sh. `nereid-triton` contains the
+Triton of the wheel instead of NVIDIA's.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import onnx
+import pytest
+
+from nereid.assets import COFFEE, REPOSITORY
+from nereid.client.classifier import Classifier
+from nereid.client.classifier_errors import RequestRefused
+from nereid.gateway.admission import key_changes
+from nereid.publish import webhook
+from tests import pods
+from tests.deployment import NVIDIAS, SLIM
+from tests.e2e.conftest import ESPRESSO
+from tests.routes import wait_until
+from tools.containers import compose
+from tools.containers.compose import COMMAND_S, UP_S, Load, Project
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.getuid() != 0 or not shutil.which("apt-get"), reason="needs root and Debian's apt"),
+]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[compose.Engine]:
+    """An engine with the base images."""
+    with contextlib.ExitStack() as stack:
+        try:
+            running = stack.enter_context(compose.engine())
+        except compose.NoEngine as reason:
+            pytest.skip(f"no container engine starts here: {reason}")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A copy of the checkout without anything that git ignores."""
+    return compose.copy_checkout(tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.fixture(scope="class")
+def default(engine, folder):
+    """The services of the default profile."""
+    with compose.project(engine, folder) as project:
+        project.up()
+        yield project
+
+
+@pytest.fixture(scope="class")
+def scale(engine, folder):
+    """Two servers behind the proxy."""
+    with compose.project(engine, folder, "scale") as project:
+        project.up()
+        yield project
+
+
+class TestDefault:
+    """`docker compose up` alone."""
+
+    def test_first_request_is_answered(self, default):
+        """The page needs no key, classification needs the one that `init` made."""
+        with urllib.request.urlopen(f"http://{default.url('http')}/", timeout=COMMAND_S) as page:
+            assert page.status == 200
+        for protocol in ("http", "grpc"):
+            with Classifier(default.url(protocol), protocol, api_key=default.key) as classifier:
+                assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
+            with Classifier(default.url(protocol), protocol) as classifier, pytest.raises(RequestRefused):
+                classifier.classify(COFFEE)
+
+    def test_second_start_keeps_key_and_models(self, default):
+        """`init` runs again, and changes nothing."""
+        key = default.key
+        default.nereid("route", "set", "v1=30", "v2=70")
+
+        default.compose("up", "--wait", "--force-recreate", "--timeout", "60", limit_s=UP_S)
+
+        assert default.key == key
+        assert "v1 30 %" in default.nereid("route", "show")
+
+    def test_nobody_is_root_and_nothing_is_writable(self, default):
+        """All processes have other users; the file systems are read-only."""
+        services = default.compose("ps", "--services").split()
+        users = {each: default.compose("exec", "-T", each, "id", "-u").strip() for each in services}
+        writes = [
+            each
+            for each in services
+            if default.compose("exec", "-T", each, "sh", "-c", "touch /etc/x 2>&1 || echo no").strip()[-2:]
+            != "no"
+        ]
+
+        assert {each for each, user in users.items() if user == "0"} == set()
+        assert writes == []
+
+    def test_publish_route_and_rollback_lose_nothing(self, default):
+        """Under load, a command publishes a network, the webhook another one; then shares and rollback."""
+        network = "efficientnet_lite0/1/model.onnx"
+        changed = onnx.load(REPOSITORY / network)
+        changed.doc_string = "of other bytes"
+        onnx.save(changed, default.folder / "new.onnx")
+        with Load(default) as load:
+            words = ("--share", "10%", "--max-slowdown", "100")
+            default.nereid("publish", "classify", f"/data/models/{network}", *words)
+            assert post(default, "classify@new.onnx", (default.folder / "new.onnx").read_bytes()) == 202
+            ends = ("published as version 4", ": rejected: ")
+            wait_until(lambda: any(end in published(default) for end in ends), "the outcome", COMMAND_S)
+            assert ends[0] in published(default)
+            default.nereid("route", "set", "v1=40", "v2=40", "v3=20")
+            load.wait_answers()
+            default.nereid("rollback", "classify")
+            load.wait_answers()
+
+        assert load.failures == []
+
+    @pytest.mark.parametrize("words", ["triton_python_backend_stub", "bin/tritonserver", "nereid gateway"])
+    def test_killed_process_is_replaced(self, default, words):
+        """Callers that retry may see errors for a while; the service repairs itself."""
+        with Load(default) as load:
+            os.kill(default.pids("triton-cpu", words)[0], 9)
+            wait_until(default.is_ready, "ready", COMMAND_S)
+            load.wait_answers(100)
+            before = len(load.failures)
+            load.wait_answers(100)
+
+        assert load.failures[before:] == []
+
+    def test_prometheus_scrapes_everything(self, default):
+        """Server, gateway and supervisor are up, each with the job that the rules expect."""
+        port = default.engine.variables["PROMETHEUS_PORT"]
+
+        def jobs() -> set[str]:
+            address = f"http://127.0.0.1:{port}/api/v1/targets"
+            with urllib.request.urlopen(address, timeout=COMMAND_S) as page:
+                targets = json.load(page)["data"]["activeTargets"]
+            return {each["labels"]["job"] for each in targets if each["health"] == "up"}
+
+        wait_until(lambda: jobs() == {"server", "gateway", "supervisor"}, "targets", COMMAND_S)
+
+    def test_stop_is_in_time(self, default):
+        """All services end by themselves before their time of grace, and with status 0."""
+        default.compose("stop", limit_s=UP_S)
+
+        lines = default.compose("ps", "--all", "--format", "{{.Service}} {{.ExitCode}}").splitlines()
+        codes = dict(line.split() for line in lines)
+        # Debian's Prometheus and the placeholders end as their own signals say.
+        assert {each: codes[each] for each in ("init", "triton-cpu", "publisher")} == dict.fromkeys(
+            ("init", "triton-cpu", "publisher"), "0"
+        )
+
+
+def post(project: Project, name: str, body: bytes) -> int:
+    """Send a file to the webhook, with the secret that `init` made; returns the status."""
+    words = ("run", "--rm", "--no-deps", "--entrypoint", "cat", "init", "/keys/webhook.secret")
+    signed = str(int(time.time())), hashlib.sha256(body).hexdigest()
+    signature = webhook.sign(project.compose(*words).strip().encode(), signed[0], name, signed[1])
+    headers = dict(zip((webhook.TIMESTAMP, webhook.SHA256), signed, strict=True))
+    port = project.engine.variables["WEBHOOK_PORT"]
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{webhook.PATH}?file={name}",
+        body,
+        headers | {webhook.SIGNATURE: signature, "content-type": "application/octet-stream"},
+    )
+    with urllib.request.urlopen(request, timeout=COMMAND_S) as answer:
+        return answer.status
+
+
+def published(project: Project) -> str:
+    """Return the log of the publisher."""
+    return project.compose("logs", "--no-log-prefix", "publisher")
+
+
+class TestScale:
+    """Two servers behind HAProxy."""
+
+    def test_second_start_replaces_nothing(self, scale):
+        """Servers with one image keep running: what `up` built is what they run."""
+        containers = scale.compose("ps", "--quiet")
+
+        scale.compose("up", "--wait", limit_s=UP_S)
+
+        assert scale.compose("ps", "--quiet") == containers
+
+    def test_killed_container_is_not_noticed(self, scale):
+        """One server is killed and started again under load: callers that retry see no error."""
+        with Load(scale) as load:
+            scale.compose("kill", "server-a")
+            load.wait_answers(100)
+            scale.compose("up", "--wait", limit_s=UP_S)
+            load.wait_answers(100)
+
+        assert load.failures == []
+
+    def test_rolling_restart_is_not_noticed(self, scale):
+        """Each server is restarted in turn under load."""
+        with Load(scale) as load:
+            for service in ("server-a", "server-b"):
+                scale.compose("restart", service)
+                scale.compose("up", "--wait", limit_s=UP_S)
+            load.wait_answers(100)
+
+        assert load.failures == []
+
+
+@pytest.mark.parametrize(
+    ("overlay", "dockerfile", "extras", "http"),
+    [
+        ("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
+        ("kserve", SLIM, "embedded,cpu,gateway", 8080),
+    ],
+    ids=["deployment", "kserve"],
+)
+def test_pod_of_the_manifests_serves(overlay, dockerfile, extras, http, engine, folder, tmp_path):
+    """Its containers run as written: all probes succeed, a photo is classified, and SIGTERM ends it."""
+    spec = pods.description(overlay)
+    (server,) = spec["containers"]
+    words = ("--file", dockerfile, "--build-arg", f"EXTRAS={extras}", "--tag", server["image"], ".")
+    engine.run("docker", "build", *words, folder=folder, limit_s=compose.MAKE_S)
+    key = key_changes.add(tmp_path / "keys.json", "me", ["infer"], None)
+
+    with pods.running(engine, overlay, tmp_path / "volumes", tmp_path / "keys.json") as name:
+        wait_until(lambda: pods.probe(engine, name, server, "readinessProbe"), "ready", COMMAND_S)
+        kinds = [kind for kind in server if kind.endswith("Probe")]
+        probes = {kind: pods.probe(engine, name, server, kind) for kind in kinds}
+        address = f"127.0.0.1:{pods.port(engine, name, http)}"
+        with Classifier(address, "http", api_key=key) as classifier:
+            index = classifier.classify(COFFEE).labels[0].index
+        grace_s = str(spec.get("terminationGracePeriodSeconds", 30))
+        engine.run("docker", "stop", "--time", grace_s, name)
+        code = engine.run("docker", "inspect", "--format", "{{.State.ExitCode}}", name).strip()
+
+    assert (probes, index, code) == (dict.fromkeys(kinds, True), ESPRESSO, "0")

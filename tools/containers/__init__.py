@@ -1,0 +1,1 @@
+"""A container engine for development, and what runs in it."""

@@ -1,0 +1,219 @@
+"""docker-compose.yml in an engine of its own: for the trial and for its record.
+
+The base images are stand-ins of the same names, which bases.sh makes. `nereid-triton` contains the Triton of
+the wheel instead of NVIDIA's.
+"""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid import assets
+from nereid.client.classifier import Classifier
+from nereid.client.classifier_errors import ClassifierError
+from nereid.client.request import ProtocolName
+from nereid.server.ports import free_ports
+
+TOOLS = Path(__file__).parent
+CHECKOUT = TOOLS.parent.parent
+MAKE_S, UP_S, COMMAND_S, PAGE_S = 900, 600, 180, 10
+SERVICES = ("GATEWAY", "GATEWAY_GRPC", "PROMETHEUS", "GRAFANA", "JAEGER", "LOCUST", "WEBHOOK")
+PORTS = tuple(f"{service}_PORT" for service in SERVICES)
+# Names an engine that stays; otherwise each caller starts one, and deletes it.
+KEPT = "CONTAINER_ENGINE"
+PHOTO, LABEL = assets.COFFEE, "espresso"
+PAUSE_S = 0.02
+PROTOCOLS: tuple[ProtocolName, ...] = ("http", "grpc")
+
+
+class NoEngine(Exception):
+    """No container engine can run on this machine; the message has the reason."""
+
+
+class CommandFailed(Exception):
+    """A command ended with another code than 0; the message has its output."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A running container engine: the variables that its programs need."""
+
+    variables: dict[str, str]
+
+    def run(
+        self, *words: str, folder: Path = CHECKOUT, limit_s: float = COMMAND_S, may_fail: bool = False
+    ) -> str:
+        """Run a command to its end; returns its output.
+
+        Raises:
+            CommandFailed: its code is not 0.
+        """
+        done = subprocess.run(
+            words, cwd=folder, env=self.variables, capture_output=True, text=True, timeout=limit_s
+        )
+        if done.returncode and not may_fail:
+            raise CommandFailed(f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        return done.stdout
+
+
+@dataclass(frozen=True)
+class Project:
+    """A checkout whose services run with a profile."""
+
+    engine: Engine
+    folder: Path
+
+    def compose(self, *words: str, limit_s: float = COMMAND_S, may_fail: bool = False) -> str:
+        """Run `docker compose` with these words; returns its output."""
+        command = ("docker", "compose", *words)
+        return self.engine.run(*command, folder=self.folder, limit_s=limit_s, may_fail=may_fail)
+
+    def up(self) -> None:
+        """Build and start all services, and wait until they are healthy.
+
+        Raises:
+            CommandFailed: the message has the end of the services' logs.
+        """
+        try:
+            self.compose("up", "--build", "--wait", limit_s=UP_S)
+        except CommandFailed as error:
+            logs = self.compose("logs", "--tail", "30", may_fail=True)
+            raise CommandFailed(f"{error}\n{logs[-6000:]}") from None
+
+    @property
+    def key(self) -> str:
+        """The first key, as the log of `init` says."""
+        command = self.compose("logs", "--no-log-prefix", "init").rpartition("first key: ")[2].splitlines()[0]
+        return self.engine.run(*command.split(), folder=self.folder).strip()
+
+    def url(self, protocol: ProtocolName) -> str:
+        """Return HOST:PORT of the gateway, or of the proxy."""
+        name = {"http": "GATEWAY_PORT", "grpc": "GATEWAY_GRPC_PORT"}[protocol]
+        return f"127.0.0.1:{self.engine.variables[name]}"
+
+    def is_ready(self) -> bool:
+        """Return whether the server behind the gateway is ready."""
+        try:
+            with urllib.request.urlopen(f"http://{self.url('http')}/readyz", timeout=PAGE_S) as page:
+                return bool(page.status == 200)
+        except OSError:
+            return False
+
+    def nereid(self, *words: str) -> str:
+        """Run a command next to the server, as docs/containers.md says."""
+        return self.compose("exec", "-T", "publisher", "nereid", *words)
+
+    def pids(self, service: str, words: str) -> list[int]:
+        """Return the processes of a service whose command line contains the words, by their numbers here."""
+        lines = self.compose("top", service).splitlines()
+        return [int(line.split()[1]) for line in lines if words in line]
+
+
+@contextmanager
+def engine() -> Iterator[Engine]:
+    """Run an engine with the base images, on ports and in a project of its own.
+
+    Raises:
+        NoEngine: none starts on this machine.
+    """
+    kept = os.environ.get(KEPT, "")
+    folder = kept or f"/tmp/nereid-engine-{os.getpid()}"
+    variables = {**os.environ, KEPT: folder}
+    start = subprocess.run(
+        [TOOLS / "engine.sh", "start"], env=variables, capture_output=True, text=True, timeout=MAKE_S
+    )
+    try:
+        if start.returncode:
+            raise NoEngine(start.stderr[-300:])
+        line = start.stdout.strip().removeprefix("export ").replace("$PATH", os.environ["PATH"])
+        variables |= dict(each.split("=", 1) for each in line.split(" "))
+        variables |= dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+        running = Engine(variables | {"COMPOSE_PROJECT_NAME": f"nereid{os.getpid()}"})
+        running.run(str(TOOLS / "bases.sh"), str(CHECKOUT), limit_s=MAKE_S)
+        yield running
+    finally:
+        if not kept:
+            subprocess.run([TOOLS / "engine.sh", "stop"], env=variables, capture_output=True, timeout=MAKE_S)
+
+
+def copy_checkout(target: Path) -> Path:
+    """Copy the checkout without anything that git ignores, as a fresh clone has it."""
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.check_output(command, cwd=CHECKOUT, text=True)
+    for name in filter(lambda each: (CHECKOUT / each).exists(), listed.splitlines()):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(CHECKOUT / name, target / name)
+    return target
+
+
+@contextmanager
+def project(running: Engine, folder: Path, *profiles: str) -> Iterator[Project]:
+    """Yield a project with nothing prepared; remove its containers and volumes afterwards."""
+    profile = {"COMPOSE_PROFILES": ",".join(profiles)} if profiles else {}
+    found = Project(Engine(running.variables | profile), folder)
+    try:
+        yield found
+    finally:
+        found.compose("--profile", "*", "down", "--volumes", "--timeout", "1", may_fail=True)
+
+
+class Load:
+    """Two callers over each protocol that retry; `failures` has what they saw instead of espresso."""
+
+    def __init__(self, project: Project, protocols: Sequence[ProtocolName] = PROTOCOLS) -> None:
+        self.failures: list[str] = []
+        # The last failure, by time.monotonic().
+        self.failed_s = 0.0
+        self.answered = 0
+        self._over = threading.Event()
+        key = project.key
+        self._threads = [
+            threading.Thread(target=self._send, args=(project.url(each), each, key))
+            for each in (*protocols, *protocols)
+        ]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        self.wait_answers()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_answers(self, count: int = 20) -> None:
+        """Wait for further answers.
+
+        Raises:
+            TimeoutError: they do not come.
+        """
+        wanted, end_s = self.answered + count, time.monotonic() + COMMAND_S
+        while self.answered < wanted:
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{self.answered} of {wanted} answers; failures: {self.failures[-5:]}")
+            time.sleep(0.1)
+
+    def _send(self, url: str, protocol: ProtocolName, key: str) -> None:
+        with Classifier(url, protocol, api_key=key) as classifier:
+            while not self._over.is_set():
+                try:
+                    label = classifier.classify(PHOTO, top_k=1).labels[0].name
+                    if label != LABEL:
+                        self._fail(f"{protocol} label {label}")
+                except ClassifierError as error:
+                    self._fail(f"{protocol} {type(error).__name__}: {error}")
+                self.answered += 1
+                time.sleep(PAUSE_S)
+
+    def _fail(self, reason: str) -> None:
+        self.failures.append(reason)
+        self.failed_s = time.monotonic()
