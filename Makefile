@@ -20,7 +20,7 @@ LOAD ?= --seconds 10
 
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
 RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
-	stall trials tune_proof guard attack)
+	stall trials tune_proof guard attack containers)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
@@ -108,6 +108,8 @@ record-guard:
 	$(BIN)/python -m loadtest.guard --rounds 8 --seconds 3 --record guard
 record-attack:
 	$(BIN)/python -m loadtest.attack --seconds 60 --cases 1000000 --record attack
+record-containers:
+	$(BIN)/python -m loadtest.containers --record containers
 
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))

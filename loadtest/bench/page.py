@@ -27,6 +27,7 @@ COMMANDS = {"nereid bench": "python -m loadtest.bench"}
 # The pages of the other records.
 ELSEWHERE = {
     "attack": "security.md",
+    "containers": "containers.md",
     "guard": "gateway.md",
     "backend": "onnxruntime_backend.md",
     "clients": "clients.md",

@@ -13,6 +13,7 @@ from loadtest import (
     backend,
     clients,
     compare,
+    containers,
     gateway,
     guard,
     memory,
@@ -143,6 +144,7 @@ def test_recorded_benchmark_can_be_repeated(root):
     [
         (backend, "onnxruntime_backend.md"),
         (clients, "clients.md"),
+        (containers, "containers.md"),
         (gateway, "gateway.md"),
         (guard, "gateway.md"),
         (memory, "onnxruntime_backend.md"),
