@@ -76,7 +76,8 @@ def image(tmp_path_factory):
     for source, target in copies(SLIM):
         place = image.workspace / target.removeprefix("/workspace/")
         if (ROOT / source).is_dir():
-            shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / source, place, ignore=ignored, dirs_exist_ok=True)
         else:
             place = place / Path(source).name if target.endswith("/") else place
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -155,37 +156,40 @@ def test_image_stays_small(image):
     assert size_mb < MOST_MB - BASE_MB
 
 
-@pytest.fixture
-def triton(image, tmp_path):
-    """A Triton like that of NVIDIA's image, in which the other Dockerfile's script installed our backends."""
-    wheel, folder = find_installation({}), tmp_path / "triton"
-    shutil.copytree(
-        wheel.backends / "python",
-        folder / "backends" / "python",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+@pytest.fixture(scope="module")
+def triton(image, tmp_path_factory):
+    """A Triton like that of NVIDIA's image, and the image that the other Dockerfile's script makes of it."""
+    wheel, folder = find_installation({}), tmp_path_factory.mktemp("triton")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(wheel.backends / "python", folder / "backends" / "python", ignore=ignored)
     shutil.copy2(wheel.stub, folder / "backends" / "python")
     (folder / "bin").mkdir()
     (folder / "bin" / "tritonserver").symlink_to(wheel.server)
-    python = str(image.environment / "bin" / "python")
-    image.install("system", str(folder / "backends"), "cpu", python=python)
-    return folder
+    made = Image(image.workspace, folder / "system")
+    subprocess.run([sys.executable, "-m", "venv", made.environment], check=True, timeout=INSTALL_S)
+    extras = SERVICES["triton-cpu"]["build"]["args"]["EXTRAS"]
+    made.install("system", str(folder / "backends"), extras, python=str(made.environment / "bin" / "python"))
+    yield folder, made
+    shutil.rmtree(made.environment)
 
 
 def test_image_of_nvidia_gets_only_backends_that_it_lacks(triton):
     """Each of our backends is in its folder, except the one that would hide NVIDIA's."""
+    folder, _ = triton
     ours = {path.parent.name: path for path in ADAPTERS.glob("*/model.py")}
-    added = {path.name for path in (triton / "backends").iterdir()} - {"python"}
+    added = {path.name for path in (folder / "backends").iterdir()} - {"python"}
 
     assert added == ours.keys() - {"onnxruntime"}
     for name in added:
-        assert (triton / "backends" / name / "model.py").read_bytes() == ours[name].read_bytes()
+        assert (folder / "backends" / name / "model.py").read_bytes() == ours[name].read_bytes()
 
 
-def test_command_of_compose_serves_with_another_triton(image, triton, tmp_path):
+def test_command_of_compose_serves_with_another_triton(triton, tmp_path):
     """The command of `triton-cpu` exports traces, and a killed process of the route is started again."""
+    folder, image = triton
     repository = shutil.copytree(image.workspace / "model_repository", tmp_path / "models")
     wheel = find_installation({})
+    key_changes.add(tmp_path / "keys.json", "me", ["infer"], None)
     _, program, *words = command_line("triton-cpu")
     assert program == "nereid"
     with listening() as (collector, traces):
@@ -199,7 +203,7 @@ def test_command_of_compose_serves_with_another_triton(image, triton, tmp_path):
             assert any(theirs in word for word in words), theirs
             words = [word.replace(theirs, ours) for word in words]
         variables = SERVICES["triton-cpu"]["environment"] | {
-            "NEREID_TRITON": str(triton),
+            "NEREID_TRITON": str(folder),
             "LD_LIBRARY_PATH": str(wheel.libraries),
         }
         with started(image, words, tmp_path / "log", **variables) as (process, ports):

@@ -112,8 +112,10 @@ class Project:
 
     def pids(self, service: str, words: str) -> list[int]:
         """Return the processes of a service whose command line contains the words, by their numbers here."""
-        lines = self.compose("top", service).splitlines()
-        return [int(line.split()[1]) for line in lines if words in line]
+        container = self.compose("ps", "--quiet", service).strip()
+        # Without `ww`, lines end after COLUMNS characters.
+        lines = self.engine.run("docker", "top", container, "ww", "-eo", "pid,args").splitlines()
+        return [int(line.split()[0]) for line in lines if words in line]
 
 
 @contextmanager
