@@ -52,7 +52,7 @@ def served(folder: Path) -> Iterator[Served]:
     """Run server and gateway, and wait until both are ready."""
     with servers.served(folder, os.environ) as server:
         ports = server.options.ports
-        with servers.gateway(ports.grpc) as gateway:
+        with servers.gateway(ports.http) as gateway:
             yield Served(ports.http, gateway.port, gateway.pid)
 
 

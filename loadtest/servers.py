@@ -95,13 +95,13 @@ def supervised(
 
 
 @contextlib.contextmanager
-def gateway(grpc_port: int) -> Iterator[Gateway]:
+def gateway(http_port: int) -> Iterator[Gateway]:
     """Run `nereid gateway` in front of a server of this machine, and wait until it listens.
 
     Raises:
         SystemExit: the gateway does not start.
     """
-    command = ["gateway", "--url", f"127.0.0.1:{grpc_port}", "--port", "0"]
+    command = ["gateway", "--url", f"127.0.0.1:{http_port}", "--port", "0"]
     with _started(command) as (pid, document):
         yield Gateway(pid, document["http"])
 

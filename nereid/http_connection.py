@@ -1,7 +1,10 @@
-"""An HTTP/1.1 client connection with little work per request."""
+"""HTTP/1.1 client connections with little work per request."""
 
 import asyncio
-from collections.abc import Sequence
+import http.client
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -9,15 +12,15 @@ import httptools
 
 from nereid.addresses import unix_path
 
-# The status of a request without a response.
-LOST = 0
+# Headers that say where a body ends; without them the end of the connection does.
+_FRAMING = {b"content-length", b"transfer-encoding"}
 
 
 @dataclass(slots=True)
 class HttpResponse:
     """A response: its status, headers by lower-case name, and body."""
 
-    status: int = LOST
+    status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
 
@@ -30,6 +33,7 @@ class HttpConnection(asyncio.Protocol):
         self._answer: asyncio.Future[HttpResponse] | None = None
         self._response, self._pieces = HttpResponse(), list[bytes]()
         self._parser = httptools.HttpResponseParser(self)
+        self._has_head = False
 
     @classmethod
     async def open(cls, url: str) -> "HttpConnection":
@@ -45,15 +49,20 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the next part of a response; a damaged one ends the connection."""
+        """Parse the next part of a response; bytes that are not HTTP end the connection."""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except httptools.HttpParserError as error:
+            self._fail(http.client.BadStatusLine(str(error)))
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; called by the parser."""
         self._response.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """Note that the body follows; called by the parser."""
+        self._has_head = True
 
     def on_body(self, piece: bytes) -> None:
         """Keep a part of the body; called by the parser."""
@@ -65,16 +74,20 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
         self._response.status = self._parser.get_status_code()
         self._response.body = b"".join(self._pieces)
-        self._report()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Report to the sender that no response will come."""
-        self._transport = None
-        self._report()
-
-    def _report(self) -> None:
         if self._answer and not self._answer.done():
             self._answer.set_result(self._response)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Report to the sender that no response will come, or that its body has ended."""
+        self._transport = None
+        ends_body = self._has_head and error is None and not _FRAMING & self._response.headers.keys()
+        if ends_body and self._answer and not self._answer.done():
+            self.on_message_complete()
+        self._fail(ConnectionResetError("the connection ended before the response"))
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(error)
 
     @property
     def is_open(self) -> bool:
@@ -82,10 +95,15 @@ class HttpConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def send(self, request: Sequence[bytes | memoryview]) -> HttpResponse:
-        """Send the parts of a complete request; return its response, with status `LOST` if none came."""
+        """Send the parts of a complete request, and return its response.
+
+        Raises:
+            ConnectionResetError: the connection ended before the response.
+            BadStatusLine: the peer does not send HTTP.
+        """
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
-        self._response, self._pieces = HttpResponse(), []
+        self._response, self._pieces, self._has_head = HttpResponse(), [], False
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.writelines(request)
         return await self._answer
@@ -94,3 +112,55 @@ class HttpConnection(asyncio.Protocol):
         """Close the connection immediately."""
         if self._transport:
             self._transport.abort()
+
+
+class HttpConnections:
+    """Connections to one server that are reused; a request that finds none free opens another.
+
+    Args:
+        url: address of the server, HOST:PORT or `unix:PATH`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._host = "localhost" if unix_path(url) else url
+        self._idle: deque[HttpConnection] = deque()
+        self._busy: set[HttpConnection] = set()
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[HttpConnection]:
+        """Give a connection for one request; an error or a cancellation ends the connection.
+
+        Raises:
+            OSError: the server cannot be reached.
+        """
+        connection = await self._connect()
+        self._busy.add(connection)
+        is_reusable = False
+        try:
+            yield connection
+            is_reusable = connection.is_open
+        finally:
+            self._busy.discard(connection)
+            if is_reusable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    async def _connect(self) -> HttpConnection:
+        while self._idle:
+            if (connection := self._idle.pop()).is_open:
+                return connection
+        return await HttpConnection.open(self._url)
+
+    def close(self) -> None:
+        """Close all connections; requests in flight fail."""
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+        self._idle.clear()
+
+    def head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int) -> bytes:
+        """Return the head of a request with a body of that length."""
+        lines = [f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\n".encode()]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        return b"".join([*lines, b"content-length: %d\r\n\r\n" % body_bytes])

@@ -163,7 +163,7 @@ def serving(folder: Path, environment: Mapping[str, str], cells: Sequence[Cell])
         port = 0
         if "gateway" in wanted:
             ports = running["gateway"].ports
-            front = stack.enter_context(servers.gateway(ports.grpc))
+            front = stack.enter_context(servers.gateway(ports.http))
             port = front.port
             running["gateway"] = Running(ports, (*running["gateway"].pids, front.pid))
         yield Paths(folder, running, port)

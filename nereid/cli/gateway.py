@@ -28,14 +28,7 @@ def gateway(
     url: Annotated[
         str,
         typer.Option(
-            help="HOST:PORT of Triton's gRPC port.", show_default="the running server of the repository"
-        ),
-    ] = "",
-    http_url: Annotated[
-        str,
-        typer.Option(
-            help="HOST:PORT of Triton's HTTP port, to offer the v2 protocol over HTTP with --url.",
-            show_default="the running server of the repository",
+            help="HOST:PORT of Triton's HTTP port.", show_default="the running server of the repository"
         ),
     ] = "",
     model: Annotated[
@@ -90,6 +83,13 @@ def gateway(
         Path | None,
         typer.Option(help="Private key of the certificate (PEM).", show_default="in the certificate's file"),
     ] = None,
+    keep_alive_s: Annotated[
+        int,
+        typer.Option(
+            help="Seconds after which an unused connection is closed; more than a load balancer's in front.",
+            min=1,
+        ),
+    ] = 90,
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log each request on stderr: a time, and then JSON.")
     ] = False,
@@ -101,7 +101,7 @@ def gateway(
     classify. Elsewhere every request needs a key. Changing a route's weights always needs a key.
     """
     from nereid.cli.route_commands.gateway_route import RepositoryModels
-    from nereid.client.request import DEFAULT_PORTS
+    from nereid.contract import HTTP_PORT
     from nereid.gateway.admission.key_changes import open_ring
     from nereid.gateway.http import serving
     from nereid.gateway.models import FixedModels, ModelSource
@@ -116,8 +116,7 @@ def gateway(
         source = RepositoryModels(repository, lambda: find_server(context, repository), model)
     with invalid_values():
         settings = Settings(
-            url=url or (running.url("grpc") if running else f"127.0.0.1:{DEFAULT_PORTS['grpc']}"),
-            http_url=http_url or (running.url("http") if running else ""),
+            url=url or (running.url("http") if running else f"127.0.0.1:{HTTP_PORT}"),
             model=source.names()[0],
             host=host,
             keys_needed=require_keys,
@@ -128,7 +127,7 @@ def gateway(
     with ExitStack() as stack:
         serving.serve(
             settings,
-            serving.Listen(host, port, grpc_port, certificate, certificate_key),
+            serving.Listen(host, port, grpc_port, certificate, certificate_key, keep_alive_s),
             open_ring(keys_file, environment(context)),
             source,
             _announcement(context, host, None if url else repository, stack),

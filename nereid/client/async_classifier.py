@@ -8,7 +8,6 @@ from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
-from nereid.addresses import unix_path
 from nereid.client import transport
 from nereid.client.batch_split import Outcome
 from nereid.client.images import ImageLike, encode, encode_or_error, name_of
@@ -44,8 +43,6 @@ class AsyncClassifier:
         api_key: str = "",
     ) -> None:
         check_arguments(url, protocol, concurrency, shared_memory, api_key)
-        if unix_path(url) and protocol == "http":
-            raise ValueError(f"a Unix socket needs protocol 'grpc' with asyncio, got 'http' and '{url}'")
         self.model = model
         self._concurrency = concurrency
         self._connection = AsyncConnection(url, protocol, key_header(api_key))

@@ -12,11 +12,12 @@
 The texts that identify a class are part of the wire contract: docs/contract.md.
 """
 
-from typing import ClassVar, Literal
-
-from tritonclient.utils import InferenceServerException
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nereid import contract
+
+if TYPE_CHECKING:
+    from tritonclient.utils import InferenceServerException
 
 Fault = Literal["caller", "server", "network"]
 
@@ -109,6 +110,8 @@ _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     ("message larger than max", RequestRefused),
     ("http2 header with status: 413", RequestRefused),
     ("client while decoding the response", Unreachable),
+    # gRPC's text if a proxy ends a stream, because the server behind it died.
+    ("Stream removed", Unreachable),
 )
 
 
@@ -127,7 +130,7 @@ def is_final(error: BaseException) -> bool:
     return isinstance(error, RequestRefused) or any(words in str(error) for words, _ in _SERVER_TEXTS)
 
 
-def from_triton(error: InferenceServerException) -> ClassifierError:
+def from_triton(error: "InferenceServerException") -> ClassifierError:
     """Return the error for an exception of tritonclient: Triton's response, or a failed transport."""
     status, text = error.status(), error.message() or str(error)
     found = [(text.find(words), kind) for words, kind in _TEXTS if words in text]
@@ -138,6 +141,8 @@ def from_triton(error: InferenceServerException) -> ClassifierError:
 
 def from_failure(url: str, error: Exception) -> ClassifierError:
     """Return the error for any exception that a transport raised."""
+    from tritonclient.utils import InferenceServerException  # `nereid serve` needs only `is_overload`
+
     if isinstance(error, InferenceServerException):
         return from_triton(error)
     return Unreachable(f"{url}: {type(error).__name__}: {error}")

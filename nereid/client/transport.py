@@ -6,19 +6,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
 import tritonclient.grpc
 import tritonclient.grpc.aio
-import tritonclient.http.aio
 
 from nereid.client.classifier_errors import ClassifierError, TimedOut, Unreachable, from_failure
 from nereid.client.request import CHANNEL, ProtocolName
-from nereid.client.rest import RestClient
+from nereid.client.rest.asynchronous import AsyncRestClient
+from nereid.client.rest.blocking import RestClient
 from nereid.client.sans_io import Flow, Pause, Result
 from nereid.contract import GRPC_PORT, HTTP_PORT
 
 # Errors about a response that is not HTTP, or not JSON.
-FOREIGN = (aiohttp.ClientResponseError, http.client.BadStatusLine, ValueError)
+FOREIGN = (http.client.BadStatusLine, ValueError)
 # gRPC's text if the peer accepts a connection, and closes it immediately.
 CLOSED_AT_ONCE = ("failed to connect", "Socket closed")
 PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
@@ -114,10 +113,7 @@ class AsyncConnection:
             if self._protocol == "grpc":
                 self._client = tritonclient.grpc.aio.InferenceServerClient(self._url, channel_args=CHANNEL)
             else:
-                # No limits on connections and seconds: the classifier has both.
-                self._client = tritonclient.http.aio.InferenceServerClient(
-                    self._url, conn_limit=0, conn_timeout=None
-                )
+                self._client = AsyncRestClient(self._url)
         return self._client
 
 

@@ -3,7 +3,7 @@
 import ipaddress
 from dataclasses import dataclass
 
-from nereid.contract import GRPC_PORT, MAX_IMAGE_BYTES
+from nereid.contract import HTTP_PORT, MAX_IMAGE_BYTES
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -13,8 +13,7 @@ class Settings:
     """Address, upstream server, access rules and limits of a gateway.
 
     Attributes:
-        url: Triton's gRPC address, HOST:PORT or `unix:PATH`.
-        http_url: Triton's HTTP address for the v2 protocol over HTTP; "" for none.
+        url: Triton's HTTP address, HOST:PORT or `unix:PATH`.
         model: the default model: a route, or another model that classifies images.
         host: address to listen on; where no key is needed, only loopback names are valid in `Host`.
         keys_needed: whether classifying and reading need a key on loopback, too; elsewhere they always do.
@@ -29,8 +28,7 @@ class Settings:
         max_in_flight: upper bound of the adaptive limit; a route rejects more than 64.
     """
 
-    url: str = f"127.0.0.1:{GRPC_PORT}"
-    http_url: str = ""
+    url: str = f"127.0.0.1:{HTTP_PORT}"
     model: str = "classify"
     host: str = "127.0.0.1"
     keys_needed: bool = False

@@ -54,5 +54,5 @@ def build(settings: Settings, keys: KeyRing, models: Models) -> Gateway:
         Metrics(lambda: admission.in_flight, lambda: admission.waiting, lambda: admission.limit),
         asyncio.Lock(),
         Turns(lambda: 1),
-        TritonHttp(settings.http_url),
+        TritonHttp(settings.url),
     )

@@ -1,5 +1,6 @@
 """`nereid gateway` as a user runs it: a process, its ready line, keys, and its end."""
 
+import http.client
 import io
 import json
 import re
@@ -9,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from PIL import Image
@@ -20,6 +22,8 @@ from tests.e2e.conftest import url
 from tests.supervised import gateway
 
 WATCHDOG_S = 60
+# More than the 5 s of uvicorn.
+UNUSED_S = 6.5
 
 
 def post(address: str, key: str = "", image: bytes = COFFEE.read_bytes()) -> tuple[int, dict]:
@@ -49,7 +53,7 @@ def nereid_key(tmp_path):
 def test_gateway_serves_callers_with_a_key_until_a_signal(both_profiles, tmp_path, nereid_key):
     """Keys are added and revoked at run time; SIGTERM ends the gateway with status 0."""
     first = nereid_key("add", "first", "--scope", "infer")
-    words = ["--url", url(both_profiles["cpu"], "grpc"), "--keys", str(tmp_path / "keys.json")]
+    words = ["--url", url(both_profiles["cpu"], "http"), "--keys", str(tmp_path / "keys.json")]
     with gateway(tmp_path / "log", *words, "--require-keys") as (process, address):
         status, answer = post(address, first)
         assert (status, answer["predictions"][0]["label"]) == (200, "espresso")
@@ -64,6 +68,26 @@ def test_gateway_serves_callers_with_a_key_until_a_signal(both_profiles, tmp_pat
         assert process.wait(WATCHDOG_S) == 0
 
 
+@pytest.mark.parametrize(("keep_alive_s", "is_kept"), [(90, True), (1, False)], ids=["default", "shorter"])
+def test_unused_connection_is_kept_for_a_load_balancer(both_profiles, tmp_path, keep_alive_s, is_kept):
+    """The gateway closes an unused connection after its time, by default later than a load balancer."""
+    words = ["--url", url(both_profiles["cpu"], "http")]
+    words += [] if is_kept else ["--keep-alive-s", str(keep_alive_s)]
+    with gateway(tmp_path / "log", *words) as (_, address):
+        connected = http.client.HTTPConnection(address.removeprefix("http://"), timeout=WATCHDOG_S)
+        with closing(connected) as connection:
+            connection.request("GET", "/livez")
+            assert connection.getresponse().read()
+            assert connection.sock is not None
+            connection.sock.settimeout(UNUSED_S if is_kept else WATCHDOG_S)
+            try:
+                is_closed = connection.sock.recv(1) == b""
+            except TimeoutError:
+                is_closed = False
+
+        assert is_closed is not is_kept
+
+
 @pytest.mark.slow
 def test_large_images_of_one_key_leave_the_others_in_service(both_profiles, tmp_path, nereid_key):
     """Small files of 64 million pixels on many connections: every request of another key is answered."""
@@ -71,7 +95,7 @@ def test_large_images_of_one_key_leave_the_others_in_service(both_profiles, tmp_
         Image.new("RGB", (8000, 8000)).save(file, "WEBP", lossless=True)
         large = file.getvalue()
     hostile, steady = (nereid_key("add", name, "--scope", "infer") for name in ("hostile", "steady"))
-    words = ["--url", url(both_profiles["cpu"], "grpc"), "--keys", str(tmp_path / "keys.json")]
+    words = ["--url", url(both_profiles["cpu"], "http"), "--keys", str(tmp_path / "keys.json")]
     over = threading.Event()
 
     def flood(address: str) -> set[int]:

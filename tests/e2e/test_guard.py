@@ -2,14 +2,19 @@
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -33,6 +38,8 @@ from tests.supervised import NEREID, Served, gateway, serving
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 NETWORK = "efficientnet_lite0"
+# Requests of each of three callers. Most runs with a gateway that uses gRPC end the server.
+LATE = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +279,7 @@ def test_keys_are_checked_over_both_protocols(guarded, tmp_path):
     keys = tmp_path / "keys.json"
     secret = key_changes.add(keys, "one", ["infer"], None)
     port = free_ports(1)[0]
-    words = ["--url", record.url("grpc"), "--http-url", record.url("http"), "--grpc-port", str(port)]
+    words = ["--url", record.url("http"), "--grpc-port", str(port)]
 
     with gateway(tmp_path / "log", *words, "--require-keys", "--keys", str(keys)) as (_, address):
         urls = {"http": address.removeprefix("http://"), "grpc": f"127.0.0.1:{port}"}
@@ -361,6 +368,40 @@ def test_full_shared_memory_is_an_overload(tmp_path, encode):
                     with pytest.raises(Overloaded, match=r"overloaded: the memory .* share is full$"):
                         classifier.classify(photo)
                     assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
+
+
+@pytest.mark.slow
+def test_late_requests_end_no_server(guarded):
+    """Over gRPC, a deadline in the moment of the response ends Triton 24.10."""
+    pid, body = guarded.pid, COFFEE.read_bytes()
+    jpeg = {"content-type": "image/jpeg"}
+    is_over = threading.Event()
+
+    def ask_in_time() -> None:
+        with Classifier(guarded.url("http"), "http") as classifier:
+            while not is_over.is_set():
+                with suppress(Overloaded):
+                    classifier.classify(COFFEE)
+
+    def ask_late(seed: int) -> int:
+        milliseconds = random.Random(seed)
+        with httpx.Client(base_url=f"http://{guarded.url('http')}", timeout=WATCHDOG_S) as client:
+            headers = [{"x-request-timeout-ms": str(milliseconds.randint(1, 6))} for _ in range(LATE)]
+            answers = [client.post("/predict", content=body, headers=each | jpeg) for each in headers]
+        return [each.status_code for each in answers].count(504)
+
+    with ThreadPoolExecutor() as pool:
+        in_time = pool.submit(ask_in_time)
+        try:
+            late = sum(pool.map(ask_late, range(3)))
+        finally:
+            is_over.set()
+        in_time.result()
+
+    assert late > 0
+    with Classifier(guarded.url("http"), "http") as classifier:
+        assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
+    assert guarded.pid == pid
 
 
 def test_stop_leaves_no_process(tmp_path_factory):

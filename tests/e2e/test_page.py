@@ -144,7 +144,7 @@ def gateways(tmp_path_factory):
         record = ServerRecord(server.pid, options.host, options.ports, str(repository), "cpu", "")
         models = RepositoryModels(repository, lambda: record)
         several = RepositoryModels(repository, lambda: record, ["classify", "classify_v2"])
-        settings = Settings(url=url(server, "grpc"))
+        settings = Settings(url=url(server, "http"))
         apps = {
             "keyed": create_app(
                 create_gateway(replace(settings, keys_needed=True), KeyRing(key_file), models)
@@ -828,7 +828,7 @@ def test_page_says_that_the_server_is_down(browser, tmp_path):
     """The gateway still answers, but the page does not call that live; it recovers without a reload."""
     options = ServerOptions(REPOSITORY, "cpu", ports=Ports(*free_ports(3)))
     app = create_app(
-        create_gateway(Settings(url=f"127.0.0.1:{options.ports.grpc}"), KeyRing(), FixedModels(("classify",)))
+        create_gateway(Settings(url=f"127.0.0.1:{options.ports.http}"), KeyRing(), FixedModels(("classify",)))
     )
     context = browser.new_context(viewport=DESK)
     page = context.new_page()

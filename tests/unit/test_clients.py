@@ -90,6 +90,11 @@ def test_label_is_read_from_tritons_form(entry, expected):
         ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
         ("StatusCode.UNKNOWN", "Received http2 header with status: 413", RequestRefused),
         ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
+        (
+            "StatusCode.UNKNOWN",
+            "Stream removed (Data frame with END_STREAM flag received)",
+            Unreachable,
+        ),
     ],
 )
 def test_exception_has_the_party_at_fault(status, text, kind):

@@ -42,16 +42,14 @@ def create_gateway(settings: Settings, keys: KeyRing, source: ModelSource) -> Ga
     check_ring(keys, settings)
 
     def connect(model: str) -> AsyncClassifier:
-        return AsyncClassifier(settings.url, "grpc", model, settings.default_timeout_s)
+        return AsyncClassifier(settings.url, "http", model, settings.default_timeout_s)
 
     return build(settings, keys, Models(settings.model, source, connect))
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """Return the ASGI application of a gateway, with the v2 protocol if Triton's HTTP address is known."""
+    """Return the ASGI application of a gateway: the REST API, the page, and the v2 protocol."""
     app = rest_app(gateway)
-    if not gateway.triton.is_known:
-        return app
     v2 = RequestMiddleware(V2(gateway), gateway)
 
     async def either(scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,10 +133,8 @@ async def reject_unknown(found: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     request: GatewayRequest = found.scope["nereid.request"]
     method, path = found.method, found.url.path
-    hint = "; the v2 protocol needs --http-url" if path.startswith("/v2/") else ""
-    failure = Failure(
-        _CODES.get(error.status_code, "invalid_request"), f"unknown operation {method} {path[:128]}{hint}"
-    )
+    code = _CODES.get(error.status_code, "invalid_request")
+    failure = Failure(code, f"unknown operation {method} {path[:128]}")
     request.outcome = failure.code
     reply = failure_response(failure, request)
     reply.headers += [

@@ -26,6 +26,9 @@ from nereid.processes import on_signals
 
 # Seconds for requests in flight after a signal; then their connections are closed.
 STOP_S = 30
+# Load balancers keep unused connections for about 60 s. If the gateway closed one first, a request could meet
+# the close, and its caller would get a 502.
+KEEP_ALIVE_S = 90
 # New objects before a garbage collection; Python's default of 700 is a few requests.
 GC_OBJECTS = 50_000
 MAX_HEAD_BYTES = 64 * 2**10
@@ -51,7 +54,8 @@ _HEAD_TOO_LARGE = (
 class Listen:
     """Address of the gateway; port 0 selects a free port. A certificate and its key turn TLS on.
 
-    `grpc_port` is that of the v2 protocol over gRPC, None for none.
+    `grpc_port` is that of the v2 protocol over gRPC, None for none. `keep_alive_s` is the time after which an
+    unused connection is closed.
     """
 
     host: str
@@ -59,6 +63,7 @@ class Listen:
     grpc_port: int | None = None
     certificate: Path | None = None
     certificate_key: Path | None = None
+    keep_alive_s: int = KEEP_ALIVE_S
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -246,6 +251,7 @@ def serve(
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            timeout_keep_alive=listen.keep_alive_s,
             timeout_graceful_shutdown=STOP_S,
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.certificate_key,

@@ -8,7 +8,6 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as v2
 
-from nereid.client.request import CHANNEL
 from nereid.errors import OperationFailed
 from nereid.gateway.admission.access import Need, identify
 from nereid.gateway.failures import Code, Failure, invalid_request
@@ -16,24 +15,14 @@ from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.http.middleware import FAULTS, GATEWAY_FAILED, record
 from nereid.gateway.state import CLIENT_CLOSED, Gateway
 from nereid.gateway.v2 import inference
+from nereid.gateway.v2.grpc_reads import HEALTH_CHECK, READ, read
 from nereid.gateway.v2.message import check_message, to_message
 from nereid.units import format_bytes
 
 log = logging.getLogger("nereid.gateway")
 SERVICE = "/inference.GRPCInferenceService/"
-HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 INFER = "ModelInfer"
 OPEN = ("ServerLive", "ServerReady", HEALTH_CHECK)
-# Requests that only read. All have at most a model's name and version.
-READ: dict[str, type[Message]] = {
-    "ServerLive": v2.ServerLiveRequest,
-    "ServerReady": v2.ServerReadyRequest,
-    "ServerMetadata": v2.ServerMetadataRequest,
-    "ModelReady": v2.ModelReadyRequest,
-    "ModelMetadata": v2.ModelMetadataRequest,
-    "ModelConfig": v2.ModelConfigRequest,
-    "ModelStatistics": v2.ModelStatisticsRequest,
-}
 MAX_READ_BYTES = 4096
 # Framing of the tensors of an image of the largest size.
 MAX_FRAME_BYTES = 2**20
@@ -59,7 +48,7 @@ Context: TypeAlias = Any
 
 
 class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Checks each call, and passes it to Triton.
+    """Checks each call, and passes it to Triton over HTTP.
 
     The handlers read the messages themselves, so that a key is checked before its message is received.
 
@@ -70,17 +59,12 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._max_bytes = gateway.settings.max_body_bytes + MAX_FRAME_BYTES
-        self._channel = grpc.aio.insecure_channel(gateway.settings.url, options=CHANNEL)
-        self._calls = {
-            name: self._channel.unary_unary(name if name.startswith("/") else SERVICE + name)
-            for name in (*READ, HEALTH_CHECK)
-        }
 
     def service(self, details: Any) -> grpc.RpcMethodHandler | None:
         """Return the handler of a method; None for methods that the gateway does not offer."""
         method: str = details.method
         name = method.removeprefix(SERVICE) if method.startswith(SERVICE) else method
-        if name != INFER and name not in self._calls:
+        if name != INFER and name not in READ:
             return None
 
         async def handle(messages: Any, context: Context) -> bytes:
@@ -116,7 +100,6 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def stop(self, grace_s: float) -> None:
         """Let calls in flight finish within a time, and close all connections."""
         await self._server.stop(grace_s)
-        await self._channel.close()
 
     async def _handle(self, name: str, context: Context) -> bytes:
         """Handle one call, and record its outcome."""
@@ -147,12 +130,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _read(self, name: str, request: GatewayRequest, context: Context) -> bytes:
         timeout_s = self._gateway.settings.default_timeout_s
         message = await self._message(request, context, timeout_s, MAX_READ_BYTES)
-        if kind := READ.get(name):
-            given = _parsed(kind, message)
-            inference.path_of(getattr(given, "name", "") or "any", getattr(given, "version", ""))
-            given.DiscardUnknownFields()
-            message = given.SerializeToString()
-        return await self._call(name, message)
+        return await read(self._gateway, name, _parsed(READ[name], message))
 
     async def _infer(self, request: GatewayRequest, context: Context) -> bytes:
         gateway, settings = self._gateway, self._gateway.settings
@@ -193,21 +171,6 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._gateway.uploads.buffers.take(request.key, len(message))
         request.body_bytes = len(message)
         return message
-
-    async def _call(self, name: str, message: bytes) -> bytes:
-        """Call Triton.
-
-        Raises:
-            Failure: Triton rejected or failed the call.
-        """
-        try:
-            answer: bytes = await self._calls[name](message, timeout=self._gateway.settings.default_timeout_s)
-        except grpc.aio.AioRpcError as error:
-            text = error.details() or ""
-            if error.code() == grpc.StatusCode.NOT_FOUND:
-                raise Failure("not_found", text) from None
-            raise Failure("unreachable", "the server behind the gateway does not respond", 1.0) from error
-        return answer
 
 
 async def _abort(context: Context, request: GatewayRequest, failure: Failure) -> bytes:

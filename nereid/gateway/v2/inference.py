@@ -105,7 +105,7 @@ async def run(
     sent_s = request.elapsed_s()
     try:
         async with asyncio.timeout(timeout_s - sent_s):
-            response = await gateway.triton.send("POST", f"{path}/infer", sent_headers, checked.parts)
+            response = await gateway.triton.request("POST", f"{path}/infer", sent_headers, checked.parts)
     except (TimeoutError, asyncio.CancelledError) as error:
         asyncio.get_running_loop().call_later(slot.rest_s(), slot.release)
         if isinstance(error, TimeoutError):
@@ -140,7 +140,7 @@ async def read(gateway: Gateway, path: str) -> HttpResponse:
     """
     try:
         async with asyncio.timeout(gateway.settings.default_timeout_s):
-            return await gateway.triton.send("GET", path)
+            return await gateway.triton.request("GET", path)
     except TimeoutError:
         raise Failure("deadline_exceeded", "the server does not respond") from None
 

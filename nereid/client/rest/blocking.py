@@ -5,32 +5,23 @@ stay open when the thread ends. Its timeouts hold for one operation of the socke
 """
 
 import http.client
-import json
 import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partialmethod
 from typing import Any
-from urllib.parse import quote
-
-from tritonclient.http import InferenceServerClient
-from tritonclient.utils import InferenceServerException
 
 from nereid.addresses import unix_path
-from nereid.client.shared_regions import Kind
-
-LENGTH = "Inference-Header-Content-Length"
+from nereid.client.rest.methods import LENGTH, Read, RestMethods, failure_of, ignored, json_size_of
 
 
-class RestClient:
-    """The methods of tritonclient that a classifier needs, each with gRPC's `client_timeout` in seconds.
+class RestClient(RestMethods):
+    """The methods for all threads, which share the connections.
 
-    All threads share the connections. All methods raise the errors of the socket, TimeoutError, or
-    InferenceServerException with the server's message.
+    All methods also raise the errors of the socket, and TimeoutError.
 
     Args:
         url: address of the server, HOST:PORT or `unix:PATH`.
@@ -55,69 +46,6 @@ class RestClient:
             for connection in self._busy:
                 connection.abort()
 
-    def infer(self, model: str, headers: Mapping[str, str], *, client_timeout: float, **options: Any) -> Any:
-        """Run a model, and return tritonclient's `InferResult`."""
-        body, json_size = InferenceServerClient.generate_request_body(**options)
-        length = {} if json_size is None else {LENGTH: str(json_size)}
-        path, request_id = f"models/{quote(model)}/infer", options.get("request_id")
-
-        def read(content: bytes, json_size: int | None) -> Any:
-            result = InferenceServerClient.parse_response_body(content, header_length=json_size)
-            response_id = result.get_response().get("id", request_id)
-            if response_id != request_id:
-                raise http.client.HTTPException(
-                    f"expected the response to request {request_id!r}, got that to {response_id!r}"
-                )
-            return result
-
-        return self._request("POST", path, client_timeout, body, {**headers, **length}, read)
-
-    def get_model_metadata(
-        self, model: str, headers: Mapping[str, str] = {}, *, client_timeout: float
-    ) -> Any:
-        """Return a model's metadata as a mapping."""
-        return self._get_json(f"models/{quote(model)}", client_timeout, headers)
-
-    def register_system_shared_memory(
-        self, name: str, key: str, byte_size: int, *, client_timeout: float, **options: Any
-    ) -> None:
-        """Register a region of system shared memory."""
-        fields = {"key": key, "offset": 0, "byte_size": byte_size}
-        self._change_region("system", name, "register", client_timeout, fields, **options)
-
-    def register_cuda_shared_memory(
-        self, name: str, raw_handle: bytes, device_id: int, byte_size: int, *, client_timeout: float
-    ) -> None:
-        """Register a region of GPU memory."""
-        fields = {"raw_handle": {"b64": raw_handle.decode()}, "device_id": device_id, "byte_size": byte_size}
-        self._change_region("cuda", name, "register", client_timeout, fields)
-
-    def _unregister(self, kind: Kind, name: str, *, client_timeout: float, **options: Any) -> None:
-        self._change_region(kind, name, "unregister", client_timeout, **options)
-
-    def _regions(self, kind: Kind, headers: Mapping[str, str] = {}, *, client_timeout: float) -> Any:
-        return self._get_json(f"{kind}sharedmemory/status", client_timeout, headers)
-
-    unregister_system_shared_memory = partialmethod(_unregister, "system")
-    unregister_cuda_shared_memory = partialmethod(_unregister, "cuda")
-    get_system_shared_memory_status = partialmethod(_regions, "system")
-    get_cuda_shared_memory_status = partialmethod(_regions, "cuda")
-
-    def _change_region(
-        self,
-        kind: Kind,
-        name: str,
-        change: str,
-        timeout_s: float,
-        fields: Mapping[str, Any] = {},
-        headers: Mapping[str, str] = {},
-    ) -> None:
-        path = f"{kind}sharedmemory/region/{name}/{change}"
-        self._request("POST", path, timeout_s, json.dumps(fields).encode() if fields else b"", headers)
-
-    def _get_json(self, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
-        return self._request("GET", path, timeout_s, b"", headers, lambda content, _: json.loads(content))
-
     def _request(
         self,
         method: str,
@@ -125,9 +53,8 @@ class RestClient:
         timeout_s: float,
         body: bytes = b"",
         headers: Mapping[str, str] = {},
-        read: Callable[[bytes, int | None], Any] = lambda content, json_size: None,
+        read: Read = ignored,
     ) -> Any:
-        """Send a request; `read` converts the body, given the size of its JSON header if data follow it."""
         connection = self._take(time.monotonic() + timeout_s)
         is_sent = False
         try:
@@ -138,14 +65,13 @@ class RestClient:
             response = connection.getresponse()
             content = response.read()
             if response.status == http.client.OK:
-                size = response.headers.get(LENGTH)
-                result = read(content, None if size is None else int(size))
+                result = read(content, json_size_of(response.headers.get(LENGTH)))
         except BaseException:
             self._put_back(connection, is_usable=False)  # half a response, or another's, may be left
             raise
         self._put_back(connection, is_sent)
         if response.status != http.client.OK:
-            raise InferenceServerException(_error_text(content), str(response.status))
+            raise failure_of(response.status, content)
         return result
 
     def _take(self, deadline: float) -> "_DeadlineConnection":
@@ -279,12 +205,3 @@ def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
     if isinstance(addresses, Exception):
         raise addresses
     return list(addresses)
-
-
-def _error_text(content: bytes) -> str:
-    """Return Triton's error message, or tritonclient's own text for a body without one."""
-    try:
-        return str(json.loads(content)["error"])
-    except (ValueError, LookupError, TypeError):
-        text = content[:200].decode(errors="replace")
-        return f"an exception occurred in the client while decoding the response: {text!r}"

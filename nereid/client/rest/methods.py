@@ -1,0 +1,126 @@
+"""The methods of tritonclient that a classifier needs, as HTTP requests and results. No I/O."""
+
+import http.client
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partialmethod
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from tritonclient.http import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from nereid.client.shared_regions import Kind
+
+LENGTH = "Inference-Header-Content-Length"
+# Converts the body of a response, given the size of its JSON header if data follow it.
+Read: TypeAlias = Callable[[bytes, int | None], Any]
+
+
+def ignored(content: bytes, json_size: int | None) -> None:
+    """Return None for any body."""
+
+
+class RestMethods(ABC):
+    """The methods of a client; a client for asyncio returns each result as an awaitable.
+
+    `client_timeout` is the time limit of the request, in seconds; asyncio's timeouts replace it. All methods
+    raise InferenceServerException with the server's message, or HTTPException for a malformed response.
+    """
+
+    @abstractmethod
+    def _request(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        body: bytes = b"",
+        headers: Mapping[str, str] = {},
+        read: Read = ignored,
+    ) -> Any:
+        """Send a request, and return its result."""
+
+    def infer(
+        self, model: str, headers: Mapping[str, str], *, client_timeout: float = 0.0, **options: Any
+    ) -> Any:
+        """Run a model, and return tritonclient's `InferResult`."""
+        body, json_size = InferenceServerClient.generate_request_body(**options)
+        length = {} if json_size is None else {LENGTH: str(json_size)}
+        path, request_id = f"models/{quote(model)}/infer", options.get("request_id")
+
+        def read(content: bytes, json_size: int | None) -> Any:
+            result = InferenceServerClient.parse_response_body(content, header_length=json_size)
+            response_id = result.get_response().get("id", request_id)
+            if response_id != request_id:
+                raise http.client.HTTPException(
+                    f"expected the response to request {request_id!r}, got that to {response_id!r}"
+                )
+            return result
+
+        return self._request("POST", path, client_timeout, body, {**headers, **length}, read)
+
+    def get_model_metadata(
+        self, model: str, headers: Mapping[str, str] = {}, *, client_timeout: float = 0.0
+    ) -> Any:
+        """Return a model's metadata as a mapping."""
+        return self._get_json(f"models/{quote(model)}", client_timeout, headers)
+
+    def register_system_shared_memory(
+        self, name: str, key: str, byte_size: int, *, client_timeout: float = 0.0, **options: Any
+    ) -> Any:
+        """Register a region of system shared memory."""
+        fields = {"key": key, "offset": 0, "byte_size": byte_size}
+        return self._change_region("system", name, "register", client_timeout, fields, **options)
+
+    def register_cuda_shared_memory(
+        self, name: str, raw_handle: bytes, device_id: int, byte_size: int, *, client_timeout: float = 0.0
+    ) -> Any:
+        """Register a region of GPU memory."""
+        fields = {"raw_handle": {"b64": raw_handle.decode()}, "device_id": device_id, "byte_size": byte_size}
+        return self._change_region("cuda", name, "register", client_timeout, fields)
+
+    def _unregister(self, kind: Kind, name: str, *, client_timeout: float = 0.0, **options: Any) -> Any:
+        return self._change_region(kind, name, "unregister", client_timeout, **options)
+
+    def _regions(self, kind: Kind, headers: Mapping[str, str] = {}, *, client_timeout: float = 0.0) -> Any:
+        return self._get_json(f"{kind}sharedmemory/status", client_timeout, headers)
+
+    unregister_system_shared_memory = partialmethod(_unregister, "system")
+    unregister_cuda_shared_memory = partialmethod(_unregister, "cuda")
+    get_system_shared_memory_status = partialmethod(_regions, "system")
+    get_cuda_shared_memory_status = partialmethod(_regions, "cuda")
+
+    def _change_region(
+        self,
+        kind: Kind,
+        name: str,
+        change: str,
+        timeout_s: float,
+        fields: Mapping[str, Any] = {},
+        headers: Mapping[str, str] = {},
+    ) -> Any:
+        path = f"{kind}sharedmemory/region/{name}/{change}"
+        return self._request("POST", path, timeout_s, json.dumps(fields).encode() if fields else b"", headers)
+
+    def _get_json(self, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
+        return self._request("GET", path, timeout_s, b"", headers, lambda content, _: json.loads(content))
+
+
+def json_size_of(header: str | bytes | None) -> int | None:
+    """Return the size of a response's JSON header, None if no data follow it."""
+    return None if header is None else int(header)
+
+
+def failure_of(status: int, content: bytes) -> InferenceServerException:
+    """Return the error of an unsuccessful response."""
+    return InferenceServerException(_error_text(content), str(status))
+
+
+def _error_text(content: bytes) -> str:
+    """Return Triton's error message, or tritonclient's own text for a body without one."""
+    try:
+        return str(json.loads(content)["error"])
+    except (ValueError, LookupError, TypeError):
+        text = content[:200].decode(errors="replace")
+        return f"an exception occurred in the client while decoding the response: {text!r}"
