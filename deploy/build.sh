@@ -33,9 +33,9 @@ sbom() { # IMAGE
 	docker run --rm --entrypoint python3 "$1" -c '
 import importlib.metadata
 names = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
-print(*sorted(f"{name}=={version}" for name, version in names.items()), sep="\n")
-' | cyclonedx-py requirements --output-reproducible --of JSON \
-		--outfile "dist/sbom/$(basename "$1" | tr : -).cdx.json" -
+print(*sorted(f"{name}=={version}" for name, version in names.items() if name != "nereid-serving"), sep="\n")
+' | cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON \
+		-o "dist/sbom/$(basename "$1" | tr : -).cdx.json" -
 }
 
 for image in ${IMAGES:-embedded gateway load triton-cpu triton-gpu}; do

@@ -5,6 +5,9 @@
 # first.key may classify and change routes; Prometheus reads the metrics with prometheus.key, as another user.
 set -eu
 
+for folder in /data /keys; do
+	[ -w "$folder" ] || { echo "$folder: expected a folder that user $(id -u) can write; fix: chown it, see .env" >&2 && exit 1; }
+done
 # Renamed last, so that an interrupted copy is made again.
 if [ ! -e /data/models ]; then
 	rm -rf /data/.models

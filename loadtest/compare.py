@@ -72,11 +72,7 @@ def measure_checkout(checkout: Path, seconds: float) -> dict[str, dict[str, floa
                 found[profile] = measure(ports["http"], PINNED, photo, seconds, route=False)
                 if profile == "cpu":
                     found["route"] = measure(ports["http"], ROUTE, photo, seconds, route=True)
-                    url = f"127.0.0.1:{ports['grpc']}"
-                    with started(checkout, Path(folder), "gateway", "--url", url, "--port=0") as (
-                        front,
-                        listens,
-                    ):
+                    with started(checkout, Path(folder), "gateway", "--port=0") as (front, listens):
                         found["gateway"] = measure(listens["http"], PREDICT, photo, seconds, route=True)
                         found["gateway"]["memory_mb"] = resource_usage.memory_bytes(front) / resource_usage.MB
                 found[profile]["memory_mb"] = resource_usage.memory_bytes(pid) / resource_usage.MB

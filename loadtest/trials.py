@@ -113,7 +113,7 @@ def batches(sizes: str) -> Callable[[Path], None]:
 
 def instances(count: int) -> Callable[[Path], None]:
     """Return a change of the number of instances in profile `cpu`."""
-    return replacing(_FUSED, "count: 2", f"count: {count}")
+    return replacing(_FUSED, "KIND_CPU }", f"KIND_CPU count: {count} }}")
 
 
 _NETWORK, _PREPROCESS = f"{NETWORK}/config.pbtxt", f"{PREPROCESS}/config.pbtxt"
@@ -137,11 +137,13 @@ TRIALS: Mapping[str, Trial] = {
     f"{CPU} again": Trial(CPU),
     ENSEMBLE: Trial(ENSEMBLE),
     "UINT8 handed over": Trial(ENSEMBLE, hand_over_bytes),
-    "one preprocessing instance": Trial(ENSEMBLE, replacing(_PREPROCESS, "count: 2", "count: 1")),
+    "one preprocessing instance": Trial(
+        ENSEMBLE, replacing(_PREPROCESS, "KIND_CPU }", "KIND_CPU count: 1 }")
+    ),
     "one network instance of two threads": Trial(
         ENSEMBLE,
         all_of(
-            replacing(_NETWORK, "count: 2", "count: 1"),
+            replacing(_NETWORK, "KIND_CPU }", "KIND_CPU count: 1 }"),
             replacing(_NETWORK, '{ string_value: "1" } }', '{ string_value: "2" } }'),
         ),
     ),

@@ -77,6 +77,12 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def state_folder(repository: Path) -> Path:
+    """Return the folder for what belongs to a model repository: in it, Triton would take it for a model."""
+    real = repository.resolve()
+    return real.parent / f".{real.name}.nereid"
+
+
 @contextlib.contextmanager
 def locked_file(path: Path, holder: str, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[BinaryIO]:
     """Open a file for appending under an exclusive lock, which the kernel releases when the process ends.

@@ -24,6 +24,20 @@ def available_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the available memory: the machine's, limited by what is left to this process's control group."""
+    lines = meminfo.read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    for limit, used in [  # of version 2, of version 1
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ]:
+        with contextlib.suppress(OSError, ValueError):
+            left = int((groups / limit).read_text()) - int((groups / used).read_text())
+            available = max(0, min(available, left))
+    return available
+
+
 class MemoryKills:
     """Counts the processes of this control group that the kernel ends for lack of memory."""
 

@@ -74,7 +74,7 @@ def soak(repository: Path, folder: Path, plan: Plan) -> Outcome:
     busy, after = 0.0, None
     with (
         servers.supervised(repository, folder, os.environ, ["--allow-shm"]) as running,
-        servers.gateway(running.record.ports.grpc) as gateway,
+        servers.gateway(running.record.ports.http) as gateway,
     ):
         observer = Observer(running, gateway.pid, gateway.port)
         scenario = Scenario.of(running, gateway, folder)

@@ -12,8 +12,8 @@ from nereid.repository.layout import versions_there
 from nereid.routes.change import change_with_retry, reweighted
 from nereid.routes.served import RunningServer
 from nereid.routes.target import find_route
-from nereid.server import stubs
 from nereid.server.control import Control
+from nereid.server.supervision import stubs
 
 # The number of networks that are published in turn, and the pinned model that is reloaded.
 CANDIDATES, RELOADED = 3, "classify_v1"

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nereid.config import triton_messages
 from nereid.config.parameters import Settings, parse_parameters
+from nereid.config.server_flags import FITTED_INSTANCES, backend_settings, server_command_line
 from nereid.serving_errors import InvalidConfig
 
 # The folder of a model with the configs of its profiles.
@@ -72,6 +74,9 @@ class ModelConfig:
         config = cls.from_document(json.loads(args["model_config"]), folder, version, kind, device_id)
         groups = config.document.get("instance_group") or [{}]
         config = replace(config, is_first=args["model_instance_name"] == f"{groups[0].get('name')}_0")
+        fitted = backend_settings(server_command_line(), FITTED_INSTANCES).get(config.name)
+        if fitted and kind == "CPU":  # more instances will follow
+            config = config.with_instances(max(config.cpu_instances, int(fitted)))
         if kind == "GPU" and not may_use_gpu:
             raise InvalidConfig(f"model '{config.name}', instance group: expected KIND_CPU, got KIND_GPU")
         return config
@@ -112,6 +117,10 @@ class ModelConfig:
         default = 2 if self.document.get("backend") == "onnxruntime" else 1
         groups = self.document.get("instance_group") or [{}]
         return sum(int(group.get("count") or default) for group in groups if group.get("kind") != "KIND_GPU")
+
+    def with_instances(self, count: int) -> "ModelConfig":
+        """Return this config with a number of instances on the CPU."""
+        return replace(self, document=with_instances(self.document, count))
 
     def names_gpu(self, profile: str) -> bool:
         """Return whether the config file names a GPU; Triton passes KIND_AUTO on as its own choice.
@@ -228,18 +237,22 @@ class RouteSettings:
     route: str
 
 
+def with_instances(document: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return a config with a number of instances on the CPU."""
+    return {**document, "instance_group": [{"kind": "KIND_CPU", "count": count}]}
+
+
 def read_pbtxt(path: Path) -> dict[str, Any]:
     """Return a `config.pbtxt` as a dict with protobuf field names.
 
     Raises:
         InvalidConfig: the file is missing or not a ModelConfig; the message has path, line and reason.
     """
-    # Imported here, because it loads the gRPC library, which only models with siblings need.
+    # Imported here, because only models with siblings need it.
     from google.protobuf import json_format, text_format
-    from tritonclient.grpc.model_config_pb2 import ModelConfig as Message
 
     try:
-        message = text_format.Parse(path.read_text(), Message())
+        message = text_format.Parse(path.read_text(), triton_messages.model_config())
     except FileNotFoundError:
         raise InvalidConfig(f"unable to find '{path}'") from None
     except (text_format.ParseError, UnicodeDecodeError) as error:

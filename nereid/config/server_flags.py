@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+# The "backend" of flags with the number of instances that `nereid serve` gives to a model after its start.
+FITTED_INSTANCES = "nereid-instances"
+
 
 def server_command_line() -> list[str]:
     """Return the words of the command line of this process's parent."""

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from nereid.inference.session_options import (
     RUN_BATCH_SIZE,
     BackendSettings,
     SessionSettings,
+    Sharing,
     on_available_provider,
     session_settings,
 )
@@ -47,13 +49,14 @@ class Session:
         settings: options of the session and its runs.
         on_run: called after every run with its seconds and its rows.
 
-    With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there.
+    With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there. `not_shared` is the
+    reason why the instance has its own weights, though it might share them.
     """
 
     def __init__(
         self, config: ModelConfig, settings: SessionSettings, on_run: Callable[[float, int], None]
     ) -> None:
-        self._session = _open_configured(model_path(config), settings)
+        self._session = _open_configured(config, settings)
         self._name = config.name
         self._batching = Batching.from_config(config)
         self._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
@@ -61,6 +64,7 @@ class Session:
         self._run_batch_size = settings.run_batch_size or sys.maxsize
         self._on_run = on_run
         self._threads = settings.threads.intra_op
+        self.not_shared = ""
         self.signature = Signature.of(self._session)
         self.provider = self._session.get_providers()[0]
         tensors = {**self.signature.inputs, **self.signature.initializers}
@@ -90,7 +94,14 @@ class Session:
         backend = backend or BackendSettings()
         config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
         settings = session_settings(config, backend, instances)
-        session = cls(config, settings, on_run)
+        try:
+            session = cls(config, settings, on_run)
+        except InvalidConfig as error:
+            if settings.sharing is not Sharing.TRIED:
+                raise
+            settings = session_settings(config, replace(backend, shares_weights=False), instances)
+            session = cls(config, settings, on_run)
+            session.not_shared = str(error)
         validate(config, session.signature)
         return session
 
@@ -98,6 +109,7 @@ class Session:
         return (
             f"ONNX Runtime {onnxruntime.__version__}, {self.provider}, "
             f"{self._threads or 'default'} thread(s) per instance"
+            f"{f', each with its own weights: {self.not_shared}' if self.not_shared else ''}"
         )
 
     def run(self, inputs: Arrays, outputs: Sequence[str], rows: int | None = None) -> list[Any]:
@@ -247,10 +259,12 @@ def model_path(config: ModelConfig) -> Path:
     return path
 
 
-def _open_configured(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
-    if settings.has_shared_weights:
-        return shared_weights.open_shared(path, settings, _open)
-    return _open(path, settings)
+def _open_configured(config: ModelConfig, settings: SessionSettings) -> onnxruntime.InferenceSession:
+    path = model_path(config)
+    if settings.sharing is Sharing.OFF:
+        return _open(path, settings)
+    place = shared_weights.folder_of(config.folder, config.version)
+    return shared_weights.open_shared(path, place, settings, _open)
 
 
 def _run_on_host(

@@ -6,6 +6,7 @@ are ignored, as there. docs/onnxruntime_backend.md is the table for users.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,14 @@ class BackendSettings:
     """Settings of the server's command line: `--backend-config=onnxruntime,…` and the profile.
 
     `thread_counts` are those of a global pool, which replace the model's own: an instance is a process here,
-    so its pool serves one session either way.
+    so its pool serves one session either way. Instances of a server share their weights where they can.
     """
 
     default_max_batch_size: int = 4
     allowed_op_libraries: frozenset[Path] = frozenset()
     thread_counts: Mapping[str, str] = field(default_factory=dict)
     profile: str = ""
+    shares_weights: bool = False
 
     @classmethod
     def from_command_line(cls, words: Sequence[str]) -> "BackendSettings":
@@ -117,7 +119,16 @@ class BackendSettings:
             allowed_op_libraries=frozenset(Path(each).resolve() for each in libraries.split(":") if each),
             thread_counts={name: flags.get(name, "0") for name in PARAMETERS} if has_global_pool else {},
             profile=["", *flag_values(words, "--model-config-name")][-1],
+            shares_weights=True,
         )
+
+
+class Sharing(Enum):
+    """Whether the weights are those of a file that all instances map; `TRIED` falls back to own ones."""
+
+    OFF = auto()
+    TRIED = auto()
+    REQUIRED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +145,7 @@ class SessionSettings:
     threads: ThreadCounts
     run_batch_size: int
     extras: tuple[str, ...]
-    has_shared_weights: bool
+    sharing: Sharing
 
 
 def session_settings(
@@ -185,7 +196,7 @@ def session_settings(
         extras=(*(f"{key}={value}" for key, value in sorted(entries.items())), *libraries),
         # Without a batch dimension there are no rows to split.
         run_batch_size=max(0, parse_int(parameters.get(RUN_BATCH_SIZE, "0"))) if config.max_batch_size else 0,
-        has_shared_weights=parse_bool(parameters.get(SHARED_WEIGHTS, "false")),
+        sharing=_sharing(config, backend),
     )
 
 
@@ -221,6 +232,12 @@ def on_available_provider(config: ModelConfig, available: Sequence[str], profile
         return config
     groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
     return replace(config, kind="CPU", document={**config.document, "instance_group": groups})
+
+
+def _sharing(config: ModelConfig, backend: BackendSettings) -> Sharing:
+    if SHARED_WEIGHTS in config.parameters:
+        return Sharing.REQUIRED if parse_bool(config.parameters[SHARED_WEIGHTS]) else Sharing.OFF
+    return Sharing.TRIED if backend.shares_weights and config.kind != "GPU" else Sharing.OFF
 
 
 def _execution_mode(parameters: Mapping[str, str]) -> onnxruntime.ExecutionMode:

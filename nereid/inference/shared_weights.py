@@ -1,12 +1,14 @@
 """One copy of a network's weights for all instances: files that every process maps, and the kernel shares.
 
 An instance is a process, and ONNX Runtime keeps weights on the heap twice: in the layout of the file and in
-that of its kernels. The first instance writes both to `.shared-weights-KEY/` in the version folder, and all
-instances map them.
+that of its kernels. The first instance writes both to a folder next to the repository, and all instances map
+them.
 """
 
 import hashlib
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +19,9 @@ from nereid.inference.session_options import CPU, SHARED_WEIGHTS, SessionSetting
 from nereid.processes import return_memory
 from nereid.serving_errors import InvalidConfig
 
-PREFIX = ".shared-weights-"
+FOLDER, PARTIAL = "weights", ".partial"
+# A copy that no instance has opened for so long belongs to files, versions or options of the past.
+KEPT_S = 30 * 86_400
 ERROR = 3  # of ONNX Runtime's log levels
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
 # Smaller tensors stay in the model file: a page has 4 kB, and only whole pages are shared.
@@ -30,11 +34,18 @@ SAVE_ENTRIES = {
 Open = Callable[[Path, SessionSettings], onnxruntime.InferenceSession]
 
 
-def open_shared(path: Path, settings: SessionSettings, opener: Open) -> onnxruntime.InferenceSession:
-    """Open the optimized, mapped form of `path`; the first caller writes it.
+def folder_of(model: Path, version: int) -> Path:
+    """Return the folder for the copies of a version, outside of the version, as versions never change."""
+    return files.state_folder(model.parent) / FOLDER / model.name / str(version)
+
+
+def open_shared(
+    path: Path, place: Path, settings: SessionSettings, opener: Open
+) -> onnxruntime.InferenceSession:
+    """Open the optimized, mapped form of the model file `path`; the first caller writes it to `place`.
 
     Raises:
-        InvalidConfig: the folder of the model is not writable, or the instance is not on a CPU.
+        InvalidConfig: `place` is not writable, the instance is not on a CPU, or the file cannot be opened.
     """
     if [name for name, _ in settings.providers] != [CPU]:
         raise InvalidConfig(f"{SHARED_WEIGHTS}: expected {CPU} only, got {settings.providers[0][0]}")
@@ -42,13 +53,12 @@ def open_shared(path: Path, settings: SessionSettings, opener: Open) -> onnxrunt
     try:
         with files.locked_folder(path.parent):
             # Another instance renames its folder under the lock, so the files are read under it, too.
-            folder = path.parent / f"{PREFIX}{_key(path, settings)}"
+            folder = place / _key(path, settings)
             if not folder.exists():
                 _write(path, folder, settings, opener)
+            os.utime(folder)
     except OSError as error:
-        raise InvalidConfig(
-            f"{SHARED_WEIGHTS}: expected a writable folder '{path.parent}': {error}"
-        ) from None
+        raise InvalidConfig(f"{SHARED_WEIGHTS}: expected a writable folder '{place}': {error}") from None
     # The written form is optimized already; a second optimization would copy the mapped weights.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = opener(folder / MODEL, settings)
@@ -65,9 +75,9 @@ def _key(path: Path, settings: SessionSettings) -> str:
         "\0".join([path.name, onnxruntime.__version__, level, *settings.extras, _processor()]).encode()
     )
     for each in sorted(path.parent.rglob("*")):  # external data is next to the model
-        name = str(each.relative_to(path.parent))
-        if each.is_file() and not name.startswith(PREFIX):
+        if each.is_file():
             with each.open("rb") as file:
+                name = str(each.relative_to(path.parent))
                 digest.update(name.encode() + hashlib.file_digest(file, "blake2b").digest())
     return digest.hexdigest()
 
@@ -80,10 +90,12 @@ def _processor() -> str:
 
 
 def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) -> None:
-    """Write `folder` atomically."""
-    for leftover in path.parent.glob(f"{PREFIX}*.partial"):
-        shutil.rmtree(leftover)
-    partial = folder.with_name(f"{folder.name}.partial")
+    """Write `folder` atomically, and remove old ones."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for each in folder.parent.iterdir():
+        if each.suffix == PARTIAL or time.time() - each.stat().st_mtime > KEPT_S:
+            shutil.rmtree(each)
+    partial = folder.with_suffix(PARTIAL)
     partial.mkdir()
     options = settings.options
     for key, value in SAVE_ENTRIES.items():
@@ -91,8 +103,12 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
     options.optimized_model_filepath = str(partial / MODEL)
     verbosity = options.log_severity_level
     options.log_severity_level = ERROR  # ONNX Runtime warns about the intended settings
-    opener(path, settings)
-    options.optimized_model_filepath, options.log_severity_level = "", verbosity
-    for each in partial.iterdir():
-        files.sync(each)
-    partial.rename(folder)
+    try:
+        opener(path, settings)
+        options.optimized_model_filepath, options.log_severity_level = "", verbosity
+        for each in partial.iterdir():
+            files.sync(each)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

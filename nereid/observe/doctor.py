@@ -1,6 +1,7 @@
 """`nereid doctor`: checks of this machine for the embedded server, each failure with its fix."""
 
 import importlib.metadata
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from nereid.client import shared_memory, shared_regions, transport
 from nereid.client.classifier_errors import ClassifierError
 from nereid.client.retry import Attempts, Budget
 from nereid.errors import ServerError
+from nereid.repository.fitting import DRIVER, Machine, fitted
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import preflight, run_dir
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, environment
@@ -26,9 +28,11 @@ from nereid.units import format_bytes
 
 # nvidia-pytriton does not state its Triton release. An end-to-end test compares with the server's version.
 TRITON_OF_PYTRITON = {"0.7.0": "2.51.0 (24.10)"}
-DRIVER = Path("/proc/driver/nvidia/version")
 # Every stub maps a region of 1 MB that grows with the tensors in flight; Docker gives 64 MB.
 MIN_SHM_BYTES = 256 * 2**20
+# Each connection of the gateway is an open file. Many clients that connect together wait to be accepted.
+MIN_FILES, MIN_WAITING = 8192, 1024
+SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
 # Debian's packages of the libraries that a stub links and a minimal system may lack.
 PACKAGES = {"libz.so.1": "zlib1g", "libexpat.so.1": "libexpat1", "libstdc++.so.6": "libstdc++6"}
 
@@ -51,6 +55,7 @@ def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iter
     yield _onnxruntime()
     yield _shared_memory()
     yield _regions(inherited)
+    yield _connections()
     yield _gpu()
     running = run_dir.find(run_dir.root(inherited), repository)
     if running:
@@ -124,6 +129,18 @@ def _shared_memory() -> Finding:
     return Finding("/dev/shm", "ok", f"{format_bytes(free)} free")
 
 
+def _connections() -> Finding:
+    """Check how many connections the gateway can have, and how many may wait to be accepted."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = int(SOMAXCONN.read_text())
+    text = f"{files:,} open files, {waiting:,} waiting connections"
+    if 0 <= files < MIN_FILES:
+        return Finding("connections", "note", text, f"ulimit -n {MIN_FILES}, or LimitNOFILE of the service")
+    if waiting < MIN_WAITING:
+        return Finding("connections", "note", text, f"sysctl net.core.somaxconn={MIN_WAITING}")
+    return Finding("connections", "ok", text)
+
+
 def _regions(inherited: Mapping[str, str]) -> Finding:
     """Remove the shared memory of killed clients, also from the servers that mapped it."""
     what = "shared memory regions"
@@ -157,10 +174,13 @@ def _gpu() -> Finding:
 
 def _threads(options: ServerOptions) -> Finding:
     try:
-        text, fits = describe_threads(thread_budget(options.repository, options.profile))
+        chosen = fitted(options.repository, options.profile, Machine.present())
+        budget = thread_budget(options.repository, options.profile, chosen.counts)
+        text, fits = describe_threads(budget)
     except InvalidConfig as error:
         return Finding("threads", "fail", str(error), "nereid check")
     fix = "" if fits else "fewer instances, or a smaller intra_op_thread_count, in config.pbtxt"
+    text = f"{text}; {chosen}" if chosen.counts else text
     return Finding("threads", "ok" if fits else "note", text, fix)
 
 

@@ -15,7 +15,7 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.imaging.preprocess_settings import PRESETS, PreprocessSettings
 from nereid.imaging.preview import Preview, preview
 from nereid.publish import candidate
-from nereid.publish.configs import CPU_INSTANCES, Addition, Names
+from nereid.publish.configs import Addition, Names
 from nereid.publish.engine.actions import Action, Install, Load, Warm, Workspace
 from nereid.publish.engine.engine import begin, commit, locked_repository
 from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine, survey
@@ -27,7 +27,7 @@ from nereid.publish.intake.metadata import Metadata
 from nereid.publish.intake.successor import activation_to_append
 from nereid.publish.publisher import Published
 from nereid.publish.remove import find_parts, remove_parts
-from nereid.repository import onnx_file
+from nereid.repository import fitting, onnx_file
 from nereid.repository.check import check
 from nereid.routing.assignment import Route, Salts, Variant, format_route
 from nereid.server.run_dir import ServerRecord
@@ -52,7 +52,7 @@ class AddRequest:
         size_px: height and width of the input, for a network that accepts any size.
         output: the output with the scores, for a network with several outputs.
         profiles: hardware profiles to write configs for.
-        instances: processes of the pinned model on a CPU.
+        instances: processes of the pinned model on a CPU; None for those that fit the machine.
         is_replacing: whether models of that name are removed first.
         images: photos whose top classes are shown.
         preview: PNG file to write, with what the network sees of the photos.
@@ -66,7 +66,7 @@ class AddRequest:
     size_px: int = 0
     output: str = ""
     profiles: tuple[str, ...] = PROFILES
-    instances: int = CPU_INSTANCES
+    instances: int | None = None
     images: tuple[Path, ...] = SAMPLES
     is_replacing: bool = False
     preview: Path | None = None
@@ -246,6 +246,8 @@ class _Staging:
             self._version, Description(request.source.name, found.sha256, *rule, tuple(changes))
         )
         candidate.write_checksums(self._version, request.source, user)
+        alone = fitting.counts({request.name: 1.0}, fitting.Machine.present()).counts
+        instances = request.instances or alone[request.name]
         return Proposal(
             form=kind,
             parameters=parameters,
@@ -257,8 +259,8 @@ class _Staging:
             can_batch=seen.can_batch,
             changes=changes,
             report=measured,
-            processes=request.instances + 1,
-            memory_bytes=request.instances * (measured.memory_bytes + PROCESS_BYTES) + PROCESS_BYTES,
+            processes=instances + 1,
+            memory_bytes=instances * (measured.memory_bytes + PROCESS_BYTES) + PROCESS_BYTES,
             top_classes=dict(zip((each.name for each in request.images), seen.top_classes, strict=True)),
         )
 

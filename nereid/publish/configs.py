@@ -8,7 +8,6 @@ from google.protobuf.text_encoding import CEscape
 from nereid import contract
 
 CPU_BATCH, GPU_BATCH = 8, 64
-CPU_INSTANCES = 2
 IMAGE = f'input {{ name: "{contract.IMAGE}" data_type: TYPE_STRING dims: [ 1 ] }}'
 VERSION = "version_policy { specific { versions: [ 1 ] } }"
 # A new version then needs only a folder: a changed config may make Triton reload the other versions.
@@ -66,7 +65,7 @@ class Addition(NamedTuple):
     parameters: Sequence[tuple[str, str]]
     has_labels: bool
     can_batch: bool = True
-    instances: int = CPU_INSTANCES
+    instances: int | None = None
 
     def configs(self) -> dict[str, dict[str, str]]:
         """Return the configs of all models by profile; the plain config has the profile ""."""
@@ -91,7 +90,8 @@ class Addition(NamedTuple):
 
     @property
     def _on_cpu(self) -> str:
-        return f"instance_group {{ kind: KIND_CPU count: {self.instances} }}"
+        count = f" count: {self.instances}" if self.instances else ""
+        return f"instance_group {{ kind: KIND_CPU{count} }}"
 
     @property
     def _batching(self) -> str:

@@ -14,7 +14,6 @@ from nereid.processes import StopFlag
 from nereid.publish import publisher
 from nereid.publish.drop_folder import JOURNAL, DropFolder, Publish, Report, TemporaryFailure
 from nereid.publish.engine.engine import locked_repository
-from nereid.publish.engine.journal import folder_of
 from nereid.publish.examination.examine import ExaminationFailed
 from nereid.publish.network import Network, find_network
 from nereid.repository.checksums import CHECKSUMS, digest
@@ -101,7 +100,7 @@ def check(folder: Path, repository: Path, model: str) -> None:
 def staging_for(folder: Path, repository: Path) -> Path:
     """Return the folder for copies of entries; in `folder`, other users could change them meanwhile."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    return folder_of(repository) / f"drop-{name}"
+    return files.state_folder(repository) / f"drop-{name}"
 
 
 def watch(

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CHECKSUMS = "SHA256SUMS"
-# Files of a version folder that do not count: git's placeholder, and files of the backend.
-IGNORED = (".gitkeep", ".shared-weights-")
+# A file of a version folder that does not count: git's placeholder.
+IGNORED = ".gitkeep"
 
 
 def digest(path: Path) -> str:

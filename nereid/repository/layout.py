@@ -128,8 +128,13 @@ def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
     return Pin(name, *steps[kinds.index("onnxruntime")], *preprocess)
 
 
-def thread_budget(repository: Path, profile: str) -> list[Threads]:
+def thread_budget(
+    repository: Path, profile: str, instances: Mapping[str, int] | None = None
+) -> list[Threads]:
     """Return the threads of every model of `profile` that runs a network on the CPU.
+
+    Args:
+        instances: those of the models whose configs leave the number open.
 
     Raises:
         InvalidConfig: a file is not a ModelConfig, or names a model that does not exist.
@@ -145,9 +150,10 @@ def thread_budget(repository: Path, profile: str) -> list[Threads]:
         if backend == "fused":
             names = config.settings(FusedSettings)
             network = config.sibling(names.network, names.network_version)
-        if instances := config.cpu_instances * len(served_versions(repository / name, document)):
-            counts = thread_counts(network.parameters, config.cpu_instances)
-            found.append(Threads(name, instances, counts.intra_op))
+        count = (instances or {}).get(name, config.cpu_instances)
+        if processes := count * len(served_versions(repository / name, document)):
+            threads = thread_counts(network.parameters, count)
+            found.append(Threads(name, processes, threads.intra_op))
     return found
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from google.protobuf import text_format
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from nereid.config import triton_messages
 from nereid.errors import OperationFailed
 
 TOKEN = re.compile(
@@ -25,7 +25,7 @@ def parse(text: str) -> Any:
         OperationFailed: the text is not a config; the message has line and column.
     """
     try:
-        return text_format.Parse(text, ModelConfig())
+        return text_format.Parse(text, triton_messages.model_config())
     except text_format.ParseError as error:
         raise OperationFailed(f"cannot read the config: {error}") from None
 
@@ -72,7 +72,7 @@ def _edit(text: str, wanted: Any) -> str | None:
     changed += "\n" * (bool(changed) and not changed.endswith("\n"))
     changed += "".join(f"{entry}\n" for entry in _missing_entries(wanted, written))
     try:
-        is_right = text_format.Parse(changed, ModelConfig()) == wanted
+        is_right = text_format.Parse(changed, triton_messages.model_config()) == wanted
     except text_format.ParseError:
         return None
     return changed if is_right else None
@@ -81,7 +81,7 @@ def _edit(text: str, wanted: Any) -> str | None:
 def _edit_entry(entry: str, present: Any, wanted: Any, written: set[tuple[str, str]]) -> str:
     """Return the new text of an entry, and add its field and key to `written`."""
     try:
-        ((field, value),) = text_format.Parse(entry, ModelConfig()).ListFields()
+        ((field, value),) = text_format.Parse(entry, triton_messages.model_config()).ListFields()
     except (text_format.ParseError, ValueError):
         return entry
     name, key = field.name, next(iter(value), "") if field.name == MAP else ""
@@ -102,7 +102,7 @@ def _missing_entries(wanted: Any, written: set[tuple[str, str]]) -> Iterator[str
 
 
 def _print_entry(wanted: Any, name: str, key: str) -> str:
-    part = ModelConfig()
+    part = triton_messages.model_config()
     if name == MAP:
         part.parameters[key].CopyFrom(wanted.parameters[key])
     else:

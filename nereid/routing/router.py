@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from math import inf
 from random import random
 from threading import Lock
 from typing import Any
@@ -40,6 +41,7 @@ class Router:
         clock: seconds of a monotonic clock.
         draw: random numbers in [0, 1).
         can_answer: returns whether the model of a dead instance has a running process.
+        hurry: called when a request has a deadline before the next call of `expire` that `rest_s` announced.
     """
 
     def __init__(
@@ -50,9 +52,11 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random,
         can_answer: Callable[[str], bool] = lambda instance: False,
+        hurry: Callable[[], None] = lambda: None,
     ) -> None:
         self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
-        self._can_answer = can_answer
+        self._can_answer, self._hurry = can_answer, hurry
+        self._rests_until = inf
         self._lock = Lock()
         self._table = table
         self._served: dict[Identity, ServedVariant] = {}
@@ -124,6 +128,13 @@ class Router:
                 self._free_slot(attempt.admitted)
                 attempt.admitted.request.reject(error)
         self._shadows.expire()
+
+    def rest_s(self, most_s: float) -> float:
+        """Return the seconds until `expire` must be called again, at most `most_s`."""
+        now = self._clock()
+        with self._lock:
+            self._rests_until = min([now + most_s, *(attempt.deadline for attempt in self._attempts)])
+            return max(0.0, self._rests_until - now)
 
     def revive(self) -> None:
         """Let a trial through to each variant whose dead instances were replaced."""
@@ -205,6 +216,8 @@ class Router:
                     attempt = Attempt(admitted, option, served, now)
                     self._attempts.add(attempt)
                     self._count_in_flight(served, 1)
+                    if attempt.deadline < self._rests_until:
+                        self._hurry()
                     return attempt
             self._count(**served.labels, outcome="unavailable", reason=choice.reason)
         names = ", ".join(f"'{option.variant.name}'" for option in options)

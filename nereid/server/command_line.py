@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from nereid.assets import REPOSITORY
+from nereid.config.server_flags import FITTED_INSTANCES
 from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT, ROUTE_HEADERS, TOKEN_HEADER
 from nereid.errors import ServerError
 from nereid.repository.layout import is_model, model_folders
@@ -70,6 +71,7 @@ def command(
     run_id: str,
     models: Sequence[str] = ("*",),
     sockets: Path | None = None,
+    instances: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Return the `tritonserver` command line for `options`.
 
@@ -79,6 +81,7 @@ def command(
         run_id: distinguishes the shared memory of this server from that of others.
         models: models to load at start in the explicit mode, `*` for all.
         sockets: folder for Triton's sockets if the server is guarded; None for TCP ports.
+        instances: how many instances each model will get after the start; its first one must know.
     """
     args = [
         str(triton.server),
@@ -93,6 +96,8 @@ def command(
         # that many threads for every instance, hence the limit of a route's concurrent requests.
         f"--backend-config=python,thread-pool-size={ROUTE_THREADS}",
     ]
+    for name, count in (instances or {}).items():
+        args.append(f"--backend-config={FITTED_INSTANCES},{name}={count}")
     if options.model_control_mode == "explicit":
         args += [f"--load-model={name}" for name in models]
     if options.profile != PLAIN_PROFILE:

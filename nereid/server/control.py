@@ -4,13 +4,13 @@ Over gRPC only: while Triton's HTTP handler loads a model, it blocks the inferen
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
-
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
 
 from nereid.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
 from nereid.errors import OperationFailed
+from nereid.processes import available_bytes
+from nereid.repository import fitting
 from nereid.server.run_dir import ServerRecord
 
 RESPONSE_S, LOAD_S = 5.0, 300.0
@@ -47,7 +47,7 @@ class Control:
     """
 
     def __init__(self, record: ServerRecord, response_s: float = RESPONSE_S, load_s: float = LOAD_S) -> None:
-        self._url = record.url("grpc")
+        self._record, self._url = record, record.url("grpc")
         self._headers = token_headers(record)
         self._response_s, self._load_s = response_s, load_s
 
@@ -77,21 +77,35 @@ class Control:
         return self._request("get_model_config", model).config
 
     def load(self, model: str) -> None:
-        """Load a model as it is on disk; versions that have not changed stay loaded."""
-        self._request("load_model", model, is_load=True)
+        """Load a model as it is on disk; versions that have not changed stay loaded.
+
+        If its config leaves the number of instances open, the model gets those that fit the server's cores.
+        """
+        record, config = self._record, None
+        if record.cores:
+            machine = fitting.Machine(record.cores, available_bytes())
+            repository = Path(record.repository)
+            config = fitting.override(repository, record.profile, model, machine, record.fitted_backends)
+        self._request("load_model", model, is_load=True, config=config)
 
     def unload(self, model: str) -> None:
         """Unload all versions of a model after their last response."""
         self._request("unload_model", model, is_load=True)
 
-    def _request(self, name: str, *args: Any, is_load: bool = False, with_token: bool = True) -> Any:
+    def _request(
+        self, name: str, *args: Any, is_load: bool = False, with_token: bool = True, **options: str | None
+    ) -> Any:
         headers = self._headers if with_token else {}
         timeout_s = self._load_s if is_load else self._response_s
+        # Imported here, because it takes 20 MB, and `nereid serve` needs it only for a repair.
+        import tritonclient.grpc
+        from tritonclient.utils import InferenceServerException
+
         # A new connection per request: after a restart of the server, an old one waits before it reconnects.
         with tritonclient.grpc.InferenceServerClient(self._url, channel_args=DIRECT) as client:
             send: Callable[..., Any] = getattr(client, name)
             try:
-                return send(*args, headers=headers, client_timeout=timeout_s)
+                return send(*args, headers=headers, client_timeout=timeout_s, **options)
             except InferenceServerException as error:
                 text = error.message() or str(error)
                 if is_load and error.status() == LATE:

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import os
 import secrets
 import shutil
@@ -10,18 +11,22 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nereid.addresses import open_http
 from nereid.assets import COFFEE
 from nereid.client.classifier_errors import is_overload
-from nereid.contract import IMAGE
+from nereid.config.model_config import with_instances
+from nereid.contract import IMAGE, TOKEN_HEADER
 from nereid.errors import ServerError
 from nereid.processes import end_with_parent
 from nereid.repository import layout as repository
+from nereid.repository.fitting import BACKENDS, Fitted, Machine, fitted
 from nereid.server.command_line import ServerOptions, command, environment
-from nereid.server.installation import assemble_backends, find_installation
+from nereid.server.control import LOAD_S, NotReached
+from nereid.server.installation import Installation, assemble_backends, find_installation
 from nereid.server.ports import check_ports, is_listening
 from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder
 from nereid.server.server_log import ServerLog
@@ -59,6 +64,8 @@ class EmbeddedServer:
         self._among, self._without = among, without
         # The models to load at start.
         self.models: Sequence[str] = ()
+        self.fitted = Fitted(Machine.present(), {}, False)
+        self._fitted_backends: Sequence[str] = ()
         # Distinguishes the shared memory of this server from that of others.
         self.id = f"nereid-{secrets.token_hex(8)}"
         self.memory = StubMemory(self.id)
@@ -96,6 +103,8 @@ class EmbeddedServer:
             health_port,
             options.model_control_mode,
             str(self._sockets or ""),
+            self.fitted.machine.cores if self._fitted_backends else 0,
+            self._fitted_backends,
         )
 
     def start(self) -> None:
@@ -114,9 +123,10 @@ class EmbeddedServer:
         models = _models_to_load(self.options)
         wanted = [name for name in models if self._among is None or name in self._among]
         self.models = [name for name in wanted if name not in self._without]
+        self._fit(triton)
         self.memory.claim()
         self._process = subprocess.Popen(
-            command(self.options, triton, backends, self.id, self.models, self._sockets),
+            command(self.options, triton, backends, self.id, self.models, self._sockets, self.fitted.counts),
             env=environment(triton, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
@@ -152,6 +162,34 @@ class EmbeddedServer:
                 time.sleep(0.05)
             self.memory.protect()
         self._raise_if_ended()
+        self._start_instances()
+
+    def _fit(self, triton: Installation) -> None:
+        """Choose the instances of the models whose configs leave the number open."""
+        if self.options.model_control_mode != "explicit":
+            return
+        # NVIDIA's backend gives all cores to each instance.
+        is_ours = not (triton.backends / "onnxruntime").is_dir()
+        self._fitted_backends = tuple(sorted(BACKENDS if is_ours else BACKENDS - {"onnxruntime"}))
+        repository, profile = self.options.repository, self.options.profile
+        found = fitted(repository, profile, self.fitted.machine, self._fitted_backends)
+        present = {name: count for name, count in found.counts.items() if name in self.models}
+        self.fitted = replace(found, counts=present)
+
+    def _start_instances(self) -> None:
+        """Start the instances that were chosen; Triton itself has started those of the configs.
+
+        Over HTTP, which blocks requests of others while it loads: nobody knows this server yet.
+        """
+        documents = repository.readable_configs(self.options.repository, self.options.profile)
+        headers = {TOKEN_HEADER: self.options.token} if self.options.token else {}
+        for name, count in self.fitted.counts.items():
+            parameters = {"config": json.dumps(with_instances(documents[name], count))}
+            path, body = f"/v2/repository/models/{name}/load", json.dumps({"parameters": parameters})
+            status, text = self._exchange(path, body.encode(), headers, LOAD_S)
+            if status != http.HTTPStatus.OK:
+                raise ServerError(f"cannot start {count} instances of '{name}': {text.decode()}")
+        self.memory.protect()
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the server runs."""
@@ -173,6 +211,22 @@ class EmbeddedServer:
     def probe_server(self, timeout_s: float) -> str | None:
         """Check the server's own readiness; returns None on success, else the reason of the failure."""
         return self._request("/v2/health/ready", None, timeout_s)
+
+    def statistics(self, timeout_s: float) -> dict[str, Any]:
+        """Return Triton's statistics of all models that are ready.
+
+        Raises:
+            NotReached: the server does not respond.
+        """
+        try:
+            headers = {TOKEN_HEADER: self.options.token} if self.options.token else {}
+            status, body = self._exchange("/v2/models/stats", None, headers, timeout_s)
+            statistics: dict[str, Any] = json.loads(body)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise NotReached(f"the server does not respond: {error}") from None
+        if status != http.HTTPStatus.OK:
+            raise NotReached(f"the server's statistics: {status} {body.decode(errors='replace')}")
+        return statistics
 
     def stop(self, is_done: Callable[[], bool] = lambda: False) -> None:
         """End the process group and remove its shared memory.
@@ -213,17 +267,20 @@ class EmbeddedServer:
 
     def _request(self, path: str, body: bytes | None, timeout_s: float = 30.0) -> str | None:
         """Return None if the response is 200, else its status and text."""
-        connection = open_http(self.record().url("http"), timeout_s)
+        headers = {"Inference-Header-Content-Length": "0"} if body else {}
         try:
-            headers = {"Inference-Header-Content-Length": "0"} if body else {}
-            connection.request("POST" if body else "GET", path, body, headers)
-            response = connection.getresponse()
-            text = response.read().decode(errors="replace")
-            return None if response.status == http.HTTPStatus.OK else f"{response.status} {text}"
+            status, text = self._exchange(path, body, headers, timeout_s)
         except (OSError, http.client.HTTPException) as error:
             return str(error)
-        finally:
-            connection.close()
+        return None if status == http.HTTPStatus.OK else f"{status} {text.decode(errors='replace')}"
+
+    def _exchange(
+        self, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, bytes]:
+        with contextlib.closing(open_http(self.record().url("http"), timeout_s)) as connection:
+            connection.request("POST" if body else "GET", path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
 
     def _read_log(self) -> None:
         assert self._process is not None

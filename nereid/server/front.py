@@ -18,7 +18,7 @@ from nereid.processes import BackOff, end_with_parent
 from nereid.repository.layout import model_folders
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import image_models
-from nereid.server.health import JSON, TEXT, Page
+from nereid.server.supervision.health import JSON, TEXT, Page
 
 START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
 METRICS_S = 5.0

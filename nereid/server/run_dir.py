@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -32,7 +32,8 @@ class ServerRecord:
     """A running server: its addresses, its repository and profile, and the token of its administrative APIs.
 
     `health_port` is the port of its supervisor's pages, 0 for none. `sockets` is the folder of Triton's own
-    sockets if the server is guarded; host and ports are then those of its gateway.
+    sockets if the server is guarded; host and ports are then those of its gateway. `cores` is the number that
+    the instances are fitted to, 0 if they are not, and `fitted_backends` has the backends of such models.
     """
 
     pid: int
@@ -44,6 +45,8 @@ class ServerRecord:
     health_port: int = 0
     model_control_mode: str = "explicit"
     sockets: str = ""
+    cores: int = 0
+    fitted_backends: Sequence[str] = ()
 
     def url(self, protocol: str) -> str:
         """Return Triton's own address for `http`, `grpc` or `metrics`: HOST:PORT or `unix:PATH`."""
@@ -154,7 +157,13 @@ def find_gateways(base: Path, repository: Path) -> list[GatewayRecord]:
 
 def _running(base: Path, folder: str) -> list[ServerRecord]:
     records = _records(base, folder, SERVER_FILE)
-    return [ServerRecord(**record | {"ports": Ports(**record["ports"])}) for record in records]
+    return [
+        ServerRecord(
+            **record
+            | {"ports": Ports(**record["ports"]), "fitted_backends": tuple(record["fitted_backends"])}
+        )
+        for record in records
+    ]
 
 
 def _records(base: Path, folder: str, name: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from nereid.errors import ServerError
 from nereid.processes import BackOff, MemoryKills, on_signals
+from nereid.repository.fitting import Fitted
 from nereid.repository.layout import (
     describe_threads,
     hidden_models,
@@ -21,15 +22,15 @@ from nereid.repository.layout import (
     thread_budget,
 )
 from nereid.repository.triton_rules import fatal_problem
-from nereid.server import health as health_page
 from nereid.server import run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import EmbeddedServer, image_models
 from nereid.server.front import Front, metrics_of
-from nereid.server.health import Health
 from nereid.server.ports import Ports, check_ports, free_ports, why_unusable
 from nereid.server.run_dir import ServerRecord
-from nereid.server.watchdog import Watchdog
+from nereid.server.supervision import health as health_page
+from nereid.server.supervision.health import Health
+from nereid.server.supervision.watchdog import Watchdog
 from nereid.serving_errors import InvalidConfig
 from nereid.triton import stub_memory
 
@@ -38,7 +39,7 @@ UNGUARDED = (
     "--guard checks all requests (docs/security.md)"
 )
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
-SIGNAL_POLL_S = 0.5
+SIGNAL_POLL_S = 1.0
 RESTART_DELAYS_S, CALM_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
 # The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
 PORTS_FREE_S = 10.0
@@ -133,7 +134,7 @@ class _Service:
         server, failed = self._start()
         with contextlib.ExitStack() as stack:
             stack.push(server)  # it is entered already
-            _log_threads(self.options)
+            _log_threads(self.options, server.fitted)
             if not self.options.is_guarded:
                 _log(f"{'note' if self.options.host in LOOPBACK else 'warning'}: {UNGUARDED}")
             ready, reason = self._supervise(server, failed)
@@ -296,9 +297,11 @@ def _fatal_models(options: ServerOptions) -> dict[str, str]:
     }
 
 
-def _log_threads(options: ServerOptions) -> None:
+def _log_threads(options: ServerOptions, fitted: Fitted) -> None:
+    if fitted.counts:
+        _log(str(fitted))
     with contextlib.suppress(InvalidConfig):  # Triton has the better message
-        text, fits = describe_threads(thread_budget(options.repository, options.profile))
+        text, fits = describe_threads(thread_budget(options.repository, options.profile, fitted.counts))
         _log(text if fits else f"warning: {text}")
 
 

@@ -18,7 +18,7 @@ class MetricReporter:
     """Metrics of a model on Triton's metrics page; instances with the same labels share the series.
 
     Each change is a round trip to the server, too expensive for every request. Changes are therefore summed,
-    and sent every `FLUSH_S` seconds.
+    and sent `FLUSH_S` seconds after the first.
 
     Args:
         prefix: the beginning of all metric names.
@@ -36,7 +36,7 @@ class MetricReporter:
         self._values: dict[_Key, float] = {}
         self._only: dict[str, tuple[dict[str, str], float]] = {}
         self._alone: set[str] = set()
-        self._is_closing = threading.Event()
+        self._is_changed, self._is_closing = threading.Event(), threading.Event()
         self._flusher = threading.Thread(target=self._flush, daemon=True)
         self._flusher.start()
 
@@ -50,26 +50,36 @@ class MetricReporter:
                 self._observed.append((key, value))
             else:
                 self._sums[key] = self._sums.get(key, 0.0) + value
+        self._wake()
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """Set the value of a gauge."""
         with self._lock:
             self._values[name, tuple(labels.items())] = value
+        self._wake()
 
     def set_only(self, name: str, value: float, /, **labels: str) -> None:
         """Set the value of a gauge, and remove its earlier series."""
         with self._lock:
             self._only[name] = labels, value
+        self._wake()
 
     def close(self) -> None:
         """Send the last changes, and stop reporting."""
         self._is_closing.set()
+        self._wake()
         self._flusher.join()
+
+    def _wake(self) -> None:
+        if not self._is_changed.is_set():
+            self._is_changed.set()
 
     def _flush(self) -> None:
         is_last = False
         while not is_last:
+            self._is_changed.wait()
             is_last = self._is_closing.wait(FLUSH_S)
+            self._is_changed.clear()
             with self._lock:
                 sums, self._sums = self._sums, {}
                 observed, self._observed = self._observed, []

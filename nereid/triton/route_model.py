@@ -1,6 +1,5 @@
 """Instances of models of the `ab_router` backend: one public name in front of several pinned models."""
 
-import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,8 @@ from nereid.triton.metric_reporter import MetricReporter
 from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX
 from nereid.triton.tensors import log_info, log_warn, read_parameters, reject
 
-EXPIRE_S, POLL_EVERY = 0.05, 5
+# Seconds between two looks at the route file.
+POLL_S = 0.5
 
 
 class RouteModel:
@@ -42,15 +42,16 @@ class RouteModel:
         self._metrics = MetricReporter(
             ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
         )
+        self._is_awake, self._is_closing = threading.Event(), threading.Event()
         self._router = Router(
             self._watch.table,
             self._metrics,
             self._warn,
             can_answer=partial(stub_processes.can_answer, config.folder.parent),
+            hurry=self._is_awake.set,
         )
         self._show(self._watch.table)
         self._pool = ThreadPoolExecutor(ROUTE_THREADS)
-        self._is_closing = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, daemon=True)
         self._housekeeper.start()
 
@@ -64,6 +65,7 @@ class RouteModel:
     def close(self) -> None:
         """Wait for the requests to shadows; all others have been answered when Triton closes an instance."""
         self._is_closing.set()
+        self._is_awake.set()
         self._housekeeper.join()
         self._pool.shutdown()
         self._metrics.close()
@@ -76,14 +78,18 @@ class RouteModel:
 
     def _keep_house(self) -> None:
         """Reject late requests, and use a changed route file."""
-        for tick in itertools.count():
-            if self._is_closing.wait(EXPIRE_S):
+        polled_s = 0.0
+        while True:
+            self._is_awake.wait(self._router.rest_s(POLL_S))
+            self._is_awake.clear()
+            if self._is_closing.is_set():
                 return
             try:
                 self._router.expire()
             except Exception as error:
                 self._warn(f"a late request could not be rejected: {error!r}")
-            if tick % POLL_EVERY == 0:
+            if time.monotonic() - polled_s >= POLL_S:
+                polled_s = time.monotonic()
                 self._router.revive()
                 self._poll()
 

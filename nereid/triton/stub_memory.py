@@ -21,6 +21,7 @@ class StubMemory:
         assert name.startswith(PREFIX)
         self._name = name
         self._lock: BinaryIO | None = None
+        self._changed_ns = 0
 
     def claim(self) -> None:
         """Show that the server runs; the kernel withdraws that when this process ends."""
@@ -37,6 +38,11 @@ class StubMemory:
         for region in _regions(self._name):
             with contextlib.suppress(OSError), open(region, "rb", opener=_without_link) as file:
                 os.fchmod(file.fileno(), 0o600)
+
+    def has_changed(self) -> bool:
+        """Return whether regions were made or removed since the last call, of this server or another one."""
+        before, self._changed_ns = self._changed_ns, FOLDER.stat().st_mtime_ns
+        return self._changed_ns != before
 
     def remove(self) -> None:
         """Remove all regions; the server has ended."""

@@ -9,6 +9,7 @@ A REQUEST is a file with a complete HTTP/1.1 request; connections take the reque
 
 import argparse
 import asyncio
+import http.client
 import itertools
 import json
 import math
@@ -16,16 +17,12 @@ import random
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar, get_args
-
-if TYPE_CHECKING:
-    from nereid.http_connection import HttpConnection
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 T = TypeVar("T")
 Arrivals = Literal["poisson", "fixed"]
@@ -39,6 +36,8 @@ DRAIN_S = 20.0
 # The start of a process, on a busy machine.
 START_S = 30.0
 MAX_CONNECTIONS = 1_000
+# The status of a request without a response.
+LOST = 0
 
 # Sends one request; returns its outcome, and whether the connection can send another one.
 Send: TypeAlias = Callable[[], Awaitable[tuple[T, bool]]]
@@ -51,7 +50,7 @@ class LoadFailed(SystemExit):
 class Response(NamedTuple):
     """One request: its begin (in an open loop the time when it was due), its end, and its HTTP status.
 
-    Times are in seconds of the monotonic clock. The status is `http_connection.LOST` without a response.
+    Times are in seconds of the monotonic clock. The status is `LOST` without a response.
     """
 
     begin_s: float
@@ -135,7 +134,10 @@ def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: in
             connection = await HttpConnection.open(f"{host}:{port}")
 
             async def send() -> tuple[int, bool]:
-                return (await connection.send([next(source)])).status, connection.is_open
+                try:
+                    return (await connection.send([next(source)])).status, connection.is_open
+                except (OSError, http.client.HTTPException):
+                    return LOST, False
 
             try:
                 yield send
@@ -178,16 +180,31 @@ def open_loop(
     """
     import uvloop
 
+    from nereid.http_connection import HttpConnections
+
     offsets = arrival_offsets(rate_per_s, "poisson", random.Random(seed))
     schedule = itertools.takewhile(lambda offset_s: offset_s < seconds, offsets)
 
     async def load() -> list[Response]:
-        connections, begin_s, sent = _Connections(host, port), time.monotonic(), set[asyncio.Task[None]]()
+        connections, responses = HttpConnections(f"{host}:{port}"), list[Response]()
+        begin_s, sent = time.monotonic(), set[asyncio.Task[None]]()
+        free = asyncio.Semaphore(MAX_CONNECTIONS)
+
+        async def send(due_s: float) -> None:
+            status = LOST
+            try:
+                async with free, connections.taken() as connection:
+                    status = (await connection.send([request])).status
+            except (OSError, http.client.HTTPException):
+                pass
+            finally:
+                responses.append(Response(due_s, time.monotonic(), status))
+
         for offset_s in schedule:
             due_s = begin_s + offset_s
             while (pause_s := due_s - time.monotonic()) > 0:  # uvloop may wake up 0.5 ms early
                 await asyncio.sleep(pause_s)
-            sent.add(task := asyncio.create_task(connections.send(due_s, request)))
+            sent.add(task := asyncio.create_task(send(due_s)))
             task.add_done_callback(sent.discard)
         if sent:
             _, late = await asyncio.wait(sent, timeout=DRAIN_S)
@@ -195,46 +212,9 @@ def open_loop(
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         connections.close()
-        return connections.responses
+        return responses
 
     return uvloop.run(load())
-
-
-class _Connections:
-    """Connections that are reused; a request that finds none free opens another, up to a limit."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.responses: list[Response] = []
-        self._url = f"{host}:{port}"
-        self._idle: deque[HttpConnection] = deque()
-        self._free = asyncio.Semaphore(MAX_CONNECTIONS)
-
-    async def send(self, due_s: float, request: bytes) -> None:
-        from nereid.http_connection import LOST
-
-        status = LOST
-        try:
-            async with self._free:
-                connection = await self._connect()
-                status = (await connection.send([request])).status
-                if connection.is_open:
-                    self._idle.append(connection)
-        except OSError:
-            pass
-        finally:
-            self.responses.append(Response(due_s, time.monotonic(), status))
-
-    async def _connect(self) -> "HttpConnection":
-        from nereid.http_connection import HttpConnection
-
-        while self._idle:
-            if (connection := self._idle.pop()).is_open:
-                return connection
-        return await HttpConnection.open(self._url)
-
-    def close(self) -> None:
-        for connection in self._idle:
-            connection.close()
 
 
 def arrival_offsets(rate_per_s: float, arrivals: Arrivals, draw: random.Random) -> Iterator[float]:

@@ -17,8 +17,8 @@ from nereid.gateway.failures import STATUS
 from nereid.gateway.gateway_metrics import Metrics
 from nereid.gateway.http.middleware import FAULTS, IMAGE_ENDPOINTS
 from nereid.server.command_line import ServerOptions
-from nereid.server.health import METRICS as SUPERVISOR_METRICS
-from nereid.server.health import PREFIX as SUPERVISOR_PREFIX
+from nereid.server.supervision.health import METRICS as SUPERVISOR_METRICS
+from nereid.server.supervision.health import PREFIX as SUPERVISOR_PREFIX
 from nereid.serving_errors import ServingError
 from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX, SESSION_METRICS, SESSION_PREFIX
 from tests.conftest import ROOT

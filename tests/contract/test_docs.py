@@ -16,6 +16,7 @@ from loadtest import (
     containers,
     gateway,
     guard,
+    idle,
     memory,
     parity,
     preprocess,
@@ -35,7 +36,7 @@ from nereid.imaging.decode import Limits
 from nereid.imaging.preprocess_settings import PRESETS, Resources, Shorthand
 from nereid.imaging.transform import Transform
 from nereid.routing.assignment import json_schema, parse_route
-from nereid.server.health import METRICS
+from nereid.server.supervision.health import METRICS
 from nereid.triton.metrics import ROUTE_METRICS
 from tests import prose
 from tests.conftest import ROOT
@@ -147,6 +148,7 @@ def test_recorded_benchmark_can_be_repeated(root):
         (containers, "containers.md"),
         (gateway, "gateway.md"),
         (guard, "gateway.md"),
+        (idle, "capacity.md"),
         (memory, "onnxruntime_backend.md"),
         (preprocess, "preprocess.md"),
         (parity, "preprocess.md"),

@@ -148,7 +148,7 @@ def watched(tmp_path_factory):
     assert made.exit_code == 0, made.stderr
     key = made.stdout.strip()
     with serving(REPOSITORY, base / "run") as server:
-        words = ["--url", f"127.0.0.1:{server.ports['grpc']}", "--keys", str(base / "keys.json")]
+        words = ["--url", f"127.0.0.1:{server.ports['http']}", "--keys", str(base / "keys.json")]
         with gateway(base / "gateway.log", *words, "--require-keys") as (_, address):
             ports = {
                 "server": server.ports["metrics"],

@@ -33,10 +33,10 @@ from tests.tables import cases
 
 PROTOCOLS = ["http", "grpc"]
 # Limit for a change of the route file to take effect.
-# Ten times what an idle machine needs: the file is read four times a second.
+# Ten times what an idle machine needs: the file is read twice a second.
 VISIBLE_S = 5.0
 # Interval at which the server reads the file.
-POLL_S = 0.25
+POLL_S = 0.5
 UNAVAILABLE = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}
 INVALID = {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}
 # `plain` and `pinned` share the traffic; a header or a forced variant selects `ruled`.

@@ -26,7 +26,7 @@ from tests.routes import (
 KEYS = [f"caller-{number}" for number in range(REQUESTS // 2)]
 CHANGES = REQUESTS // 100
 CALLERS = 16
-# Ten times what an idle machine needs: the file is read four times a second.
+# Ten times what an idle machine needs: the file is read twice a second.
 VISIBLE_S = 5.0
 PROTOCOLS = ["http", "grpc"]
 ADDED = {"control": 1, "candidate": 10, "third": 100}

@@ -397,14 +397,6 @@ def test_config_that_leaves_the_rest_to_triton_passes(repository):
     assert [each for each in findings(repository, "fail") if not each.startswith("whole")] == []
 
 
-def test_files_of_the_backend_are_not_part_of_a_version(repository):
-    """Shared weights are in the version's folder, and are not published."""
-    (repository / "net" / "1" / ".shared-weights-0" / "sub").mkdir(parents=True)
-    (repository / "net" / "1" / ".shared-weights-0" / "weights.bin").touch()
-
-    assert findings(repository) == []
-
-
 def test_custom_operators_are_noted(repository):
     """A network with custom operators is a note: the server may have their library."""
     model = classifier()

@@ -1,10 +1,12 @@
 """Findings of `nereid doctor`."""
 
 import importlib.util
+import resource
 
 import pytest
 
 from nereid.assets import REPOSITORY
+from nereid.observe import doctor
 from nereid.observe.doctor import Finding, examine
 from nereid.server import run_dir
 from nereid.server.installation import INSTALL
@@ -44,3 +46,23 @@ def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
     found = {each.what: each for each in examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}
 
     assert found["Triton"] == Finding("Triton", "fail", "nvidia-pytriton is not installed", INSTALL)
+
+
+@pytest.mark.parametrize(
+    ("files", "waiting", "fix"),
+    [
+        (8192, 1024, ""),
+        (-1, 4096, ""),
+        (1024, 4096, "ulimit -n 8192, or LimitNOFILE of the service"),
+        (20_000, 128, "sysctl net.core.somaxconn=1024"),
+    ],
+    ids=["enough", "unlimited", "few files", "short queue"],
+)
+def test_limits_of_connections_are_checked(tmp_path, monkeypatch, files, waiting, fix):
+    """Thousands of connections need open files, and a queue for those that are not accepted yet."""
+    (tmp_path / "somaxconn").write_text(f"{waiting}\n")
+    monkeypatch.setattr(doctor, "SOMAXCONN", tmp_path / "somaxconn")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
+    found = {each.what: each for each in examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}["connections"]
+
+    assert (found.verdict, found.fix) == ("note" if fix else "ok", fix)

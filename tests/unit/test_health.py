@@ -9,8 +9,8 @@ import pytest
 
 from nereid import metrics_page
 from nereid.errors import ServerError
-from nereid.server import health as pages
-from nereid.server.health import Health
+from nereid.server.supervision import health as pages
+from nereid.server.supervision.health import Health
 from tests.tables import cases
 
 DEAD = "Stub process 'eyes_0_0' is not healthy."

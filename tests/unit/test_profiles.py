@@ -175,7 +175,7 @@ def test_links_of_the_copy_have_the_same_targets(tmp_path):
 def test_changed_config_is_not_overwritten(models):
     """A config that changed during the search has not been measured."""
     found = tunable(models, "classify_v1", "cpu")
-    found.path.write_text(found.text.replace("count: 2", "count: 4"))
+    found.path.write_text(found.text.replace("KIND_CPU }", "KIND_CPU count: 4 }"))
 
     with pytest.raises(OperationFailed, match="has changed during the search; fix: run nereid tune again"):
         write(models, found, {"instances": 3}, "nereid tune", ABOUT)

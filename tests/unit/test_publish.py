@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.engine import journal
 from nereid.publish.engine.actions import AddVariant, Install, Load, Policy, Warm
@@ -115,7 +116,7 @@ def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
     assert not (repository / "net_v2").exists()
     assert (weights(repository), events(repository)[-1].event) == ({"v1": 100}, "done")
     assert publish_number(repository, tmp_path, None, 2).version == 3
-    assert [path.name for path in journal.folder_of(repository).iterdir()] == ["journal.jsonl"]
+    assert [path.name for path in files.state_folder(repository).iterdir()] == ["journal.jsonl"]
 
 
 def test_rejected_version_leaves_nothing_and_takes_no_number(repository, tmp_path):
@@ -412,7 +413,7 @@ def test_journal_of_earlier_releases_is_read(repository):
         b'{"type":"Serve","model":"net","version":2},{"type":"Warm","model":"net","version":2},'
         b'{"type":"Vary","route":"r","name":"v2","model":"net_v2","weight":0.0}'
     )
-    folder = journal.folder_of(repository)
+    folder = files.state_folder(repository)
     folder.mkdir()
     (folder / "journal.jsonl").write_bytes(
         b'{"time":"2026-11-01T12:00:00.000000Z","event":"done","operation":{"id":"0123456789abcdef",'
@@ -448,7 +449,7 @@ def test_impossible_share_is_refused_first(repository, tmp_path, share):
     with pytest.raises(WrongUsage, match="invalid share: expected 0 to 99% of the traffic, got"):
         publish_number(repository, tmp_path, None, 2, share=share)
 
-    assert not journal.folder_of(repository).exists()
+    assert not files.state_folder(repository).exists()
 
 
 def test_server_in_poll_mode_is_an_error(repository, tmp_path):

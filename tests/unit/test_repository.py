@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from nereid.processes import available_cores
+from nereid.repository.fitting import Machine, fitted
 from nereid.repository.layout import Threads, configs, describe_threads, hidden_models, thread_budget
 from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
@@ -154,13 +155,16 @@ def test_model_without_a_config_counts(make):
 @pytest.mark.parametrize(
     ("profile", "budget"),
     [
-        ("cpu", [Threads("classify_v1", 2, 1), Threads("classify_v2", 2, 1)]),
-        ("ensemble", [Threads("efficientnet_lite0", 4, 1)]),
+        ("cpu", [Threads("classify_v1", 3, 1), Threads("classify_v2", 3, 1)]),
+        ("ensemble", [Threads("efficientnet_lite0", 6, 1)]),
     ],
 )
 def test_budget_of_this_repository(root, profile, budget):
     """One thread per instance, whichever model runs the network."""
-    assert thread_budget(root / "model_repository", profile) == budget
+    repository = root / "model_repository"
+    chosen = fitted(repository, profile, Machine(cores=3, memory_bytes=10**12))
+
+    assert thread_budget(repository, profile, chosen.counts) == budget
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,20 @@ class World:
         self.called: list[str] = []
         # Dead instances whose model has another process.
         self.replaced: set[str] = set()
+        self.hurries = 0
         self.router = Router(
-            in_use(route), self, self.log.append, lambda: self.now, lambda: 0.0, self.replaced.__contains__
+            in_use(route),
+            self,
+            self.log.append,
+            lambda: self.now,
+            lambda: 0.0,
+            self.replaced.__contains__,
+            self.hurry,
         )
+
+    def hurry(self) -> None:
+        """Count the calls for an earlier look at the deadlines."""
+        self.hurries += 1
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Count like the metrics page; an unknown name fails the test."""
@@ -254,6 +265,23 @@ def hang_v2(world: World, **options) -> tuple[Request, threading.Event, threadin
     thread.start()
     assert reached.wait(60)
     return request, release, thread
+
+
+@pytest.mark.parametrize(("timeout_s", "hurries"), [(0.5, 1), (0.9, 0)], ids=["earlier", "later"])
+def test_rest_ends_at_the_next_deadline(world, timeout_s, hurries):
+    """A request with an earlier deadline than the end of the announced rest cuts it short."""
+    assert world.router.rest_s(0.8) == pytest.approx(0.8)
+
+    _, release, thread = hang_v2(world, timeout_s=timeout_s)
+
+    assert world.hurries == hurries
+    assert world.router.rest_s(2.0) == pytest.approx(timeout_s)
+    world.now += timeout_s + 1
+    assert world.router.rest_s(2.0) == 0.0
+    world.router.expire()
+    assert world.router.rest_s(2.0) == pytest.approx(2.0)
+    release.set()
+    thread.join()
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.5], ids=["variant's", "caller's"])

@@ -1,5 +1,6 @@
 """ONNX Runtime's options from a config: every parameter and accelerator of NVIDIA's backend."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime
@@ -9,6 +10,7 @@ from nereid.config.model_config import ModelConfig
 from nereid.inference.session_options import (
     BackendSettings,
     SessionSettings,
+    Sharing,
     on_available_provider,
     providers,
     session_settings,
@@ -107,7 +109,7 @@ def test_settings_without_any_parameter_are_onnx_runtimes_own():
     assert [name for name in unset.split() if getattr(options, name) != getattr(plain, name)] == []
     assert (shrinkage(settings), entry(settings, SPINNING)) == (None, None)
     assert (settings.providers, settings.threads) == (((CPU, {}),), ThreadCounts(5, 0))
-    assert (settings.run_batch_size, settings.has_shared_weights) == (0, False)
+    assert (settings.run_batch_size, settings.sharing) == (0, Sharing.OFF)
 
 
 @pytest.mark.parametrize(
@@ -189,12 +191,23 @@ def test_run_batch_size(text, max_batch_size, expected):
     assert session_settings(model).run_batch_size == expected
 
 
-@pytest.mark.parametrize("text", ["true", "0"])
-def test_shared_weights_have_a_parameter(text):
-    """The parameter is one of Triton's booleans."""
-    settings = session_settings(config({"nereid.shared_weights": text}))
+@cases(
+    ("kind", "parameters", "expected"),
+    {
+        "server": ("CPU", {}, Sharing.TRIED),
+        "GPU": ("GPU", {}, Sharing.OFF),
+        "required": ("CPU", {"nereid.shared_weights": "true"}, Sharing.REQUIRED),
+        "declined": ("CPU", {"nereid.shared_weights": "0"}, Sharing.OFF),
+    },
+)
+def test_instances_of_a_server_share_their_weights(monkeypatch, kind, parameters, expected):
+    """On a CPU, and unless the config says otherwise, which is one of Triton's booleans."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    backend = BackendSettings.from_command_line(["tritonserver"])
+    model = config(parameters, kind=kind)
 
-    assert settings.has_shared_weights is (text == "true")
+    assert session_settings(model, backend).sharing is expected
+    assert (session_settings(model).sharing is Sharing.REQUIRED) == (expected is Sharing.REQUIRED)
 
 
 @cases(
@@ -266,7 +279,9 @@ def test_session_options_are_passed_through():
 )
 def test_server_flags_become_settings(words, expected):
     """The flags NVIDIA's backend has, and the profile, come from the server's command line."""
-    assert BackendSettings.from_command_line(["tritonserver", *words]) == expected
+    settings = BackendSettings.from_command_line(["tritonserver", *words])
+
+    assert settings == replace(expected, shares_weights=True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Weights in a file that all instances map: written once and atomically, and named by content."""
 
 import multiprocessing
+import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,13 @@ from nereid.assets import REPOSITORY
 from nereid.config.model_config import ModelConfig
 from nereid.inference import shared_weights
 from nereid.inference.session import Session
-from nereid.inference.session_options import CPU, CUDA, SHARED_WEIGHTS, session_settings
+from nereid.inference.session_options import (
+    CPU,
+    CUDA,
+    SHARED_WEIGHTS,
+    BackendSettings,
+    session_settings,
+)
 from nereid.serving_errors import InvalidConfig
 from tests.networks import constant, network, store, tensor, value
 from tests.tables import cases
@@ -43,7 +50,8 @@ def opened(path):
 
     def open_instance(filename="model.onnx", **changes) -> onnxruntime.InferenceSession:
         file = path.with_name(filename)
-        return shared_weights.open_shared(file, replace(session_settings(config), **changes), opener)
+        settings = replace(session_settings(config), **changes)
+        return shared_weights.open_shared(file, place(path), settings, opener)
 
     def opener(file, settings):
         open_instance.paths.append(file)
@@ -53,9 +61,14 @@ def opened(path):
     return open_instance
 
 
+def place(path):
+    """Return the folder for the copies of a model file."""
+    return shared_weights.folder_of(path.parents[1], int(path.parent.name))
+
+
 def copies(path) -> list:
-    """Return the folders that were written next to the model."""
-    return sorted(path.parent.glob(f"{shared_weights.PREFIX}*"))
+    """Return the folders that were written for a model file."""
+    return sorted(place(path).iterdir())
 
 
 def test_instance_waits_while_another_one_writes(path, opened):
@@ -158,16 +171,53 @@ def test_half_written_copy_is_replaced(path, opened):
     opened()
     (copy,) = copies(path)
     copy.rename(f"{copy}.partial")
-    (path.parent / f"{copy.name}.partial" / "weights.bin").write_bytes(b"half")
+    (copy.parent / f"{copy.name}.partial" / "weights.bin").write_bytes(b"half")
 
     opened().run(None, {"x": np.ones((1, 64), np.float32)})
 
     assert copies(path) == [copy]
 
 
+def test_old_copies_are_removed(path, opened):
+    """A copy that no instance has opened for a month goes when another one is written."""
+    opened()
+    (old,) = copies(path)
+    opened(extras=("session.disable_prepacking=1",))
+    os.utime(old, (0, 0))
+    opened()
+    assert len(copies(path)) == 2
+
+    os.utime(old, (0, 0))
+    opened(extras=("other.so",))
+
+    assert old not in copies(path)
+    assert len(copies(path)) == 2
+
+
+@pytest.mark.parametrize("text", [None, "true"], ids=["default", "required"])
+def test_instance_that_cannot_share_has_its_own_weights(path, text):
+    """The instances of a server try to share; the reason is in the log, unless the config requires it."""
+    place(path).parent.mkdir(parents=True)
+    place(path).write_text("a file where a folder should be")
+    backend = BackendSettings(shares_weights=True)
+    config = ModelConfig.from_file(path.parents[1], 1)
+    config = replace(config, parameters={SHARED_WEIGHTS: text} if text else {})
+    reason = "expected a writable folder"
+
+    if text:
+        with pytest.raises(InvalidConfig, match=reason):
+            Session.from_config(config, backend)
+        return
+    session = Session.from_config(config, backend)
+
+    assert session.run({"x": np.ones((1, 64), np.float32)}, ["y"])[0].shape == (1, 64)
+    assert f"each with its own weights: {SHARED_WEIGHTS}: {reason}" in str(session)
+
+
 def test_folder_that_cannot_be_written_fails_the_load(path, opened):
     """The message has the parameter, the folder and the reason."""
-    path.parent.joinpath(f"{shared_weights.PREFIX}x.partial").write_text("a file where a folder should be")
+    place(path).parent.mkdir(parents=True)
+    place(path).write_text("a file where a folder should be")
 
     with pytest.raises(
         InvalidConfig, match=r"nereid.shared_weights: expected a writable folder '.*': .*Errno"

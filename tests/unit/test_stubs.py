@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nereid.contract import read_unhealthy_instance
-from nereid.server import stubs
-from nereid.server.stubs import DEAD_AFTER_S, Roster, Verdicts
+from nereid.server.supervision import stubs
+from nereid.server.supervision.stubs import DEAD_AFTER_S, Roster, Verdicts
 from nereid.triton import stub_processes
 from nereid.triton.stub_processes import Process, Stub
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.server.stubs import DEAD_AFTER_S, OLD_STUBS_S
-from nereid.server.supervisor import (
+from nereid.server.supervision.stubs import DEAD_AFTER_S, OLD_STUBS_S
+from nereid.server.supervision.supervisor import (
     MAX_ATTEMPTS,
     MAX_LEFT_OVER,
     MAX_PROBES,
@@ -71,7 +71,7 @@ class Driver:
 
     def round(self, *models: str) -> list[Command]:
         """Start a round of probes; without models, nothing takes images."""
-        return self.step(RoundStarted(READY, models))
+        return self.step(RoundStarted(READY, models, models))
 
     def die(self, stub: Stub = FIRST) -> list[Command]:
         """Let a stub die and return the commands once it is known to be dead."""
@@ -124,7 +124,7 @@ def test_stub_of_an_unserved_version_is_not_repaired(driver, ready):
     assert driver.step(IndexRead(ready)) == []
     assert driver.see() == [DEAD, ReadIndex()]
     driver.step(RepairInterrupted())
-    driver.step(RoundStarted(ready, ()))
+    driver.step(RoundStarted(ready, (), ()))
     assert driver.see() == [ReportBroken({})]
 
 
@@ -257,7 +257,7 @@ def test_instance_name_of_several_versions_kills_no_process():
     twin = replace(FIRST, process=Process(13, 103), version=2)
     driver = Driver(stubs=(*BOTH, twin))
     ready = {"eyes": {1, 2}}
-    driver.step(RoundStarted(ready, ["eyes"]))
+    driver.step(RoundStarted(ready, ["eyes"], ["eyes"]))
     for attempt in (1, 2):
         driver.step(ProbeEnded(Probe("eyes", 1, attempt), UNHEALTHY, driver.now_s))
 

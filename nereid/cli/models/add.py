@@ -80,8 +80,11 @@ def add(
         ),
     ] = None,
     instances: Annotated[
-        int, typer.Option(help="Processes that compute on a CPU; 1 saves memory.", min=1)
-    ] = 2,
+        int | None,
+        typer.Option(
+            help="Processes that compute on a CPU; 1 saves memory.", min=1, show_default="fitted to the cores"
+        ),
+    ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Remove the models of that name first, all versions.")
     ] = False,

@@ -89,7 +89,7 @@ def opened(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterato
         OperationFailed: another command holds the lock, or staged files could not be renamed.
         OSError: the journal cannot be written.
     """
-    folder = folder_of(repository)
+    folder = files.state_folder(repository)
     parent = folder.parent
     if parent.stat().st_dev != repository.stat().st_dev:
         raise OperationFailed(
@@ -99,9 +99,3 @@ def opened(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterato
     folder.mkdir(exist_ok=True)
     with files.locked_file(folder / "journal.jsonl", "nereid publish", timeout_s) as file:
         yield Journal(folder, file)
-
-
-def folder_of(repository: Path) -> Path:
-    """Return the folder of a repository's journal."""
-    real = repository.resolve()
-    return real.parent / f".{real.name}.nereid"

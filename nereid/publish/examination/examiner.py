@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed
-from nereid.processes import PR_SET_PDEATHSIG
+from nereid.processes import PR_SET_PDEATHSIG, available_bytes
 from nereid.publish.examination.examine import ExaminationRequest, Rejected, Report
 from nereid.publish.examination.file_checks import (
     Progress,
@@ -26,7 +26,6 @@ from nereid.publish.examination.file_checks import (
 )
 from nereid.publish.examination.measurements import (
     Network,
-    available_bytes,
     check_headroom,
     check_latency,
     check_memory,

@@ -103,7 +103,7 @@ def served_config(request: ExaminationRequest, signature: Signature) -> ModelCon
     onnx_file.complete_document(document, lambda: signature)
     config = ModelConfig.from_document(document, request.candidate.parent, 1)
     ours = {"intra_op_thread_count": "1", "inter_op_thread_count": "1"}
-    # Shared weights are written next to the network, where no file may be added yet.
+    # One instance shares its weights with nobody.
     parameters = {key: text for key, text in config.parameters.items() if key != "nereid.shared_weights"}
     return replace(config, parameters=parameters | ours)
 

@@ -78,12 +78,6 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def available_bytes() -> int:
-    """Return the available memory of this machine in bytes."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
 def check_latency(
     network: Network, current: Network | None, sample: Sample, max_slowdown: float
 ) -> tuple[float, float | None]:

@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -12,9 +13,9 @@ from typing import Any
 
 from nereid.server.ports import unusable_port, why_unusable
 
-# Age at which a probe's outcome expires: one probe each second, plus the time that a probe may take.
-FRESH_S = 8.0
-# Processes are observed several times a second: without an observation for this long, the thread has failed.
+# Age at which the last answer of a model expires: an idle one is probed after 4 to 7 s, and may take 5 s.
+FRESH_S = 14.0
+# Processes are observed every second: without an observation for this long, the thread has failed.
 ALIVE_S = 30.0
 CLIENT_TIMEOUT_S = 10.0
 NOT_PROBED = "not probed yet"
@@ -85,6 +86,11 @@ class Health:
         with self._lock:
             self._server_failure, self._server_probed_s = server_failure, self._clock()
             self._models = {name: self._models.get(name, (NOT_PROBED, self._clock())) for name in models}
+
+    def answered(self, models: Collection[str], seen_s: float) -> None:
+        """Store that models have answered requests of others."""
+        with self._lock:
+            self._models |= {name: (None, seen_s) for name in models if name in self._models}
 
     def probed(self, model: str, failure: str | None, began_s: float) -> None:
         """Count a probe of a model; `failure` is None for a success.
@@ -196,11 +202,13 @@ def serve(page_of: Callable[[str], Page], host: str, port: int, name: str) -> It
         server = _Server((host, port), _handler(page_of))
     except OSError as error:
         raise unusable_port(name, host, port, error.strerror or str(error)) from None
-    thread = threading.Thread(target=server.serve_forever, name=name, daemon=True)
+    # Without an interval it wakes only for requests, and for the end of its socket.
+    thread = threading.Thread(target=server.serve_forever, args=[None], name=name, daemon=True)
     thread.start()
     try:
         yield server.server_address[1]
     finally:
+        server.socket.shutdown(socket.SHUT_RDWR)
         server.shutdown()
         server.server_close()
 

@@ -1,6 +1,7 @@
 """Threads around the supervisor: they observe a running server and carry out the supervisor's commands.
 
-One thread lists the processes, one starts probes, and one repairs, so that a slow server delays only one.
+One thread waits for the end of processes, one starts probes, and one repairs, so that a slow server delays
+only one.
 """
 
 import os
@@ -8,20 +9,25 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from nereid.server import stubs, supervisor
 from nereid.server.control import Control, NotReached, Refused
 from nereid.server.embedded_server import EmbeddedServer, image_models
-from nereid.server.health import Health
 from nereid.server.run_dir import ServerRecord
-from nereid.server.supervisor import Command, Event, Supervisor
+from nereid.server.supervision import stubs, supervisor
+from nereid.server.supervision.activity import LOOK_S, Activity, read_counts
+from nereid.server.supervision.exits import Exits
+from nereid.server.supervision.health import Health
+from nereid.server.supervision.supervisor import Command, Event, Supervisor
 from nereid.triton import stub_processes
-from nereid.triton.stub_processes import Stub
+from nereid.triton.stub_processes import Process, Stub
 
-OBSERVE_S, FIND_S = 0.1, 0.8
-PROBE_S, PROBE_SOON_S, PROBE_TIMEOUT_S = 1.0, 0.11, 5.0
+# The end of a process is seen immediately, that it was stopped after `OBSERVE_S`. A zombie is looked at again
+# after `CONFIRM_S`, and so is a stopped process, which many probes must look for while others answer. Without
+# new shared memory, no stub has started, and the processes are listed seldom.
+OBSERVE_S, CONFIRM_S, FIND_S = 1.0, 0.1, 5.0
+PROBE_SOON_S, PROBE_TIMEOUT_S = 0.11, 5.0
 MAX_PROBERS = 16
 JOIN_S = 1.0
 
@@ -42,8 +48,10 @@ class Watchdog:
         self._server, self._health, self._log = server, health, log
         self._options, self._control = server.options, Control(record)
         self._supervisor, self._lock = Supervisor(server.options.model_control_mode), threading.Lock()
-        self._observing = threading.RLock()
-        self._found_s = float("-inf")
+        self._observing, self._exits = threading.RLock(), Exits()
+        self._found_s = self._changed_s = float("-inf")
+        self._zombies: set[Process] = set()
+        self._activity = Activity()
         self._ready: dict[str, set[int]] | None = None
         self._image_models: list[str] = []
         self._orders: queue.SimpleQueue[supervisor.ReadIndex | supervisor.Reload | None] = queue.SimpleQueue()
@@ -53,7 +61,7 @@ class Watchdog:
         self.restart_reason = ""
         self._threads = [
             threading.Thread(target=self._repeat, args=[each], name=each.__name__, daemon=True)
-            for each in (self._observe_processes, self._start_probes, self._repair)
+            for each in (self._observe_processes, self._look, self._repair)
         ]
 
     def __enter__(self) -> "Watchdog":
@@ -64,6 +72,7 @@ class Watchdog:
     def __exit__(self, *raised: object) -> None:
         self._is_closed.set()
         self._probe_soon.set()
+        self._exits.interrupt()
         self._orders.put(None)
         self._probers.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + JOIN_S
@@ -89,23 +98,34 @@ class Watchdog:
             try:
                 pause_s = step()
             except NotReached:
-                pause_s = PROBE_S  # the server ends or hangs: the probes distinguish the two
+                pause_s = LOOK_S  # the server ends or hangs: the probes distinguish the two
             except Exception as error:
                 # An unforeseen error is logged; it must not end the supervision.
                 trouble = f"failed and continues: {type(error).__name__}: {error}"
                 if trouble != self._last_trouble:
                     self._say(trouble)
-                self._last_trouble, pause_s = trouble, PROBE_S
+                self._last_trouble, pause_s = trouble, LOOK_S
             self._is_closed.wait(pause_s)
 
     def _observe_processes(self) -> float:
         if self._server.poll() is not None:
             self._handle(supervisor.ServerEnded())
-        else:
-            self._observe(find=time.monotonic() - self._found_s >= FIND_S)
-        return OBSERVE_S
+            return OBSERVE_S
+        now_s = time.monotonic()
+        if self._server.memory.has_changed():
+            self._changed_s = now_s
+        # A stub starts some time after its shared memory was made.
+        is_due = now_s - self._changed_s < FIND_S or now_s - self._found_s >= FIND_S
+        states = self._observe(find=is_due)
+        zombies = {process for process, state in states.items() if state == stub_processes.ZOMBIE}
+        is_news, self._zombies = bool(zombies - self._zombies), zombies
+        if is_news or stub_processes.STOPPED in states.values():
+            return CONFIRM_S
+        living = states.keys() - zombies
+        self._exits.wait({self._server.pid, *(process.pid for process in living)}, OBSERVE_S)
+        return 0.0
 
-    def _observe(self, find: bool) -> None:
+    def _observe(self, find: bool) -> Mapping[Process, str]:
         with self._observing:
             living = self._living() if find else []
             if find:
@@ -115,22 +135,28 @@ class Watchdog:
                 known = self._supervisor.processes
             states = stub_processes.states({*known, *(stub.process for stub in living)})
             self._handle(supervisor.ProcessesSeen(states, living if find else None))
+            return states
 
     def _living(self) -> list[Stub]:
         return stub_processes.find(self._server.pid, self._options.repository)
 
-    def _start_probes(self) -> float:
+    def _look(self) -> float:
+        """Probe the models that have answered no request recently."""
         began_s = time.monotonic()
         self._probe_soon.clear()
-        ready = self._control.ready_versions()
+        ready, counts = read_counts(self._server.statistics(PROBE_TIMEOUT_S))
         if ready != self._ready:  # a model's inputs change only with its versions, and reading is slow
             self._image_models, self._ready = image_models(self._options), ready
         models = [name for name in self._image_models if name in ready]
+        with self._lock:
+            answered = self._activity.look({name: counts[name] for name in models}, began_s)
+            due = self._activity.take_due(began_s)
         server_failure = None if models else self._server.probe_server(PROBE_TIMEOUT_S)
         if not self._is_closed.is_set():
             self._health.round_started(server_failure, models)
-        self._handle(supervisor.RoundStarted(ready, models))
-        self._probe_soon.wait(max(0.0, PROBE_S - (time.monotonic() - began_s)))
+            self._health.answered(answered, began_s)
+        self._handle(supervisor.RoundStarted(ready, models, due))
+        self._probe_soon.wait(max(0.0, LOOK_S - (time.monotonic() - began_s)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
 
     def _probe(self, probe: supervisor.Probe) -> None:
@@ -141,6 +167,8 @@ class Watchdog:
         finally:
             if not self._is_closed.is_set():
                 self._health.probed(probe.model, failure, began_s)
+            with self._lock:
+                self._activity.probed(probe.model, failure is None)
             self._handle(supervisor.ProbeEnded(probe, failure, began_s))
 
     def _repair(self) -> float:
@@ -153,6 +181,7 @@ class Watchdog:
                 event = self._reload(order)
         finally:
             self._handle(event)
+            self._exits.interrupt()  # the reason for not being ready may be gone
         return 0.0
 
     def _reload(self, order: supervisor.Reload) -> supervisor.Reloaded:

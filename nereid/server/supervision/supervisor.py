@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from nereid.contract import read_unhealthy_instance
 from nereid.processes import BackOff
-from nereid.server.stubs import LeftOver, Roster, Verdicts
+from nereid.server.supervision.stubs import LeftOver, Roster, Verdicts
 from nereid.triton import stub_processes
 from nereid.triton.stub_processes import Process, Stub
 
@@ -34,10 +34,11 @@ class ProcessesSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoundStarted:
-    """Event: a round of probes is due; the ready versions by model, and the models that take images."""
+    """Event: the ready versions by model, the models that take images, and those of them to probe."""
 
     ready: dict[str, set[int]]
     image_models: Collection[str]
+    due: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ class Supervisor:
         for model in event.image_models:
             # Triton gives requests that arrive together to different instances.
             is_suspected = any(_model_of(instance) == model for instance in self._stopped)
-            wanted = self._instances(model) if is_suspected else 1
+            wanted = self._instances(model) if is_suspected else int(model in event.due)
             for _ in range(wanted - list(self._pending.values()).count(model)):
                 self._probes += 1
                 self._pending[self._probes] = model

@@ -1,0 +1,147 @@
+"""The number of instances of each model whose config does not say one: the machine's cores and memory decide.
+
+Only models of our backends on a CPU are fitted. A config with a `count` keeps it.
+"""
+
+import contextlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from nereid.config.model_config import ModelConfig, read_profile, with_instances
+from nereid.processes import available_bytes, available_cores
+from nereid.repository.layout import backend_of, hidden_models, readable_configs, steps_of
+from nereid.routing.assignment import Route, parse_route, shares
+from nereid.routing.route_file import path_of, read
+from nereid.serving_errors import InvalidConfig
+
+BACKENDS = frozenset({"fused", "onnxruntime", "preprocess"})
+ROUTE = "ab_router"
+# Instances of all models together, per core: while one model has nothing to do, the others use all cores.
+PER_CORE = 2
+# One process of a network with shared weights. Part of the available memory for all instances: requests,
+# the page cache and other programs need the rest.
+INSTANCE_BYTES, MEMORY_PART = 70_000_000, 0.5
+DRIVER = Path("/proc/driver/nvidia/version")
+
+Documents = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The cores and the memory for the instances of all models."""
+
+    cores: int
+    memory_bytes: int
+
+    @classmethod
+    def present(cls) -> "Machine":
+        """Return the cores and the memory that this process may use now."""
+        return cls(available_cores(), available_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The instances of each model whose config leaves the choice open, and what decided them."""
+
+    machine: Machine
+    counts: Mapping[str, int]
+    is_short_of_memory: bool
+
+    def __str__(self) -> str:
+        gb = self.machine.memory_bytes / 1e9
+        memory = f" and limited by {gb:.1f} GB of free memory" if self.is_short_of_memory else ""
+        models = ", ".join(f"{name} {count}" for name, count in self.counts.items())
+        return f"instances fitted to {self.machine.cores} core(s){memory}: {models or 'none'}"
+
+
+def fitted(repository: Path, profile: str, machine: Machine, backends: Collection[str] = BACKENDS) -> Fitted:
+    """Return the instances of every model of `profile` whose config leaves the choice open.
+
+    Args:
+        backends: of the models whose instances are fitted.
+    """
+    documents, hidden = readable_configs(repository, profile), hidden_models(repository, profile)
+    served = {name: each for name, each in documents.items() if name not in hidden}
+    routes = {name: _route(repository / name, each) for name, each in served.items()}
+    wanted = demands(served, {name: route for name, route in routes.items() if route})
+    is_open = [name for name, each in served.items() if _is_open(repository / name, each, backends)]
+    return counts({name: wanted[name] for name in is_open}, machine)
+
+
+def demands(documents: Documents, routes: Mapping[str, Route]) -> dict[str, float]:
+    """Return the part of all requests that each model must be able to answer, between 0 and 1.
+
+    Each model that no other model uses gets the same part. A route gives half of its part to its variants by
+    weight, and half evenly, because weights change while the server runs.
+    """
+    parts = {name: _parts(document, routes.get(name)) for name, document in documents.items()}
+    inner = {name for each in parts.values() for name in each}
+    outer = [name for name in documents if name not in inner] or [*documents]
+    found = dict.fromkeys(documents, 0.0)
+
+    def add(name: str, share: float, above: frozenset[str]) -> None:
+        if name not in found or name in above:
+            return
+        found[name] += share
+        for part, of_it in parts[name].items():
+            add(part, share * of_it, above | {name})
+
+    for name in outer:
+        add(name, 1 / len(outer), frozenset())
+    return found
+
+
+def counts(wanted: Mapping[str, float], machine: Machine) -> Fitted:
+    """Return the instances of each model, from the part of the requests that it must be able to answer."""
+    cores = machine.cores
+    found = {name: max(1, min(cores, ceil(PER_CORE * cores * share))) for name, share in wanted.items()}
+    affordable = machine.memory_bytes * MEMORY_PART / INSTANCE_BYTES
+    is_short = (total := sum(found.values())) > affordable
+    if is_short:
+        found = {name: max(1, int(count * affordable / total)) for name, count in found.items()}
+    return Fitted(machine, found, is_short)
+
+
+def override(
+    repository: Path, profile: str, model: str, machine: Machine, backends: Collection[str]
+) -> str | None:
+    """Return a model's config with its fitted instances as JSON; None if it has a count of its own."""
+    if count := fitted(repository, profile, machine, backends).counts.get(model):
+        return json.dumps(with_instances(read_profile(repository / model, profile), count))
+    return None
+
+
+def _is_open(folder: Path, document: Mapping[str, Any], backends: Collection[str]) -> bool:
+    groups = document.get("instance_group", ())
+    if backend_of(folder, document) not in backends or len(groups) > 1:
+        return False
+    # Without a kind, Triton chooses a GPU if there is one.
+    is_on_cpu = groups[0].get("kind") == "KIND_CPU" if groups else not DRIVER.exists()
+    return is_on_cpu and not any(group.get("count") for group in groups)
+
+
+def _parts(document: Mapping[str, Any], route: Route | None) -> dict[str, float]:
+    """Return the models behind a model, and the part of its requests that each must be able to answer."""
+    if not route:
+        # The siblings of a fused model run in its own process.
+        steps = steps_of(document) if document.get("backend") != "fused" else ()
+        return {name: 1.0 for name, _ in steps}
+    weights, found = shares(route), dict[str, float]()
+    for variant in route.variants:
+        part = (weights[variant.name] + 1 / len(route.variants)) / 2
+        found[variant.model] = min(1.0, found.get(variant.model, 0.0) + part)
+    for shadow in route.shadows:
+        found[shadow.model] = min(1.0, found.get(shadow.model, 0.0) + shadow.percent / 100)
+    return found
+
+
+def _route(folder: Path, document: Mapping[str, Any]) -> Route | None:
+    if document.get("backend") != ROUTE:
+        return None
+    with contextlib.suppress(InvalidConfig, OSError):
+        return parse_route(read(path_of(ModelConfig.from_document(document, folder, 1)))[0])
+    return None

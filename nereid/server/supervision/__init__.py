@@ -1,0 +1,1 @@
+"""Supervision of a running server: what is dead is found, reported and replaced."""

@@ -1,0 +1,96 @@
+"""Waiting for the end of processes."""
+
+import subprocess
+import threading
+import time
+
+import pytest
+
+from nereid.server.supervision.exits import Exits
+
+WATCHDOG_S = 60.0
+
+
+@pytest.fixture
+def exits():
+    """Nothing is waited for yet."""
+    exits = Exits()
+    yield exits
+    exits.close()
+
+
+@pytest.fixture
+def process():
+    """A process that runs until it is killed."""
+    with subprocess.Popen(["sleep", str(WATCHDOG_S)]) as process:
+        yield process
+        process.kill()
+
+
+def test_end_of_a_process_ends_the_wait(exits, process):
+    """Before, or while it is waited for."""
+    threading.Timer(0.2, process.kill).start()
+    began_s = time.monotonic()
+    exits.wait({process.pid}, WATCHDOG_S)
+    exits.wait({process.pid}, WATCHDOG_S)
+
+    assert time.monotonic() - began_s < WATCHDOG_S
+    assert process.wait() != 0
+
+
+def test_wait_ends_without_an_event(exits, process):
+    """While all processes run, the time limit ends the wait."""
+    exits.wait({process.pid}, 0.05)
+
+    assert process.poll() is None
+
+
+def test_process_that_is_gone_ends_the_wait(exits, process):
+    """Its parent has collected it already."""
+    process.kill()
+    process.wait()
+    began_s = time.monotonic()
+
+    exits.wait({process.pid}, WATCHDOG_S)
+
+    assert time.monotonic() - began_s < WATCHDOG_S
+
+
+def test_process_that_is_no_longer_named_is_not_waited_for(exits, process):
+    """Its end is known."""
+    exits.wait({process.pid}, 0)
+    process.kill()
+    process.wait()
+    began_s = time.monotonic()
+    exits.wait((), 0.2)
+
+    assert time.monotonic() - began_s >= 0.2
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_interruption_ends_one_wait(exits, process, when):
+    """Another thread may end the wait, also the next one."""
+    if when == "before":
+        exits.interrupt()
+    else:
+        threading.Timer(0.2, exits.interrupt).start()
+    began_s = time.monotonic()
+    exits.wait({process.pid}, WATCHDOG_S)
+    assert time.monotonic() - began_s < WATCHDOG_S
+
+    again_s = time.monotonic()
+    exits.wait({process.pid}, 0.2)
+    assert time.monotonic() - again_s >= 0.2
+
+
+def test_kernel_that_cannot_watch_is_asked_often(exits, process, monkeypatch):
+    """Linux before 5.3 and some sandboxes have no such file; then the wait ends soon."""
+
+    def refuse(pid):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("os.pidfd_open", refuse)
+    began_s = time.monotonic()
+    exits.wait({process.pid}, WATCHDOG_S)
+
+    assert time.monotonic() - began_s < WATCHDOG_S

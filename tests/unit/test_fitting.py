@@ -1,0 +1,153 @@
+"""The number of instances that a machine's cores and memory give to each model."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from nereid.assets import REPOSITORY
+from nereid.repository import fitting
+from nereid.repository.fitting import INSTANCE_BYTES, MEMORY_PART, Machine, counts, fitted, override
+from nereid.routing.assignment import parse_route
+from tests.tables import cases
+
+PLENTY = 10**12
+ROUTE = "classify.route.json"
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch, tmp_path):
+    """A machine without NVIDIA's driver."""
+    monkeypatch.setattr(fitting, "DRIVER", tmp_path / "none")
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A copy of the default repository."""
+    ignored = shutil.ignore_patterns("*.onnx", ".*.nereid")
+    return shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
+
+
+def weigh(repository, *weights: float) -> None:
+    """Give the default route's variants these weights."""
+    path = repository / ROUTE
+    document = json.loads(path.read_text())
+    for variant, weight in zip(document["variants"], weights, strict=True):
+        variant["weight"] = weight
+    path.write_text(json.dumps(document))
+
+
+@cases(
+    ("cores", "weights", "expected"),
+    {
+        "1 core": (1, (50, 50), (1, 1)),
+        "2 cores": (2, (50, 50), (2, 2)),
+        "4 cores": (4, (50, 50), (4, 4)),
+        "16 cores": (16, (50, 50), (16, 16)),
+        "64 cores": (64, (50, 50), (64, 64)),
+        "2 cores, canary": (2, (90, 10), (2, 2)),
+        "16 cores, canary": (16, (90, 10), (16, 10)),
+        "64 cores, canary": (64, (99, 1), (64, 33)),
+        "16 cores, one without traffic": (16, (1, 0), (16, 8)),
+        "1 core, one without traffic": (1, (1, 0), (1, 1)),
+    },
+)
+def test_variants_share_the_cores(repository, cores, weights, expected):
+    """Half by weight and half evenly, so that a variant keeps up when a rollout gives it more."""
+    weigh(repository, *weights)
+
+    found = fitted(repository, "cpu", Machine(cores, PLENTY)).counts
+
+    assert found == dict(zip(("classify_v1", "classify_v2"), expected, strict=True))
+
+
+def test_steps_of_ensembles_get_what_all_their_callers_need(repository):
+    """The network's versions and the preprocessing have all requests of the route behind them."""
+    found = fitted(repository, "ensemble", Machine(4, PLENTY)).counts
+
+    assert found == {"efficientnet_lite0": 4, "imagenet_preprocess": 4}
+
+
+def test_models_without_a_common_caller_share_the_cores():
+    """Twenty models on 16 cores get few instances each, and never none."""
+    documents = {f"net_{number}": {"backend": "onnxruntime"} for number in range(20)}
+    wanted = fitting.demands(documents, {})
+
+    assert set(counts(wanted, Machine(16, PLENTY)).counts.values()) == {2}
+    assert set(counts(wanted, Machine(2, PLENTY)).counts.values()) == {1}
+
+
+def test_shadow_needs_its_part(repository):
+    """A model that gets a tenth of the requests as copies needs instances for a tenth."""
+    route = json.loads((repository / ROUTE).read_text())
+    route["variants"] = route["variants"][:1]
+    route["default"] = route["variants"][0]["name"]
+    route["shadows"] = [{"name": "s", "model": "classify_v2", "version": 1, "percent": 10}]
+    documents = {"classify": {"backend": "ab_router"}, "classify_v1": {}, "classify_v2": {}}
+
+    wanted = fitting.demands(documents, {"classify": parse_route(json.dumps(route).encode())})
+
+    assert wanted == {"classify": 1.0, "classify_v1": 1.0, "classify_v2": pytest.approx(0.1)}
+
+
+def test_memory_limits_the_instances():
+    """Instances of all models share a part of the available memory; one each is the least."""
+    wanted = {"a": 0.75, "b": 0.25}
+    roomy, tight = (Machine(16, int(count * INSTANCE_BYTES / MEMORY_PART)) for count in (24, 6))
+
+    assert counts(wanted, roomy).counts == {"a": 16, "b": 8}
+    short = counts(wanted, tight)
+    assert short.counts == {"a": 4, "b": 2}
+    assert str(short) == "instances fitted to 16 core(s) and limited by 0.8 GB of free memory: a 4, b 2"
+    assert counts(wanted, replace(tight, memory_bytes=0)).counts == {"a": 1, "b": 1}
+
+
+@cases(
+    ("group", "has_driver", "is_fitted"),
+    {
+        "no count": ("instance_group { kind: KIND_CPU }", True, True),
+        "count": ("instance_group { kind: KIND_CPU count: 1 }", False, False),
+        "no group": ("", False, True),
+        "no group, and a GPU": ("", True, False),
+        "no kind": ("instance_group { }", False, False),
+        "GPU": ("instance_group { kind: KIND_GPU }", False, False),
+        "several groups": (
+            "instance_group { kind: KIND_CPU } instance_group { kind: KIND_CPU }",
+            False,
+            False,
+        ),
+    },
+)
+def test_only_an_open_choice_is_fitted(repository, monkeypatch, tmp_path, group, has_driver, is_fitted):
+    """A config that states its count keeps it, and so does one of whose instances Triton may put on a GPU."""
+    path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
+    path.write_text(path.read_text().replace("instance_group { kind: KIND_CPU }", group))
+    if has_driver:
+        monkeypatch.setattr(fitting, "DRIVER", tmp_path)
+
+    assert ("classify_v1" in fitted(repository, "cpu", Machine(2, PLENTY)).counts) is is_fitted
+
+
+def test_other_backends_are_not_fitted(repository):
+    """NVIDIA's ONNX Runtime backend would give all cores to each instance; routes need one."""
+    found = fitted(repository, "ensemble", Machine(4, PLENTY), {"fused", "preprocess"})
+
+    assert set(found.counts) == {"imagenet_preprocess"}
+
+
+def test_broken_route_is_ignored(repository):
+    """Triton reports it; the variants then count like models that clients call."""
+    (repository / ROUTE).write_text("{")
+
+    assert fitted(repository, "cpu", Machine(4, PLENTY)).counts == {"classify_v1": 3, "classify_v2": 3}
+
+
+def test_load_gets_the_whole_config(repository):
+    """Triton's load API replaces the config, so all other entries must be there."""
+    text = override(repository, "cpu", "classify_v1", Machine(4, PLENTY), {"fused"})
+    document = json.loads(text)
+
+    assert document["instance_group"] == [{"kind": "KIND_CPU", "count": 4}]
+    assert document["parameters"]["network"] == {"string_value": "efficientnet_lite0"}
+    assert override(repository, "cpu", "classify", Machine(4, PLENTY), {"fused"}) is None
