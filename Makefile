@@ -20,7 +20,7 @@ LOAD ?= --seconds 10
 
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
 RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
-	stall trials tune_proof guard attack containers)
+	stall trials tune_proof guard attack containers idle)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
@@ -110,6 +110,8 @@ record-attack:
 	$(BIN)/python -m loadtest.attack --seconds 60 --cases 1000000 --record attack
 record-containers:
 	$(BIN)/python -m loadtest.containers --record containers
+record-idle:
+	$(BIN)/python -m loadtest.idle --record idle
 
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "attack": "security.md",
     "containers": "containers.md",
     "guard": "gateway.md",
+    "idle": "capacity.md",
     "backend": "onnxruntime_backend.md",
     "clients": "clients.md",
     "compare": "experiments.md",
