@@ -97,14 +97,14 @@ def observed(project: Project, profile: str, event: str, act: Callable[[], objec
             time.sleep(0.1)
         ready_s = time.monotonic()
         load.wait_answers(SETTLE_ANSWERS)
-    last_s = load.failed_s - acted_s
-    print(f"{event}: {len(load.failures)} failures {sorted({*load.failures})[:3]}")
+    failures = load.failures
+    print(f"{event}: {len(failures)} failures {sorted({each.reason for each in failures})[:3]}")
     return {
         "profile": profile,
         "event": event,
         "ready_s": round(ready_s - acted_s, 1),
-        "last_error_s": round(last_s, 1) if load.failures else None,
-        "failed": len(load.failures),
+        "last_error_s": round(max(each.ended_s for each in failures) - acted_s, 1) if failures else None,
+        "failed": len(failures),
         "requests": load.answered - before,
     }
 

@@ -110,8 +110,9 @@ _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     ("message larger than max", RequestRefused),
     ("http2 header with status: 413", RequestRefused),
     ("client while decoding the response", Unreachable),
-    # gRPC's text if a proxy ends a stream, because the server behind it died.
-    ("Stream removed", Unreachable),
+    # gRPC's text if a proxy ends a stream, because the server behind it died. The same text, with another
+    # reason, has the status of a deadline.
+    ("Stream removed (Data frame with END_STREAM", Unreachable),
 )
 
 

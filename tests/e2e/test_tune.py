@@ -9,6 +9,7 @@ import time
 import urllib.request
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from loadtest import tune_proof
@@ -25,6 +26,7 @@ from nereid.tune.report import Report
 from nereid.tune.search import FIRST_S, NotMeasured, Search
 from nereid.tune.trial import TrialServer, copy_repository
 from nereid.tune.tuning import TuneOptions, write
+from tests.routes import wait_until
 
 VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
@@ -144,14 +146,20 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
             """Unload the model."""
             control.unload("classify_v1")
 
-        def signalled(sign):
-            """Return a function that sends the server a signal."""
-            return lambda: os.kill(trying.server.pid, sign)
+        def kill():
+            """Kill the server."""
+            os.kill(trying.server.pid, signal.SIGKILL)
+
+        def stop():
+            """Stop the server, and wait until all its threads have stopped."""
+            process = psutil.Process(trying.server.pid)
+            process.suspend()
+            wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
 
         for when, breaks in [
             ("before", unload),
-            ("after", signalled(signal.SIGKILL)),
-            ("before", signalled(signal.SIGSTOP)),
+            ("after", kill),
+            ("before", stop),
         ]:
             setattr(trying, when, breaks)
             with pytest.raises(NotMeasured) as error:

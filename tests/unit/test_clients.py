@@ -95,6 +95,7 @@ def test_label_is_read_from_tritons_form(entry, expected):
             "Stream removed (Data frame with END_STREAM flag received)",
             Unreachable,
         ),
+        ("StatusCode.DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", TimedOut),
     ],
 )
 def test_exception_has_the_party_at_fault(status, text, kind):

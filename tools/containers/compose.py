@@ -166,13 +166,20 @@ def project(running: Engine, folder: Path, *profiles: str) -> Iterator[Project]:
         found.compose("--profile", "*", "down", "--volumes", "--timeout", "1", may_fail=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An outcome other than espresso; the times are of time.monotonic()."""
+
+    reason: str
+    sent_s: float
+    ended_s: float
+
+
 class Load:
-    """Two callers over each protocol that retry; `failures` has what they saw instead of espresso."""
+    """Two callers over each protocol that retry, and their failures."""
 
     def __init__(self, project: Project, protocols: Sequence[ProtocolName] = PROTOCOLS) -> None:
-        self.failures: list[str] = []
-        # The last failure, by time.monotonic().
-        self.failed_s = 0.0
+        self.failures: list[Failure] = []
         self.answered = 0
         self._over = threading.Event()
         key = project.key
@@ -207,15 +214,12 @@ class Load:
     def _send(self, url: str, protocol: ProtocolName, key: str) -> None:
         with Classifier(url, protocol, api_key=key) as classifier:
             while not self._over.is_set():
+                sent_s = time.monotonic()
                 try:
-                    label = classifier.classify(PHOTO, top_k=1).labels[0].name
-                    if label != LABEL:
-                        self._fail(f"{protocol} label {label}")
+                    got = classifier.classify(PHOTO, top_k=1).labels[0].name
                 except ClassifierError as error:
-                    self._fail(f"{protocol} {type(error).__name__}: {error}")
+                    got = f"{type(error).__name__}: {error}"
+                if got != LABEL:
+                    self.failures.append(Failure(f"{protocol} {got}", sent_s, time.monotonic()))
                 self.answered += 1
                 time.sleep(PAUSE_S)
-
-    def _fail(self, reason: str) -> None:
-        self.failures.append(reason)
-        self.failed_s = time.monotonic()
