@@ -49,11 +49,20 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the next part of a response; bytes that are not HTTP end the connection."""
+        """Parse the next part of a response; other bytes end the connection."""
+        if not self._is_awaited:
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(http.client.BadStatusLine(str(error)))
+            self.close()
+
+    def on_message_begin(self) -> None:
+        """Start a response; one that nobody awaits ends the connection. Called by the parser."""
+        self._response, self._pieces, self._has_head = HttpResponse(), [], False
+        if not self._is_awaited:
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -74,20 +83,24 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
         self._response.status = self._parser.get_status_code()
         self._response.body = b"".join(self._pieces)
-        if self._answer and not self._answer.done():
+        if self._answer and self._is_awaited:
             self._answer.set_result(self._response)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Report to the sender that no response will come, or that its body has ended."""
         self._transport = None
         ends_body = self._has_head and error is None and not _FRAMING & self._response.headers.keys()
-        if ends_body and self._answer and not self._answer.done():
+        if ends_body and self._is_awaited:
             self.on_message_complete()
         self._fail(ConnectionResetError("the connection ended before the response"))
 
     def _fail(self, error: Exception) -> None:
-        if self._answer and not self._answer.done():
+        if self._answer and self._is_awaited:
             self._answer.set_exception(error)
+
+    @property
+    def _is_awaited(self) -> bool:
+        return self._answer is not None and not self._answer.done()
 
     @property
     def is_open(self) -> bool:
@@ -103,7 +116,7 @@ class HttpConnection(asyncio.Protocol):
         """
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
-        self._response, self._pieces, self._has_head = HttpResponse(), [], False
+        self._has_head = False
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.writelines(request)
         return await self._answer

@@ -20,6 +20,7 @@ from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import ClassifierError, Overloaded
 from nereid.server.control import Control
+from nereid.triton import stub_processes
 from tests.deployment import check_health
 from tests.e2e.conftest import group_members
 from tests.networks import ONE_INSTANCE
@@ -261,6 +262,12 @@ def test_unloaded_model_is_not_repaired(served):
     assert served.metric("repairs_total", model="other") == before
 
 
+def waited_for(supervisor: int) -> int:
+    """Return the number of processes that the supervisor waits for, by its open files."""
+    links = [str(each.readlink()) for each in Path(f"/proc/{supervisor}/fd").iterdir() if each.is_symlink()]
+    return links.count("anon_inode:[pidfd]")
+
+
 @pytest.mark.slow
 def test_killed_server_comes_back_as_it_was(served):
     """Under load, the server comes back with its ports, token, models, versions and route."""
@@ -282,6 +289,8 @@ def test_killed_server_comes_back_as_it_was(served):
     assert (after.ports, after.token, after.health_port) == (record.ports, record.token, record.health_port)
     assert control.ready_versions() == versions
     assert group_members(record.pid) == []
+    processes = 1 + len(stub_processes.find(after.pid, served.repository))
+    wait_until(lambda: waited_for(served.process.pid) == processes, "each process has one open file")
 
 
 @pytest.mark.slow

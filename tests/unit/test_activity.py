@@ -8,7 +8,7 @@ from nereid.server.supervision.activity import BUSY_S, IDLE_S, LOOK_S, Activity,
 
 
 class Models:
-    """Models that answer as they are told, and the looks at them."""
+    """Models with given answers, and the looks at them."""
 
     def __init__(self, *names: str) -> None:
         self.activity, self.now_s = Activity(), 1000.0

@@ -4,10 +4,9 @@ It replaces the client of tritonclient, whose cost per request is several times 
 """
 
 import http.client
-from collections.abc import Mapping
 from typing import Any
 
-from nereid.client.rest.methods import LENGTH, Read, RestMethods, failure_of, ignored, json_size_of
+from nereid.client.rest.methods import LENGTH, Request, RestMethods, failure_of, json_size_of
 from nereid.http_connection import HttpConnections
 
 _LENGTH = LENGTH.lower().encode()
@@ -29,22 +28,14 @@ class AsyncRestClient(RestMethods):
         """Close all connections; requests in flight fail."""
         self._connections.close()
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        timeout_s: float,
-        body: bytes = b"",
-        headers: Mapping[str, str] = {},
-        read: Read = ignored,
-    ) -> Any:
-        lines = ((name.encode(), value.encode()) for name, value in headers.items())
-        request = self._connections.head(method, f"/v2/{path}", lines, len(body))
+    async def _send(self, request: Request) -> Any:
+        lines = ((name.encode(), value.encode()) for name, value in request.headers.items())
+        head = self._connections.head(request.method, f"/v2/{request.path}", lines, len(request.body))
         async with self._connections.taken() as connection:
-            response = await connection.send([request, body] if body else [request])
+            response = await connection.send([head, request.body] if request.body else [head])
             if response.status == http.client.OK:
                 # A malformed response, or another's, ends the connection.
-                result = read(response.body, json_size_of(response.headers.get(_LENGTH)))
+                result = request.read(response.body, json_size_of(response.headers.get(_LENGTH)))
         if response.status != http.client.OK:
             raise failure_of(response.status, response.body)
         return result

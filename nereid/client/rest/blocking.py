@@ -10,12 +10,11 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from nereid.addresses import unix_path
-from nereid.client.rest.methods import LENGTH, Read, RestMethods, failure_of, ignored, json_size_of
+from nereid.client.rest.methods import LENGTH, Request, RestMethods, failure_of, json_size_of
 
 
 class RestClient(RestMethods):
@@ -46,26 +45,18 @@ class RestClient(RestMethods):
             for connection in self._busy:
                 connection.abort()
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        timeout_s: float,
-        body: bytes = b"",
-        headers: Mapping[str, str] = {},
-        read: Read = ignored,
-    ) -> Any:
-        connection = self._take(time.monotonic() + timeout_s)
+    def _send(self, request: Request) -> Any:
+        connection = self._take(time.monotonic() + request.timeout_s)
         is_sent = False
         try:
             # A server may reject a body, and close the connection, before the end of the body.
             with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, f"/v2/{path}", body, dict(headers))
+                connection.request(request.method, f"/v2/{request.path}", request.body, dict(request.headers))
                 is_sent = True
             response = connection.getresponse()
             content = response.read()
             if response.status == http.client.OK:
-                result = read(content, json_size_of(response.headers.get(LENGTH)))
+                result = request.read(content, json_size_of(response.headers.get(LENGTH)))
         except BaseException:
             self._put_back(connection, is_usable=False)  # half a response, or another's, may be left
             raise

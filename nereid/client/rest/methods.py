@@ -4,6 +4,7 @@ import http.client
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partialmethod
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -22,6 +23,18 @@ def ignored(content: bytes, json_size: int | None) -> None:
     """Return None for any body."""
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: its path is below `/v2/`, and `read` converts the body of a successful response."""
+
+    method: str
+    path: str
+    timeout_s: float
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    read: Read = ignored
+
+
 class RestMethods(ABC):
     """The methods of a client; a client for asyncio returns each result as an awaitable.
 
@@ -30,15 +43,7 @@ class RestMethods(ABC):
     """
 
     @abstractmethod
-    def _request(
-        self,
-        method: str,
-        path: str,
-        timeout_s: float,
-        body: bytes = b"",
-        headers: Mapping[str, str] = {},
-        read: Read = ignored,
-    ) -> Any:
+    def _send(self, request: Request) -> Any:
         """Send a request, and return its result."""
 
     def infer(
@@ -58,7 +63,7 @@ class RestMethods(ABC):
                 )
             return result
 
-        return self._request("POST", path, client_timeout, body, {**headers, **length}, read)
+        return self._send(Request("POST", path, client_timeout, body, {**headers, **length}, read))
 
     def get_model_metadata(
         self, model: str, headers: Mapping[str, str] = {}, *, client_timeout: float = 0.0
@@ -101,10 +106,13 @@ class RestMethods(ABC):
         headers: Mapping[str, str] = {},
     ) -> Any:
         path = f"{kind}sharedmemory/region/{name}/{change}"
-        return self._request("POST", path, timeout_s, json.dumps(fields).encode() if fields else b"", headers)
+        body = json.dumps(fields).encode() if fields else b""
+        return self._send(Request("POST", path, timeout_s, body, headers))
 
     def _get_json(self, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
-        return self._request("GET", path, timeout_s, b"", headers, lambda content, _: json.loads(content))
+        return self._send(
+            Request("GET", path, timeout_s, b"", headers, lambda content, _: json.loads(content))
+        )
 
 
 def json_size_of(header: str | bytes | None) -> int | None:

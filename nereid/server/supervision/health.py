@@ -13,7 +13,7 @@ from typing import Any
 
 from nereid.server.ports import unusable_port, why_unusable
 
-# Age at which the last answer of a model expires: an idle one is probed after 4 to 7 s, and may take 5 s.
+# Age at which the last answer of a model expires: an idle one is probed after 4 to 8 s, and may take 5 s.
 FRESH_S = 14.0
 # Processes are observed every second: without an observation for this long, the thread has failed.
 ALIVE_S = 30.0

@@ -78,6 +78,8 @@ class Watchdog:
         deadline = time.monotonic() + JOIN_S
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):  # such as one that waits for Triton
+            self._exits.close()
 
     @property
     def ready(self) -> dict[str, set[int]]:
