@@ -20,7 +20,8 @@ LOAD ?= --seconds 10
 
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
 RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
-	stall trials tune_proof guard attack containers idle)
+	stall trials tune_proof guard attack containers idle \
+	ceilings connections)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
@@ -112,6 +113,10 @@ record-containers:
 	$(BIN)/python -m loadtest.containers --record containers
 record-idle:
 	$(BIN)/python -m loadtest.idle --record idle
+record-ceilings:
+	$(BIN)/python -m loadtest.ceilings --record ceilings
+record-connections:
+	$(BIN)/python -m loadtest.connections --record connections
 
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))

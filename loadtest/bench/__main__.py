@@ -15,7 +15,8 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Number of rounds; each measures everything once.", min=1)] = 7,
     seconds: Annotated[float, typer.Option(help="Duration of each measurement in seconds.", min=1)] = 2.0,
     paths: Annotated[
-        str | None, typer.Option(help="Some of cpu, ensemble, route, gateway, network.", show_default="all")
+        str | None,
+        typer.Option(help="Some of cpu, ensemble, by-hand, route, gateway, network.", show_default="all"),
     ] = None,
     photos: Annotated[str | None, typer.Option(help="Some of small, 1080p.", show_default="both")] = None,
     precisions: Annotated[str | None, typer.Option(help="Some of fp32, int8.", show_default="judged")] = None,

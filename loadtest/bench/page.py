@@ -30,6 +30,8 @@ ELSEWHERE = {
     "containers": "containers.md",
     "guard": "gateway.md",
     "idle": "capacity.md",
+    "ceilings": "capacity.md",
+    "connections": "capacity.md",
     "backend": "onnxruntime_backend.md",
     "clients": "clients.md",
     "compare": "experiments.md",
@@ -59,6 +61,8 @@ HOW = """
 - **Paths**: `cpu` runs both steps in one process and is the default profile. `ensemble` runs them in two
   processes. Both serve `classify_v1` (FP32) and `classify_v2` (INT8). `route` is `classify` with a header
   that names the variant. `gateway` is the REST gateway in front of `route`; both use the profile `cpu`.
+  `by-hand` is a service of 50 lines with the same decoder and session, [Starlette](https://www.starlette.io)
+  and uvicorn. It shows the cost of everything else that Nereid does.
   Photos are JPEGs of 640x427 and 1920x1080.
 - **Load** is a closed loop by `wrk`, or by NVIDIA's `perf_analyzer`, which supports both protocols. The
   generator shares the cores with the server. Under `wrk`, the server counts the images per second while

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from loadtest import gateway, perf_analyzer, resource_usage, servers, wrk
-from loadtest.bench import limit
-from loadtest.bench.plan import PHOTOS, PRECISIONS, TENSOR, WRK, Cell
+from loadtest.bench import by_hand, limit
+from loadtest.bench.plan import BY_HAND, PHOTOS, PRECISIONS, TENSOR, WRK, Cell
 from loadtest.bench.summary import Sample
 from nereid.contract import VARIANT_HEADER
 from nereid.server.command_line import PLAIN_PROFILE
@@ -125,6 +125,8 @@ class Paths:
                 port, path = ports.http, infer_path(model_of(cell))
             if cell.path not in ("gateway", "route"):
                 headers = {}
+            if cell.path == BY_HAND:
+                path = f"{by_hand.PATH}{cell.precision}"
             post = partial(wrk.post, port, path, file, cell.concurrency, headers=headers)
             return running.flowing(model_of(cell), post, seconds)
         assert analyzer is not None, "planned without perf_analyzer"
@@ -166,4 +168,7 @@ def serving(folder: Path, environment: Mapping[str, str], cells: Sequence[Cell])
             front = stack.enter_context(servers.gateway(ports.http))
             port = front.port
             running["gateway"] = Running(ports, (*running["gateway"].pids, front.pid))
+        if BY_HAND in {cell.path for cell in cells}:
+            pid, own = stack.enter_context(by_hand.serving(environment))
+            running[BY_HAND] = Running(Ports(own, 0, 0), (pid,))
         yield Paths(folder, running, port)

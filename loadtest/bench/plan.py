@@ -8,7 +8,8 @@ from nereid.processes import available_cores
 from nereid.tune import photos, tuning
 
 # Paths of a request to the network. All but `network` take a photo.
-PATHS = ("cpu", "ensemble", "route", "gateway", "network")
+BY_HAND = "by-hand"
+PATHS = ("cpu", "ensemble", BY_HAND, "route", "gateway", "network")
 PHOTOS = dict(zip(("small", "1080p"), photos.SIZES_WH, strict=True))
 PRECISIONS = {"fp32": 1, "int8": 2}
 CONCURRENCIES = (32, 8, 1)
@@ -86,9 +87,7 @@ class Selection:
         """
         served = [cell for cell in self._all() if self._is_wanted(cell)]
         if not served:
-            raise ValueError(
-                "nothing to measure: gRPC needs the path cpu or ensemble, route and gateway need HTTP"
-            )
+            raise ValueError("nothing to measure: gRPC needs the path cpu or ensemble")
         found: list[Cell] = []
         for photo, precision in dict.fromkeys((cell.photo, cell.precision) for cell in served):
             group = [cell for cell in served if (cell.photo, cell.precision) == (photo, precision)]

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from loadtest.bench.plan import BOTH_BY_ONE, LIMITS, TWICE, WRK, Cell
+from loadtest.bench.plan import BOTH_BY_ONE, BY_HAND, LIMITS, TWICE, WRK, Cell
 from loadtest.record import Row, spread
 
 HEADINGS = (
@@ -24,6 +24,15 @@ MIN_INT8 = 1.6
 # even if half of the rounds gave half, and the others twice.
 MAX_NOISE, MAX_SPREAD = 0.05, 0.5
 BETWEEN_PROTOCOLS = 0.95, 1.05
+# Requests in flight, the measure, and the limits of `cpu` as a multiple of the service by hand.
+BESIDE_BY_HAND = (
+    (32, "rate", "throughput", 1.0, None),
+    (1, "p50_ms", "p50", None, 1.05),
+    (1, "p99_ms", "p99", None, 1.1),
+    (8, "p99_ms", "p99", None, 0.9),
+    (32, "p99_ms", "p99", None, 0.9),
+    (32, "memory_mb", "memory", None, 1.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +164,7 @@ def warning(found: Row | None) -> list[str]:
 
 def targets(series: Series) -> list[Target]:
     """Compare the measured cells with their targets."""
-    return [*_throughput(series), *_latency(series), *_between(series)]
+    return [*_throughput(series), *_latency(series), *_between(series), *_beside_by_hand(series)]
 
 
 def _judged(series: Series, path: str, concurrency: int | None = None) -> dict[str, list[Cell]]:
@@ -194,6 +203,17 @@ def _latency(series: Series) -> Iterable[Target]:
     for photo, (cell,) in _judged(series, "cpu", 1).items():
         p50 = _ratio(series, cell, cell.alone, "p50_ms")
         yield Target(f"cpu, {photo}, concurrency 1: p50, of that in process", p50, max=MAX_P50)
+
+
+def _beside_by_hand(series: Series) -> Iterable[Target]:
+    """Compare `cpu` with the same service by hand."""
+    for concurrency, measure, name, low, high in BESIDE_BY_HAND:
+        for photo, (cell,) in _judged(series, "cpu", concurrency).items():
+            peer = replace(cell, path=BY_HAND)
+            if peer in series:
+                got = _ratio(series, cell, peer, measure)
+                what = f"cpu, {photo}, concurrency {concurrency}: {name}, of the service by hand"
+                yield Target(what, got, low, high)
 
 
 def _between(series: Series) -> Iterable[Target]:

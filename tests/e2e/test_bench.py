@@ -48,7 +48,7 @@ def test_every_path_over_http_has_sane_numbers():
     assert rows["cpu"]["cpu_of_limit"]["median"] > 0.5
     assert [each["what"].split(":")[0] for each in result["targets"]] == [
         *["ensemble, small, concurrency 8"],
-        *["cpu, small, concurrency 8"] * 3,
+        *["cpu, small, concurrency 8"] * 4,
     ]
     assert result["command"].startswith("python -m loadtest.bench --rounds 1")
 

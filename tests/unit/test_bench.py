@@ -59,9 +59,12 @@ def test_the_usual_run_has_what_the_targets_ask_for_and_no_more():
     assert {(cell.path, cell.concurrency) for cell in served if cell.generator != WRK} == {("cpu", 32)}
     assert {cell.photo for cell in served if cell.path in ("route", "gateway")} == {"small"}
     assert {(cell.path, cell.photo, cell.concurrency) for cell in served} >= {
-        (path, photo, count) for path in ("cpu", "ensemble") for photo in plan.PHOTOS for count in (1, 8, 32)
+        (path, photo, count)
+        for path in ("cpu", "ensemble", "by-hand")
+        for photo in plan.PHOTOS
+        for count in (1, 8, 32)
     }
-    assert plan.duration_s(cells, 7, 2.0) < 15 * 60
+    assert plan.duration_s(cells, 7, 2.0) < 18 * 60
 
 
 def test_what_is_asked_for_is_measured_beside_its_limits():
@@ -94,7 +97,10 @@ def bench(capsys, *words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--paths", "cpu,x"], "unknown path 'x', expected one of cpu, ensemble, route, gateway, network"),
+        (
+            ["--paths", "cpu,x"],
+            "unknown path 'x', expected one of cpu, ensemble, by-hand, route, gateway, network",
+        ),
         (["--photos", "big"], "unknown photo 'big', expected one of small, 1080p"),
         (["--precisions", "fp16"], "unknown precision 'fp16', expected one of fp32, int8"),
         (["--protocols", "smtp"], "unknown protocol 'smtp', expected one of http, grpc"),
@@ -186,6 +192,29 @@ def test_precisions_and_protocols_are_judged_round_by_round():
 
     assert found["cpu, small, concurrency 32: throughput of INT8, of FP32's"] == (1.5, False)
     assert found["cpu, small, concurrency 32: throughput of gRPC, of HTTP's"] == (0.94, False)
+
+
+def test_service_by_hand_is_the_peer():
+    """The server is compared with it at each concurrency, round by round."""
+    alone = replace(TWICE, concurrency=1)
+    series = {
+        TWICE.limit: rounds(100),
+        TWICE.alone: rounds(60, ms=8),
+        TWICE: rounds(96, ms=100),
+        alone: rounds(70, ms=11),
+        replace(TWICE, path="by-hand"): rounds(90, ms=125),
+        replace(alone, path="by-hand"): rounds(80, ms=10),
+    }
+
+    found = {name: got for name, got in judged(series).items() if name.endswith("of the service by hand")}
+
+    assert found == {
+        "cpu, small, concurrency 32: throughput, of the service by hand": (1.067, True),
+        "cpu, small, concurrency 1: p50, of the service by hand": (1.1, False),
+        "cpu, small, concurrency 1: p99, of the service by hand": (1.1, True),
+        "cpu, small, concurrency 32: p99, of the service by hand": (0.8, True),
+        "cpu, small, concurrency 32: memory, of the service by hand": (1.0, True),
+    }
 
 
 @pytest.mark.parametrize(("got", "is_met"), [(0.94, False), (0.95, True), (1.05, True), (1.06, False)])
