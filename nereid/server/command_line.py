@@ -3,7 +3,7 @@
 import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -31,6 +31,9 @@ SHARED_MEMORY = "shared-memory"
 ADMIN_APIS = ("model-repository", SHARED_MEMORY, "trace", "logging")
 LOOPBACK = ("127.0.0.1", "localhost")
 REGION_PREFIX = "shm-region-prefix-name="
+# Triton starts that many threads for each instance. They send the requests of a model to other models: a
+# request to a variant holds a thread, and only routes send any.
+BACKEND_THREADS = {"ab_router": ROUTE_THREADS, "fused": 1, "onnxruntime": 1, "preprocess": 1}
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
 # By default glibc returns the buffer of an image's tensor (0.6 MB) to the kernel after every request. The
 # page faults of the next request then cost about 0.3 ms of CPU per image (by hand, /proc).
@@ -91,10 +94,7 @@ def command(
         *_addresses(options, sockets),
         f"--http-header-forward-pattern={ROUTE_HEADERS}",
         f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
-        f"--backend-config=python,{REGION_PREFIX}{region_prefix(run_id)}",
-        # Each request to a variant holds a thread. Triton has one number for all Python backends, and starts
-        # that many threads for every instance, hence the limit of a route's concurrent requests.
-        f"--backend-config=python,thread-pool-size={ROUTE_THREADS}",
+        *_python_backends(triton, region_prefix(run_id)),
     ]
     for name, count in (instances or {}).items():
         args.append(f"--backend-config={FITTED_INSTANCES},{name}={count}")
@@ -105,6 +105,14 @@ def command(
     if options.profile == GPU_PROFILE:
         args.append(GPU_POOL)
     return [*args, *_restricted_apis(options), *options.flags]
+
+
+def _python_backends(triton: Installation, prefix: str) -> Iterator[str]:
+    """Yield the settings of Triton's Python backend, and of the backends that are built on it."""
+    for name in ("python", *(adapter.parent.name for adapter in triton.adapters)):
+        yield f"--backend-config={name},{REGION_PREFIX}{prefix}"
+        if threads := BACKEND_THREADS.get(name):
+            yield f"--backend-config={name},thread-pool-size={threads}"
 
 
 def _addresses(options: ServerOptions, sockets: Path | None) -> list[str]:

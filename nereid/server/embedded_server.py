@@ -169,8 +169,8 @@ class EmbeddedServer:
         if self.options.model_control_mode != "explicit":
             return
         # NVIDIA's backend gives all cores to each instance.
-        is_ours = not (triton.backends / "onnxruntime").is_dir()
-        self._fitted_backends = tuple(sorted(BACKENDS if is_ours else BACKENDS - {"onnxruntime"}))
+        ours = {adapter.parent.name for adapter in triton.adapters}
+        self._fitted_backends = tuple(sorted(BACKENDS & ours))
         repository, profile = self.options.repository, self.options.profile
         found = fitted(repository, profile, self.fitted.machine, self._fitted_backends)
         present = {name: count for name, count in found.counts.items() if name in self.models}

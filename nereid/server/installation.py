@@ -13,7 +13,7 @@ from nereid.server import preflight
 INSTALL = "pip install 'nereid-serving[embedded,cpu]'"
 # Environment variable with the folder of an installed Triton, `/opt/tritonserver` in NVIDIA's image.
 FOLDER = "NEREID_TRITON"
-STUB = "triton_python_backend_stub"
+STUB, LIBRARY = "triton_python_backend_stub", "libtriton_python.so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,12 @@ class Installation:
     backends: Path
     stub: Path
     libraries: Path | None = None
+
+    @property
+    def adapters(self) -> list[Path]:
+        """Our adapters for the backends that it lacks: each a `model.py` in the folder of its backend."""
+        found = sorted(ADAPTERS.glob("*/model.py"))
+        return [each for each in found if not (self.backends / each.parent.name).is_dir()]
 
 
 def find_installation(environment: Mapping[str, str]) -> Installation:
@@ -40,7 +46,7 @@ def find_installation(environment: Mapping[str, str]) -> Installation:
 def _installed(root: Path) -> Installation:
     backends = root / "backends"
     found = Installation(root / "bin" / "tritonserver", backends, backends / "python" / STUB)
-    for path in (found.server, found.stub):
+    for path in (found.server, found.stub, backends / "python" / LIBRARY):
         if not path.is_file():
             raise ServerError(f"{FOLDER} is '{root}', which has no {path.relative_to(root)}")
     return found
@@ -64,6 +70,8 @@ def assemble_backends(found: Installation, target: Path) -> Path:
     """Build Triton's backend directory in `target`: its own backends, and our adapters for what it lacks.
 
     The Python backend is copied, not linked: Triton expects the stub in the folder of `libtriton_python.so`.
+    Each adapter has a copy of that library. Without one it would have the settings of `python`, such as the
+    number of threads.
     """
     shutil.rmtree(target, ignore_errors=True)
     python = target / "python"
@@ -73,8 +81,9 @@ def assemble_backends(found: Installation, target: Path) -> Path:
     for backend in found.backends.iterdir():
         if backend.name != python.name and backend.is_dir():
             (target / backend.name).symlink_to(backend.resolve())
-    for adapter in ADAPTERS.glob("*/model.py"):
-        if not (target / adapter.parent.name).exists():
-            (target / adapter.parent.name).mkdir()
-            shutil.copy2(adapter, target / adapter.parent.name)
+    for adapter in found.adapters:
+        own = target / adapter.parent.name
+        own.mkdir()
+        shutil.copy2(adapter, own)
+        shutil.copy2(python / LIBRARY, own / LIBRARY.replace(python.name, own.name))
     return target

@@ -3,7 +3,7 @@
 import pytest
 
 from nereid.errors import ServerError
-from nereid.server.installation import FOLDER, STUB, assemble_backends, find_installation
+from nereid.server.installation import FOLDER, LIBRARY, STUB, assemble_backends, find_installation
 
 
 def test_backends_are_the_wheels_and_ours(tmp_path):
@@ -11,14 +11,13 @@ def test_backends_are_the_wheels_and_ours(tmp_path):
     backends = assemble_backends(find_installation({}), tmp_path / "backends")
 
     found = {str(path.relative_to(backends)) for path in backends.rglob("*") if path.is_file()}
+    ours = ("onnxruntime", "preprocess", "fused", "ab_router")
     assert found == {
         "python/libtriton_python.so",
         "python/triton_python_backend_stub",
         "python/triton_python_backend_utils.py",
-        "onnxruntime/model.py",
-        "preprocess/model.py",
-        "fused/model.py",
-        "ab_router/model.py",
+        *(f"{name}/model.py" for name in ours),
+        *(f"{name}/libtriton_{name}.so" for name in ours),
     }
 
 
@@ -28,6 +27,7 @@ def test_backends_of_an_installed_triton_come_first(tmp_path):
     for name in (
         "bin/tritonserver",
         f"backends/python/{STUB}",
+        f"backends/python/{LIBRARY}",
         "backends/onnxruntime/libtriton_onnxruntime.so",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
