@@ -15,7 +15,10 @@ matplotlib.use("svg")
 
 Row = dict[str, Any]
 
-COLOURS = {"cpu": "#0969da", "ensemble": "#8250df", "route": "#1a7f37", "gateway": "#9a6700"}
+COLOURS = {
+    **{"cpu": "#0969da", "ensemble": "#8250df", "by-hand": "#57606a"},
+    **{"route": "#1a7f37", "gateway": "#9a6700"},
+}
 LIMIT = "#cf222e"
 TICKS_MS = [factor * 10.0**power for power in range(-1, 5) for factor in (1, 2, 5)]
 # A fixed salt makes the ids stable; text stays text.

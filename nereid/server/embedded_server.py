@@ -24,10 +24,10 @@ from nereid.errors import ServerError
 from nereid.processes import end_with_parent
 from nereid.repository import layout as repository
 from nereid.repository.fitting import BACKENDS, Fitted, Machine, fitted
-from nereid.server.command_line import ServerOptions, command, environment
+from nereid.server.command_line import LOOPBACK, ServerOptions, command, environment
 from nereid.server.control import LOAD_S, NotReached
 from nereid.server.installation import Installation, assemble_backends, find_installation
-from nereid.server.ports import check_ports, is_listening
+from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
 from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder
 from nereid.server.server_log import ServerLog
 from nereid.triton.stub_memory import StubMemory
@@ -162,6 +162,8 @@ class EmbeddedServer:
                 time.sleep(0.05)
             self.memory.protect()
         self._raise_if_ended()
+        if self.options.host in LOOPBACK and not self._sockets:
+            widen_receive_buffers(self.pid, self.options.ports.http)
         self._start_instances()
 
     def _fit(self, triton: Installation) -> None:

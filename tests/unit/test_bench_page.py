@@ -56,7 +56,7 @@ def test_throughput_is_drawn_to_scale(rows):
     text = plots.throughput(halved)
     bars = widths(text)
 
-    assert len(bars) == 6, "four paths of the small photo, two of the other"
+    assert len(bars) == 8, "five paths of the small photo, three of the other"
     assert bars[1] == pytest.approx(bars[0] / 2, rel=1e-3)
     texts = {each.text for each in ET.fromstring(text).iter(f"{NAMESPACE}text")}
     assert {"images/s", "in process: 200", "180 (0.90)", "90 (0.90)", "gateway, 32 in flight"} <= texts

@@ -1,6 +1,10 @@
 """TCP ports of a server: free ones, and the message for one that cannot be used."""
 
+import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +35,39 @@ def test_free_ports_are_not_those_of_outgoing_connections(tmp_path, monkeypatch)
 
     assert all(10_000 <= port < 12_000 for port in below)
     assert len(set(below)) == len(set(any_at_all)) == 3
+
+
+ACCEPTING = """
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    for _ in range(2):
+        with server.accept()[0] as connection:
+            print(connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF), flush=True)
+"""
+
+
+def test_later_connections_of_a_child_get_a_wide_receive_buffer():
+    """The next connection has as much as the kernel allows; a port without a listener changes nothing."""
+    largest = int(Path("/proc/sys/net/core/rmem_max").read_text())
+    with subprocess.Popen([sys.executable, "-c", ACCEPTING], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        seen = []
+
+        def connect():
+            """Connect once, and note the buffer of the accepted connection."""
+            with socket.create_connection(("127.0.0.1", port)):
+                seen.append(int(child.stdout.readline()))
+
+        connect()
+        was_possible = ports.widen_receive_buffers(child.pid, port)
+        connect()
+
+    assert was_possible
+    assert seen[1] == 2 * min(ports.RECEIVE_BYTES, largest) != seen[0]
+    assert not ports.widen_receive_buffers(os.getpid(), port)
