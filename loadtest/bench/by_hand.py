@@ -37,7 +37,7 @@ START_S = 60.0
 
 
 class Service:
-    """Classifies photos on a thread per core."""
+    """Classifies photos on a thread per core, and one that is ready when another waits for Python's lock."""
 
     def __init__(self) -> None:
         network = assets.REPOSITORY / "efficientnet_lite0"
@@ -46,7 +46,7 @@ class Service:
             for precision, version in PRECISIONS.items()
         }
         self._of_thread = threading.local()
-        self._threads = ThreadPoolExecutor(available_cores(), initializer=self._prepare)
+        self._threads = ThreadPoolExecutor(available_cores() + 1, initializer=self._prepare)
         self._answered = 0
 
     def _prepare(self) -> None:
