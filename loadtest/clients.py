@@ -28,7 +28,7 @@ from tritonclient.utils import serialize_byte_tensor, shared_memory
 from loadtest import record
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
-from nereid.client.request import CHANNEL, TENSORS, ProtocolName
+from nereid.client.request import CHANNEL, ProtocolName
 from nereid.client.shared_regions import Kind
 from nereid.contract import REASON, SCORES, VARIANT, VERSION
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
@@ -42,6 +42,7 @@ CONCURRENCY = 8
 TOP_K = 5
 OUTPUTS = (SCORES, VARIANT, VERSION, REASON)
 TARGET = 0.97
+LIBRARIES: dict[ProtocolName, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 # Rates are images per second; CPU is the time of the calling process, in ms per image.
 HEADINGS = ("photo", "transport", "classifier", "CPU", "tritonclient", "CPU", "ratio")
 COLUMNS = (
@@ -98,7 +99,7 @@ async def _async_classifier(
 @contextlib.contextmanager
 def _plain(url: str, way: Transport, photo: bytes) -> Iterator[Callable[[], object]]:
     """Give each thread its own tensor, and over HTTP its own client, as tritonclient requires."""
-    own, library = threading.local(), TENSORS[way.protocol]
+    own, library = threading.local(), LIBRARIES[way.protocol]
     options = {"channel_args": CHANNEL} if way.protocol == "grpc" else {}
     with contextlib.ExitStack() as held:
         shared = library.InferenceServerClient(url, **options)
@@ -156,7 +157,7 @@ def _regions(url: str, way: Transport, photo: bytes) -> Iterator[Iterator[Any]]:
 
 
 def _tensor(way: Transport, photo: bytes, region: Any) -> Any:
-    tensor = TENSORS[way.protocol].InferInput("image", [1, 1], "BYTES")
+    tensor = LIBRARIES[way.protocol].InferInput("image", [1, 1], "BYTES")
     array = np.array([[photo]], dtype=object)
     if region is None:
         tensor.set_data_from_numpy(array)
@@ -167,7 +168,7 @@ def _tensor(way: Transport, photo: bytes, region: Any) -> Any:
 
 
 def _outputs(way: Transport) -> list[Any]:
-    requested = TENSORS[way.protocol].InferRequestedOutput
+    requested = LIBRARIES[way.protocol].InferRequestedOutput
     return [requested(name, class_count=TOP_K if name == SCORES else 0) for name in OUTPUTS]
 
 

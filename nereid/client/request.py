@@ -8,7 +8,6 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 import tritonclient.grpc
-import tritonclient.http
 
 from nereid.addresses import unix_path
 from nereid.client.classifier_errors import RequestRefused, Unreachable
@@ -24,7 +23,6 @@ from nereid.contract import (
 
 ProtocolName = Literal["grpc", "http"]
 DEFAULT_PORTS: dict[ProtocolName, int] = {"http": HTTP_PORT, "grpc": GRPC_PORT}
-TENSORS: dict[ProtocolName, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TIMEOUT_S = 30.0
 CONCURRENCY = 8
 # The transport sets the headers that frame a request; gRPC reserves `grpc-`, and `-bin` for bytes.
@@ -52,6 +50,35 @@ CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpInput:
+    """The input `image` of a request over HTTP; tritonclient's would copy the images twice.
+
+    `parts` are the binary data, together `binary_data_size` bytes long.
+    """
+
+    images: int
+    parameters: Mapping[str, Any]
+    parts: Sequence[bytes]
+
+    def document(self) -> dict[str, Any]:
+        """Return the tensor in the JSON of a request."""
+        return {"name": IMAGE, "shape": [self.images, 1], "datatype": "BYTES", "parameters": self.parameters}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOutput:
+    """A requested output over HTTP; with a `class_count`, its best classes instead of its values."""
+
+    name: str
+    class_count: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """Return the output in the JSON of a request."""
+        classes = {"classification": self.class_count} if self.class_count else {}
+        return {"name": self.name, "parameters": {**classes, "binary_data": True}}
 
 
 class Options(TypedDict, total=False):
@@ -89,10 +116,11 @@ class CheckedOptions:
         self, protocol: ProtocolName, tensor: Any, outputs: Sequence[str], remaining_s: float
     ) -> dict[str, Any]:
         """Return the arguments of tritonclient's `infer`, except the model and the client's timeout."""
-        requested = TENSORS[protocol].InferRequestedOutput
+        counts = {name: self.top_k if name == SCORES else 0 for name in outputs}
+        requested = HttpOutput if protocol == "http" else tritonclient.grpc.InferRequestedOutput
         return {
             "inputs": [tensor],
-            "outputs": [requested(name, class_count=self.top_k if name == SCORES else 0) for name in outputs],
+            "outputs": [requested(name, class_count=count) for name, count in counts.items()],
             "headers": dict(self.headers),
             "request_id": self.request_id,
             "timeout": max(1, int(remaining_s * 1e6)),
@@ -153,8 +181,20 @@ def check_options(options: Options, timeout_s: float, is_for_scores: bool = Fals
 
 def image_tensor(protocol: ProtocolName, images: Sequence[bytes]) -> Any:
     """Return encoded images as the input `image`, BYTES [N, 1]."""
-    tensor = TENSORS[protocol].InferInput(IMAGE, [len(images), 1], "BYTES")
+    if protocol == "http":
+        parts = [part for image in images for part in (len(image).to_bytes(4, "little"), image)]
+        return HttpInput(len(images), {"binary_data_size": sum(map(len, parts))}, parts)
+    tensor = tritonclient.grpc.InferInput(IMAGE, [len(images), 1], "BYTES")
     tensor.set_data_from_numpy(np.array(images, dtype=object).reshape(-1, 1))
+    return tensor
+
+
+def region_tensor(protocol: ProtocolName, count: int, region: str, byte_size: int) -> Any:
+    """Return the input `image`, BYTES [`count`, 1], as the first bytes of a region of shared memory."""
+    if protocol == "http":
+        return HttpInput(count, {"shared_memory_region": region, "shared_memory_byte_size": byte_size}, ())
+    tensor = tritonclient.grpc.InferInput(IMAGE, [count, 1], "BYTES")
+    tensor.set_shared_memory(region, byte_size)
     return tensor
 
 

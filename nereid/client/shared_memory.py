@@ -14,11 +14,11 @@ from typing import Any
 
 from nereid.client import shared_regions, transport
 from nereid.client.classifier_errors import ClassifierError, RequestRefused, TimedOut, Unreachable, is_final
-from nereid.client.request import TENSORS, ProtocolName
+from nereid.client.request import ProtocolName, region_tensor
 from nereid.client.retry import Attempts
 from nereid.client.sans_io import Flow, Rpc
 from nereid.client.shared_regions import Kind, Region, cuda_library, name_prefix
-from nereid.contract import IMAGE, RESTRICTED_TEXT
+from nereid.contract import RESTRICTED_TEXT
 
 MIN_REGION_BYTES = 2**20
 # Text of Triton's refusal to release a region that it reads.
@@ -96,8 +96,7 @@ class Regions:
         region = self._take(byte_size)
         try:
             region.write(content)
-            tensor = TENSORS[self._protocol].InferInput(IMAGE, [len(files), 1], "BYTES")
-            tensor.set_shared_memory(region.name, byte_size)
+            tensor = region_tensor(self._protocol, len(files), region.name, byte_size)
             result = yield from self._infer_from(region, attempts, lambda: make_rpc(tensor))
         except BaseException as error:
             self._return(region, error)

@@ -11,8 +11,10 @@ import typer.main
 
 from loadtest import (
     backend,
+    ceilings,
     clients,
     compare,
+    connections,
     containers,
     gateway,
     guard,
@@ -149,6 +151,8 @@ def test_recorded_benchmark_can_be_repeated(root):
         (gateway, "gateway.md"),
         (guard, "gateway.md"),
         (idle, "capacity.md"),
+        (ceilings, "capacity.md"),
+        (connections, "capacity.md"),
         (memory, "onnxruntime_backend.md"),
         (preprocess, "preprocess.md"),
         (parity, "preprocess.md"),

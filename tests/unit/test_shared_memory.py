@@ -118,7 +118,7 @@ def test_retired_region_is_removed_after_its_release():
 
         def classify() -> int:
             attempts = Attempts(Budget(), 5)
-            options = {"model": "m", "headers": {}}
+            options = {"model": "m", "headers": {}, "outputs": (), "request_id": "1", "timeout": 1}
             steps = regions.infer(
                 [PHOTO], attempts, lambda tensor: Rpc("infer", 5, (), options | {"inputs": [tensor]})
             )
@@ -213,7 +213,7 @@ def classify(regions: Regions, triton: Triton) -> str:
     names = []
 
     def call(tensor: Any) -> Rpc:
-        names.append(tensor._get_tensor()["parameters"]["shared_memory_region"])
+        names.append(tensor.parameters["shared_memory_region"])
         return Rpc("infer", 5)
 
     with suppress(ClassifierError):

@@ -30,9 +30,11 @@ class AsyncRestClient(RestMethods):
 
     async def _send(self, request: Request) -> Any:
         lines = ((name.encode(), value.encode()) for name, value in request.headers.items())
-        head = self._connections.head(request.method, f"/v2/{request.path}", lines, len(request.body))
+        head = self._connections.head(
+            request.method, f"/v2/{request.path}", lines, sum(map(len, request.body))
+        )
         async with self._connections.taken() as connection:
-            response = await connection.send([head, request.body] if request.body else [head])
+            response = await connection.send([head, *request.body])
             if response.status == http.client.OK:
                 # A malformed response, or another's, ends the connection.
                 result = request.read(response.body, json_size_of(response.headers.get(_LENGTH)))

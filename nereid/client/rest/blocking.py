@@ -51,7 +51,9 @@ class RestClient(RestMethods):
         try:
             # A server may reject a body, and close the connection, before the end of the body.
             with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(request.method, f"/v2/{request.path}", request.body, dict(request.headers))
+                # In one piece, because http.client sends each part on its own.
+                body = b"".join(request.body)
+                connection.request(request.method, f"/v2/{request.path}", body, dict(request.headers))
                 is_sent = True
             response = connection.getresponse()
             content = response.read()

@@ -3,7 +3,7 @@
 import http.client
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partialmethod
 from typing import Any, TypeAlias
@@ -12,6 +12,7 @@ from urllib.parse import quote
 from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from nereid.client.request import HttpInput, HttpOutput
 from nereid.client.shared_regions import Kind
 
 LENGTH = "Inference-Header-Content-Length"
@@ -25,12 +26,15 @@ def ignored(content: bytes, json_size: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: its path is below `/v2/`, and `read` converts the body of a successful response."""
+    """A request: its path is below `/v2/`, and its body the joined parts of `body`.
+
+    `read` converts the body of a successful response.
+    """
 
     method: str
     path: str
     timeout_s: float
-    body: bytes = b""
+    body: Sequence[bytes] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     read: Read = ignored
 
@@ -47,12 +51,27 @@ class RestMethods(ABC):
         """Send a request, and return its result."""
 
     def infer(
-        self, model: str, headers: Mapping[str, str], *, client_timeout: float = 0.0, **options: Any
+        self,
+        model: str,
+        headers: Mapping[str, str],
+        *,
+        inputs: Sequence[HttpInput],
+        outputs: Sequence[HttpOutput],
+        request_id: str,
+        timeout: int,
+        client_timeout: float = 0.0,
     ) -> Any:
-        """Run a model, and return tritonclient's `InferResult`."""
-        body, json_size = InferenceServerClient.generate_request_body(**options)
-        length = {} if json_size is None else {LENGTH: str(json_size)}
-        path, request_id = f"models/{quote(model)}/infer", options.get("request_id")
+        """Run a model, and return tritonclient's `InferResult`; `timeout` is the server's limit, in µs."""
+        document = {
+            "id": request_id,
+            "parameters": {"timeout": timeout},
+            "inputs": [each.document() for each in inputs],
+            "outputs": [each.document() for each in outputs],
+        }
+        head = json.dumps(document, separators=(",", ":")).encode()
+        body = [head, *(part for each in inputs for part in each.parts)]
+        length = {LENGTH: str(len(head))} if len(body) > 1 else {}
+        path = f"models/{quote(model)}/infer"
 
         def read(content: bytes, json_size: int | None) -> Any:
             result = InferenceServerClient.parse_response_body(content, header_length=json_size)
@@ -106,12 +125,12 @@ class RestMethods(ABC):
         headers: Mapping[str, str] = {},
     ) -> Any:
         path = f"{kind}sharedmemory/region/{name}/{change}"
-        body = json.dumps(fields).encode() if fields else b""
+        body = [json.dumps(fields).encode()] if fields else []
         return self._send(Request("POST", path, timeout_s, body, headers))
 
     def _get_json(self, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
         return self._send(
-            Request("GET", path, timeout_s, b"", headers, lambda content, _: json.loads(content))
+            Request("GET", path, timeout_s, (), headers, lambda content, _: json.loads(content))
         )
 
 
