@@ -22,6 +22,9 @@ from nereid.cli.options import (
 )
 from nereid.cli.server_options import find_server
 
+# A worker needs about 0.7 ms of CPU for an image, and the models 7 ms and more.
+CORES_PER_WORKER, MAX_WORKERS = 8, 64
+
 
 def gateway(
     context: typer.Context,
@@ -90,6 +93,15 @@ def gateway(
             min=1,
         ),
     ] = 90,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of processes that share the ports, the quotas and the metrics.",
+            min=1,
+            max=MAX_WORKERS,
+            show_default="1 for each 8 cores",
+        ),
+    ] = None,
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log each request on stderr: a time, and then JSON.")
     ] = False,
@@ -106,6 +118,7 @@ def gateway(
     from nereid.gateway.http import serving
     from nereid.gateway.models import FixedModels, ModelSource
     from nereid.gateway.settings import Settings
+    from nereid.processes import available_cores
 
     source: ModelSource
     if url:
@@ -127,7 +140,15 @@ def gateway(
     with ExitStack() as stack:
         serving.serve(
             settings,
-            serving.Listen(host, port, grpc_port, certificate, certificate_key, keep_alive_s),
+            serving.Listen(
+                host,
+                port,
+                grpc_port,
+                certificate,
+                certificate_key,
+                keep_alive_s,
+                workers or max(1, available_cores() // CORES_PER_WORKER),
+            ),
             open_ring(keys_file, environment(context)),
             source,
             _announcement(context, host, None if url else repository, stack),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.multiprocess import MultiProcessCollector
 
 PREFIX = "nereid_gateway_"
 # Doubled from bound to bound; 0.125 replaces 0.128, so that the later bounds include whole seconds.
@@ -20,11 +21,18 @@ class Metrics:
         in_flight: returns the number of images in flight.
         waiting: returns the number of images in the queue.
         limit: returns the limit of images in flight.
+        is_shared: whether the values of all workers are added up; `refresh` then updates the gauges.
     """
 
     def __init__(
-        self, in_flight: Callable[[], float], waiting: Callable[[], float], limit: Callable[[], float]
+        self,
+        in_flight: Callable[[], float],
+        waiting: Callable[[], float],
+        limit: Callable[[], float],
+        is_shared: bool = False,
     ) -> None:
+        self._is_shared = is_shared
+        self._gauges: list[tuple[Gauge, Callable[[], float]]] = []
         self.registry = CollectorRegistry(auto_describe=True)
         labels = ("endpoint", "model", "variant", "outcome")
         self._requests = Counter(f"{PREFIX}requests", "Requests by outcome", labels, registry=self.registry)
@@ -41,7 +49,8 @@ class Metrics:
             ("waiting", "Images in the queue", waiting),
             ("limit", "Limit of images in flight", limit),
         ):
-            Gauge(f"{PREFIX}{name}", text, registry=self.registry).set_function(value)
+            gauge = Gauge(f"{PREFIX}{name}", text, registry=self.registry, multiprocess_mode="livesum")
+            self._gauges.append((gauge, value))
         self._variants: set[str] = {""}
         # `labels` of prometheus_client costs more than the observation.
         self._observe: dict[tuple[str, ...], Callable[[float], None]] = {}
@@ -75,6 +84,15 @@ class Metrics:
             observe = self._observe[labels] = self._stages.labels(*labels).observe
         observe(seconds)
 
+    def refresh(self) -> None:
+        """Update the gauges."""
+        for gauge, value in self._gauges:
+            gauge.set(value())
+
     def page(self) -> bytes:
-        """Return the page in Prometheus' text format."""
-        return generate_latest(self.registry)
+        """Return the page in Prometheus' text format, for all workers together."""
+        self.refresh()
+        registry = self.registry
+        if self._is_shared:
+            MultiProcessCollector(registry := CollectorRegistry())  # type: ignore[no-untyped-call]
+        return generate_latest(registry)

@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -50,15 +50,19 @@ class LiveState(Struct):
     why_not_ready: str
 
 
-class _SecondCounts:
-    """The counts of one second: outcomes, and latencies by variant."""
+class SecondCounts(Struct):
+    """The counts of one second: outcomes, and latencies by variant and bucket."""
 
-    __slots__ = ("latencies", "outcomes", "second")
+    second: int
+    outcomes: dict[str, int] = {}
+    latencies: dict[str, dict[int, int]] = {}
 
-    def __init__(self, second: int) -> None:
-        self.second = second
-        self.outcomes: Counter[str] = Counter()
-        self.latencies: dict[str, Counter[int]] = {}
+
+class LastMinute(Struct):
+    """The counts of the last minute, and the second of the monotonic clock in which they began."""
+
+    began: int
+    seconds: list[SecondCounts]
 
 
 class Live:
@@ -72,29 +76,47 @@ class Live:
         self._clock = clock
         self._began = int(clock())
         # One more entry for the present second.
-        self._entries = [_SecondCounts(-1) for _ in range(WINDOW_S + 1)]
+        self._entries = [SecondCounts(-1) for _ in range(WINDOW_S + 1)]
 
     def note(self, outcome: str, variant: str, seconds: float) -> None:
         """Record the outcome of an image; only answered images have a latency."""
         second = int(self._clock())
         entry = self._entries[second % len(self._entries)]
         if entry.second != second:
-            entry = self._entries[second % len(self._entries)] = _SecondCounts(second)
-        entry.outcomes[outcome] += 1
+            entry = self._entries[second % len(self._entries)] = SecondCounts(second)
+        entry.outcomes[outcome] = entry.outcomes.get(outcome, 0) + 1
         if outcome == "ok":
-            entry.latencies.setdefault(variant, Counter())[bisect_left(BOUNDS_S, seconds)] += 1
+            counts, bucket = entry.latencies.setdefault(variant, {}), bisect_left(BOUNDS_S, seconds)
+            counts[bucket] = counts.get(bucket, 0) + 1
+
+    def last_minute(self) -> LastMinute:
+        """Return the counts of the last minute, without the second that has just begun."""
+        now = int(self._clock())
+        return LastMinute(
+            self._began, [each for each in self._entries if now - WINDOW_S <= each.second < now]
+        )
 
     def state(
-        self, in_flight: int, limit: int, is_ready: bool | None = None, why_not_ready: str = ""
+        self,
+        in_flight: int,
+        limit: int,
+        is_ready: bool | None = None,
+        why_not_ready: str = "",
+        others: Sequence[LastMinute] = (),
     ) -> LiveState:
-        """Return the last minute, without the second that has just begun."""
-        now = int(self._clock())
-        entries = {entry.second: entry for entry in self._entries if now - WINDOW_S <= entry.second < now}
-        length_s = max(1, min(WINDOW_S, now - self._began))
+        """Return the last minute, without the second that has just begun.
+
+        Args:
+            in_flight, limit, is_ready, why_not_ready: fields of the state.
+            others: the last minute of the gateway's other workers, for the same model.
+        """
+        now, minutes = int(self._clock()), [self.last_minute(), *others]
+        entries = _by_second(minutes)
+        length_s = max(1, min(WINDOW_S, now - min(each.began for each in minutes)))
         outcomes = _sum(entry.outcomes for entry in entries.values())
         names = sorted({name for entry in entries.values() for name in entry.latencies})
         of_variant = {
-            name: _sum(entry.latencies.get(name, Counter()) for entry in entries.values()) for name in names
+            name: _sum(entry.latencies.get(name, {}) for entry in entries.values()) for name in names
         }
         answered = sum(counts.total() for counts in of_variant.values())
         variants = [
@@ -108,19 +130,30 @@ class Live:
             for name, counts in of_variant.items()
         ]
         seconds = range(now - length_s, now)
-        history = [_second(now, entries.get(second, _SecondCounts(second))) for second in seconds]
+        history = [_second(now, entries.get(second, SecondCounts(second))) for second in seconds]
         per_s = round(sum(outcomes.values()) / length_s, 2)
         load = per_s, in_flight, limit, dict(outcomes)
         return LiveState(WINDOW_S, *load, variants, history, is_ready, why_not_ready)
 
 
-def _second(now: int, entry: _SecondCounts) -> Second:
+def _by_second(minutes: Iterable[LastMinute]) -> dict[int, SecondCounts]:
+    """Add up the counts of all workers."""
+    found: dict[int, SecondCounts] = {}
+    for entry in (entry for minute in minutes for entry in minute.seconds):
+        total = found.setdefault(entry.second, SecondCounts(entry.second))
+        total.outcomes = _sum((total.outcomes, entry.outcomes))
+        for variant, counts in entry.latencies.items():
+            total.latencies[variant] = _sum((total.latencies.get(variant, {}), counts))
+    return found
+
+
+def _second(now: int, entry: SecondCounts) -> Second:
     counts = _sum(entry.latencies.values())
     p50_ms, p99_ms = (_quantile_ms(counts, share) if counts else None for share in (0.5, 0.99))
-    return Second(now - entry.second, float(entry.outcomes.total()), p50_ms, p99_ms)
+    return Second(now - entry.second, float(sum(entry.outcomes.values())), p50_ms, p99_ms)
 
 
-def _sum(counters: Iterable[Counter[Any]]) -> Counter[Any]:
+def _sum(counters: Iterable[Mapping[Any, int]]) -> Counter[Any]:
     total: Counter[Any] = Counter()
     for counter in counters:
         total.update(counter)

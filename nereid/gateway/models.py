@@ -88,7 +88,7 @@ class Models:
 
     def __init__(self, default: str, source: ModelSource, connect: Callable[[str], Upstream]) -> None:
         self._source, self._connect = source, connect
-        self._known: dict[str, OfferedModel] = {}
+        self.known: dict[str, OfferedModel] = {}
         self.default = self._add(default)
 
     async def find(self, name: str) -> OfferedModel:
@@ -97,13 +97,13 @@ class Models:
         Raises:
             Failure: no model has that name; the message has the names that exist.
         """
-        if name in self._known:
-            return self._known[name]
+        if name in self.known:
+            return self.known[name]
         names = await self.names()
         if name not in names:
             listed = ", ".join(names[:MAX_NAMES]) + (", …" if names[MAX_NAMES:] else "")
             raise Failure("not_found", f"unknown model {name[:128]!r}; expected one of: {listed}")
-        return self._known.get(name) or self._add(name)
+        return self.known.get(name) or self._add(name)
 
     def preview(self, name: str, image: bytes) -> bytes | None:
         """Return an image as a model's network sees it; blocks, see `ModelSource.preview`."""
@@ -116,11 +116,11 @@ class Models:
 
     async def close(self) -> None:
         """Close the connections of all models."""
-        for model in self._known.values():
+        for model in self.known.values():
             await model.upstream.close()
 
     def _add(self, name: str) -> OfferedModel:
         upstream, route = self._connect(name), self._source.route(name)
         view = RouteView(route) if route else None
-        model = self._known[name] = OfferedModel(name, upstream, Live(), Readiness(upstream.classify), view)
+        model = self.known[name] = OfferedModel(name, upstream, Live(), Readiness(upstream.classify), view)
         return model

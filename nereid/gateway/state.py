@@ -1,6 +1,7 @@
 """State that all requests of one gateway share."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from nereid.gateway.admission.admission import Admission
@@ -9,9 +10,11 @@ from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.gateway_metrics import Metrics
 from nereid.gateway.http.upload import Uploads
+from nereid.gateway.live import LiveState
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
 from nereid.gateway.v2.upstream import TritonHttp
+from nereid.gateway.workers.shared_state import Report, SharedState
 
 CLIENT_CLOSED = "client_closed"
 
@@ -30,6 +33,7 @@ class Gateway:
     previewing: asyncio.Lock
     unpacking: Turns
     triton: TritonHttp
+    shared: SharedState | None = None
 
     def count_image(
         self, endpoint: str, model: OfferedModel, variant: str, outcome: str, stages_s: dict[str, float]
@@ -40,19 +44,42 @@ class Gateway:
             self.metrics.observe(endpoint, model.name, variant, stage, outcome, seconds)
         model.live.note(outcome, variant, sum(stages_s.values()))
 
+    def report(self) -> None:
+        """Update what the other workers of this gateway see."""
+        if self.shared:
+            models = {name: model.live.last_minute() for name, model in self.models.known.items()}
+            in_flight, limit = self.admission.in_flight, self.admission.limit
+            self.shared.report(Report(time.monotonic(), in_flight, limit, models))
+            self.metrics.refresh()
 
-def build(settings: Settings, keys: KeyRing, models: Models) -> Gateway:
-    """Return a gateway in front of models."""
+    def load(self, model: OfferedModel) -> LiveState:
+        """Return the load of a model in the last minute, in all workers."""
+        reports = [*self.shared.others()] if self.shared else []
+        in_flight = self.admission.in_flight + sum(each.in_flight for each in reports)
+        limit = self.admission.limit + sum(each.limit for each in reports)
+        others = [each.models[model.name] for each in reports if model.name in each.models]
+        ready = model.readiness.latest()
+        is_ready, reason = (None, "") if ready is None else (ready.ready, ready.reason)
+        return model.live.state(in_flight, limit, is_ready, reason, others)
+
+
+def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState | None = None) -> Gateway:
+    """Return a gateway in front of models; `shared` is the state of its workers, if it has several."""
+    if shared:
+        settings = shared.settings(settings)
+        shared.share_metrics()
     admission = Admission(settings.max_in_flight)
+    in_work = (lambda: admission.in_flight), (lambda: admission.waiting), (lambda: admission.limit)
     return Gateway(
         settings,
         keys,
         models,
         admission,
-        Quotas(settings.rate_per_s, settings.burst),
+        Quotas(settings.rate_per_s, settings.burst, shared.buckets if shared else None),
         Uploads(settings),
-        Metrics(lambda: admission.in_flight, lambda: admission.waiting, lambda: admission.limit),
+        Metrics(*in_work, is_shared=shared is not None),
         asyncio.Lock(),
         Turns(lambda: 1),
         TritonHttp(settings.url),
+        shared,
     )

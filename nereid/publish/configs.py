@@ -172,7 +172,7 @@ class Addition(NamedTuple):
             self._scores_output(),
             *ROUTE_OUTPUTS,
             VERSION,
-            "instance_group { kind: KIND_CPU count: 1 }",
+            "instance_group { kind: KIND_CPU }",
             parameters=[("route", f"{self.names.route}.route.json")],
         )
 

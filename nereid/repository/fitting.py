@@ -6,7 +6,7 @@ Only models of our backends on a CPU are fitted. A config with a `count` keeps i
 import contextlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from nereid.routing.assignment import Route, parse_route, shares
 from nereid.routing.route_file import path_of, read
 from nereid.serving_errors import InvalidConfig
 
-BACKENDS = frozenset({"fused", "onnxruntime", "preprocess"})
 ROUTE = "ab_router"
+BACKENDS = frozenset({"fused", "onnxruntime", "preprocess", ROUTE})
 # Instances of all models together, per core: while one model has nothing to do, the others use all cores.
 PER_CORE = 2
+# Python's lock limits an instance of a route to some 1,000 requests per second (docs/capacity.md).
+CORES_PER_ROUTE = 8
 # One process of a network with shared weights. Part of the available memory for all instances: requests,
 # the page cache and other programs need the rest.
 INSTANCE_BYTES, MEMORY_PART = 70_000_000, 0.5
@@ -69,7 +71,11 @@ def fitted(repository: Path, profile: str, machine: Machine, backends: Collectio
     routes = {name: _route(repository / name, each) for name, each in served.items()}
     wanted = demands(served, {name: route for name, route in routes.items() if route})
     is_open = [name for name, each in served.items() if _is_open(repository / name, each, backends)]
-    return counts({name: wanted[name] for name in is_open}, machine)
+    of_route = [name for name in is_open if served[name].get("backend") == ROUTE]
+    found = counts({name: wanted[name] for name in is_open if name not in of_route}, machine)
+    if (instances := machine.cores // CORES_PER_ROUTE) > 1:
+        found = replace(found, counts={**found.counts, **dict.fromkeys(of_route, instances)})
+    return found
 
 
 def demands(documents: Documents, routes: Mapping[str, Route]) -> dict[str, float]:

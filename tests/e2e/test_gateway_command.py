@@ -3,14 +3,17 @@
 import http.client
 import io
 import json
+import os
 import re
 import signal
 import socket
 import threading
 import urllib.error
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -18,10 +21,13 @@ from typer.testing import CliRunner
 
 from nereid.assets import COFFEE
 from nereid.cli.main import app
+from nereid.gateway.settings import Settings
 from tests.e2e.conftest import url
+from tests.routes import wait_until
 from tests.supervised import gateway
 
 WATCHDOG_S = 60
+BURST = Settings().burst
 # More than the 5 s of uvicorn.
 UNUSED_S = 6.5
 
@@ -36,6 +42,12 @@ def post(address: str, key: str = "", image: bytes = COFFEE.read_bytes()) -> tup
     except urllib.error.HTTPError as refused:
         with refused:
             return refused.code, json.load(refused)
+
+
+def fetch(address: str) -> str:
+    """Return a page of the gateway."""
+    with urllib.request.urlopen(address, timeout=WATCHDOG_S) as page:
+        return page.read().decode()
 
 
 @pytest.fixture
@@ -181,3 +193,43 @@ def test_second_signal_does_not_wait(tmp_path):
             assert process.wait(WATCHDOG_S) == -signal.SIGINT
         (line,) = log.read_text().splitlines()
     assert re.match(r"20\d\d-.* INFO nereid.gateway: \{\"method\": \"GET\", \"path\": \"/healthz\"", line)
+
+
+def workers_of(pid: int) -> list[int]:
+    """Return the worker processes of a gateway."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def requests_of(page: str) -> float:
+    """Return the number of predictions that a page of metrics counts."""
+    found = re.findall(r'^nereid_gateway_requests_total\{endpoint="/predict".* (\S+)$', page, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def test_workers_are_one_gateway(both_profiles, tmp_path, nereid_key):
+    """They share ports, counts, the last minute and the quota of a key, and a killed one is replaced."""
+    limited = nereid_key("add", "limited", "--scope", "infer", "--rate", "0.001")
+    words = ["--url", url(both_profiles["cpu"], "http"), "--keys", str(tmp_path / "keys.json")]
+    words += ["--workers", "2", "--grpc-port", "0"]
+    with gateway(tmp_path / "log", *words) as (process, address), ThreadPoolExecutor(8) as pool:
+        first, second = workers_of(process.pid)
+
+        # Each request has a connection of its own, so both workers get some.
+        statuses = [status for status, _ in pool.map(lambda _: post(address), range(40))]
+        limited_statuses = Counter(
+            status for status, _ in pool.map(lambda _: post(address, limited), range(40))
+        )
+
+        assert statuses == [200] * 40
+        assert limited_statuses == {200: BURST, 429: 40 - BURST}
+        wait_until(lambda: requests_of(fetch(f"{address}/metrics")) == 80)
+        wait_until(lambda: json.loads(fetch(f"{address}/v1/live"))["outcomes"].get("ok") == 40 + BURST)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: len({*workers_of(process.pid)} - {first}) == 2)
+        wait_until(lambda: all(status == 200 for status, _ in pool.map(lambda _: post(address), range(20))))
+        assert second in workers_of(process.pid)
+        assert requests_of(fetch(f"{address}/metrics")) >= 100
+
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(WATCHDOG_S) == 0

@@ -57,7 +57,7 @@ def test_variants_share_the_cores(repository, cores, weights, expected):
     """Half by weight and half evenly, so that a variant keeps up when a rollout gives it more."""
     weigh(repository, *weights)
 
-    found = fitted(repository, "cpu", Machine(cores, PLENTY)).counts
+    found = fitted(repository, "cpu", Machine(cores, PLENTY), {"fused"}).counts
 
     assert found == dict(zip(("classify_v1", "classify_v2"), expected, strict=True))
 
@@ -101,6 +101,15 @@ def test_memory_limits_the_instances():
     assert short.counts == {"a": 4, "b": 2}
     assert str(short) == "instances fitted to 16 core(s) and limited by 0.8 GB of free memory: a 4, b 2"
     assert counts(wanted, replace(tight, memory_bytes=0)).counts == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, None), (8, None), (16, 2), (64, 8)])
+def test_route_gets_an_instance_for_each_eight_cores(repository, cores, expected):
+    """A single instance is Triton's own choice, and needs no second load."""
+    found = fitted(repository, "cpu", Machine(cores, PLENTY)).counts
+
+    assert found.get("classify") == expected
+    assert found["classify_v1"] == cores
 
 
 @cases(

@@ -154,7 +154,7 @@ def test_slot_of_a_cancelled_request_has_the_rest_of_its_time(clock):
 
 def test_quota_allows_a_burst_and_then_its_rate(clock):
     """Three images pass immediately, then one each half second; the error has the wait."""
-    quotas = Quotas(2.0, 3, clock)
+    quotas = Quotas(2.0, 3, clock=clock)
     alice = key("alice", "infer")
 
     for _ in range(3):
@@ -171,7 +171,7 @@ def test_quota_allows_a_burst_and_then_its_rate(clock):
 
 def test_images_of_a_batch_are_taken_as_debt(clock):
     """A batch passes as a whole, and later requests wait until the debt is paid."""
-    quotas = Quotas(None, 1, clock)
+    quotas = Quotas(None, 1, clock=clock)
     alice = key("alice", rate_per_s=1.0)
 
     quotas.take(alice)

@@ -7,8 +7,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from nereid.gateway.failures import Failure
-from nereid.gateway.http import serving
+from nereid.gateway.http import bounded_protocol
 from nereid.gateway.http.app import rest_app
+from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, read_form
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, SMALL, Control, Upstream, asynchronous, gateway, key, send
@@ -60,10 +61,10 @@ class Wire(asyncio.Transport):
         return self.written[9:12]
 
 
-def connect(settings: Settings = SMALL) -> tuple[serving.BoundedProtocol, Wire]:
+def connect(settings: Settings = SMALL) -> tuple[BoundedProtocol, Wire]:
     """Return a connection to a gateway with keys, as `nereid gateway` serves it."""
     config = uvicorn.Config(rest_app(gateway(Upstream(), settings, RING)), lifespan="off", log_config=None)
-    protocol, wire = serving.BoundedProtocol(config, ServerState(), {}), Wire()
+    protocol, wire = BoundedProtocol(config, ServerState(), {}), Wire()
     wire.set_protocol(protocol)
     protocol.connection_made(wire)
     return protocol, wire
@@ -95,7 +96,7 @@ async def test_head_is_bounded(sent):
 @asynchronous
 async def test_late_head_ends_the_connection(monkeypatch):
     """The head of each request must arrive in time; nothing is said to a client that has sent nothing."""
-    monkeypatch.setattr(serving, "HEAD_S", 0.2)
+    monkeypatch.setattr(bounded_protocol, "HEAD_S", 0.2)
     (first, slow), (second, repeated), (_, silent) = connect(), connect(), connect()
     good = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     first.data_received(b"GET /healthz HTTP/1.1\r\nhost: loc")
@@ -114,7 +115,7 @@ async def test_late_head_ends_the_connection(monkeypatch):
 @asynchronous
 async def test_head_in_time_is_answered_late(monkeypatch):
     """The time of a head does not limit its body and its response, nor those of the request before."""
-    monkeypatch.setattr(serving, "HEAD_S", 0.1)
+    monkeypatch.setattr(bounded_protocol, "HEAD_S", 0.1)
     protocol, wire = connect(Settings())
     protocol.data_received(POST + b"content-length: 4\r\n\r\n")
     await asyncio.sleep(0.3)
@@ -141,7 +142,7 @@ async def test_trailers_are_bounded_and_bodies_are_not():
 @asynchronous
 async def test_rejected_body_is_read_for_a_limited_time(monkeypatch):
     """After an early rejection, a client that completes its body in time may reuse the connection."""
-    monkeypatch.setattr(serving, "LINGER_S", 0.5)
+    monkeypatch.setattr(bounded_protocol, "LINGER_S", 0.5)
     head = POST + b"x-api-key: wrong\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
     (endless, cut), (ending, kept) = connect(), connect()
     for protocol, wire in ((endless, cut), (ending, kept)):

@@ -24,17 +24,21 @@ from nereid.gateway.models import Models, ModelSource
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway, build
 from nereid.gateway.v2 import http_front
+from nereid.gateway.workers.shared_state import SharedState
 
 _CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
 
 
-def create_gateway(settings: Settings, keys: KeyRing, source: ModelSource) -> Gateway:
+def create_gateway(
+    settings: Settings, keys: KeyRing, source: ModelSource, shared: SharedState | None = None
+) -> Gateway:
     """Return the state of a gateway; it connects to Triton with the first request.
 
     Args:
         settings: settings of the gateway.
         keys: the valid keys; without keys, every caller on loopback may classify and read.
         source: names and routes of the models.
+        shared: state of the gateway's workers, None if it is a single process.
 
     Raises:
         ValueError: keys are required, but none exist.
@@ -44,7 +48,7 @@ def create_gateway(settings: Settings, keys: KeyRing, source: ModelSource) -> Ga
     def connect(model: str) -> AsyncClassifier:
         return AsyncClassifier(settings.url, "http", model, settings.default_timeout_s)
 
-    return build(settings, keys, Models(settings.model, source, connect))
+    return build(settings, keys, Models(settings.model, source, connect), shared)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:

@@ -63,9 +63,7 @@ async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 async def live(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return rates, latencies and outcomes of the last minute, and whether the model is ready."""
-    admission, ready = gateway.admission, request.model.readiness.latest()
-    state = (None, "") if ready is None else (ready.ready, ready.reason)
-    return json_response(request.model.live.state(admission.in_flight, admission.limit, *state))
+    return json_response(gateway.load(request.model))
 
 
 async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:

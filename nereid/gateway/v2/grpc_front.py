@@ -82,7 +82,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         Raises:
             OperationFailed: the address cannot be used.
         """
-        self._server = grpc.aio.server(handlers=[self], options=_options(self._max_bytes))
+        self._server = grpc.aio.server(handlers=[self], options=self._options())
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if tls:
@@ -96,6 +96,19 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
             ) from None
         await self._server.start()
         return port
+
+    def _options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self._max_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", 2**14),
+            ("grpc.max_concurrent_streams", MAX_STREAMS),
+            ("grpc.max_connection_age_ms", MAX_CONNECTION_S * 1000),
+            ("grpc.max_connection_age_grace_ms", GRACE_S * 1000),
+            # Only uncompressed messages: unpacking has no limit of its own.
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            ("grpc.so_reuseport", int(self._gateway.shared is not None)),
+        ]
 
     async def stop(self, grace_s: float) -> None:
         """Let calls in flight finish within a time, and close all connections."""

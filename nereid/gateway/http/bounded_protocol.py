@@ -1,0 +1,130 @@
+"""HTTP/1.1 of the gateway's connections, with limits on time and size."""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 2**10
+# Seconds for the head of a request, from the connection or from the head's first byte.
+HEAD_S = 10.0
+# Seconds to discard the rest of a body after the response. An immediate close could lose the response, and
+# the client could not reuse the connection.
+LINGER_S = 5.0
+# Seconds between interim responses to a client that has closed its sending side: the first pause, doubled
+# each time, and the longest.
+CLIENT_TEST_S, MAX_CLIENT_TEST_S = 0.005, 0.5
+# Each piece of a body costs some µs, however short it is. The network delivers pieces of a kB or more.
+MIN_PIECES, MIN_PIECE_BYTES = 1000, 64
+_TINY_CHUNKS = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_HEAD_TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP with limits that uvicorn lacks: for heads, trailers, tiny pieces, and late heads and bodies."""
+
+    _head_bytes = _pieces = _piece_bytes = 0
+    _linger: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Limit the time of the first head."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the wait for a head."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Limit the time of a further head."""
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S, self._end_late_head)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_late_head(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._wait_for_head()  # the request before it still has its response to get
+            return
+        if self._head_bytes:
+            self.transport.write(_HEAD_TOO_LATE)
+        self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Read bytes; `MAX_HEAD_BYTES` without a byte of a body end the connection."""
+        for start in range(0, len(data), MAX_HEAD_BYTES):
+            piece = data[start : start + MAX_HEAD_BYTES]
+            self._head_bytes += len(piece)
+            super().data_received(piece)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                if self.cycle is None or self.cycle.response_complete:
+                    self.transport.write(_HEAD_TOO_LARGE)
+                self.transport.close()
+            if self.transport.is_closing():
+                return
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Answer a client that has only closed its sending side; return whether the connection stays open.
+
+        A client that has closed both sides looks the same until it receives something: its system then resets
+        the connection, which the next write finds out. Every HTTP client skips `100 Continue`.
+        """
+        if self.transport.get_extra_info("ssl_object") or not self._is_computing():
+            return None
+        self.cycle.keep_alive = False
+        self._test_client(CLIENT_TEST_S)
+        return True
+
+    def _is_computing(self) -> bool:
+        return self.cycle is not None and not (self.cycle.more_body or self.cycle.response_started)
+
+    def _test_client(self, pause_s: float) -> None:
+        if self._is_computing() and not self.transport.is_closing():
+            self.transport.write(_CONTINUE)
+            self.loop.call_later(pause_s, self._test_client, min(2 * pause_s, MAX_CLIENT_TEST_S))
+
+    def on_headers_complete(self) -> None:
+        """Restart the counts of bytes, and end the wait for the head."""
+        self._stop_waiting()
+        self._head_bytes = self._pieces = self._piece_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Restart the count of head bytes; many tiny pieces end the connection."""
+        self._head_bytes = 0
+        if self.transport.is_closing():
+            return
+        self._pieces += 1
+        self._piece_bytes += len(body)
+        if self._pieces > MIN_PIECES and self._piece_bytes < self._pieces * MIN_PIECE_BYTES:
+            if not self.cycle.response_started:
+                self.transport.write(_TINY_CHUNKS)
+            self.transport.close()
+            return
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Restart the count of head bytes, and end the wait for a discarded body."""
+        self._head_bytes = 0
+        if self._linger:
+            self._linger.cancel()
+            self._linger = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the rest of the body for a limited time."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._linger = self.loop.call_later(LINGER_S, self.transport.close)

@@ -1,0 +1,140 @@
+"""The processes of a gateway with several workers: start, restart and end."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from nereid.errors import OperationFailed
+from nereid.processes import STOP_SIGNALS, BackOff, end_with_parent
+
+RESTART_DELAYS_S, CALM_S = (0.1, 1.0, 5.0, 30.0), 60.0
+START_POLL_S = 0.05
+WAITED_FOR = {signal.SIGCHLD, *STOP_SIGNALS}
+# Receives the function that the worker calls when it listens.
+Work = Callable[[int, Callable[[], object]], None]
+
+
+class WorkerPool:
+    """Forked workers, which are started again when they end.
+
+    This process must have no other thread. SIGINT and SIGTERM end the workers, which may finish their
+    requests; a second signal ends them immediately.
+
+    Args:
+        count: number of workers.
+        work: runs in each worker, with its number, until a signal.
+        log: receives a line for each restart.
+    """
+
+    def __init__(self, count: int, work: Work, log: Callable[[str], None]) -> None:
+        self._count, self._work, self._log = count, work, log
+        self._numbers: dict[int, int] = {}
+        self._began_s: dict[int, float] = {}
+        self._due_s: dict[int, float] = {}
+        self._back_offs = [BackOff(RESTART_DELAYS_S, CALM_S) for _ in range(count)]
+        self._ready, self._is_ready = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def run(self, announce: Callable[[], None]) -> None:
+        """Run until a signal.
+
+        Args:
+            announce: called once all workers listen.
+
+        Raises:
+            OperationFailed: a worker ended before it listened; its reason is on stderr.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)
+        try:
+            for number in range(self._count):
+                self._start(number)
+            if self._are_listening():
+                announce()
+                self._keep()
+        finally:
+            self._end()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITED_FOR)
+
+    def _are_listening(self) -> bool:
+        """Wait until all workers listen; return False after a signal."""
+        listening = 0
+        while listening < self._count:
+            if self._is_stopped(START_POLL_S):
+                return False
+            if self._ended():
+                raise OperationFailed("a worker of the gateway did not start; its reason is above")
+            with contextlib.suppress(BlockingIOError):
+                listening += len(os.read(self._ready, self._count))
+        return True
+
+    def _keep(self) -> None:
+        while True:
+            for number, status in self._ended().items():
+                pause_s = self._back_offs[number].next_s(time.monotonic() - self._began_s[number])
+                self._log(f"worker {number} ended with status {status}; it starts again in {pause_s:g} s")
+                self._due_s[number] = time.monotonic() + pause_s
+            for number in [number for number, due_s in self._due_s.items() if due_s <= time.monotonic()]:
+                del self._due_s[number]
+                self._start(number)
+            next_s = min(self._due_s.values(), default=None)
+            if self._is_stopped(None if next_s is None else max(0.0, next_s - time.monotonic())):
+                return
+
+    def _is_stopped(self, timeout_s: float | None) -> bool:
+        """Wait for a signal; return whether it ends the gateway."""
+        if timeout_s is None:
+            return signal.sigwait(WAITED_FOR) in STOP_SIGNALS
+        found = signal.sigtimedwait(WAITED_FOR, timeout_s)
+        return found is not None and found.si_signo in STOP_SIGNALS
+
+    def _start(self, number: int) -> None:
+        end_with_this = end_with_parent()
+        if pid := os.fork():
+            self._numbers[pid], self._began_s[number] = number, time.monotonic()
+            return
+        status = 1
+        try:
+            end_with_this()
+            os.setsid()  # Ctrl-C reaches only the parent, which stops the workers
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITED_FOR)
+            self._work(number, lambda: os.write(self._is_ready, b"."))
+            status = 0
+        except OperationFailed as error:
+            print(f"error: {error}", file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _leave(status)
+
+    def _ended(self) -> dict[int, int]:
+        """Return the numbers of the workers that have ended since the last call, with their status."""
+        found = {}
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                found[self._numbers.pop(ended[0])] = os.waitstatus_to_exitcode(ended[1])
+        return found
+
+    def _end(self) -> None:
+        self._send(signal.SIGTERM)
+        while self._ended() is not None and self._numbers:
+            if self._is_stopped(None):
+                self._send(signal.SIGKILL)
+        for each in (self._ready, self._is_ready):
+            os.close(each)
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self._numbers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _leave(status: int) -> NoReturn:
+    """End a worker without the clean-up of the parent's objects, which it has copies of."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,79 @@
+"""The state that a worker shares with the others: buckets, metrics, and the load of the last minute."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from prometheus_client import values
+
+from nereid.gateway.live import LastMinute
+from nereid.gateway.settings import Settings
+from nereid.gateway.workers.shared_buckets import SharedBuckets
+
+# Seconds between two reports of a worker, and the age at which one no longer counts.
+REPORT_S, MAX_AGE_S = 1.0, 5.0
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class Report(Struct):
+    """One worker: requests in flight, their limit, and the last minute by model.
+
+    `at_s` is the time of the report, of the monotonic clock that all processes share.
+    """
+
+    at_s: float
+    in_flight: int
+    limit: int
+    models: dict[str, LastMinute]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """The shared state of worker `number` of `count`; `folder` is private to them."""
+
+    number: int
+    count: int
+    folder: Path
+    buckets: SharedBuckets
+
+    def share_metrics(self) -> None:
+        """Store the metrics that this process creates from now on in files, which every worker can add up.
+
+        A worker that is started again goes on with the counts of the one before.
+        """
+        os.environ.setdefault(METRICS_FOLDER, str(self.folder))
+        shared = values.MultiProcessValue(lambda: self.number)  # type: ignore[no-untyped-call]
+        values.ValueClass = shared
+
+    def settings(self, whole: Settings) -> Settings:
+        """Return this worker's part of the limits of a gateway."""
+        return replace(
+            whole,
+            max_in_flight=ceil(whole.max_in_flight / self.count),
+            max_buffered_bytes=max(whole.max_body_bytes, whole.max_buffered_bytes // self.count),
+        )
+
+    def report(self, report: Report) -> None:
+        """Show the other workers a report."""
+        path = self._path(self.number)
+        (new := path.with_suffix(".new")).write_bytes(msgspec.msgpack.encode(report))
+        new.replace(path)
+
+    def others(self) -> Iterator[Report]:
+        """Yield the recent reports of the other workers."""
+        for number in range(self.count):
+            if number == self.number:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                report = msgspec.msgpack.decode(self._path(number).read_bytes(), type=Report)
+                if time.monotonic() - report.at_s < MAX_AGE_S:
+                    yield report
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"worker-{number}"

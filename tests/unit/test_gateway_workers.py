@@ -1,0 +1,190 @@
+"""The state that the workers of a gateway share, without a server."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from nereid.gateway.admission.keys import Key, make
+from nereid.gateway.admission.quotas import Quotas
+from nereid.gateway.failures import Failure
+from nereid.gateway.live import Live
+from nereid.gateway.settings import Settings
+from nereid.gateway.workers import shared_buckets
+from nereid.gateway.workers.shared_buckets import SharedBuckets
+from nereid.gateway.workers.shared_state import MAX_AGE_S, Report, SharedState
+
+WATCHDOG_S = 60
+ANNA, BERT = (make(name, frozenset({"infer"}), datetime.now(UTC))[0] for name in ("anna", "bert"))
+# Workers that print when they start, of which one ends when the test says so.
+POOL = """
+import os, sys, time
+from pathlib import Path
+from nereid.errors import OperationFailed
+from nereid.gateway.workers.pool import WorkerPool
+from nereid.processes import StopFlag
+
+def work(number, listens):
+    stop = StopFlag()
+    os.write(1, b"worker %d %d\\n" % (number, os.getpid()))  # a line of its own beside the other worker's
+    if sys.argv[1] == "broken" and number:
+        raise OperationFailed("why")
+    listens()
+    while not stop.is_set():
+        time.sleep(0.01)
+
+WorkerPool(2, work, lambda line: print(line, flush=True)).run(lambda: print("all listen", flush=True))
+"""
+
+
+def taken(quotas: Quotas, owner: Key, tries: int) -> int:
+    """Return how many of several tokens a key got."""
+    found = 0
+    for _ in range(tries):
+        try:
+            quotas.take(owner)
+            found += 1
+        except Failure:
+            pass
+    return found
+
+
+def test_processes_share_the_tokens_of_a_key():
+    """Four processes that take in the same moment get as many as one would, and each key has its own."""
+    burst, processes = 400, 4
+    quotas = Quotas(1e-9, burst, SharedBuckets())
+    start, go = os.pipe()
+    pids = []
+    for _ in range(processes):
+        if not (pid := os.fork()):
+            os.read(start, 1)
+            # The status of a process has one byte.
+            os._exit(taken(quotas, ANNA, burst // 2))
+        pids.append(pid)
+
+    os.write(go, b"." * processes)
+
+    found = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    os.close(start)
+    os.close(go)
+    assert sum(found) == burst
+    assert taken(quotas, ANNA, 1) == 0
+    assert taken(quotas, BERT, 1) == 1
+
+
+def test_table_of_buckets_never_fills_up(monkeypatch):
+    """If there are more keys than entries, the one that was used least recently starts anew."""
+    monkeypatch.setattr(shared_buckets, "SLOTS", 4)
+    buckets = SharedBuckets()
+    names = ["", *(f"{number:08x}" for number in range(4))]
+    for at_s, name in enumerate(names):
+        buckets.put(name, 1.0, float(at_s))
+
+    assert [buckets.get(name) for name in names] == [None, *((1.0, float(at_s)) for at_s in range(1, 5))]
+
+
+def state(folder, number: int) -> SharedState:
+    """Return the state of one of three workers."""
+    return SharedState(number, 3, folder, SharedBuckets())
+
+
+def test_worker_sees_recent_reports_of_the_others(tmp_path):
+    """Its own report and that of a dead worker do not count."""
+    now = time.monotonic()
+    live = Live()
+    for number, at_s in enumerate((now, now, now - MAX_AGE_S)):
+        state(tmp_path, number).report(Report(at_s, number, 9, {"classify": live.last_minute()}))
+
+    assert [each.in_flight for each in state(tmp_path, 0).others()] == [1]
+    assert [each.in_flight for each in state(tmp_path, 2).others()] == [0, 1]
+
+
+def test_last_minute_of_all_workers_adds_up(tmp_path):
+    """A second that two workers have is counted whole, and the quantiles are those of all images."""
+    now = [1000.0]
+    ours, theirs = Live(lambda: now[0]), Live(lambda: now[0])
+    for live, seconds, variant in ((ours, 0.01, "v1"), (theirs, 0.1, "v1"), (theirs, 0.1, "v2")):
+        for _ in range(10):
+            live.note("ok", variant, seconds)
+    theirs.note("overloaded", "", 0.0)
+    now[0] = 1002
+    state(tmp_path, 1).report(Report(time.monotonic(), 0, 0, {"classify": theirs.last_minute()}))
+    (report,) = state(tmp_path, 0).others()
+
+    found = ours.state(0, 0, others=[report.models["classify"]])
+
+    assert found.outcomes == {"ok": 30, "overloaded": 1}
+    assert [each.requests_per_s for each in found.history] == [31, 0]
+    assert [(each.variant, each.share) for each in found.variants] == [("v1", 0.6667), ("v2", 0.3333)]
+    assert found.variants[0].p50_ms == pytest.approx(10, rel=0.15)
+    assert found.variants[0].p99_ms == pytest.approx(100, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("count", "in_flight", "buffered"), [(1, 64, 2**29), (3, 22, 2**29 // 3), (64, 1, 32 * 2**20)]
+)
+def test_limits_are_divided(tmp_path, count, in_flight, buffered):
+    """Together the workers have the limits of one gateway, and each can take the largest body."""
+    own = SharedState(0, count, tmp_path, SharedBuckets()).settings(Settings())
+
+    assert (own.max_in_flight, own.max_buffered_bytes) == (in_flight, max(buffered, own.max_body_bytes))
+    assert own.rate_per_s == Settings().rate_per_s
+
+
+def pool(behaviour: str) -> subprocess.Popen:
+    """Start a process with a pool of two workers."""
+    return subprocess.Popen(
+        [sys.executable, "-c", POOL, behaviour], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def started(process: subprocess.Popen) -> dict[int, int]:
+    """Return the pids of both workers, once all listen."""
+    lines = [process.stdout.readline().split() for _ in range(3)]
+    assert lines[2] == ["all", "listen"]
+    return {int(number): int(pid) for _, number, pid in lines[:2]}
+
+
+def test_ended_worker_starts_again_and_a_signal_ends_all():
+    """The log names the worker and the pause; after SIGTERM no process is left, and the status is 0."""
+    process = pool("good")
+    pids = started(process)
+
+    os.kill(pids[1], signal.SIGKILL)
+
+    assert process.stdout.readline() == "worker 1 ended with status -9; it starts again in 0.1 s\n"
+    _, number, pid = process.stdout.readline().split()
+    assert (int(number), int(pid) != pids[1]) == (1, True)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=WATCHDOG_S) == ("", "")
+    assert process.returncode == 0
+    for each in (pids[0], int(pid)):
+        with pytest.raises(ProcessLookupError):
+            os.kill(each, 0)
+
+
+def test_workers_end_with_a_killed_parent():
+    """No worker keeps the ports of a gateway that was killed."""
+    process = pool("good")
+    started(process)
+
+    process.kill()
+
+    # The pipe of the output ends with the last process that has it.
+    assert process.communicate(timeout=WATCHDOG_S) == ("", "")
+
+
+def test_worker_that_cannot_start_ends_the_gateway():
+    """Its reason is on stderr, and no other worker is left."""
+    process = pool("broken")
+
+    out, errors = process.communicate(timeout=WATCHDOG_S)
+
+    assert process.returncode == 1
+    assert "all listen" not in out
+    assert "error: why" in errors
+    assert "a worker of the gateway did not start; its reason is above" in errors
