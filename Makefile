@@ -21,7 +21,7 @@ LOAD ?= --seconds 10
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
 RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
 	stall trials tune_proof guard attack containers idle \
-	ceilings connections)
+	ceilings connections default_choice)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
@@ -115,6 +115,8 @@ record-idle:
 	$(BIN)/python -m loadtest.idle --record idle
 record-ceilings:
 	$(BIN)/python -m loadtest.ceilings --record ceilings
+record-default_choice:
+	$(BIN)/python -m loadtest.default_choice --record default_choice
 record-connections:
 	$(BIN)/python -m loadtest.connections --record connections
 
