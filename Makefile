@@ -10,8 +10,9 @@ RUNTIME := $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
 SLOW_REQUESTS ?= 2000
 # The test of users' networks takes each n-th cell of its matrix; `make proof` takes all.
 CELL_STEP ?= 7
-# Duration of `make soak`.
+# Duration of `make soak`, and length of `make chaos`.
 MINUTES ?= 20
+ROUNDS ?= 200
 # The tests of a file stay in one process, because they share servers.
 BY_FILE := --dist loadfile
 
@@ -25,7 +26,7 @@ RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memo
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
-.PHONY: help setup demo serve check test test-slow containers load proof bench soak docs lock site dist clean $(RECORDS)
+.PHONY: help setup demo serve check test test-slow containers load proof bench chaos soak docs lock site dist clean $(RECORDS)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -115,10 +116,13 @@ record-idle:
 	$(BIN)/python -m loadtest.idle --record idle
 record-ceilings:
 	$(BIN)/python -m loadtest.ceilings --record ceilings
-record-default_choice:
-	$(BIN)/python -m loadtest.default_choice --record default_choice
 record-connections:
 	$(BIN)/python -m loadtest.connections --record connections
+record-default_choice:
+	$(BIN)/python -m loadtest.default_choice --record default_choice
+
+chaos: .venv/.testing  ## run ROUNDS (200) faults over a server under load; RECORD=chaos writes the record
+	$(BIN)/python -m loadtest.chaos --rounds $(ROUNDS) $(if $(RECORD),--record $(RECORD))
 
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))

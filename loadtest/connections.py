@@ -137,6 +137,17 @@ def missed(rows: Iterable[record.Row]) -> list[str]:
     ]
 
 
+def _measure(number: int, count: int, series: Series) -> None:
+    """Measure a new server and a new gateway, which have no memory of earlier connections to use again."""
+    with tempfile.TemporaryDirectory() as scratch, servers.served(Path(scratch), os.environ) as server:
+        port = server.options.ports.http
+        with servers.gateway(port) as front:
+            measured = {TRITON: (port, server.pid), GATEWAY: (front.port, front.pid)}
+            for name, where in record.turns(measured.items(), number):
+                for key, value in asyncio.run(observe(*where, count)).items():
+                    series[name, count, key].append(value)
+
+
 def main() -> int:
     """Measure, print and record; exit status 1 if a connection was refused or a request failed."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -144,16 +155,10 @@ def main() -> int:
     problem = "" if limit >= wanted else f"needs {wanted} open files, got {limit}; fix: ulimit -n {wanted}"
     args = record.parsed(record.parser(__doc__, rounds=3), problem)
     series: Series = defaultdict(list)
-    with tempfile.TemporaryDirectory() as scratch, servers.served(Path(scratch), os.environ) as server:
-        port = server.options.ports.http
-        with servers.gateway(port) as front:
-            measured = {TRITON: (port, server.pid), GATEWAY: (front.port, front.pid)}
-            for number in range(args.rounds):
-                for name, where in record.turns(measured.items(), number):
-                    for count in COUNTS:
-                        for key, value in asyncio.run(observe(*where, count)).items():
-                            series[name, count, key].append(value)
-                print(f"round {number + 1} of {args.rounds} measured", file=sys.stderr)
+    for number in range(args.rounds):
+        for count in COUNTS:
+            _measure(number, count, series)
+        print(f"round {number + 1} of {args.rounds} measured", file=sys.stderr)
     rows = summarise(series)
     print(markdown(rows))
     result = {"rounds": args.rounds, "in_flight": IN_FLIGHT, "requests": REQUESTS, "rows": rows}

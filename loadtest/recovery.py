@@ -42,14 +42,15 @@ def is_unanswered(request: Request) -> bool:
     return bool(request.failure) and request.end_s - request.begin_s >= TIMEOUT_S * 0.9
 
 
-def is_calm(requests: list[Request], since_s: float) -> bool:
-    """Check whether no recent request failed, and some succeeded."""
+def is_calm(requests: list[Request], since_s: float, calm_s: float = CALM_S) -> bool:
+    """Check whether no request failed in the last seconds, and some succeeded."""
     now = time.monotonic()
-    recent = [each for each in list(requests) if each.end_s > now - CALM_S]
-    return now - since_s > CALM_S and bool(recent) and not any(each.failure for each in recent)
+    recent = [each for each in list(requests) if each.end_s > now - calm_s]
+    return now - since_s > calm_s and bool(recent) and not any(each.failure for each in recent)
 
 
-def _is_ready(server: run_dir.ServerRecord) -> bool:
+def is_ready(server: run_dir.ServerRecord) -> bool:
+    """Return whether the supervisor reports that the server is ready."""
     with contextlib.suppress(OSError):
         url = f"http://{server.host}:{server.health_port}/readyz"
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
@@ -63,7 +64,7 @@ def _kill(server: run_dir.ServerRecord, model: str, pid: int) -> list[Request]:
         time.sleep(BEFORE_S)
         killed_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        while not (is_calm(load.requests, killed_s) and _is_ready(server)):
+        while not (is_calm(load.requests, killed_s) and is_ready(server)):
             if time.monotonic() - killed_s > WATCHDOG_S:
                 raise SystemExit(f"'{model}' did not recover within {WATCHDOG_S:.0f} s of a killed process")
             time.sleep(0.1)

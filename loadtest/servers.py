@@ -101,7 +101,7 @@ def gateway(http_port: int) -> Iterator[Gateway]:
     Raises:
         SystemExit: the gateway does not start.
     """
-    command = ["gateway", "--url", f"127.0.0.1:{http_port}", "--port", "0"]
+    command = ["gateway", "--url", f"127.0.0.1:{http_port}", "--port", "0", "--workers", "1"]
     with _started(command) as (pid, document):
         yield Gateway(pid, document["http"])
 

@@ -20,6 +20,17 @@ class LockTimeout(OperationFailed):
     """Another process holds the lock of a file."""
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give errors of the system the name of a file; those of a write, such as on a full disk, have none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
     """Replace a file atomically and durably: a reader sees the whole old content or the whole new one.
 
@@ -35,7 +46,7 @@ def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
     target = path.resolve()
     handle, name = tempfile.mkstemp(dir=staging or target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(handle, "wb") as new:
+        with naming(target), os.fdopen(handle, "wb") as new:
             new.write(content)
             new.flush()
             _copy_owner_and_mode(target, new.fileno())
@@ -96,7 +107,8 @@ def locked_file(path: Path, holder: str, timeout_s: float = LOCK_TIMEOUT_S) -> I
         LockTimeout: another process held the lock for `timeout_s`.
         OSError: the file cannot be written.
     """
-    with open(path, "a+b", opener=_without_link) as file:
+    # Without a buffer, which would keep what a full disk rejects, and write it later.
+    with open(path, "a+b", buffering=0, opener=_without_link) as file:
         deadline = time.monotonic() + timeout_s
         while not _try_lock(file.fileno(), fcntl.LOCK_EX):
             if time.monotonic() > deadline:

@@ -7,6 +7,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from nereid import files
 from nereid.errors import OperationFailed
 
 Kind = TypeVar("Kind")
@@ -41,9 +42,11 @@ def append(file: BinaryIO, line: msgspec.Struct) -> None:
     """
     size = file.seek(0, os.SEEK_END)
     is_incomplete = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-    file.write(b"\n" * is_incomplete + msgspec.json.encode(line) + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
+    with files.naming(Path(file.name)):
+        left = memoryview(b"\n" * is_incomplete + msgspec.json.encode(line) + b"\n")
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
 
 
 def user_name(user_id: int) -> str:

@@ -59,6 +59,15 @@ class MemoryKills:
         return 0
 
 
+def allow_open_files() -> int:
+    """Let this process and its children open as many files as the system allows; return that number."""
+    import resource  # not at the top: stubs import this module, and never need it
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
 def return_memory() -> None:
     """Return free heap memory to the system, which glibc would keep; other C libraries do not need this."""
     import ctypes  # not at the top: stubs import this module, and most never need it

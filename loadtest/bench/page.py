@@ -10,23 +10,34 @@ from pathlib import Path
 
 from loadtest import memory, record, swap, trials
 from loadtest.bench import plots, summary
-from loadtest.bench.plan import ALONE, IN_PROCESS, PHOTOS
+from loadtest.bench.plan import ALONE, IN_PROCESS, PHOTOS, WRK
 from loadtest.record import Row
 from nereid.assets import CHECKOUT
 
 Record = Row
 
 DOCS = CHECKOUT / "docs"
-README = CHECKOUT / "README.md"
+README, CAPACITY = CHECKOUT / "README.md", DOCS / "capacity.md"
 NAME = "bench"
 PLOTS = {"bench-throughput.svg": plots.throughput, "bench-latency.svg": plots.latency}
 SHORT = ("photo", "path", "images/s", "of the limit", "CPU ms per image", "p50 ms alone", "p99 ms of 32")
 MARK = "<!-- Written by `make docs` from loadtest/results/bench.json. -->\n"
+COST = (
+    "path",
+    "photo",
+    "precision",
+    "CPU ms per image",
+    "images/s per core",
+    "predicted",
+    "measured",
+    "ratio",
+)
 # The present form of a command in an older record; records are never edited.
 COMMANDS = {"nereid bench": "python -m loadtest.bench"}
 # The pages of the other records.
 ELSEWHERE = {
     "attack": "security.md",
+    "chaos": "supervision.md",
     "containers": "containers.md",
     "guard": "gateway.md",
     "idle": "capacity.md",
@@ -46,6 +57,7 @@ ELSEWHERE = {
     "route": "routing.md",
     "swap": "publishing.md",
     "trials": "benchmarks.md",
+    "default_choice": "tuning.md",
     "tune_proof": "tuning.md",
 }
 HEAD = """# Benchmarks
@@ -91,10 +103,9 @@ TRIED = """The repository has the first line of each profile. Triton needs a que
 overlooks some requests. Instances then idle while requests wait; a single instance idles half of the time.
 So the repository has no queue policy, and the deadlines of a route travel in a [parameter](routing.md).
 
-Larger batches give no more throughput and a longer p99 at 8 in flight. Single images cost CPU time. Preferred
-batches of two and four also even out the latency of the ensemble, which does not have them yet. UINT8 between
-preprocessing and network saves copies through shared memory. It needs another file of the network and gains
-little.
+Larger batches give no more throughput and a longer p99 at 8 in flight. Single images cost CPU time. Batches
+of two and four also even out the latency of the ensemble. UINT8 between preprocessing and network saves
+copies through shared memory. It needs another file of the network and gains little.
 
 A single instance whose own threads respond image by image was tried by hand. It took more CPU time than two
 instances, and requests inside a killed process were never answered.
@@ -244,6 +255,29 @@ def readme_section(bench: Record) -> str:
     )
 
 
+def capacity_section(bench: Record) -> str:
+    """Return the table of docs/capacity.md with the cost of an image, and the lines with its conditions."""
+    cores, groups = bench["machine"]["cores"], dict[tuple[str, str, str], list[Row]]()
+    for row in bench["rows"]:
+        if row["generator"] == WRK and row["photo"] in PHOTOS and row["concurrency"] > cores:
+            groups.setdefault((row["path"], row["photo"], row["precision"]), []).append(row)
+    rows: list[Sequence[object]] = []
+    for (path, photo, precision), found in groups.items():
+        best = max(found, key=lambda row: float(row["rate"]["median"]))
+        cpu_ms, rate = best["cpu_ms"]["median"], best["rate"]["median"]
+        predicted = cores * 1e3 / cpu_ms
+        rows.append(
+            (
+                *(f"`{path}`", PHOTOS[photo], precision, f"{cpu_ms:.2f}", f"{1e3 / cpu_ms:.0f}"),
+                *(f"{predicted:.0f}", f"{rate:.0f}", f"{rate / predicted:.2f}"),
+            )
+        )
+    return (
+        f"{MARK}{cores} cores, the number of requests in flight with the best rate ({conditions(bench)};\n"
+        f"{command_text(bench)}).\n\n{record.markdown(COST, rows)}"
+    )
+
+
 def _short(rows: Iterable[Row], photo: str, size: str, path: str) -> Sequence[object]:
     mine = [row for row in summary.plain(rows) if row["photo"] == photo]
     if path == IN_PROCESS:
@@ -263,12 +297,12 @@ def _short(rows: Iterable[Row], photo: str, size: str, path: str) -> Sequence[ob
     )
 
 
-def in_readme(text: str, section: str) -> str:
-    """Return the README with its table replaced: from the mark to the end of the table."""
+def with_section(path: Path, section: str) -> str:
+    """Return a page with its table replaced: from the mark to the end of the table."""
     pattern = re.escape(MARK) + r"[^|]*\n\n(\|.*\n)+"
-    replaced, count = re.subn(pattern, lambda _: section, text)
+    replaced, count = re.subn(pattern, lambda _: section, path.read_text())
     if count != 1:
-        raise ValueError(f"README: expected 1 place for the table after {MARK.strip()}, got {count}")
+        raise ValueError(f"{path.name}: expected 1 place for the table after {MARK.strip()}, got {count}")
     return replaced
 
 
@@ -280,7 +314,8 @@ def pages() -> dict[Path, str]:
     bench = found.pop(NAME)
     return {
         DOCS / "benchmarks.md": render(bench, found),
-        README: in_readme(README.read_text(), readme_section(bench)),
+        README: with_section(README, readme_section(bench)),
+        CAPACITY: with_section(CAPACITY, capacity_section(bench)),
         **{DOCS / name: draw(bench["rows"]) for name, draw in PLOTS.items()},
     }
 

@@ -1,6 +1,7 @@
 """Exit codes of the command line, and the one place that maps errors to them."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.serving_errors import ServingError
 
 FAILED, WRONG_USAGE = 1, 2
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def exit_code(error: Exception) -> int:
@@ -27,7 +29,9 @@ def reason(error: Exception) -> str:
         fix = f"; fix: see `{context.command_path} --help`" if context else ""
         return error.format_message().rstrip(".") + fix
     if isinstance(error, OSError):
-        named = f"'{error.filename}': " if error.filename else ""
+        # Of the two files of a copy, the second is written.
+        name = error.filename2 if error.errno in FULL and error.filename2 else error.filename
+        named = f"'{name}': " if name else ""
         return f"{named}{error.strerror or error}"
     return str(error)
 

@@ -32,6 +32,8 @@ TokenFile: TypeAlias = Annotated[
         envvar="NEREID_TOKEN_FILE",
     ),
 ]
+# Marks a command whose user knows of further servers.
+NOTED = "noted"
 OPTIONS = {"server": (Address, ""), "token_file": (TokenFile, None)}
 
 
@@ -54,7 +56,9 @@ def with_server(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def find_server(context: typer.Context, repository: Path) -> "ServerRecord | None":
-    """Return the server that the command line names, else the running one of a repository, if any.
+    """Return the server that the command line names, else the newest running one of a repository, if any.
+
+    If there are several, a note on stderr names the others.
 
     Raises:
         WrongUsage: the address is not HOST:PORT, or the token file has no token.
@@ -63,7 +67,16 @@ def find_server(context: typer.Context, repository: Path) -> "ServerRecord | Non
 
     if address := context.meta.get("server"):
         return _named(context, repository, address)
-    return run_dir.find(run_dir.root(environment(context)), repository)
+    found = run_dir.find_servers(run_dir.root(environment(context)), repository)
+    if found[1:] and not context.meta.get(NOTED):
+        context.meta[NOTED] = True
+        addresses = ", ".join(f"{each.host}:{each.ports.grpc}" for each in found[:-1])
+        typer.echo(
+            "note: several servers serve this repository; this command uses the newest. "
+            f"Others: {addresses}; fix: repeat it with --server HOST:PORT for each",
+            err=True,
+        )
+    return found[-1] if found else None
 
 
 def _named(context: typer.Context, repository: Path, address: str) -> "ServerRecord":

@@ -111,7 +111,7 @@ class Live:
             others: the last minute of the gateway's other workers, for the same model.
         """
         now, minutes = int(self._clock()), [self.last_minute(), *others]
-        entries = _by_second(minutes)
+        entries = _by_second(minutes, range(now - WINDOW_S, now))
         length_s = max(1, min(WINDOW_S, now - min(each.began for each in minutes)))
         outcomes = _sum(entry.outcomes for entry in entries.values())
         names = sorted({name for entry in entries.values() for name in entry.latencies})
@@ -136,10 +136,10 @@ class Live:
         return LiveState(WINDOW_S, *load, variants, history, is_ready, why_not_ready)
 
 
-def _by_second(minutes: Iterable[LastMinute]) -> dict[int, SecondCounts]:
-    """Add up the counts of all workers."""
+def _by_second(minutes: Iterable[LastMinute], window: range) -> dict[int, SecondCounts]:
+    """Add up the counts of all workers in a window; reports of other workers are some seconds old."""
     found: dict[int, SecondCounts] = {}
-    for entry in (entry for minute in minutes for entry in minute.seconds):
+    for entry in (entry for minute in minutes for entry in minute.seconds if entry.second in window):
         total = found.setdefault(entry.second, SecondCounts(entry.second))
         total.outcomes = _sum((total.outcomes, entry.outcomes))
         for variant, counts in entry.latencies.items():

@@ -147,7 +147,11 @@ def _regions(inherited: Mapping[str, str]) -> Finding:
     removed: set[str] = set()
     unreached = []
     kinds: tuple[shared_regions.Kind, ...] = ("system", "cuda") if DRIVER.exists() else ("system",)
-    for record in run_dir.find_all(run_dir.root(inherited)):
+    try:
+        records = run_dir.find_all(run_dir.root(inherited))
+    except ServerError as error:
+        return Finding(what, "fail", error.reason, error.fix)
+    for record in records:
         connection = transport.Connection(record.url("grpc"), "grpc")
         try:
             remaining_s = Attempts(Budget(), RESPONSE_S).remaining_s

@@ -7,6 +7,7 @@ from pathlib import Path
 CHECKSUMS = "SHA256SUMS"
 # A file of a version folder that does not count: git's placeholder.
 IGNORED = ".gitkeep"
+ADDED = "was added later"
 
 
 def digest(path: Path) -> str:
@@ -21,6 +22,16 @@ def listed_files(folder: Path) -> set[str]:
     return {str(path) for path in paths if not path.parts[0].startswith(IGNORED)}
 
 
+def damage(folder: Path) -> str:
+    """Return which published file of a version is missing or has changed; "" if none, or if none is known."""
+    if not (folder / CHECKSUMS).is_file():
+        return ""
+    try:
+        return next((each for each in changes_since_publication(folder) if ADDED not in each), "")
+    except OSError as error:
+        return f"'{error.filename}' cannot be read: {error.strerror}"
+
+
 def changes_since_publication(folder: Path) -> Iterator[str]:
     """Yield the files of a version that were added, removed or changed after its publication."""
     files, listed = listed_files(folder), {}
@@ -33,7 +44,7 @@ def changes_since_publication(folder: Path) -> Iterator[str]:
             yield f"{CHECKSUMS}: expected a line of sha256sum, got '{line}'"
             return
     for name in sorted(files - listed.keys() - {CHECKSUMS}):
-        yield f"'{name}' was added later: it is not in {CHECKSUMS}"
+        yield f"'{name}' {ADDED}: it is not in {CHECKSUMS}"
     for name, sha256 in listed.items():
         if name not in files:
             yield f"'{name}' is missing: it is in {CHECKSUMS}"

@@ -25,6 +25,7 @@ from nereid.server.ports import Ports
 SERVER_FILE, GATEWAY_FILE = "server.json", "gateway.json"
 # Source: unix(7), sun_path without the final null byte.
 MAX_SOCKET_PATH = 107
+RESTART = "restart the server that wrote it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,13 @@ def write(run_dir: Path, record: ServerRecord | GatewayRecord) -> None:
 
 def find(base: Path, repository: Path) -> ServerRecord | None:
     """Return the newest running server of `repository`, or None; ignores files that others could write."""
-    found = _running(base, _folder(base, repository).name)
+    found = find_servers(base, repository)
     return found[-1] if found else None
+
+
+def find_servers(base: Path, repository: Path) -> list[ServerRecord]:
+    """Return the running servers of `repository`, the newest last."""
+    return _running(base, _folder(base, repository).name)
 
 
 def find_all(base: Path) -> list[ServerRecord]:
@@ -155,15 +161,37 @@ def find_gateways(base: Path, repository: Path) -> list[GatewayRecord]:
     ]
 
 
+def orphans(base: Path, repository: Path) -> list[tuple[int, Path]]:
+    """Return pid and run directory of the servers of `repository` whose supervisor has ended before them."""
+    found = []
+    for path in _folder(base, repository).glob(f"*/{SERVER_FILE}") if _is_private(base) else ():
+        with contextlib.suppress(OSError, ServerError, KeyError):
+            pid = _read(path)["pid"]
+            if not files.is_locked(path.parent) and is_server_of(pid, path.parent):
+                found.append((pid, path.parent))
+    return found
+
+
+def is_server_of(pid: int, run_dir: Path) -> bool:
+    """Return whether a process is the server of a run directory, in which it works, and has not ended.
+
+    After a restart of the machine, another process may have the pid of a record.
+    """
+    with contextlib.suppress(OSError):
+        return (Path("/proc") / str(pid) / "cwd").readlink() == run_dir.resolve()
+    return False
+
+
 def _running(base: Path, folder: str) -> list[ServerRecord]:
-    records = _records(base, folder, SERVER_FILE)
-    return [
-        ServerRecord(
-            **record
-            | {"ports": Ports(**record["ports"]), "fitted_backends": tuple(record["fitted_backends"])}
-        )
-        for record in records
-    ]
+    return [_server(record) for record in _records(base, folder, SERVER_FILE)]
+
+
+def _server(record: dict[str, Any]) -> ServerRecord:
+    try:
+        more = {"ports": Ports(**record["ports"]), "fitted_backends": tuple(record["fitted_backends"])}
+        return ServerRecord(**record | more)
+    except (KeyError, TypeError) as error:
+        raise ServerError(f"a {SERVER_FILE} is damaged, or of another release: {error!r}", RESTART) from None
 
 
 def _records(base: Path, folder: str, name: str) -> list[dict[str, Any]]:
@@ -174,8 +202,18 @@ def _records(base: Path, folder: str, name: str) -> list[dict[str, Any]]:
     for path in base.glob(f"{folder}/*/{name}"):
         with contextlib.suppress(FileNotFoundError):  # its process may have just ended
             if files.is_locked(path.parent):
-                found.append((path.stat().st_mtime, json.loads(path.read_text())))
+                found.append((path.stat().st_mtime, _read(path)))
     return [record for _, record in sorted(found, key=lambda pair: pair[0])]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise ServerError(f"'{path}' is damaged: expected a JSON object", RESTART)
+    return document
 
 
 def _folder(base: Path, repository: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import secrets
 import signal
 import sys
@@ -13,21 +14,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from nereid.errors import ServerError
-from nereid.processes import BackOff, MemoryKills, on_signals
+from nereid.processes import BackOff, MemoryKills, allow_open_files, on_signals
 from nereid.repository.fitting import Fitted
-from nereid.repository.layout import (
-    describe_threads,
-    hidden_models,
-    readable_configs,
-    thread_budget,
-)
-from nereid.repository.triton_rules import fatal_problem
+from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
-from nereid.server.embedded_server import EmbeddedServer, image_models
+from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, image_models
 from nereid.server.front import Front, metrics_of
 from nereid.server.ports import Ports, check_ports, free_ports, why_unusable
 from nereid.server.run_dir import ServerRecord
+from nereid.server.start_checks import unservable_models
 from nereid.server.supervision import health as health_page
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.watchdog import Watchdog
@@ -43,6 +39,8 @@ SIGNAL_POLL_S = 1.0
 RESTART_DELAYS_S, CALM_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
 # The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
 PORTS_FREE_S = 10.0
+# `tritonserver` and its stubs open about 150; the rest is for connections.
+MIN_OPEN_FILES = 256
 
 
 class _Stopped(BaseException):
@@ -95,6 +93,11 @@ def serve(
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
     """
     signals, health = _Signals(), Health()
+    if 0 <= (most := allow_open_files()) < MIN_OPEN_FILES:
+        raise ServerError(
+            f"expected a limit of at least {MIN_OPEN_FILES} open files, got {most}",
+            f"ulimit -n {MIN_OPEN_FILES}",
+        )
     options = replace(options, token=secrets.token_urlsafe(24) if token is None else token)
     try:
         with contextlib.ExitStack() as stack:
@@ -103,6 +106,7 @@ def serve(
                 pages = partial(health_page.page, health)
                 port = stack.enter_context(health_page.serve(pages, options.host, health_port, "health"))
             options = replace(options, ports=_with_free_ports(options))
+            _wait_for_orphans(run_dir.root(environment), options.repository)
             folder = stack.enter_context(run_dir.occupy(run_dir.root(environment), options.repository))
             stub_memory.remove_stale()
             is_strict = is_strict or options.model_control_mode != "explicit"
@@ -162,7 +166,7 @@ class _Service:
 
     def _start(self) -> tuple[EmbeddedServer, Mapping[str, str]]:
         """Start a server, without the models that cannot be loaded; returns the reasons of those."""
-        failed = _fatal_models(self.options)
+        failed = unservable_models(self.options)
         if failed and self.is_strict:
             raise ServerError("; ".join(failed.values()))
         while True:
@@ -254,6 +258,21 @@ def _with_free_ports(options: ServerOptions) -> Ports:
     return Ports(**{name: port or next(free) for name, port in chosen.items()})
 
 
+def _wait_for_orphans(base: Path, repository: Path) -> None:
+    """Wait until servers of the repository whose supervisor was killed have answered their last requests.
+
+    They end by themselves then, and still have their ports until that. One that hangs is killed.
+    """
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for pid, folder in run_dir.orphans(base, repository):
+        _log(f"waiting for the server with pid {pid}, whose supervisor was killed, to end")
+        while run_dir.is_server_of(pid, folder) and time.monotonic() < deadline + PORTS_FREE_S:
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)  # with its stubs
+            time.sleep(0.1)
+
+
 def _wait_for_ports(options: ServerOptions) -> None:
     """Wait until the ports of the previous server are free; if they stay taken, the next start reports it."""
     if options.is_guarded:
@@ -285,16 +304,6 @@ def announcement(options: ServerOptions, record: ServerRecord, failed: Collectio
     attempt = f"curl -i {key}http://{host}:{record.ports.http}/v2/{path}"
     missing = f"; not served: {', '.join(failed)}" if failed else ""
     return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
-
-
-def _fatal_models(options: ServerOptions) -> dict[str, str]:
-    """Return the models whose load would keep Triton from serving, with the reasons."""
-    hidden = hidden_models(options.repository, options.profile)
-    return {
-        name: f"model '{name}': {problem}"
-        for name, document in readable_configs(options.repository, options.profile).items()
-        if name not in hidden and (problem := fatal_problem(options.repository / name, document))
-    }
 
 
 def _log_threads(options: ServerOptions, fitted: Fitted) -> None:

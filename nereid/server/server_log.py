@@ -1,7 +1,8 @@
 """Triton's log for an operator, without noise and repetitions, and the reasons of failures."""
 
 import re
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable
 
 from nereid.errors import ServerError
@@ -33,13 +34,47 @@ LOG_LINE = re.compile(r"^[IWE]\d{4} ")
 CONTINUED_ROW = re.compile(r"^\|\s+\|\s+\|")
 LAST_WORDS = "error: "
 TAIL_LINES = 30
+# Time, process and place in the source, before the message.
+LOG_HEAD = re.compile(r"^([IWE]\d{4} [^\]]*\] |\[\w+\] )")
+# Without a limit, a server without free descriptors writes 100,000 lines per second.
+PERIOD_S, MAX_REPETITIONS, MAX_MESSAGES = 10.0, 20, 10_000
+
+
+class Repetitions:
+    """Counts the lines with the same message, and shows how many were left out.
+
+    Args:
+        show: receives a line about each message that was left out in the last period.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._show, self._clock = show, clock
+        self._counts: Counter[str] = Counter()
+        self._began_s = clock()
+
+    def has_enough(self, line: str) -> bool:
+        """Return whether a line is to be left out: its message has been there often in this period."""
+        if self._clock() - self._began_s >= PERIOD_S or len(self._counts) >= MAX_MESSAGES:
+            self._report()
+        message = LOG_HEAD.sub("", line)
+        self._counts[message] += 1
+        return self._counts[message] > MAX_REPETITIONS
+
+    def _report(self) -> None:
+        for message, count in self._counts.items():
+            if count > MAX_REPETITIONS:
+                self._show(f"{count - MAX_REPETITIONS} more lines were left out: {message}")
+        self._counts.clear()
+        self._began_s = self._clock()
 
 
 class ServerLog:
     """Log of one server: passes lines to `show`, without noise or repetitions, and keeps failure reasons."""
 
-    def __init__(self, show: Callable[[str], None]) -> None:
+    def __init__(self, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._show = show
+        self._repetitions = Repetitions(show, clock)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         # The reasons of models that failed to load.
         self.failures: dict[str, str] = {}
@@ -60,7 +95,8 @@ class ServerLog:
                 self._show("no GPU: serving on the CPU (Triton's CUDA, NVML and DCGM warnings are left out)")
         elif not self._is_repetition(line):
             self._remember(line)
-            self._show(line)
+            if not self._repetitions.has_enough(line):
+                self._show(line)
 
     def tail(self) -> str:
         """Return the last lines, for a failure without a known reason."""

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tritonclient.grpc import InferenceServerClient
 from typer.testing import CliRunner
 
 from nereid.assets import COFFEE
 from nereid.cli.main import app
 from nereid.gateway.settings import Settings
+from nereid.server.ports import free_ports
 from tests.e2e.conftest import url
 from tests.routes import wait_until
 from tests.supervised import gateway
@@ -210,7 +212,8 @@ def test_workers_are_one_gateway(both_profiles, tmp_path, nereid_key):
     """They share ports, counts, the last minute and the quota of a key, and a killed one is replaced."""
     limited = nereid_key("add", "limited", "--scope", "infer", "--rate", "0.001")
     words = ["--url", url(both_profiles["cpu"], "http"), "--keys", str(tmp_path / "keys.json")]
-    words += ["--workers", "2", "--grpc-port", "0"]
+    (grpc,) = free_ports(1)
+    words += ["--workers", "2", "--grpc-port", str(grpc)]
     with gateway(tmp_path / "log", *words) as (process, address), ThreadPoolExecutor(8) as pool:
         first, second = workers_of(process.pid)
 
@@ -221,6 +224,8 @@ def test_workers_are_one_gateway(both_profiles, tmp_path, nereid_key):
         )
 
         assert statuses == [200] * 40
+        with InferenceServerClient(f"127.0.0.1:{grpc}") as client:
+            assert client.is_server_live()
         assert limited_statuses == {200: BURST, 429: 40 - BURST}
         wait_until(lambda: requests_of(fetch(f"{address}/metrics")) == 80)
         wait_until(lambda: json.loads(fetch(f"{address}/v1/live"))["outcomes"].get("ok") == 40 + BURST)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -137,6 +138,75 @@ def test_killed_nereid_ends_the_server(serving):
     wait_until(lambda: group_members(leader) == [])
 
 
+def limits(pid: int) -> list[str]:
+    """Return the soft and the hard limit of open files of a process."""
+    (line,) = (
+        line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith("Max open")
+    )
+    return line.split()[3:5]
+
+
+@pytest.mark.slow
+def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
+    """A killed supervisor leaves a server that answers its last requests; the next one on its ports waits."""
+    ports = free_ports(3)
+    words = [
+        word
+        for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)
+        for word in (f"--{name}-port", str(port))
+    ]
+
+    def start(name: str) -> subprocess.Popen:
+        with (tmp_path / f"{name}.log").open("w") as log, (tmp_path / name).open("w") as ready:
+            process = subprocess.Popen([NEREID, "serve", *words], env=environment, stdout=ready, stderr=log)
+        wait_until(lambda: (tmp_path / name).read_text() or process.poll() is not None, START_S)
+        assert process.poll() is None, (tmp_path / f"{name}.log").read_text()[-3000:]
+        return process
+
+    first = start("first")
+    leader = run_dir.find(run_dir.root(environment), REPOSITORY).pid
+    # Triton waits for connections that send no request.
+    with socket.create_connection(("127.0.0.1", ports[0])):
+        first.kill()
+        first.wait()
+        second = start("second")
+    try:
+        log = (tmp_path / "second.log").read_text()
+        assert f"waiting for the server with pid {leader}, whose supervisor was killed, to end" in log
+        assert group_members(leader) == []
+    finally:
+        second.terminate()
+        second.wait(STOP_S)
+
+
+@pytest.mark.slow
+def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_path):
+    """The soft limit becomes the hard one; a limit that is too low is named, with the command."""
+    low = subprocess.run(
+        ["prlimit", "--nofile=100:100", NEREID, "serve", *ANY_PORTS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+    )
+    ready = tmp_path / "ready"
+    with ready.open("w") as stdout:
+        command = ["prlimit", "--nofile=300:4000", NEREID, "serve", *ANY_PORTS]
+        process = subprocess.Popen(command, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: ready.read_text().endswith("\n") or process.poll() is not None, START_S)
+        raised = limits(run_dir.find(run_dir.root(environment), REPOSITORY).pid)
+    finally:
+        process.terminate()
+        process.wait(STOP_S)
+
+    assert (low.returncode, low.stderr.splitlines()[-1]) == (
+        1,
+        "error: expected a limit of at least 256 open files, got 100; fix: ulimit -n 256",
+    )
+    assert raised == ["4000", "4000"]
+
+
 def test_one_bad_image_does_not_stop_the_others(serving, tmp_path):
     """A bad file is reported on stderr with its reason, the rest is classified; the exit code is 1."""
     (tmp_path / "photos").mkdir()
@@ -169,8 +239,8 @@ BROKEN = {
         ("dims: [ 1000 ]", 'dims: [ "many" ]'),
         ["model 'efficientnet_lite0'", 'Expected integer, got: "many"', "6:54"],
     ),
-    "file": ("ensemble", NETWORK_2, None, ["model 'efficientnet_lite0'", "unable to find", NETWORK_2]),
-    "file, fused": ("cpu", NETWORK_2, None, ["model 'classify_v2'", "unable to find", NETWORK_2]),
+    "file": ("ensemble", NETWORK_2, None, ["model 'efficientnet_lite0'", "'model.onnx' is missing"]),
+    "file, fused": ("cpu", NETWORK_2, None, ["model 'classify_v2'", "'model.onnx' is missing"]),
     "parameter, fused": (
         "cpu",
         "imagenet_preprocess/config.pbtxt",

@@ -82,8 +82,8 @@ def test_row_has_its_numbers(rows):
     assert summary.cells(rows[0])[6] == ""
 
 
-def test_readme_takes_the_table_in_its_place(rows):
-    """Before and after stay; a README without the mark is refused."""
+def test_readme_takes_the_table_in_its_place(rows, tmp_path):
+    """Before and after stay; a page without the mark is refused."""
     record = {
         "machine": {"cpu": "a CPU", "cores": 2},
         "date": "2026-01-02T03:04:05",
@@ -93,14 +93,33 @@ def test_readme_takes_the_table_in_its_place(rows):
         "rows": rows,
     }
     section = page.readme_section(record)
-    text = f"before\n\n{page.MARK}old:\n\n| old |\n| --- |\n\nafter | it\n"
+    (path := tmp_path / "README.md").write_text(
+        f"before\n\n{page.MARK}old:\n\n| old |\n| --- |\n\nafter | it\n"
+    )
 
-    assert page.in_readme(text, section) == f"before\n\n{section}\nafter | it\n"
+    assert page.with_section(path, section) == f"before\n\n{section}\nafter | it\n"
     assert "| 640x427 | `cpu` | 180 | 0.900 | 8.25 | 10.0 | 40 |" in section
     assert "| 1920x1080 | in process | 200 | 1 | 8.25 | 10.0 |  |" in section
     assert "1 of 2 targets are met. The A/A ratio was 1.02." in section
-    with pytest.raises(ValueError, match=r"expected 1 place .* got 0"):
-        page.in_readme("nothing", section)
+    path.write_text("nothing")
+    with pytest.raises(ValueError, match=r"README.md: expected 1 place .* got 0"):
+        page.with_section(path, section)
+
+
+def test_cost_of_an_image_predicts_the_rate_of_all_cores(rows):
+    """The best number of requests in flight counts, for each path, photo and precision."""
+    record = {
+        "machine": {"cpu": "a CPU", "cores": 2},
+        "date": "2026-01-02T03:04:05",
+        "command": "python -m loadtest.bench",
+        "rows": rows,
+    }
+
+    section = page.capacity_section(record)
+
+    assert section.startswith(page.MARK)
+    assert "| `cpu` | 640x427 | fp32 | 8.25 | 121 | 242 | 180 | 0.74 |" in section
+    assert "in process" not in section
 
 
 def test_page_says_what_the_record_says(rows):

@@ -51,14 +51,15 @@ def test_link_and_mode_stay(tmp_path):
 
 
 def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
-    """A full disk prevents the change, keeps the old file, and leaves no temporary file."""
+    """A full disk keeps the old file and leaves no temporary file, and the error names the file."""
     path = tmp_path / "route.json"
     path.write_text("old")
-    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "disk full")))
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match="disk full") as failed:
         files.replace(path, b"new")
 
+    assert failed.value.filename == str(path)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("route.json", "old")]
 
 

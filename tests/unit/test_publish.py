@@ -1,8 +1,10 @@
 """Publishing without a server: version numbers, configs, weights, and recovery after a kill."""
 
+import contextlib
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from nereid import files
+from nereid.cli.exit_codes import reason
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.engine import journal
 from nereid.publish.engine.actions import AddVariant, Install, Load, Policy, Warm
@@ -116,7 +119,37 @@ def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
     assert not (repository / "net_v2").exists()
     assert (weights(repository), events(repository)[-1].event) == ({"v1": 100}, "done")
     assert publish_number(repository, tmp_path, None, 2).version == 3
-    assert [path.name for path in files.state_folder(repository).iterdir()] == ["journal.jsonl"]
+    assert {path.name for path in files.state_folder(repository).iterdir()} == {"journal.jsonl", "reserve"}
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte."""
+    (folder := tmp_path / "disk").mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False)
+    if mounted.returncode:
+        pytest.skip("this machine does not allow mounts")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
+def test_retirement_frees_a_full_disk(small_disk, tmp_path):
+    """A command that needs space names the file that could not be written; one that frees space works."""
+    repository = small_disk / "models"
+    store_published(repository, ALL_VERSIONS)
+    publish_number(repository, tmp_path, None, 2, share=0)
+    with contextlib.suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+    with pytest.raises(OSError, match="No space left") as failed:
+        publish_number(repository, tmp_path, None, 3)
+    retire(repository, NET, 2, None)
+
+    assert str(small_disk) in reason(failed.value)
+    assert (weights(repository), events(repository)[-1].event) == ({"v1": 100}, "done")
+    assert [each.version for each in versions(repository, NET, None)[1]] == [1]
 
 
 def test_rejected_version_leaves_nothing_and_takes_no_number(repository, tmp_path):

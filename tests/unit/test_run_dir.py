@@ -3,7 +3,9 @@
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,39 @@ def test_newest_of_two_servers_is_found(base, tmp_path):
         run_dir.write(newer, record(tmp_path, "newer"))
 
         assert run_dir.find(base, tmp_path).token == "newer"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe", b"{}"], ids=["empty", "cut off", "list", "no text", "fields"]
+)
+def test_damaged_record_is_named(base, tmp_path, content):
+    """Whoever looks for the server learns which file is damaged, and what to do."""
+    with run_dir.occupy(base, tmp_path) as folder:
+        run_dir.write(folder, record(tmp_path))
+        (folder / "server.json").write_bytes(content)
+
+        with pytest.raises(ServerError, match=r"server\.json'? is damaged.*; fix: restart the server"):
+            run_dir.find(base, tmp_path)
+
+
+def test_server_without_a_supervisor_is_an_orphan(base, tmp_path):
+    """Only a living process counts that works in a run directory which nobody holds."""
+    with run_dir.occupy(base, tmp_path) as folder:
+        left = folder.with_name("left")
+        left.mkdir()
+        server, other = (subprocess.Popen(["sleep", "60"], cwd=each) for each in (left, folder))
+        try:
+            run_dir.write(folder, replace(record(tmp_path), pid=other.pid))
+            run_dir.write(left, replace(record(tmp_path), pid=server.pid))
+            assert run_dir.orphans(base, tmp_path) == [(server.pid, left)]
+            run_dir.write(left, replace(record(tmp_path), pid=other.pid))
+            assert run_dir.orphans(base, tmp_path) == []
+        finally:
+            for each in (server, other):
+                each.kill()
+                each.wait()
+        run_dir.write(left, replace(record(tmp_path), pid=server.pid))
+        assert run_dir.orphans(base, tmp_path) == []
 
 
 def test_looking_for_a_server_creates_nothing(base, tmp_path):

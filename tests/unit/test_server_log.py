@@ -1,6 +1,6 @@
 """Triton's log as an operator sees it, on lines that 24.10 wrote."""
 
-from nereid.server.server_log import ServerLog
+from nereid.server.server_log import MAX_REPETITIONS, PERIOD_S, ServerLog
 
 NOISE = [
     'W1121 10:00:00.1 1 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
@@ -115,3 +115,27 @@ def test_silent_end_has_the_last_lines():
 
     assert str(log.failure()) == "tritonserver ended without an error message"
     assert log.failure().__notes__ == [LOADING]
+
+
+def test_message_that_repeats_is_counted():
+    """A server without free descriptors writes 100,000 lines per second; other lines still appear."""
+    now = 0.0
+    shown: list[str] = []
+    log = ServerLog(shown.append, lambda: now)
+    line = "[warn] Error from accept() call: Too many open files"
+
+    for number in range(1000):
+        log.add(line)
+        log.add(f"I1121 10:00:00.{number} 1 server.cc:1] same message, other time")
+    log.add(LOADING)
+    now = PERIOD_S
+    log.add(LOADING)
+
+    assert shown.count(line) == MAX_REPETITIONS
+    assert len(shown) == 2 * MAX_REPETITIONS + 4
+    assert shown[-4:] == [
+        LOADING,
+        "980 more lines were left out: Error from accept() call: Too many open files",
+        "980 more lines were left out: same message, other time",
+        LOADING,
+    ]

@@ -34,7 +34,7 @@ class AsyncRestClient(RestMethods):
             request.method, f"/v2/{request.path}", lines, sum(map(len, request.body))
         )
         async with self._connections.taken() as connection:
-            response = await connection.send([head, *request.body])
+            response = await connection.send([head, *filter(None, request.body)])
             if response.status == http.client.OK:
                 # A malformed response, or another's, ends the connection.
                 result = request.read(response.body, json_size_of(response.headers.get(_LENGTH)))

@@ -1,5 +1,6 @@
 """The operations of the gateway: one table for paths, required keys and the OpenAPI page."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +102,8 @@ async def access(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 async def metrics(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return the metrics in Prometheus' text format."""
-    return GatewayResponse(gateway.metrics.page(), CONTENT_TYPE)
+    # In a thread, because the page of several workers is read from their files.
+    return GatewayResponse(await asyncio.to_thread(gateway.metrics.page), CONTENT_TYPE)
 
 
 async def healthz(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:

@@ -5,7 +5,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import socket
 import ssl
 import tempfile
@@ -26,7 +25,7 @@ from nereid.gateway.v2.grpc_front import GrpcFront
 from nereid.gateway.workers.pool import WorkerPool
 from nereid.gateway.workers.shared_buckets import SharedBuckets
 from nereid.gateway.workers.shared_state import REPORT_S, SharedState
-from nereid.processes import on_signals
+from nereid.processes import allow_open_files, on_signals
 
 log = logging.getLogger("nereid.gateway")
 # Seconds for requests in flight after a signal; then their connections are closed.
@@ -140,14 +139,17 @@ def serve(
         _serve_here(gateway, listen, announce)
         return
     with _reserved(listen) as (ports, listen), tempfile.TemporaryDirectory() as folder:
-        buckets = SharedBuckets()
+        state = SharedState(0, listen.workers, Path(folder), SharedBuckets())
 
         def work(number: int, listens: Callable[[], object]) -> None:
-            shared = SharedState(number, listen.workers, Path(folder), buckets)
-            gateway = create_gateway(settings, keys, source, shared)
+            shared = replace(state, number=number)
+            try:
+                gateway = create_gateway(settings, keys, source, shared)
+            except ValueError as error:  # such as the last key, which was revoked meanwhile
+                raise OperationFailed(str(error)) from None
             _serve_here(gateway, listen, lambda ports: listens())
 
-        WorkerPool(listen.workers, work, log.warning).run(lambda: announce(ports))
+        WorkerPool(listen.workers, work, log.warning, state.forget).run(lambda: announce(ports))
 
 
 def _serve_here(gateway: Gateway, listen: Listen, announce: Callable[[dict[str, int]], object]) -> None:
@@ -170,9 +172,7 @@ def _serve_here(gateway: Gateway, listen: Listen, announce: Callable[[dict[str, 
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_OBJECTS)
-        # Each connection is an open file.
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        allow_open_files()  # each connection is one
         server = _UvicornServer(config)
         server.gateway, server.listen, server.announce = gateway, listen, announce
         server.run([opened])

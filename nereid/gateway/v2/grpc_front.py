@@ -210,18 +210,3 @@ def _trailers(failure: Failure) -> tuple[tuple[str, str], ...]:
 
 async def _nothing() -> Any:
     raise AssertionError
-
-
-def _options(max_bytes: int) -> list[tuple[str, int]]:
-    """Return the limits of the server; the largest message has `max_bytes`."""
-    return [
-        ("grpc.max_receive_message_length", max_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_metadata_size", 2**14),
-        ("grpc.max_concurrent_streams", MAX_STREAMS),
-        ("grpc.max_connection_age_ms", MAX_CONNECTION_S * 1000),
-        ("grpc.max_connection_age_grace_ms", GRACE_S * 1000),
-        # Only uncompressed messages: unpacking has no limit of its own.
-        ("grpc.compression_enabled_algorithms_bitset", 1),
-        ("grpc.so_reuseport", 0),
-    ]

@@ -29,10 +29,13 @@ class WorkerPool:
         count: number of workers.
         work: runs in each worker, with its number, until a signal.
         log: receives a line for each restart.
+        forget: called with the number of a worker that has ended.
     """
 
-    def __init__(self, count: int, work: Work, log: Callable[[str], None]) -> None:
-        self._count, self._work, self._log = count, work, log
+    def __init__(
+        self, count: int, work: Work, log: Callable[[str], None], forget: Callable[[int], None]
+    ) -> None:
+        self._count, self._work, self._log, self._forget = count, work, log, forget
         self._numbers: dict[int, int] = {}
         self._began_s: dict[int, float] = {}
         self._due_s: dict[int, float] = {}
@@ -46,8 +49,9 @@ class WorkerPool:
             announce: called once all workers listen.
 
         Raises:
-            OperationFailed: a worker ended before it listened; its reason is on stderr.
+            OperationFailed: a worker ended before it listened, or all have ended; the reason is on stderr.
         """
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, children would leave no status
         signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)
         try:
             for number in range(self._count):
@@ -74,9 +78,12 @@ class WorkerPool:
     def _keep(self) -> None:
         while True:
             for number, status in self._ended().items():
+                self._forget(number)
                 pause_s = self._back_offs[number].next_s(time.monotonic() - self._began_s[number])
                 self._log(f"worker {number} ended with status {status}; it starts again in {pause_s:g} s")
                 self._due_s[number] = time.monotonic() + pause_s
+            if not self._numbers:  # the program that watches this one must notice
+                raise OperationFailed("all workers of the gateway have ended; their reasons are above")
             for number in [number for number, due_s in self._due_s.items() if due_s <= time.monotonic()]:
                 del self._due_s[number]
                 self._start(number)
@@ -115,14 +122,18 @@ class WorkerPool:
         found = {}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-                found[self._numbers.pop(ended[0])] = os.waitstatus_to_exitcode(ended[1])
+                # The first process of a container also gets the children of others.
+                if (number := self._numbers.pop(ended[0], None)) is not None:
+                    found[number] = os.waitstatus_to_exitcode(ended[1])
         return found
 
     def _end(self) -> None:
         self._send(signal.SIGTERM)
-        while self._ended() is not None and self._numbers:
+        self._ended()
+        while self._numbers:
             if self._is_stopped(None):
                 self._send(signal.SIGKILL)
+            self._ended()
         for each in (self._ready, self._is_ready):
             os.close(each)
 

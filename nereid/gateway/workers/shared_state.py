@@ -5,13 +5,14 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 from prometheus_client import values
+from prometheus_client.multiprocess import mark_process_dead
 
+from nereid.errors import OperationFailed
 from nereid.gateway.live import LastMinute
 from nereid.gateway.settings import Settings
 from nereid.gateway.workers.shared_buckets import SharedBuckets
@@ -47,23 +48,30 @@ class SharedState:
 
         A worker that is started again goes on with the counts of the one before.
         """
-        os.environ.setdefault(METRICS_FOLDER, str(self.folder))
+        if (found := os.environ.setdefault(METRICS_FOLDER, str(self.folder))) != str(self.folder):
+            raise OperationFailed(
+                f"{METRICS_FOLDER} is set to '{found}', and would mix the metrics of several programs",
+                f"unset {METRICS_FOLDER}",
+            )
         shared = values.MultiProcessValue(lambda: self.number)  # type: ignore[no-untyped-call]
         values.ValueClass = shared
 
     def settings(self, whole: Settings) -> Settings:
         """Return this worker's part of the limits of a gateway."""
-        return replace(
-            whole,
-            max_in_flight=ceil(whole.max_in_flight / self.count),
-            max_buffered_bytes=max(whole.max_body_bytes, whole.max_buffered_bytes // self.count),
-        )
+        # Not of `max_in_flight`: the limit adapts to what the server carries, and connections vary by worker.
+        part = whole.max_buffered_bytes // self.count
+        return replace(whole, max_buffered_bytes=max(whole.max_body_bytes, part))
 
     def report(self, report: Report) -> None:
-        """Show the other workers a report."""
+        """Show the other workers a report; on a full disk they see none."""
         path = self._path(self.number)
-        (new := path.with_suffix(".new")).write_bytes(msgspec.msgpack.encode(report))
-        new.replace(path)
+        with contextlib.suppress(OSError):
+            (new := path.with_suffix(".new")).write_bytes(msgspec.msgpack.encode(report))
+            new.replace(path)
+
+    def forget(self, number: int) -> None:
+        """Remove the gauges of a worker that has ended."""
+        mark_process_dead(number, str(self.folder))  # type: ignore[no-untyped-call]
 
     def others(self) -> Iterator[Report]:
         """Yield the recent reports of the other workers."""

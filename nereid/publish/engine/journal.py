@@ -5,6 +5,7 @@ every folder inside the repository for a model. The file is also the lock of the
 """
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ Kind = Literal["add", "publish", "retire", "remove"]
 # Up to `commit` the repository is unchanged. From `commit` on the actions are done, from `undo` on undone.
 Event = Literal["begin", "commit", "undo", "done", "undone"]
 FINISHED = frozenset({"done", "undone"})
+# Operations that free space. They must be possible on a full disk, so some space is kept for their files.
+FREEING = frozenset({"retire", "remove"})
+RESERVE, RESERVE_BYTES = "reserve", 2**17
 
 
 class Operation(Struct, frozen=True):
@@ -60,6 +64,8 @@ class Journal:
 
     def write(self, event: Event, operation: Operation, note: str = "") -> None:
         """Append an event; the staged files of a finished operation are removed."""
+        if operation.kind in FREEING:
+            (self.folder / RESERVE).unlink(missing_ok=True)
         if event in FINISHED and not operation.actions:
             # Before the line, as the files may fill the disk; without actions, they are not needed to undo.
             shutil.rmtree(self.staging(operation), ignore_errors=True)
@@ -98,4 +104,14 @@ def opened(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterato
         )
     folder.mkdir(exist_ok=True)
     with files.locked_file(folder / "journal.jsonl", "nereid publish", timeout_s) as file:
-        yield Journal(folder, file)
+        try:
+            yield Journal(folder, file)
+        finally:
+            _reserve(folder / RESERVE)
+
+
+def _reserve(path: Path) -> None:
+    """Take the space for operations on a full disk, as far as there is any."""
+    with contextlib.suppress(OSError):
+        if not path.exists() or path.stat().st_size < RESERVE_BYTES:
+            path.write_bytes(os.urandom(RESERVE_BYTES))  # a file system may compress zeros

@@ -1,0 +1,53 @@
+"""Checks of the models before a server starts: those that it must not serve."""
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from nereid.repository import checksums
+from nereid.repository.layout import hidden_models, readable_configs, served_versions, steps_of
+from nereid.repository.triton_rules import fatal_problem
+from nereid.server.command_line import ServerOptions
+
+RESTORE = "restore the file, or publish it as a new version"
+
+
+def unservable_models(options: ServerOptions) -> dict[str, str]:
+    """Return the models that must not be loaded, with the reasons.
+
+    Their load would keep Triton from serving, or a file of a published version has changed on the disk.
+    """
+    repository, profile = options.repository, options.profile
+    documents, hidden = readable_configs(repository, profile), hidden_models(repository, profile)
+    damage = cache(checksums.damage)
+    found = {}
+    for name, document in documents.items():
+        if name in hidden:
+            continue
+        if problem := fatal_problem(repository / name, document):
+            found[name] = f"model '{name}': {problem}"
+            continue
+        for model, version in _versions(repository / name, document):
+            if problem := damage(repository / model / str(version)):
+                text = f"version {version} of '{model}' is damaged: {problem}; fix: {RESTORE}"
+                found[name] = f"model '{name}': {text}"
+    return found | dict(_above(found, documents, hidden))
+
+
+def _above(
+    found: Mapping[str, str], documents: Mapping[str, Mapping[str, Any]], hidden: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the ensembles of models that are not served: Triton would load those models with the ensemble."""
+    for name, document in documents.items():
+        if name in hidden or name in found or document.get("platform") != "ensemble":
+            continue
+        if inner := next((model for model, _ in steps_of(document) if model in found), None):
+            yield name, f"model '{name}': its step '{inner}' is not served"
+
+
+def _versions(folder: Path, document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the versions that a model needs: its own, and those that it runs itself."""
+    for version in served_versions(folder, document):
+        yield folder.name, version
+    yield from steps_of(document)

@@ -1,0 +1,73 @@
+"""Checks of a repository before its server starts."""
+
+import hashlib
+import shutil
+
+import pytest
+
+from nereid.assets import REPOSITORY
+from nereid.server.command_line import ServerOptions
+from nereid.server.start_checks import unservable_models
+
+NETWORK = "efficientnet_lite0"
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A copy of the default repository with small files in place of the weights."""
+    ignored = shutil.ignore_patterns("*.onnx", ".*.nereid")
+    models = shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
+    for number in "12":
+        folder = models / NETWORK / number
+        (folder / "model.onnx").write_text(number)
+        digest = hashlib.sha256(number.encode()).hexdigest()
+        (folder / "SHA256SUMS").write_text(f"{digest}  model.onnx\n")
+    return models
+
+
+def reasons(repository, profile: str) -> dict[str, str]:
+    """Return the models that are not served, with the reasons."""
+    return unservable_models(ServerOptions(repository, profile))
+
+
+def test_unchanged_versions_are_served(repository):
+    """Files that were added later, and versions without checksums, do not matter."""
+    (repository / NETWORK / "1" / "notes.txt").write_text("mine")
+    (repository / NETWORK / "2" / "SHA256SUMS").unlink()
+    (repository / NETWORK / "2" / "model.onnx").write_text("changed")
+
+    assert reasons(repository, "cpu") == reasons(repository, "ensemble") == {}
+
+
+@pytest.mark.parametrize(
+    ("profile", "models"),
+    [("cpu", {"classify_v1"}), ("ensemble", {"classify_v1", "classify_v2", NETWORK})],
+)
+@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "changed"])
+def test_models_that_run_a_damaged_version_are_not_served(repository, profile, models, is_missing):
+    """Neither those that run the version themselves, nor the ensembles of a model that has it."""
+    path = repository / NETWORK / "1" / "model.onnx"
+    path.write_text("3")
+    if is_missing:
+        path.unlink()
+
+    found = reasons(repository, profile)
+
+    assert {*found} == models
+    what = "'model.onnx' is missing" if is_missing else "'model.onnx' has changed"
+    damaged = f"version 1 of '{NETWORK}' is damaged: {what}"
+    assert damaged in found["classify_v1"]
+    assert found["classify_v1"].endswith("; fix: restore the file, or publish it as a new version")
+    if profile == "ensemble":  # the network with both versions is one model of Triton
+        assert found["classify_v2"] == f"model 'classify_v2': its step '{NETWORK}' is not served"
+        assert damaged in found[NETWORK]
+
+
+def test_unreadable_file_is_damage(repository):
+    """A link to nowhere fails its model only."""
+    path = repository / NETWORK / "2" / "model.onnx"
+    path.unlink()
+    path.symlink_to("nowhere")
+
+    assert [*reasons(repository, "cpu")] == ["classify_v2"]
+    assert "cannot be read" in reasons(repository, "cpu")["classify_v2"]
