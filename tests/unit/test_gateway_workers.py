@@ -38,7 +38,8 @@ def work(number, listens):
     while not stop.is_set():
         time.sleep(0.01)
 
-WorkerPool(2, work, lambda line: print(line, flush=True), lambda number: None).run(lambda: print("all listen", flush=True))
+say = lambda line: print(line, flush=True)
+WorkerPool(2, work, say, lambda number: None).run(lambda: say("all listen"))
 """
 
 
