@@ -176,24 +176,26 @@ def exchange(port: int, head: str, body: bytes, closes: bool) -> http.client.HTT
         return answer
 
 
-def test_client_that_closes_its_sending_side_is_answered(base):
+@pytest.fixture(scope="module")
+def slow_image():
+    """An image that takes the server longer than the client takes to close its connection."""
+    with io.BytesIO() as file:
+        Image.new("RGB", (8000, 8000)).save(file, "PNG")
+        return file.getvalue()
+
+
+def test_client_that_closes_its_sending_side_is_answered(base, slow_image):
     """As `nc -N` and some load balancers do; the connection ends after the response."""
-    port = httpx.URL(base).port
-    answer = exchange(port, f"content-type: image/jpeg\r\ncontent-length: {len(PHOTO)}", PHOTO, True)
+    port, head = httpx.URL(base).port, f"content-type: image/png\r\ncontent-length: {len(slow_image)}"
+    answer = exchange(port, head, slow_image, True)
 
     assert (answer.status, answer.getheader("connection")) == (200, "close")
 
 
-def test_client_that_closes_both_sides_is_cancelled(base, both_profiles):
+def test_client_that_closes_both_sides_is_cancelled(base, both_profiles, slow_image):
     """The reset that answers the gateway's interim response cancels the request, before the next one."""
-    port = httpx.URL(base).port
+    port, image = httpx.URL(base).port, slow_image
     before = metric(base, both_profiles["cpu"], CLOSED)
-
-    with io.BytesIO() as file:
-        Image.new("RGB", (8000, 8000)).save(
-            file, "PNG"
-        )  # takes the server longer than the test of the client
-        image = file.getvalue()
 
     with socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection:
         head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(image)}\r\n\r\n"
