@@ -81,7 +81,7 @@ class Observer:
         self._pids = {SERVER: running.pid, GATEWAY: gateway_pid}
         self._gateway_port = gateway_port
         words = psutil.Process(running.record.pid).cmdline()
-        (self._prefix,) = (word.partition(REGION_PREFIX)[2] for word in words if REGION_PREFIX in word)
+        (self._prefix,) = {word.partition(REGION_PREFIX)[2] for word in words if REGION_PREFIX in word}
         self._seen: set[str] = set()
 
     def sample(self) -> Sample:

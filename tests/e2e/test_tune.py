@@ -84,7 +84,7 @@ def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer, 
 @pytest.mark.slow
 def test_settings_take_effect(models, tmp_path):
     """Threads are in the log, batches in the server's statistics; the repository itself is not touched."""
-    settings = {"instances": 1, "intra_op_thread_count": 2, "max_batch_size": 2}
+    settings = {"instances": 1, "intra_op_thread_count": 2, "max_batch_size": 2, "preferred_batch_size": 2}
     with trial(models, NETWORK, "ensemble", tmp_path) as trying:
         largest = []
         for candidate in ((), tuple(settings.items())):
