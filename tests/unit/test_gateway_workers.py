@@ -137,11 +137,14 @@ def test_memory_for_bodies_is_divided(tmp_path, count, buffered):
     assert own == replace(Settings(), max_buffered_bytes=max(buffered, own.max_body_bytes))
 
 
-def pool(behaviour: str) -> subprocess.Popen:
-    """Start a process with a pool of two workers."""
-    return subprocess.Popen(
-        [sys.executable, "-c", POOL, behaviour], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture
+def pool(request):
+    """A process with a pool of two workers, killed in the end."""
+    command = [sys.executable, "-c", POOL, getattr(request, "param", "good")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate(timeout=WATCHDOG_S)
 
 
 def started(process: subprocess.Popen) -> dict[int, int]:
@@ -151,42 +154,39 @@ def started(process: subprocess.Popen) -> dict[int, int]:
     return {int(number): int(pid) for _, number, pid in lines[:2]}
 
 
-def test_ended_worker_starts_again_and_a_signal_ends_all():
+def test_ended_worker_starts_again_and_a_signal_ends_all(pool):
     """The log names the worker and the pause; after SIGTERM no process is left, and the status is 0."""
-    process = pool("good")
-    pids = started(process)
+    pids = started(pool)
 
     os.kill(pids[1], signal.SIGKILL)
 
-    assert process.stdout.readline() == "worker 1 ended with status -9; it starts again in 0.1 s\n"
-    _, number, pid = process.stdout.readline().split()
+    assert pool.stdout.readline() == "worker 1 ended with status -9; it starts again in 0.1 s\n"
+    _, number, pid = pool.stdout.readline().split()
     assert (int(number), int(pid) != pids[1]) == (1, True)
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=WATCHDOG_S) == ("", "")
-    assert process.returncode == 0
+    pool.send_signal(signal.SIGTERM)
+    assert pool.communicate(timeout=WATCHDOG_S) == ("", "")
+    assert pool.returncode == 0
     for each in (pids[0], int(pid)):
         with pytest.raises(ProcessLookupError):
             os.kill(each, 0)
 
 
-def test_workers_end_with_a_killed_parent():
+def test_workers_end_with_a_killed_parent(pool):
     """No worker keeps the ports of a gateway that was killed."""
-    process = pool("good")
-    started(process)
+    started(pool)
 
-    process.kill()
+    pool.kill()
 
     # The pipe of the output ends with the last process that has it.
-    assert process.communicate(timeout=WATCHDOG_S) == ("", "")
+    assert pool.communicate(timeout=WATCHDOG_S) == ("", "")
 
 
-def test_worker_that_cannot_start_ends_the_gateway():
+@pytest.mark.parametrize("pool", ["broken"], indirect=True)
+def test_worker_that_cannot_start_ends_the_gateway(pool):
     """Its reason is on stderr, and no other worker is left."""
-    process = pool("broken")
+    out, errors = pool.communicate(timeout=WATCHDOG_S)
 
-    out, errors = process.communicate(timeout=WATCHDOG_S)
-
-    assert process.returncode == 1
+    assert pool.returncode == 1
     assert "all listen" not in out
     assert "error: why" in errors
     assert "a worker of the gateway did not start; its reason is above" in errors
