@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class BackgroundLoad:
         self._photo = COFFEE.read_bytes()
         self._over = threading.Event()
         self._failures: list[BaseException] = []
+        self._begins_s: dict[int, float] = {}
         self._thread = threading.Thread(target=self._run, name="background load")
 
     def __enter__(self) -> "BackgroundLoad":
@@ -75,6 +77,10 @@ class BackgroundLoad:
         if self._failures and not any(raised):
             raise self._failures[0]
 
+    def waits_since_s(self) -> float:
+        """Return the begin of the oldest request in flight, or now."""
+        return min([*self._begins_s.values(), time.monotonic()])
+
     def _run(self) -> None:
         try:
             asyncio.run(self._send_all())
@@ -82,9 +88,9 @@ class BackgroundLoad:
             self._failures.append(error)
 
     async def _send_all(self) -> None:
-        await asyncio.gather(*(self._send(PROTOCOLS[number % 2]) for number in range(self._count)))
+        await asyncio.gather(*(self._send(number, PROTOCOLS[number % 2]) for number in range(self._count)))
 
-    async def _send(self, protocol: ProtocolName) -> None:
+    async def _send(self, caller: int, protocol: ProtocolName) -> None:
         @asynccontextmanager
         async def opened() -> AsyncIterator[Send[str]]:
             # A new connection after each failure: gRPC reconnects an old one only after seconds.
@@ -92,7 +98,7 @@ class BackgroundLoad:
             async with AsyncClassifier(
                 url, protocol, self._model, self._timeout_s, api_key=self._api_key
             ) as classifier:
-                yield lambda: self._classify(classifier)
+                yield lambda: self._classify(caller, classifier)
 
         await send_repeatedly(
             opened,
@@ -101,9 +107,12 @@ class BackgroundLoad:
             self._pause_s,
         )
 
-    async def _classify(self, classifier: AsyncClassifier) -> tuple[str, bool]:
+    async def _classify(self, caller: int, classifier: AsyncClassifier) -> tuple[str, bool]:
+        self._begins_s[caller] = time.monotonic()
         try:
             failure = self._check(await classifier.classify(self._photo, top_k=1))
         except ClassifierError as error:
             failure = str(error) or type(error).__name__
+        finally:
+            del self._begins_s[caller]
         return failure, not failure

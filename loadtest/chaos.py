@@ -168,7 +168,11 @@ def play(scene: Scene, fault: str, load: BackgroundLoad) -> Round:
     began_s, first = time.monotonic(), len(load.requests)
     FAULTS[fault](scene)
     over_s = time.monotonic()
-    while not (is_calm(load.requests[first:], over_s, CALM_S) and is_ready(scene.running.record)):
+    while not (
+        load.waits_since_s() > over_s
+        and is_calm(load.requests[first:], over_s, CALM_S)
+        and is_ready(scene.running.record)
+    ):
         if time.monotonic() - over_s > MAX_RECOVERY_S:
             ends = "\n".join(each.failure for each in load.requests[-10:])
             raise SystemExit(f"{fault}: no recovery within {MAX_RECOVERY_S:g} s; the last requests:\n{ends}")

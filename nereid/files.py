@@ -12,6 +12,8 @@ from typing import BinaryIO
 
 from nereid.errors import OperationFailed
 
+# Errors of the system for a full disk and a used up quota.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LOCK_TIMEOUT_S = 5.0
 POLL_S = 0.02
 

@@ -1,7 +1,6 @@
 """Exit codes of the command line, and the one place that maps errors to them."""
 
 import contextlib
-import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -10,11 +9,11 @@ from typing import Any, NoReturn
 from typer._click.exceptions import ClickException  # Typer's copy of Click; not exported otherwise
 from typer.core import TyperGroup
 
+from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.serving_errors import ServingError
 
 FAILED, WRONG_USAGE = 1, 2
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def exit_code(error: Exception) -> int:
@@ -30,7 +29,7 @@ def reason(error: Exception) -> str:
         return error.format_message().rstrip(".") + fix
     if isinstance(error, OSError):
         # Of the two files of a copy, the second is written.
-        name = error.filename2 if error.errno in FULL and error.filename2 else error.filename
+        name = error.filename2 if error.errno in files.FULL and error.filename2 else error.filename
         named = f"'{name}': " if name else ""
         return f"{named}{error.strerror or error}"
     return str(error)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -32,7 +33,7 @@ TokenFile: TypeAlias = Annotated[
         envvar="NEREID_TOKEN_FILE",
     ),
 ]
-# Marks a command whose user knows of further servers.
+# Marks a command that has printed the note about further servers.
 NOTED = "noted"
 OPTIONS = {"server": (Address, ""), "token_file": (TokenFile, None)}
 
@@ -70,12 +71,9 @@ def find_server(context: typer.Context, repository: Path) -> "ServerRecord | Non
     found = run_dir.find_servers(run_dir.root(environment(context)), repository)
     if found[1:] and not context.meta.get(NOTED):
         context.meta[NOTED] = True
-        addresses = ", ".join(f"{each.host}:{each.ports.grpc}" for each in found[:-1])
-        typer.echo(
-            "note: several servers serve this repository; this command uses the newest. "
-            f"Others: {addresses}; fix: repeat it with --server HOST:PORT for each",
-            err=True,
-        )
+        others = ", ".join(str(each.pid) for each in found[:-1])
+        text = f"note: this command uses the newest server of this repository, pid {found[-1].pid}"
+        print(f"{text}; it does not reach pid {others}", file=sys.stderr)
     return found[-1] if found else None
 
 

@@ -116,11 +116,10 @@ class CheckedOptions:
         self, protocol: ProtocolName, tensor: Any, outputs: Sequence[str], remaining_s: float
     ) -> dict[str, Any]:
         """Return the arguments of tritonclient's `infer`, except the model and the client's timeout."""
-        counts = {name: self.top_k if name == SCORES else 0 for name in outputs}
         requested = HttpOutput if protocol == "http" else tritonclient.grpc.InferRequestedOutput
         return {
             "inputs": [tensor],
-            "outputs": [requested(name, class_count=count) for name, count in counts.items()],
+            "outputs": [requested(name, class_count=self.top_k if name == SCORES else 0) for name in outputs],
             "headers": dict(self.headers),
             "request_id": self.request_id,
             "timeout": max(1, int(remaining_s * 1e6)),

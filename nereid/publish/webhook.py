@@ -7,7 +7,6 @@ address returns the result of the publication.
 """
 
 import contextlib
-import errno
 import hashlib
 import hmac
 import json
@@ -21,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from nereid import json_lines
+from nereid import files, json_lines
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.drop_entry import SUFFIX
 from nereid.publish.drop_folder import JOURNAL, Line, Report
@@ -227,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         except TimeoutError:
             status, content = HTTPStatus.REQUEST_TIMEOUT, {"error": f"nothing arrived for {READ_S:g} s"}
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            is_full = error.errno in files.FULL
             status = HTTPStatus.INSUFFICIENT_STORAGE if is_full else HTTPStatus.INTERNAL_SERVER_ERROR
             content = {"error": f"cannot be stored: {error.strerror}"}
         body = json.dumps(content).encode() + b"\n"

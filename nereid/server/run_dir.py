@@ -10,11 +10,11 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nereid import files
 from nereid.addresses import UNIX, unix_path
@@ -25,7 +25,7 @@ from nereid.server.ports import Ports
 SERVER_FILE, GATEWAY_FILE = "server.json", "gateway.json"
 # Source: unix(7), sun_path without the final null byte.
 MAX_SOCKET_PATH = 107
-RESTART = "restart the server that wrote it"
+Record = TypeVar("Record", "ServerRecord", "GatewayRecord")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +156,15 @@ def find_all(base: Path) -> list[ServerRecord]:
 
 def find_gateways(base: Path, repository: Path) -> list[GatewayRecord]:
     """Return the running gateways of `repository`, the newest last."""
-    return [
-        GatewayRecord(**record) for record in _records(base, _folder(base, repository).name, GATEWAY_FILE)
-    ]
+    return _records(base, _folder(base, repository).name, GATEWAY_FILE, lambda found: GatewayRecord(**found))
 
 
 def orphans(base: Path, repository: Path) -> list[tuple[int, Path]]:
     """Return pid and run directory of the servers of `repository` whose supervisor has ended before them."""
     found = []
     for path in _folder(base, repository).glob(f"*/{SERVER_FILE}") if _is_private(base) else ():
-        with contextlib.suppress(OSError, ServerError, KeyError):
-            pid = _read(path)["pid"]
+        with contextlib.suppress(OSError, ServerError):
+            pid = _read(path, _server).pid
             if not files.is_locked(path.parent) and is_server_of(pid, path.parent):
                 found.append((pid, path.parent))
     return found
@@ -183,37 +181,34 @@ def is_server_of(pid: int, run_dir: Path) -> bool:
 
 
 def _running(base: Path, folder: str) -> list[ServerRecord]:
-    return [_server(record) for record in _records(base, folder, SERVER_FILE)]
+    return _records(base, folder, SERVER_FILE, _server)
 
 
-def _server(record: dict[str, Any]) -> ServerRecord:
-    try:
-        more = {"ports": Ports(**record["ports"]), "fitted_backends": tuple(record["fitted_backends"])}
-        return ServerRecord(**record | more)
-    except (KeyError, TypeError) as error:
-        raise ServerError(f"a {SERVER_FILE} is damaged, or of another release: {error!r}", RESTART) from None
+def _server(found: dict[str, Any]) -> ServerRecord:
+    more = {"ports": Ports(**found["ports"]), "fitted_backends": tuple(found["fitted_backends"])}
+    return ServerRecord(**found | more)
 
 
-def _records(base: Path, folder: str, name: str) -> list[dict[str, Any]]:
+def _records(base: Path, folder: str, name: str, build: Callable[[dict[str, Any]], Record]) -> list[Record]:
     """Return the records of running processes, the newest last; ignores files that others could write."""
     if not _is_private(base):
         return []
-    found: list[tuple[float, dict[str, Any]]] = []
+    found: list[tuple[float, Record]] = []
     for path in base.glob(f"{folder}/*/{name}"):
         with contextlib.suppress(FileNotFoundError):  # its process may have just ended
             if files.is_locked(path.parent):
-                found.append((path.stat().st_mtime, _read(path)))
+                found.append((path.stat().st_mtime, _read(path, build)))
     return [record for _, record in sorted(found, key=lambda pair: pair[0])]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, build: Callable[[dict[str, Any]], Record]) -> Record:
     try:
-        document = json.loads(path.read_bytes())
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        raise ServerError(f"'{path}' is damaged: expected a JSON object", RESTART)
-    return document
+        return build(json.loads(path.read_bytes()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ServerError(
+            f"'{path}' is damaged: expected the record of this release, got: {error}",
+            "restart the process that wrote it",
+        ) from None
 
 
 def _folder(base: Path, repository: Path) -> Path:

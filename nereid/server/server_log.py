@@ -37,11 +37,11 @@ TAIL_LINES = 30
 # Time, process and place in the source, before the message.
 LOG_HEAD = re.compile(r"^([IWE]\d{4} [^\]]*\] |\[\w+\] )")
 # Without a limit, a server without free descriptors writes 100,000 lines per second.
-PERIOD_S, MAX_REPETITIONS, MAX_MESSAGES = 10.0, 20, 10_000
+PERIOD_S, MAX_REPETITIONS, MAX_MESSAGES, MAX_CHARACTERS = 10.0, 20, 10_000, 300
 
 
-class Repetitions:
-    """Counts the lines with the same message, and shows how many were left out.
+class LineLimit:
+    """Limits the lines with the same message in a period, and shows how many were left out.
 
     Args:
         show: receives a line about each message that was left out in the last period.
@@ -53,11 +53,11 @@ class Repetitions:
         self._counts: Counter[str] = Counter()
         self._began_s = clock()
 
-    def has_enough(self, line: str) -> bool:
+    def is_exceeded(self, line: str) -> bool:
         """Return whether a line is to be left out: its message has been there often in this period."""
         if self._clock() - self._began_s >= PERIOD_S or len(self._counts) >= MAX_MESSAGES:
             self._report()
-        message = LOG_HEAD.sub("", line)
+        message = LOG_HEAD.sub("", line)[:MAX_CHARACTERS]
         self._counts[message] += 1
         return self._counts[message] > MAX_REPETITIONS
 
@@ -74,7 +74,7 @@ class ServerLog:
 
     def __init__(self, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._show = show
-        self._repetitions = Repetitions(show, clock)
+        self._limit = LineLimit(show, clock)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         # The reasons of models that failed to load.
         self.failures: dict[str, str] = {}
@@ -95,7 +95,7 @@ class ServerLog:
                 self._show("no GPU: serving on the CPU (Triton's CUDA, NVML and DCGM warnings are left out)")
         elif not self._is_repetition(line):
             self._remember(line)
-            if not self._repetitions.has_enough(line):
+            if not self._limit.is_exceeded(line):
                 self._show(line)
 
     def tail(self) -> str:

@@ -1,6 +1,6 @@
 """Checks of the models before a server starts: those that it must not serve."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from nereid.repository.layout import hidden_models, readable_configs, served_ver
 from nereid.repository.triton_rules import fatal_problem
 from nereid.server.command_line import ServerOptions
 
+Documents = Mapping[str, Mapping[str, Any]]
 RESTORE = "restore the file, or publish it as a new version"
 
 
@@ -32,17 +33,17 @@ def unservable_models(options: ServerOptions) -> dict[str, str]:
             if problem := damage(repository / model / str(version)):
                 text = f"version {version} of '{model}' is damaged: {problem}; fix: {RESTORE}"
                 found[name] = f"model '{name}': {text}"
-    return found | dict(_above(found, documents, hidden))
+    # Triton would load a left-out model again with an ensemble that runs it, or with one that runs that one.
+    while above := dict(_above(found, documents)):
+        found |= above
+    return {name: reason for name, reason in found.items() if name not in hidden}
 
 
-def _above(
-    found: Mapping[str, str], documents: Mapping[str, Mapping[str, Any]], hidden: Collection[str]
-) -> Iterator[tuple[str, str]]:
-    """Yield the ensembles of models that are not served: Triton would load those models with the ensemble."""
+def _above(found: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:
+    """Yield the further ensembles that run models which are not served, with the reasons."""
     for name, document in documents.items():
-        if name in hidden or name in found or document.get("platform") != "ensemble":
-            continue
-        if inner := next((model for model, _ in steps_of(document) if model in found), None):
+        steps = () if name in found or document.get("platform") != "ensemble" else steps_of(document)
+        if inner := next((model for model, _ in steps if model in found), None):
             yield name, f"model '{name}': its step '{inner}' is not served"
 
 

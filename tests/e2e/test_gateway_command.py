@@ -12,9 +12,10 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import psutil
 import pytest
 from PIL import Image
 from tritonclient.grpc import InferenceServerClient
@@ -202,6 +203,12 @@ def workers_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def connections_of(pid: int, port: int) -> int:
+    """Return the number of connections that a process has accepted on a port."""
+    found = psutil.Process(pid).net_connections("tcp")
+    return sum(each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in found)
+
+
 def requests_of(page: str) -> float:
     """Return the number of predictions that a page of metrics counts."""
     found = re.findall(r'^nereid_gateway_requests_total\{endpoint="/predict".* (\S+)$', page, re.MULTILINE)
@@ -216,6 +223,13 @@ def test_workers_are_one_gateway(both_profiles, tmp_path, nereid_key):
     words += ["--workers", "2", "--grpc-port", str(grpc)]
     with gateway(tmp_path / "log", *words) as (process, address), ThreadPoolExecutor(8) as pool:
         first, second = workers_of(process.pid)
+        port = int(address.rpartition(":")[2])
+        with ExitStack() as held:
+            for _ in range(40):
+                connection = held.enter_context(closing(http.client.HTTPConnection("127.0.0.1", port)))
+                connection.request("GET", "/healthz")
+                assert connection.getresponse().read()
+            assert all(connections_of(pid, port) for pid in (first, second))
 
         # Each request has a connection of its own, so both workers get some.
         statuses = [status for status, _ in pool.map(lambda _: post(address), range(40))]

@@ -1,7 +1,9 @@
 """The background load reports each request, and its own errors."""
 
+import socket
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -15,6 +17,17 @@ class Nowhere:
     def url(self, protocol: str) -> str:
         """Return it."""
         return "127.0.0.1:1"
+
+
+class At(Nowhere):
+    """An address on this machine."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def url(self, protocol: str) -> str:
+        """Return it."""
+        return f"127.0.0.1:{self._port}"
 
 
 class Broken:
@@ -33,6 +46,17 @@ def test_failed_requests_are_reported():
     assert all(each.failure for each in load.requests)
     assert all(0 <= each.end_s - each.begin_s < 10 for each in load.requests)
     assert all(each.end_s <= time.monotonic() for each in load.requests)
+
+
+def test_oldest_request_in_flight_is_known():
+    """A caller that hangs shows, though the others go on."""
+    began_s = time.monotonic()
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        port = silent.getsockname()[1]
+        with BackgroundLoad(At(port), "classify", 1, timeout_s=0.5) as load:
+            wait_until(lambda: began_s < load.waits_since_s() < time.monotonic() - 0.1)
+
+    assert load.waits_since_s() >= load.requests[-1].end_s
 
 
 def test_error_of_a_caller_ends_the_context():

@@ -6,21 +6,17 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 
-from nereid.gateway.admission.keys import Key, make
-from nereid.gateway.admission.quotas import Quotas
-from nereid.gateway.failures import Failure
+from nereid.errors import OperationFailed
+from nereid.gateway.admission import token_buckets
+from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.live import Live
 from nereid.gateway.settings import Settings
-from nereid.gateway.workers import shared_buckets
-from nereid.gateway.workers.shared_buckets import SharedBuckets
-from nereid.gateway.workers.shared_state import MAX_AGE_S, Report, SharedState
+from nereid.gateway.workers.shared_state import MAX_AGE_S, METRICS_FOLDER, Report, SharedState
 
 WATCHDOG_S = 60
-ANNA, BERT = (make(name, frozenset({"infer"}), datetime.now(UTC))[0] for name in ("anna", "bert"))
 # Workers that print when they start, of which one ends when the test says so.
 POOL = """
 import os, sys, time
@@ -31,7 +27,7 @@ from nereid.processes import StopFlag
 
 def work(number, listens):
     stop = StopFlag()
-    os.write(1, b"worker %d %d\\n" % (number, os.getpid()))  # a line of its own beside the other worker's
+    os.write(1, b"worker %d %d\\n" % (number, os.getpid()))  # in one piece
     if sys.argv[1] == "broken" and number:
         raise OperationFailed("why")
     listens()
@@ -43,8 +39,19 @@ WorkerPool(2, work, say, lambda number: None).run(lambda: say("all listen"))
 """
 
 
-def taken(quotas: Quotas, owner: Key, tries: int) -> int:
-    """Return how many of several tokens a key got."""
+# Four processes that take tokens of one key in the same moment, and then one that takes some of two keys.
+QUOTAS = """
+import os, sys
+from datetime import UTC, datetime
+from nereid.gateway.admission.keys import make
+from nereid.gateway.admission.quotas import Quotas
+from nereid.gateway.failures import Failure
+
+BURST = int(sys.argv[1])
+quotas = Quotas(1e-9, BURST)
+anna, bert = (make(name, frozenset({"infer"}), datetime.now(UTC))[0] for name in ("anna", "bert"))
+
+def taken(owner, tries):
     found = 0
     for _ in range(tries):
         try:
@@ -54,47 +61,49 @@ def taken(quotas: Quotas, owner: Key, tries: int) -> int:
             pass
     return found
 
+start, go = os.pipe()
+pids = []
+for _ in range(4):
+    if not (pid := os.fork()):
+        os.read(start, 1)
+        os._exit(taken(anna, BURST // 2))  # the status of a process has one byte
+    pids.append(pid)
+os.write(go, b"." * 4)
+print(sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids), taken(anna, 1), taken(bert, 1))
+"""
+
 
 def test_processes_share_the_tokens_of_a_key():
-    """Four processes that take in the same moment get as many as one would, and each key has its own."""
-    burst, processes = 400, 4
-    quotas = Quotas(1e-9, burst, SharedBuckets())
-    start, go = os.pipe()
-    pids = []
-    for _ in range(processes):
-        if not (pid := os.fork()):
-            found = 255
-            try:
-                os.read(start, 1)
-                found = taken(quotas, ANNA, burst // 2)
-            finally:
-                os._exit(found)  # the status of a process has one byte
-        pids.append(pid)
+    """Together they get as many as one would, and each key has its own."""
+    burst = 400
 
-    os.write(go, b"." * processes)
+    done = subprocess.run(
+        [sys.executable, "-c", QUOTAS, str(burst)], capture_output=True, text=True, timeout=WATCHDOG_S
+    )
 
-    found = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    os.close(start)
-    os.close(go)
-    assert sum(found) == burst
-    assert taken(quotas, ANNA, 1) == 0
-    assert taken(quotas, BERT, 1) == 1
+    assert (done.stdout.split(), done.stderr) == ([str(burst), "0", "1"], "")
 
 
 def test_table_of_buckets_never_fills_up(monkeypatch):
     """If there are more keys than entries, the one that was used least recently starts anew."""
-    monkeypatch.setattr(shared_buckets, "SLOTS", 4)
-    buckets = SharedBuckets()
-    names = ["", *(f"{number:08x}" for number in range(4))]
+    monkeypatch.setattr(token_buckets, "SLOTS", 4)
+    buckets, names = TokenBuckets(), ["", *(f"{number:08x}" for number in range(4))]
     for at_s, name in enumerate(names):
-        buckets.put(name, 1.0, float(at_s))
+        with buckets.held(name) as bucket:
+            bucket.tokens, bucket.at_s = 1.0, float(at_s)
 
-    assert [buckets.get(name) for name in names] == [None, *((1.0, float(at_s)) for at_s in range(1, 5))]
+    found = []
+    for name in names:
+        with buckets.held(name) as bucket:
+            found.append(bucket.at_s)
+            bucket.at_s = None  # nothing is stored
+
+    assert found == [None, 1.0, 2.0, 3.0, 4.0]
 
 
 def state(folder, number: int) -> SharedState:
     """Return the state of one of three workers."""
-    return SharedState(number, 3, folder, SharedBuckets())
+    return SharedState(number, 3, folder, TokenBuckets())
 
 
 def test_worker_sees_recent_reports_of_the_others(tmp_path):
@@ -132,9 +141,27 @@ def test_last_minute_of_all_workers_adds_up(tmp_path):
 @pytest.mark.parametrize(("count", "buffered"), [(1, 2**29), (3, 2**29 // 3), (64, 32 * 2**20)])
 def test_memory_for_bodies_is_divided(tmp_path, count, buffered):
     """Together the workers take as much as one gateway, and each can take the largest body."""
-    own = SharedState(0, count, tmp_path, SharedBuckets()).settings(Settings())
+    own = SharedState(0, count, tmp_path, TokenBuckets()).settings(Settings())
 
     assert own == replace(Settings(), max_buffered_bytes=max(buffered, own.max_body_bytes))
+
+
+def test_metrics_are_not_mixed_with_those_of_another_program(tmp_path, monkeypatch):
+    """A folder that the environment sets has other metrics in it."""
+    monkeypatch.setenv(METRICS_FOLDER, "/elsewhere")
+
+    with pytest.raises(OperationFailed, match=f"{METRICS_FOLDER} is set to '/elsewhere', .*; fix: unset"):
+        state(tmp_path, 0).share_metrics()
+
+
+def test_ended_worker_leaves_no_gauges(tmp_path):
+    """Its counters stay, because the worker that replaces it goes on with them."""
+    for name in ("gauge_livesum_1.db", "gauge_livesum_2.db", "counter_1.db"):
+        (tmp_path / name).touch()
+
+    state(tmp_path, 0).forget(1)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"gauge_livesum_2.db", "counter_1.db"}
 
 
 @pytest.fixture
@@ -169,6 +196,20 @@ def test_ended_worker_starts_again_and_a_signal_ends_all(pool):
     for each in (pids[0], int(pid)):
         with pytest.raises(ProcessLookupError):
             os.kill(each, 0)
+
+
+def test_gateway_without_any_worker_ends(pool):
+    """The program that watches it must notice."""
+    pids = started(pool)
+    os.kill(pool.pid, signal.SIGSTOP)  # both are dead when it looks again
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+
+    os.kill(pool.pid, signal.SIGCONT)
+
+    _, errors = pool.communicate(timeout=WATCHDOG_S)
+    assert pool.returncode == 1
+    assert "all workers of the gateway have ended; their reasons are above" in errors
 
 
 def test_workers_end_with_a_killed_parent(pool):

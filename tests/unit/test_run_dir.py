@@ -54,13 +54,17 @@ def test_newest_of_two_servers_is_found(base, tmp_path):
     "content", [b"", b"{", b"[]", b"\xff\xfe", b"{}"], ids=["empty", "cut off", "list", "no text", "fields"]
 )
 def test_damaged_record_is_named(base, tmp_path, content):
-    """Whoever looks for the server learns which file is damaged, and what to do."""
+    """The error has the path of the file, and what to do; a gateway's record is checked, too."""
     with run_dir.occupy(base, tmp_path) as folder:
         run_dir.write(folder, record(tmp_path))
         (folder / "server.json").write_bytes(content)
 
-        with pytest.raises(ServerError, match=r"server\.json'? is damaged.*; fix: restart the server"):
-            run_dir.find(base, tmp_path)
+        (folder / "gateway.json").write_bytes(content)
+
+        for find, name in ((run_dir.find, "server"), (run_dir.find_gateways, "gateway")):
+            text = rf"'{folder}/{name}\.json' is damaged: expected .*, got: .*; fix: restart the process"
+            with pytest.raises(ServerError, match=text):
+                find(base, tmp_path)
 
 
 def test_server_without_a_supervisor_is_an_orphan(base, tmp_path):

@@ -71,3 +71,16 @@ def test_unreadable_file_is_damage(repository):
 
     assert [*reasons(repository, "cpu")] == ["classify_v2"]
     assert "cannot be read" in reasons(repository, "cpu")["classify_v2"]
+
+
+def test_ensemble_of_an_ensemble_is_left_out_too(repository):
+    """Triton would load the damaged version with either of them."""
+    shutil.copytree(repository / "classify_v2", outer := repository / "outer")
+    text = (outer / "config.pbtxt").read_text().replace("classify_v2", "outer")
+    (outer / "config.pbtxt").write_text(text.replace(NETWORK, "classify_v2"))
+    (repository / NETWORK / "1" / "model.onnx").unlink()
+
+    found = reasons(repository, "ensemble")
+
+    assert {*found} == {NETWORK, "classify_v1", "classify_v2", "outer"}
+    assert found["outer"] == "model 'outer': its step 'classify_v2' is not served"

@@ -16,6 +16,7 @@ import uvicorn
 
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.models import ModelSource
@@ -23,7 +24,6 @@ from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway
 from nereid.gateway.v2.grpc_front import GrpcFront
 from nereid.gateway.workers.pool import WorkerPool
-from nereid.gateway.workers.shared_buckets import SharedBuckets
 from nereid.gateway.workers.shared_state import REPORT_S, SharedState
 from nereid.processes import allow_open_files, on_signals
 
@@ -139,7 +139,7 @@ def serve(
         _serve_here(gateway, listen, announce)
         return
     with _reserved(listen) as (ports, listen), tempfile.TemporaryDirectory() as folder:
-        state = SharedState(0, listen.workers, Path(folder), SharedBuckets())
+        state = SharedState(0, listen.workers, Path(folder), TokenBuckets())
 
         def work(number: int, listens: Callable[[], object]) -> None:
             shared = replace(state, number=number)

@@ -79,17 +79,26 @@ class WorkerPool:
         while True:
             for number, status in self._ended().items():
                 self._forget(number)
-                pause_s = self._back_offs[number].next_s(time.monotonic() - self._began_s[number])
-                self._log(f"worker {number} ended with status {status}; it starts again in {pause_s:g} s")
-                self._due_s[number] = time.monotonic() + pause_s
+                self._delay(number, f"ended with status {status}")
             if not self._numbers:  # the program that watches this one must notice
                 raise OperationFailed("all workers of the gateway have ended; their reasons are above")
             for number in [number for number, due_s in self._due_s.items() if due_s <= time.monotonic()]:
-                del self._due_s[number]
-                self._start(number)
+                self._restart(number)
             next_s = min(self._due_s.values(), default=None)
             if self._is_stopped(None if next_s is None else max(0.0, next_s - time.monotonic())):
                 return
+
+    def _restart(self, number: int) -> None:
+        del self._due_s[number]
+        try:
+            self._start(number)
+        except OSError as error:  # too many processes, or too little memory
+            self._delay(number, f"cannot start: {error.strerror}")
+
+    def _delay(self, number: int, what: str) -> None:
+        pause_s = self._back_offs[number].next_s(time.monotonic() - self._began_s[number])
+        self._log(f"worker {number} {what}; it starts again in {pause_s:g} s")
+        self._due_s[number] = time.monotonic() + pause_s
 
     def _is_stopped(self, timeout_s: float | None) -> bool:
         """Wait for a signal; return whether it ends the gateway."""

@@ -13,9 +13,9 @@ from prometheus_client import values
 from prometheus_client.multiprocess import mark_process_dead
 
 from nereid.errors import OperationFailed
+from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.live import LastMinute
 from nereid.gateway.settings import Settings
-from nereid.gateway.workers.shared_buckets import SharedBuckets
 
 # Seconds between two reports of a worker, and the age at which one no longer counts.
 REPORT_S, MAX_AGE_S = 1.0, 5.0
@@ -41,7 +41,7 @@ class SharedState:
     number: int
     count: int
     folder: Path
-    buckets: SharedBuckets
+    buckets: TokenBuckets
 
     def share_metrics(self) -> None:
         """Store the metrics that this process creates from now on in files, which every worker can add up.
