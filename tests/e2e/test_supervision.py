@@ -238,6 +238,8 @@ def test_variant_is_back_with_its_only_instance(tmp_path, number):
     with serving(repository, tmp_path / "run") as served, ThreadPoolExecutor(4) as pool:
         callers = [pool.submit(send_until, over, served, failures) for _ in range(4)]
         try:
+            # Each caller has had answers by then; a request inside the killed process gets none.
+            wait_until(lambda: served.metric("probes_total", model="look") > 1, "probes")
             os.kill(served.stubs("eyes")[0].process.pid, number)
             wait_until(lambda: served.metric("repairs_total", model="eyes") == 1, "repair")
             wait_until(served.is_ready, "ready again")
