@@ -161,6 +161,23 @@ async def test_rejected_body_is_read_for_a_limited_time(monkeypatch):
     assert not kept.is_closing()
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["body ends", "body never ends"])
+@asynchronous
+async def test_rejected_body_is_read_before_the_connection_closes(monkeypatch, ends):
+    """With `Connection: close`, an early rejection is not lost: the rest of the body is discarded first."""
+    monkeypatch.setattr(bounded_protocol, "LINGER_S", 0.5)
+    protocol, wire = connect()
+    protocol.data_received(POST + b"connection: close\r\nx-api-key: wrong\r\ncontent-length: 200\r\n\r\n")
+    assert await wire.status() == b"401"
+    assert b"connection: close" in wire.written
+    assert not wire.is_closing()
+
+    protocol.data_received(bytes(200 if ends else 199))
+
+    assert wire.is_closing() == ends
+    await wire.closed.wait()
+
+
 PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\n'
 
 

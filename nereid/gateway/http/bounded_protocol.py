@@ -1,8 +1,9 @@
 """HTTP/1.1 of the gateway's connections, with limits on time and size."""
 
 import asyncio
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 2**10
 # Seconds for the head of a request, from the connection or from the head's first byte.
@@ -27,6 +28,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """HTTP with limits that uvicorn lacks: for heads, trailers, tiny pieces, and late heads and bodies."""
 
     _head_bytes = _pieces = _piece_bytes = 0
+    _closes_after_body = False
     _linger: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -100,6 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self._head_bytes = self._pieces = self._piece_bytes = 0
         super().on_headers_complete()
+        self.cycle.transport = _TransportOfRequest(self, self.cycle)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Restart the count of head bytes; many tiny pieces end the connection."""
@@ -122,9 +125,31 @@ class BoundedProtocol(HttpToolsProtocol):
             self._linger.cancel()
             self._linger = None
         super().on_message_complete()
+        if self._closes_after_body:
+            self.transport.close()
+
+    def close_after_body(self) -> None:
+        """Close the connection at the end of the current body, or when the wait for this end is over."""
+        self._closes_after_body = True
 
     def on_response_complete(self) -> None:
         """Wait for the rest of the body for a limited time."""
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
             self._linger = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+class _TransportOfRequest:
+    """The transport as a request sees it: after the response, it closes only when the body was discarded."""
+
+    def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol, self._cycle = protocol, cycle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol.transport, name)
+
+    def close(self) -> None:
+        if self._cycle.response_complete and self._cycle.more_body:
+            self._protocol.close_after_body()
+        else:
+            self._protocol.transport.close()
