@@ -93,9 +93,10 @@ class Addition(NamedTuple):
         count = f" count: {self.instances}" if self.instances else ""
         return f"instance_group {{ kind: KIND_CPU{count} }}"
 
-    @property
-    def _batching(self) -> str:
-        return "dynamic_batching {}" if self.can_batch else "# The network computes one image at a time."
+    def _batching(self, instances: str) -> Sequence[str]:
+        if not self.can_batch:
+            return ["# The network computes one image at a time."]
+        return ["dynamic_batching {}"] if instances == ON_GPU else SMALL_BATCHES
 
     def _network(self, comment: str, batch: int, instances: str) -> str:
         warm_up = [
@@ -112,7 +113,7 @@ class Addition(NamedTuple):
             self._scores_output(self.output.name),
             ALL_VERSIONS,
             instances,
-            self._batching,
+            *self._batching(instances),
             "# Every batch size is a new shape, and its first run is slow.",
             *warm_up,
         )
@@ -127,7 +128,7 @@ class Addition(NamedTuple):
             f"output {{ name: {_quoted(self.input.name)} {self.input.kind} }}",
             VERSION,
             instances,
-            self._batching,
+            *self._batching(instances),
             parameters=self.parameters,
         )
 
@@ -158,7 +159,7 @@ class Addition(NamedTuple):
             self._scores_output(),
             VERSION,
             self._on_cpu,
-            *(SMALL_BATCHES if self.can_batch else [self._batching]),
+            *self._batching(self._on_cpu),
             parameters=[p for key, name in parts.items() for p in ((key, name), (f"{key}_version", "1"))],
         )
 

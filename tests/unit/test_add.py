@@ -207,6 +207,24 @@ def test_only_the_wanted_hardware_gets_configs(repository, file):
     }
 
 
+def test_batches_are_small_on_a_cpu_and_any_on_a_gpu(repository, file):
+    """On a CPU, large batches would leave the other instance without work."""
+    add(repository, request(file, profiles=("cpu", "gpu")), None)
+
+    is_small = {
+        str(path.relative_to(repository)): "preferred_batch_size: [ 2, 4 ]" in path.read_text()
+        for path in repository.rglob("*.pbtxt")
+        if "dynamic_batching" in path.read_text()
+    }
+    assert is_small == {
+        "small_network/config.pbtxt": True,
+        "small_network/configs/gpu.pbtxt": False,
+        "small_preprocess/config.pbtxt": True,
+        "small_preprocess/configs/gpu.pbtxt": False,
+        "small_v1/configs/cpu.pbtxt": True,
+    }
+
+
 def test_external_data_comes_along(repository, tmp_path):
     """Weights in a file of their own are copied, and listed in the checksums."""
     model = classifier()
