@@ -19,7 +19,7 @@ from nereid import assets
 from nereid.server.embedded_server import infer_path
 from nereid.tune import photos
 
-ROUTE, NOTHING = "classify", "nothing"
+ROUTE, NOTHING, BARE = "classify", "nothing", "bare_bls"
 CONCURRENCY = 32
 # A JPEG of about 1 kB.
 SIZE_WH = (32, 32)
@@ -35,13 +35,40 @@ class TritonPythonModel:
         scores = np.zeros((images, 1000), np.float32)
         return pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)])
 """
+# The least that a route could do: a thread per request forwards it, without weights, deadlines and metrics.
+BARE_MODEL = f"""from concurrent.futures import ThreadPoolExecutor
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.pool = ThreadPoolExecutor(64)
+
+    def execute(self, requests):
+        for request in requests:
+            self.pool.submit(self.forward, request)
+
+    def forward(self, request):
+        response = pb_utils.InferenceRequest(
+            model_name="{NOTHING}",
+            requested_output_names=["scores"],
+            inputs=request.inputs(),
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+        ).exec()
+        request.get_response_sender().send(
+            pb_utils.InferenceResponse(response.output_tensors()),
+            pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        )
+"""
 CONFIG = """backend: "python"
 max_batch_size: 8
 input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
-DIRECT, ROUTED, GUARDED, PREDICT = "model", "route", "gateway, model", "gateway, `/predict`"
+DIRECT, FORWARDED, ROUTED = "model", "bare BLS", "route"
+GUARDED, PREDICT = "gateway, model", "gateway, `/predict`"
 HEADINGS = ("path", "requests/s", "min..max", "CPU ms of Triton", "CPU ms of the gateway", "p50 ms", "p99 ms")
 COLUMNS = ("rate", "server_ms", "gateway_ms", "p50_ms", "p99_ms")
 
@@ -49,12 +76,13 @@ Series = dict[tuple[str, str], list[float]]
 
 
 def write_repository(target: Path) -> Path:
-    """Write a repository with a route to a model that does nothing."""
+    """Write a repository: a model that does nothing, a route to it, and a bare BLS model that calls it."""
     shutil.copytree(assets.REPOSITORY / ROUTE, target / ROUTE)
-    version = target / NOTHING / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(MODEL)
-    (version.parent / "config.pbtxt").write_text(CONFIG)
+    for name, code in ((NOTHING, MODEL), (BARE, BARE_MODEL)):
+        version = target / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(code)
+        (version.parent / "config.pbtxt").write_text(CONFIG)
     route = json.loads((assets.REPOSITORY / f"{ROUTE}.route.json").read_text())
     route["variants"] = [{"name": "v1", "model": NOTHING, "version": 1, "weight": 100}]
     (target / f"{ROUTE}.route.json").write_text(json.dumps(route))
@@ -79,6 +107,7 @@ def serving(folder: Path) -> Iterator[Served]:
         with servers.gateway(port) as front:
             ways = {
                 DIRECT: (port, infer_path(NOTHING)),
+                FORWARDED: (port, infer_path(BARE)),
                 ROUTED: (port, infer_path(ROUTE)),
                 GUARDED: (front.port, infer_path(NOTHING)),
                 PREDICT: (front.port, gateway.PATH),
