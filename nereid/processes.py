@@ -5,8 +5,11 @@ import os
 import platform
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from math import ceil, inf
 from pathlib import Path
 from types import FrameType
+
+from nereid.control_groups import OWN, ControlGroups
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A shell reports a command that a signal ended with this plus the number of the signal.
@@ -14,49 +17,35 @@ SIGNALLED = 128
 PR_SET_PDEATHSIG = 1
 
 
-def available_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many cores this process may use: its affinity, limited by its control group's quota."""
+def available_cores(groups: ControlGroups = OWN) -> int:
+    """Return how many cores this process may use: its affinity, limited by its control groups' quotas."""
     cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = quota_file.read_text().split()
-        return cores if quota == "max" else max(1, min(cores, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        return cores
+    return max(1, ceil(min(cores, groups.cores())))
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the available memory: the machine's, limited by what is left to this process's control group."""
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: ControlGroups = OWN) -> int:
+    """Return the available memory: the machine's, limited by what this process's control groups leave."""
     lines = meminfo.read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    for limit, used in [  # of version 2, of version 1
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ]:
-        with contextlib.suppress(OSError, ValueError):
-            left = int((groups / limit).read_text()) - int((groups / used).read_text())
-            available = max(0, min(available, left))
-    return available
+    return int(min(available, groups.free_memory()))
 
 
 class MemoryKills:
-    """Counts the processes of this control group that the kernel ends for lack of memory."""
+    """Describes the processes of this control group that the kernel ends for lack of memory."""
 
-    def __init__(self, folder: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, groups: ControlGroups = OWN) -> None:
         """Count from now on."""
-        self._folder = folder
-        self._seen = self._total()
+        self._groups = groups
+        self._seen = groups.memory_kills()
 
-    def new(self) -> int:
-        """Return the number since the last call; 0 where the kernel does not count them."""
-        before, self._seen = self._seen, self._total()
-        return self._seen - before
-
-    def _total(self) -> int:
-        for name in ("memory.events", "memory/memory.oom_control"):  # of version 2, of version 1
-            with contextlib.suppress(OSError, ValueError):
-                lines = (self._folder / name).read_text().splitlines()
-                return int(dict(line.split(maxsplit=1) for line in lines).get("oom_kill", 0))
-        return 0
+    def new(self) -> str:
+        """Describe those since the last call, with the limit of memory; empty if there are none."""
+        before, self._seen = self._seen, self._groups.memory_kills()
+        if self._seen == before:
+            return ""
+        limit = self._groups.memory_limit()
+        why = f"its limit is {limit / 1e6:.0f} MB" if limit < inf else "the machine has no memory left"
+        return f"lack of memory: the kernel ended {self._seen - before} process(es) of this server; {why}"
 
 
 def allow_open_files() -> int:

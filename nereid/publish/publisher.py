@@ -290,6 +290,6 @@ def _next_version(log: Journal, network: Network) -> int:
     used = [
         line.operation.version
         for line in log.lines()
-        if line.operation.model == network.name and line.event in ("commit", "undo")
+        if line.operation.model == network.name and line.event in ("commit", "undo", "done")
     ]
     return max([*used, *versions_there(network.folder)], default=0) + 1

@@ -36,7 +36,8 @@ DEADLINE_MS = 10_000
 MAX_VARIANTS, MAX_WEIGHT = 16, 10**9
 # Upper bounds of the settings of one instance of a route.
 MAX_IN_FLIGHT, MAX_MIRRORED = 64, 16
-# Requests, late attempts whose clients have their error, and mirrored requests occupy one thread each.
+# Requests, attempts that go on without a slot (late, or their client left), and mirrored requests occupy one
+# thread each.
 ROUTE_THREADS = 2 * MAX_IN_FLIGHT + MAX_MIRRORED
 
 

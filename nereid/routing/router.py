@@ -9,7 +9,17 @@ from threading import Lock
 from typing import Any
 
 from nereid.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
-from nereid.routing.assignment import BREAKER, FORCED, RETRY, Choice, Table, Variant, choose, lower
+from nereid.routing.assignment import (
+    BREAKER,
+    FORCED,
+    MAX_IN_FLIGHT,
+    RETRY,
+    Choice,
+    Table,
+    Variant,
+    choose,
+    lower,
+)
 from nereid.routing.attempts import AdmittedRequest, Attempt, Identity, ServedVariant, identity
 from nereid.routing.breaker import RetryBudget
 from nereid.routing.interfaces import BoundedLabels, MetricSink, RoutedRequest
@@ -29,6 +39,9 @@ MAX_UNCHECKED_WAIT_S = 0.005
 # After an attempt that took longer, the client's connection is checked again.
 LONG_ATTEMPT_S = 0.2
 MAX_WAIT_FOR_DEAD_S = 1.0
+# While requests are rejected for want of slots, the clients of the others are checked this often: each check
+# is a round trip to the server.
+CHECK_CLIENTS_S = 0.25
 
 
 class Router:
@@ -41,7 +54,8 @@ class Router:
         clock: seconds of a monotonic clock.
         draw: random numbers in [0, 1).
         can_answer: returns whether the model of a dead instance has a running process.
-        hurry: called when a request has a deadline before the next call of `expire` that `rest_s` announced.
+        hurry: called when a request has a deadline before the next call of `expire` that `rest_s` announced,
+            or when `free_abandoned` has something to do.
     """
 
     def __init__(
@@ -64,6 +78,7 @@ class Router:
         self._label = BoundedLabels()
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
+        self._is_full, self._clients_due_s = False, -inf
         self._budget = RetryBudget()
         self._shadows = Shadows(metrics, log, clock, draw)
 
@@ -84,6 +99,9 @@ class Router:
                 self._in_flight += 1
                 return AdmittedRequest(request, table, self._clock())
         self._metrics.add("shed_total")
+        self._is_full = True
+        if self._clock() >= self._clients_due_s:
+            self._hurry()
         request.reject(Overloaded(f"{in_flight} in flight, limit {table.route.max_in_flight}"))
         return None
 
@@ -128,6 +146,23 @@ class Router:
                 self._free_slot(attempt.admitted)
                 attempt.admitted.request.reject(error)
         self._shadows.expire()
+
+    def free_abandoned(self) -> None:
+        """If requests were rejected for want of slots, free the slots of clients that have disconnected.
+
+        Their attempts go on, because Triton 24.10 cannot cancel them, and occupy their threads.
+        """
+        now = self._clock()
+        if not self._is_full or now < self._clients_due_s:
+            return
+        self._is_full, self._clients_due_s = False, now + CHECK_CLIENTS_S
+        with self._lock:
+            holders = [attempt.admitted for attempt in self._attempts if attempt.admitted.has_slot]
+            spare_threads = MAX_IN_FLIGHT - (len(self._attempts) - len(holders))
+        for admitted in holders:
+            if spare_threads > 0 and admitted.request.is_cancelled():
+                self._free_slot(admitted)
+                spare_threads -= 1
 
     def rest_s(self, most_s: float) -> float:
         """Return the seconds until `expire` must be called again, at most `most_s`."""

@@ -206,8 +206,8 @@ class _Service:
         return watchdog.ready, reason
 
     def _report_kills(self) -> None:
-        if count := self.kills.new():
-            _log(f"supervisor: lack of memory: the kernel ended {count} processes of this control group")
+        if kills := self.kills.new():
+            _log(f"supervisor: {kills}; fix: a higher limit, or fewer instances (count in config.pbtxt)")
 
     def _wait(self, watchdog: Watchdog, record: ServerRecord, failed: Mapping[str, str] | None) -> None:
         """Announce the server, then wait for its end or for a signal and the drain time."""

@@ -77,7 +77,7 @@ class RouteModel:
             self._warn(f"the response of request '{admitted.request}' could not be sent: {error!r}")
 
     def _keep_house(self) -> None:
-        """Reject late requests, and use a changed route file."""
+        """Reject late requests, free the slots of cancelled ones, and use a changed route file."""
         polled_s = 0.0
         while True:
             self._is_awake.wait(self._router.rest_s(POLL_S))
@@ -86,8 +86,9 @@ class RouteModel:
                 return
             try:
                 self._router.expire()
+                self._router.free_abandoned()
             except Exception as error:
-                self._warn(f"a late request could not be rejected: {error!r}")
+                self._warn(f"a late or cancelled request could not be ended: {error!r}")
             if time.monotonic() - polled_s >= POLL_S:
                 polled_s = time.monotonic()
                 self._router.revive()

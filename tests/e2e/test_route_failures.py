@@ -1,5 +1,6 @@
 """A route whose variants fail: breakers, retries, repair and cancellation, on the real server."""
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -282,6 +283,33 @@ def test_cancelled_request_completes_and_is_counted(served, puppet):
     served.wait_metric(cancelled + 1, "cancelled_total")
     served.wait_metric(0, "in_flight", variant="works")
     assert served.send("route").origin == ("works", "1", "weight")
+
+
+def test_slots_of_cancelled_requests_are_freed(served, puppet):
+    """Others are admitted while the variant still computes requests whose clients have left."""
+    busy = variant("busy", "puppet", 1, deadline_ms=3_600_000)
+    route = document(busy, variant("busyd", "steady"), default="busyd", max_in_flight=4)
+    served.use("route", route)
+    puppet(hold=True)
+    pending = [
+        served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None) for _ in range(4)
+    ]
+    wait_until(lambda: waiting(served.repository, "puppet") == 4)
+    to_other = {"headers": {"x-variant": "busyd"}}
+    assert served.refusal("route", **to_other)[1].startswith("overloaded: 4 in flight")
+
+    for each in pending:
+        each.cancel()
+
+    def is_admitted() -> bool:
+        with contextlib.suppress(InferenceServerException):
+            return served.send("route", **to_other).variant == "busyd"
+        return False
+
+    wait_until(is_admitted, "a free slot")
+    assert waiting(served.repository, "puppet") == 4
+    puppet()
+    served.wait_metric(0, "in_flight", variant="busy")
 
 
 def test_tracing_does_not_end_the_server(tmp_path):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from nereid.processes import STOP_SIGNALS, BackOff, MemoryKills, StopFlag, exit_on_sigterm, on_signals
+from nereid.processes import STOP_SIGNALS, BackOff, StopFlag, exit_on_sigterm, on_signals
 
 WATCHDOG_S = 60
 
@@ -111,27 +111,3 @@ def test_waits_grow_until_a_calm_time(ran_s, expected):
     back_off = BackOff([0.2, 1, 4], calm_s=60)
 
     assert [back_off.next_s(each) for each in ran_s] == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("memory.events", "low 0\nmax 9\noom 1\noom_kill {}\noom_group_kill 0\n"),
-        ("memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"),
-    ],
-    ids=["version 2", "version 1"],
-)
-def test_kills_for_lack_of_memory_are_counted(name, text, tmp_path):
-    """Only those since the last call, in the files of both versions of control groups."""
-    (path := tmp_path / name).parent.mkdir(exist_ok=True)
-    path.write_text(text.format(3))
-    kills = MemoryKills(tmp_path)
-
-    assert kills.new() == 0
-    path.write_text(text.format(5))
-    assert [kills.new(), kills.new()] == [2, 0]
-
-
-def test_kills_are_unknown_without_control_groups(tmp_path):
-    """There is nothing to report."""
-    assert MemoryKills(tmp_path).new() == 0

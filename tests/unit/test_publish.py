@@ -427,16 +427,59 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
 def test_journal_of_another_release_is_not_ignored(repository):
     """A line in an unknown format is an error; a line that is cut off is ignored."""
     with journal.opened(repository) as log:
-        path = log.folder / "journal.jsonl"
-    path.write_bytes(b'{"time": "2026-\n')
+        path = log.path
+    path.write_bytes(b'{"time": "2026-')
     assert events(repository) == ()
 
-    path.write_bytes(path.read_bytes() + b'{"event": "begin", "operation": 7}\n')
+    path.write_bytes(path.read_bytes() + b'\n{"event": "begin", "operation": 7}\n')
 
     with pytest.raises(
         OperationFailed, match=r"line 2 of '.*journal.jsonl': another release of nereid wrote it; fix: "
     ):
         publish(repository, NET, repository, None)
+
+
+def flip_bit(path: Path, position: int, bit: int = 0) -> bytes:
+    """Change one bit of a file; returns the former content."""
+    before = path.read_bytes()
+    changed = bytearray(before)
+    changed[position] ^= 1 << bit
+    path.write_bytes(changed)
+    return before
+
+
+def test_each_damaged_bit_of_the_last_line_is_found_or_harmless(repository, tmp_path):
+    """A command either reads what was written, or ends with the line and what to do."""
+    publish_number(repository, tmp_path, None, 2)
+    path = files.state_folder(repository) / "journal.jsonl"
+    written, start = events(repository), path.read_bytes().rstrip().rfind(b"\n") + 1
+    refused = 0
+
+    for position in range(start, path.stat().st_size):
+        before = flip_bit(path, position, position % 8)
+        try:
+            assert events(repository) == written
+        except OperationFailed as error:
+            refused += 1
+            text = str(error)
+            assert "journal.jsonl' is damaged, and with it the end of the last change; fix: " in text
+        path.write_bytes(before)
+
+    # Only in the newline and around the checksum can a bit change without a loss.
+    assert refused > (path.stat().st_size - start) * 0.9
+
+
+def test_damage_before_the_last_line_is_reported_and_ignored(repository, tmp_path):
+    """The last line has the whole state, so the next change is possible."""
+    publish_number(repository, tmp_path, None, 2)
+    path = files.state_folder(repository) / "journal.jsonl"
+    flip_bit(path, 30)
+    output: list[str] = []
+
+    with locked_repository(repository, None, output.append) as (log, _):
+        assert [line.event for line in log.lines()] == ["commit", "done"]
+
+    assert output == [f"note: damaged lines of '{path}' are ignored: 1; the last line has the state"]
 
 
 def test_journal_of_earlier_releases_is_read(repository):

@@ -808,7 +808,7 @@ def test_history_is_readable_json_lines(nereid, repository):
     last = json.loads(lines[-1])
 
     summed = sha256((repository / "classify.route.json").read_bytes()).hexdigest()
-    assert list(last) == ["time", "user", "generation", "sha256", "note", "route"]
+    assert list(last) == ["time", "user", "generation", "sha256", "note", "route", "crc32"]
     assert (last["sha256"], last["route"], last["time"][-1]) == (summed, document(repository), "Z")
     assert last["user"] == json_lines.user_name(os.getuid())
     assert msgspec.json.decode(lines[0], type=history.Entry).note == "first seen"

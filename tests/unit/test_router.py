@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from nereid.routing.assignment import Route, Salts, Shadow, Table, Variant
 from nereid.routing.attempts import DEATH_COUNTS_S, MAX_SUSPECTS
-from nereid.routing.router import MAX_UNCHECKED_WAIT_S, Router
+from nereid.routing.router import CHECK_CLIENTS_S, MAX_UNCHECKED_WAIT_S, Router
 from nereid.serving_errors import (
     Cancelled,
     DeadlineExceeded,
@@ -115,7 +115,8 @@ class Request:
         self.timeouts: list[float] = []
         self.answers: list[tuple[str, str, str]] = []
         self.errors: list[ServingError] = []
-        self._world, self._parameters, self._is_gone = world, parameters, is_gone
+        self.is_gone = is_gone
+        self._world, self._parameters = world, parameters
 
     def check(self) -> None:
         """Accept everything."""
@@ -126,7 +127,7 @@ class Request:
 
     def is_cancelled(self) -> bool:
         """Return whether the client has disconnected."""
-        return self._is_gone
+        return self.is_gone
 
     def forward(self, model: str, version: int, timeout_s: float) -> np.ndarray:
         """Send the request to a model of the world."""
@@ -227,6 +228,35 @@ def test_request_over_the_limit_is_rejected_immediately():
         world.router.handle(admitted)
     assert world.send().outcome == ("v1", "11", "weight")
     assert world.count("shed_total") == 1
+
+
+def test_slots_of_clients_that_left_are_freed():
+    """Only a rejection makes the router check its clients, and not more often than every quarter second."""
+    world = World(replace(ROUTE, max_in_flight=2))
+    held = [hang_v2(world) for _ in range(2)]
+    requests = [request for request, *_ in held]
+    requests[0].is_gone, world.hurries = True, 0
+
+    world.router.free_abandoned()
+    assert world.send().outcome == "overloaded: 2 in flight, limit 2"
+    assert world.hurries == 1
+    world.router.free_abandoned()
+    assert world.send().outcome == ("v1", "11", "weight")
+
+    hang = hang_v2(world)
+    requests[1].is_gone, world.hurries = True, 0
+    assert world.send().outcome == "overloaded: 2 in flight, limit 2"
+    assert world.hurries == 0
+    world.router.free_abandoned()
+    assert world.send().outcome == "overloaded: 2 in flight, limit 2"
+    world.now += CHECK_CLIENTS_S
+    world.router.free_abandoned()
+    assert world.send().outcome == ("v1", "11", "weight")
+
+    for _, release, thread in (*held, hang):
+        release.set()
+        thread.join()
+    assert world.count("in_flight", variant="v2") == 0
 
 
 @pytest.mark.parametrize(

@@ -57,22 +57,3 @@ def test_instances_share_the_cores(instances):
     expected = max(1, int(available_cores() * shares[instances] + 1e-9))
 
     assert thread_counts({}, instances) == ThreadCounts(expected, 0)
-
-
-@cases(
-    ("content", "expected"),
-    {
-        "one core": ("100000 100000\n", 1),
-        "half a core": ("50000 100000\n", 1),
-        "a core and a half": ("150000 100000\n", 2),
-        "more than there are": ("9900000 100000\n", None),
-        "no quota": ("max 100000\n", None),
-    },
-)
-def test_control_group_limits_the_cores(tmp_path, content, expected):
-    """A container's quota counts like cores, rounded up."""
-    quota = tmp_path / "cpu.max"
-    quota.write_text(content)
-    affinity = len(os.sched_getaffinity(0))
-
-    assert available_cores(quota) == min(affinity, expected or affinity)

@@ -58,6 +58,11 @@ class Journal:
     folder: Path
     file: BinaryIO
 
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return self.folder / "journal.jsonl"
+
     def staging(self, operation: Operation) -> Path:
         """Return the folder for the staged and the removed files of an operation."""
         return self.folder / operation.id
@@ -77,9 +82,14 @@ class Journal:
         """Return all events, oldest first.
 
         Raises:
-            OperationFailed: an event has an unknown format, so that unfinished work may be hidden.
+            OperationFailed: an event has an unknown format, or the last one is damaged, so that unfinished
+                work may be hidden.
         """
-        return json_lines.read_all(self.folder / "journal.jsonl", Line)
+        return json_lines.read_all(self.path, Line)
+
+    def damaged(self) -> list[int]:
+        """Return the numbers of damaged lines."""
+        return json_lines.damaged(self.path)
 
     def unfinished(self) -> Line | None:
         """Return the last event of an unfinished operation, None if all are finished."""
