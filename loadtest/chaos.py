@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -28,7 +29,7 @@ from loadtest.background_load import BackgroundLoad, Request
 from loadtest.recovery import PUBLIC_NAME, back_after_s, is_calm, is_ready
 from loadtest.soak.changes import Changes
 from loadtest.swap import References
-from nereid import assets
+from nereid import assets, files
 from nereid.client.prediction import Prediction
 from nereid.contract import VARIANT_HEADER
 from nereid.processes import available_cores, end_with_parent
@@ -115,7 +116,8 @@ def open_idle_connections(scene: Scene) -> None:
     """Open many connections that send nothing."""
     with contextlib.ExitStack() as held:
         for _ in range(IDLE_CONNECTIONS):
-            held.enter_context(socket.create_connection(scene.address()))
+            with contextlib.suppress(TimeoutError):
+                held.enter_context(socket.create_connection(scene.address(), SHORT_S))
         time.sleep(SHORT_S)
 
 
@@ -136,6 +138,39 @@ def publish(scene: Scene) -> None:
     scene.changes.cycle()
 
 
+def lack_files(scene: Scene) -> None:
+    """Let `tritonserver` open only two more files, while many connections arrive."""
+    pid = scene.running.record.pid
+    _, most = before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = len([*Path(f"/proc/{pid}/fd").iterdir()])
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 2, most))
+    try:
+        open_idle_connections(scene)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def damage_route(scene: Scene) -> None:
+    """Cut off the route file for some time."""
+    path = scene.running.repository / f"{PUBLIC_NAME}.route.json"
+    text = path.read_bytes()
+    files.replace(path, text[: scene.draw.randrange(len(text) // 2)])
+    time.sleep(SHORT_S)
+    files.replace(path, text)
+
+
+def damage_journal(scene: Scene) -> None:
+    """Change a bit of the journal before its last line, between two rounds of publications."""
+    scene.changes.cycle()
+    path = files.state_folder(scene.running.repository) / "journal.jsonl"
+    content = bytearray(path.read_bytes())
+    end = content.rstrip().rfind(b"\n")
+    content[scene.draw.randrange(end)] ^= 1 << scene.draw.randrange(8)
+    path.write_bytes(content)
+    scene.changes.cycle()
+
+
 IDLE = f"{IDLE_CONNECTIONS} idle connections"
 FAULTS: dict[str, Callable[[Scene], None]] = {
     "a stub is killed": kill_stub,
@@ -146,7 +181,10 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "other programs take the cores for 2 s": take_cores,
     IDLE: open_idle_connections,
     f"{LEAVING_CALLERS} callers leave early": leave_early,
+    f"{IDLE}, and two files to open": lack_files,
     "a publication and a rollback": publish,
+    "the route file is damaged for 2 s": damage_route,
+    "a bit of the journal is damaged": damage_journal,
 }
 
 

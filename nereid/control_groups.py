@@ -31,7 +31,7 @@ class ControlGroups:
             with contextlib.suppress(OSError, ValueError):
                 quota, period = (folder / "cpu.max").read_text().split()  # of version 2
                 quotas.append(float(quota) / float(period))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
                 quotas.append(float(quota) / float(period) if float(quota) > 0 else inf)
         return min(quotas)
@@ -48,7 +48,7 @@ class ControlGroups:
         """Return how many processes the kernel has ended for lack of memory; 0 if it does not count them."""
         for folder in self._folders("memory"):
             for name in ("memory.events", "memory.oom_control"):
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError, KeyError):  # Linux before 4.13 has no such line
                     lines = (folder / name).read_text().splitlines()
                     return int(dict(line.split(maxsplit=1) for line in lines)["oom_kill"])
         return 0

@@ -27,7 +27,7 @@ def read(path: Path, kind: type[Line]) -> tuple[Line, ...]:
 def read_all(path: Path, kind: type[Line]) -> tuple[Line, ...]:
     """Return the lines, oldest first, without those that a killed writer left incomplete.
 
-    Damaged lines before a good one are left out, too: see `damaged`.
+    Damaged lines before the last one are left out, too: see `note_on_damage`.
 
     Raises:
         OperationFailed: a line is JSON, but not of this kind, or the last line is damaged.
@@ -39,18 +39,20 @@ def read_all(path: Path, kind: type[Line]) -> tuple[Line, ...]:
                 f"cannot read line {number} of '{path}': another release of nereid wrote it; "
                 "fix: finish with that release, or check the repository and move the file away"
             )
-    found = read(path, kind)
-    if lines and _is_damaged(lines[-1]):
+    last = max((number for number, line in enumerate(lines) if line.strip()), default=None)
+    if last is not None and _is_damaged(lines[last]):
         raise OperationFailed(
-            f"line {len(lines)} of '{path}' is damaged, and with it the end of the last change; "
+            f"line {last + 1} of '{path}' is damaged, and with it the end of the last change; "
             "fix: nereid check, repair the repository if that is needed, then remove this line"
         )
-    return found
+    return read(path, kind)
 
 
-def damaged(path: Path) -> list[int]:
-    """Return the numbers of the lines whose content has changed since they were written."""
-    return [number for number, line in enumerate(_lines(path), start=1) if _is_changed(line)]
+def note_on_damage(path: Path) -> str:
+    """Return a note on the damaged lines before the last one, empty without any."""
+    lines = _lines(path)[:-1]
+    found = ", ".join(str(number) for number, line in enumerate(lines, start=1) if _is_damaged(line))
+    return f"note: damaged lines of '{path}' are ignored: {found}; fix: remove them" if found else ""
 
 
 def append(file: BinaryIO, line: msgspec.Struct) -> None:
@@ -94,11 +96,12 @@ def _is_changed(line: bytes) -> bool:
 
 
 def _is_damaged(line: bytes) -> bool:
-    """Return whether a last line is neither whole nor the beginning of one, as a killed writer leaves it."""
+    """Return whether a line is neither whole nor the beginning of one, as a killed writer leaves it."""
     try:
         msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return line.endswith(b"\n") or "truncated" not in str(error)
+        is_beginning = "truncated" in str(error) and not line.endswith(b"}\n")
+        return bool(line.strip()) and not is_beginning
     return _is_changed(line)
 
 

@@ -39,13 +39,19 @@ class MemoryKills:
         self._seen = groups.memory_kills()
 
     def new(self) -> str:
-        """Describe those since the last call, with the limit of memory; empty if there are none."""
+        """Describe those since the last call, with the limit and a fix; empty if there are none."""
         before, self._seen = self._seen, self._groups.memory_kills()
-        if self._seen == before:
+        if self._seen <= before:
             return ""
         limit = self._groups.memory_limit()
-        why = f"its limit is {limit / 1e6:.0f} MB" if limit < inf else "the machine has no memory left"
-        return f"lack of memory: the kernel ended {self._seen - before} process(es) of this server; {why}"
+        why = (
+            f"the limit is {limit / 1e6:.0f} MB"
+            if limit < inf
+            else "there is no limit but the machine's memory"
+        )
+        fix = "a higher limit" if limit < inf else "more memory"
+        ended = f"the kernel ended {self._seen - before} process(es) of this control group"
+        return f"lack of memory: {ended}; {why}; fix: {fix}, or fewer instances (count in config.pbtxt)"
 
 
 def allow_open_files() -> int:

@@ -29,7 +29,8 @@ SHARE = 0.01
 # Seconds between two rounds of changes.
 CALM_S, WARMING_CALM_S = (6.0, 20.0), 1.0
 CYCLES, MIN_PERIOD_S = 40, 0.4
-WARM_UP, WARM_UP_S = 0.1, (5.0, 120.0)
+# Parts of the duration: the traffic before the measurement, and the measurement without changes.
+WARM_UP, WARM_UP_S, STEADY = 0.2, (5.0, 600.0), 0.5
 MAX_SHOWN = 10
 
 
@@ -49,6 +50,11 @@ class Plan:
     def warm_up_s(self) -> float:
         """The duration of the traffic before the measurement."""
         return _within(self.seconds * WARM_UP, WARM_UP_S)
+
+    @property
+    def steady_s(self) -> float:
+        """The duration of the measurement without changes."""
+        return self.seconds * STEADY
 
     @property
     def calm_s(self) -> float:
@@ -78,13 +84,15 @@ def soak(repository: Path, folder: Path, plan: Plan) -> Outcome:
     ):
         observer = Observer(running, gateway.pid, gateway.port)
         scenario = Scenario.of(running, gateway, folder)
-        warming = scenario.warming().play(plan.warm_up_s, WARMING_CALM_S)
+        warming = scenario.warming().play(plan.warm_up_s, WARMING_CALM_S, WARMING_CALM_S)
         if warming.trouble:
             raise SystemExit(f"the warm-up failed: {warming.trouble[0]}")
         before = observer.quiet()
         cpu_s, began_s = resource_usage.cpu_s(running.pid), time.monotonic()
         with Sampler(observer.sample, plan.period_s) as sampler:
-            played = scenario.play(plan.seconds, plan.calm_s, sampler.has, lambda: sampler.failure)
+            played = scenario.play(
+                plan.seconds, plan.calm_s, plan.steady_s, sampler.has, lambda: sampler.failure
+            )
         trouble = [*(line for each in warming.tallies for line in each.failures), *played.trouble]
         with noted(trouble, "the final observation failed"):
             busy = (resource_usage.cpu_s(running.pid) - cpu_s) / (time.monotonic() - began_s)
@@ -92,7 +100,9 @@ def soak(repository: Path, folder: Path, plan: Plan) -> Outcome:
     return Outcome(
         played.tallies,
         sampler.samples,
-        calm(sampler.samples, played.calm),
+        calm(sampler.samples, played.calm[:1]),
+        calm(sampler.samples, played.calm[1:]),
+        max(0, len(played.calm) - 2),
         before,
         after,
         observer.regions(),

@@ -7,8 +7,9 @@ import itertools
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,10 @@ from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.server.command_line import REGION_PREFIX
+from nereid.triton import stub_processes
 
 SERVER, GATEWAY, CALLERS = "server", "gateway", "callers"
+TRITON = "tritonserver"
 REGIONS = Path(resource_usage.SHARED_MEMORY)
 # Gauges of server and gateway that must be zero without traffic.
 GAUGES = (
@@ -46,11 +49,12 @@ SETTLE_S, QUIET_SAMPLES = 20.0, 6
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample at `at_s` monotonic seconds; `usage` is by process tree."""
+    """One sample at `at_s` monotonic seconds; `usage` is by process tree, `memory` in bytes by process."""
 
     at_s: float
     usage: Mapping[str, Usage]
     zombies: frozenset[tuple[int, float]]
+    memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Observer:
         """Take one sample."""
         self._seen |= self._open_regions()
         zombies = [found for pid in self._pids.values() for found in _zombies(pid)]
-        return Sample(time.monotonic(), self._usage(), frozenset(zombies))
+        return Sample(time.monotonic(), self._usage(), frozenset(zombies), self._memory())
 
     def quiet(self) -> Quiet:
         """Wait until no request is in flight, or for a limited time, and take samples."""
@@ -112,6 +116,19 @@ class Observer:
         """Return the files in shared memory that these processes made, or had open."""
         names = resource_usage.shared_memory()
         return frozenset(name for name in names if name.startswith(self._prefix) or name in self._seen)
+
+    def _memory(self) -> dict[str, int]:
+        """Return the memory of each process: stubs have the names of their instances."""
+        record = self._running.record
+        names = {record.pid: TRITON}
+        for stub in stub_processes.find(record.pid, self._running.repository):
+            names[stub.process.pid] = stub.instance
+        found: Counter[str] = Counter({CALLERS: resource_usage.own_bytes(os.getpid())})
+        for tree, pid in self._pids.items():
+            for process in resource_usage.tree(pid):
+                with contextlib.suppress(OSError):  # a process that ended, or a zombie
+                    found[names.get(process.pid, tree)] += resource_usage.own_bytes(process.pid)
+        return dict(found)
 
     def _usage(self) -> dict[str, Usage]:
         found = {tree: resource_usage.usage(pid) for tree, pid in self._pids.items()}
@@ -202,7 +219,7 @@ def present(samples: Sequence[metrics_page.Sample], names: Sequence[str]) -> dic
 
 def minimum(samples: Sequence[Usage]) -> Usage:
     """Return the minimum of each number."""
-    return Usage(*(min(getattr(each, field.name) for each in samples) for field in fields(Usage)))
+    return Usage(*(min(getattr(each, number.name) for each in samples) for number in fields(Usage)))
 
 
 def lasting(samples: Sequence[Sample]) -> set[int]:

@@ -21,7 +21,7 @@ SETTLING_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The outcome: `calm` has the spans without changes, in monotonic seconds.
+    """The outcome: `calm` has the spans without changes, in monotonic seconds; the first one is the longest.
 
     `trouble` has the reason of an early end.
     """
@@ -59,15 +59,17 @@ class Scenario:
         self,
         seconds: float,
         calm_s: float,
+        steady_s: float,
         has_enough: Callable[[float], bool] = lambda since_s: True,
         is_over: Callable[[], object] = lambda: False,
     ) -> Played:
-        """Run traffic with changes every `calm_s`, until the end or a failed change.
+        """Run traffic, then with changes every `calm_s`, until the end or a failed change.
 
         Args:
             seconds: duration.
             calm_s: from the end of one round of changes to the next.
-            has_enough: whether there are enough samples since a time; the last span waits for them.
+            steady_s: duration before the first change.
+            has_enough: whether there are enough samples since a time; the first and last span wait for them.
             is_over: whether no more samples will come.
         """
         calm: list[tuple[float, float]] = []
@@ -76,15 +78,21 @@ class Scenario:
             deadline = time.monotonic() + seconds
             while not is_over():
                 began_s = time.monotonic()
-                time.sleep(calm_s)
+                _sleep(calm_s if calm else steady_s, is_over)
                 is_last = time.monotonic() > deadline
-                while is_last and not has_enough(began_s + SETTLING_S):
+                while (is_last or not calm) and not has_enough(began_s + SETTLING_S):
                     time.sleep(POLL_S)
                 calm.append((began_s + SETTLING_S, time.monotonic()))
                 if is_last:
                     break
                 self.changes.cycle()
         return Played(traffic.tallies, calm, trouble)
+
+
+def _sleep(seconds: float, is_over: Callable[[], object]) -> None:
+    deadline = time.monotonic() + seconds
+    while (left_s := deadline - time.monotonic()) > 0 and not is_over():
+        time.sleep(min(left_s, POLL_S))
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The verdicts of a soak: growth of memory, and leftovers.
 
-Memory is judged by its trend during calm spans: the median of the slopes between all pairs of samples (Theil
-and Sen), with an interval from resampled samples. No single step, peak or sawtooth moves this median. Counts
-are compared before and after the traffic.
+Memory is judged by its trend without changes, and by what each round of changes keeps: the median of the
+slopes between all pairs of samples (Theil and Sen), with an interval from resampled samples. No single step,
+peak or sawtooth moves this median. Counts are compared before and after the traffic.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -77,7 +77,14 @@ def thinned(samples: Sequence[Any]) -> list[Any]:
     return [samples[place] for place in places]
 
 
-def growth(what: str, unit: str, minutes: Sequence[float], values: Sequence[float], share: float) -> Verdict:
+def growth(
+    what: str,
+    unit: str,
+    minutes: Sequence[float],
+    values: Sequence[float],
+    share: float,
+    allowed: float = 0.0,
+) -> Verdict:
     """Judge a series: it fails if it certainly grows, and by more than a share over the whole time.
 
     Args:
@@ -85,11 +92,12 @@ def growth(what: str, unit: str, minutes: Sequence[float], values: Sequence[floa
         minutes: times of the values.
         values: from calm spans.
         share: allowed growth as a share of the median.
+        allowed: growth that is always allowed.
     """
     if len(values) < MIN_SAMPLES:
         raise ValueError(f"{what}: expected {MIN_SAMPLES} samples, got {len(values)}; fix: a longer soak")
     found = trend(minutes, values)
-    bound = share * float(np.median(values)) / (minutes[-1] - minutes[0])
+    bound = max(share * float(np.median(values)), allowed) / (minutes[-1] - minutes[0])
     part = max(1, len(values) // 5)
     start, end = float(np.median(values[:part])), float(np.median(values[-part:]))
     return Verdict(what, unit, start, end, bound, not (found.low > 0 and found.slope > bound), found)

@@ -106,6 +106,8 @@ class DropFolder:
         self._settle_s, self._model, self._terms = settle_s, model, terms
         self._announce, self._report, self._clock, self._now = announce, report, clock, now
         self._last = {line.entry: line for line in json_lines.read(folder / JOURNAL, Line)}
+        if note := json_lines.note_on_damage(folder / JOURNAL):
+            report(note)
         self._observed: dict[str, _Observation] = {}
         self._done: dict[str, Entry] = {}
         self._reported: dict[str, str] = {}

@@ -55,7 +55,7 @@ def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
     yield from _backend(folder, document)
     backend = backend_of(folder, document)
     # A Python model may complete its config by its own code.
-    is_completed = backend == "onnxruntime" or (backend == "python" and _completes_config(folder))
+    is_completed = backend == "onnxruntime" or (backend == "python" and completes_config(folder))
     tensors = tensor_problems(document, is_completed)
     for text in (*_scheduling(document), *_instances(document), *_warm_up(document), *tensors):
         yield "fail", text
@@ -159,7 +159,8 @@ def _warm_up(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"model_warmup '{name}': expected the inputs {expected}, got {got}"
 
 
-def _completes_config(folder: Path) -> bool:
+def completes_config(folder: Path) -> bool:
+    """Return whether the code of a Python model completes its config."""
     texts = (path.read_text(errors="replace") for path in folder.glob("[0-9]*/*.py"))
     return any("auto_complete_config" in text for text in texts)
 

@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
+from threading import Lock
 
 from nereid.routing.assignment import BreakerSettings, Choice, Table, Variant
 from nereid.routing.breaker import Breaker, State
@@ -44,6 +45,8 @@ class AdmittedRequest:
         has_slot: whether it occupies a slot.
         deaths: how often an instance was dead that it was sent to.
         is_suspect: whether an instance died while it had the request.
+        is_abandoned: whether an attempt goes on although its client has disconnected.
+        unanswered: held while another thread than its own uses the request, which must not be answered then.
     """
 
     request: RoutedRequest
@@ -52,6 +55,8 @@ class AdmittedRequest:
     has_slot: bool = True
     deaths: int = 0
     is_suspect: bool = False
+    is_abandoned: bool = False
+    unanswered: Lock = field(default_factory=Lock)
 
 
 class ServedVariant:

@@ -42,6 +42,8 @@ MAX_WAIT_FOR_DEAD_S = 1.0
 # While requests are rejected for want of slots, the clients of the others are checked this often: each check
 # is a round trip to the server.
 CHECK_CLIENTS_S = 0.25
+# Attempts without a client that go on. Each occupies a thread, like the late ones: see ROUTE_THREADS.
+MAX_ABANDONED = MAX_IN_FLIGHT // 2
 
 
 class Router:
@@ -78,7 +80,7 @@ class Router:
         self._label = BoundedLabels()
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
-        self._is_full, self._clients_due_s = False, -inf
+        self._is_full, self._clients_due_s, self._abandoned = False, -inf, 0
         self._budget = RetryBudget()
         self._shadows = Shadows(metrics, log, clock, draw)
 
@@ -157,12 +159,24 @@ class Router:
             return
         self._is_full, self._clients_due_s = False, now + CHECK_CLIENTS_S
         with self._lock:
-            holders = [attempt.admitted for attempt in self._attempts if attempt.admitted.has_slot]
-            spare_threads = MAX_IN_FLIGHT - (len(self._attempts) - len(holders))
-        for admitted in holders:
-            if spare_threads > 0 and admitted.request.is_cancelled():
-                self._free_slot(admitted)
-                spare_threads -= 1
+            holders = [attempt for attempt in self._attempts if attempt.admitted.has_slot]
+        for attempt in holders:
+            if self._abandoned < MAX_ABANDONED:
+                self._free_if_abandoned(attempt)
+
+    def _free_if_abandoned(self, attempt: Attempt) -> None:
+        """Free the slot of a running attempt if its client has disconnected.
+
+        Triton frees a request with its response, and must not be asked about it afterwards.
+        """
+        with attempt.admitted.unanswered:
+            with self._lock:
+                is_running = attempt in self._attempts
+            if is_running and attempt.admitted.request.is_cancelled():
+                self._free_slot(attempt.admitted)
+                with self._lock:
+                    attempt.admitted.is_abandoned = True
+                    self._abandoned += 1
 
     def rest_s(self, most_s: float) -> float:
         """Return the seconds until `expire` must be called again, at most `most_s`."""
@@ -271,6 +285,8 @@ class Router:
         is_late = not self._end(attempt, error)
         with self._lock:
             self._count_in_flight(attempt.served, -1)
+            self._abandoned -= attempt.admitted.is_abandoned
+            attempt.admitted.is_abandoned = False
             attempt.served.late -= is_late
             if error is None:
                 attempt.served.answered_at = self._clock()
@@ -291,7 +307,7 @@ class Router:
     def _end(self, attempt: Attempt, error: ServingError | None, is_late: bool = False) -> bool:
         """Record how an attempt ended; returns False if that was recorded before."""
         now = self._clock()
-        with self._lock:
+        with attempt.admitted.unanswered, self._lock:
             if attempt not in self._attempts:
                 return False
             self._attempts.remove(attempt)

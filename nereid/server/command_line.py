@@ -52,7 +52,8 @@ class ServerOptions:
 
     `flags` are passed to `tritonserver` unchanged. `allow_shm` opens the shared memory API to every caller.
     If `is_guarded`, Triton listens on sockets in a private folder only, and a gateway has the ports. If
-    `requires_keys`, its callers need a key on loopback, too.
+    `requires_keys`, its callers need a key on loopback, too. If `has_other_tools`, other programs than our
+    commands may load models, whose configs Triton must then complete.
     """
 
     repository: Path = REPOSITORY
@@ -64,6 +65,7 @@ class ServerOptions:
     allow_shm: bool = False
     is_guarded: bool = False
     requires_keys: bool = False
+    has_other_tools: bool = True
     flags: tuple[str, ...] = ()
 
 
@@ -75,6 +77,7 @@ def command(
     models: Sequence[str] = ("*",),
     sockets: Path | None = None,
     instances: Mapping[str, int] | None = None,
+    completes_configs: bool = True,
 ) -> list[str]:
     """Return the `tritonserver` command line for `options`.
 
@@ -85,6 +88,7 @@ def command(
         models: models to load at start in the explicit mode, `*` for all.
         sockets: folder for Triton's sockets if the server is guarded; None for TCP ports.
         instances: how many instances each model will get after the start; its first one must know.
+        completes_configs: Triton completes the configs of models at their load, which takes a second.
     """
     args = [
         str(triton.server),
@@ -104,6 +108,8 @@ def command(
         args.append(f"--model-config-name={options.profile}")
     if options.profile == GPU_PROFILE:
         args.append(GPU_POOL)
+    if not completes_configs:
+        args.append("--disable-auto-complete-config")
     return [*args, *_restricted_apis(options), *options.flags]
 
 

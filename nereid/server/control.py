@@ -11,6 +11,7 @@ from nereid.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
 from nereid.errors import OperationFailed
 from nereid.processes import available_bytes
 from nereid.repository import fitting
+from nereid.repository.completion import why_incomplete
 from nereid.server.run_dir import ServerRecord
 
 RESPONSE_S, LOAD_S = 5.0, 300.0
@@ -82,9 +83,13 @@ class Control:
         If its config leaves the number of instances open, the model gets those that fit the server's cores.
         """
         record, config = self._record, None
+        repository = Path(record.repository)
+        must_be_complete = not record.completes_configs and (repository / model).is_dir()
+        if must_be_complete and (reason := why_incomplete(repository / model, record.profile)):
+            fix = "this server completes none; fix: start nereid serve again"
+            raise Refused(f"cannot load '{model}': {reason}, and {fix}")
         if record.cores:
             machine = fitting.Machine(record.cores, available_bytes())
-            repository = Path(record.repository)
             config = fitting.override(repository, record.profile, model, machine, record.fitted_backends)
         self._request("load_model", model, is_load=True, config=config)
 

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from nereid.contract import IMAGE, TOKEN_HEADER
 from nereid.errors import ServerError
 from nereid.processes import end_with_parent
 from nereid.repository import layout as repository
+from nereid.repository.completion import are_complete
 from nereid.repository.fitting import BACKENDS, Fitted, Machine, fitted
 from nereid.server.command_line import LOOPBACK, ServerOptions, command, environment
 from nereid.server.control import LOAD_S, NotReached
@@ -62,6 +64,7 @@ class EmbeddedServer:
         self._sockets = socket_folder(run_dir) if options.is_guarded else None
         self._inherited = inherited
         self._among, self._without = among, without
+        self._completes_configs = True
         # The models to load at start.
         self.models: Sequence[str] = ()
         self.fitted = Fitted(Machine.present(), {}, False)
@@ -105,6 +108,7 @@ class EmbeddedServer:
             str(self._sockets or ""),
             self.fitted.machine.cores if self._fitted_backends else 0,
             self._fitted_backends,
+            self._completes_configs,
         )
 
     def start(self) -> None:
@@ -124,9 +128,22 @@ class EmbeddedServer:
         wanted = [name for name in models if self._among is None or name in self._among]
         self.models = [name for name in wanted if name not in self._without]
         self._fit(triton)
+        if self.options.model_control_mode == "explicit" and not self.options.has_other_tools:
+            place = self.options.repository, self.options.profile
+            # Models that are left out count, because they may be loaded after a repair.
+            self._completes_configs = not are_complete(*place, models)
         self.memory.claim()
         self._process = subprocess.Popen(
-            command(self.options, triton, backends, self.id, self.models, self._sockets, self.fitted.counts),
+            command(
+                self.options,
+                triton,
+                backends,
+                self.id,
+                self.models,
+                self._sockets,
+                self.fitted.counts,
+                self._completes_configs,
+            ),
             env=environment(triton, self._inherited),
             cwd=self._run_dir,
             stdout=subprocess.PIPE,
@@ -185,12 +202,20 @@ class EmbeddedServer:
         """
         documents = repository.readable_configs(self.options.repository, self.options.profile)
         headers = {TOKEN_HEADER: self.options.token} if self.options.token else {}
-        for name, count in self.fitted.counts.items():
+
+        def start(name: str, count: int) -> None:
             parameters = {"config": json.dumps(with_instances(documents[name], count))}
             path, body = f"/v2/repository/models/{name}/load", json.dumps({"parameters": parameters})
             status, text = self._exchange(path, body.encode(), headers, LOAD_S)
             if status != http.HTTPStatus.OK:
                 raise ServerError(f"cannot start {count} instances of '{name}': {text.decode()}")
+
+        pool = ThreadPoolExecutor(self.fitted.machine.cores)
+        try:
+            for _ in pool.map(start, self.fitted.counts.keys(), self.fitted.counts.values()):
+                pass
+        finally:  # a signal must not wait for loads
+            pool.shutdown(wait=False, cancel_futures=True)
         self.memory.protect()
 
     def poll(self) -> int | None:

@@ -35,6 +35,7 @@ class ServerRecord:
     `health_port` is the port of its supervisor's pages, 0 for none. `sockets` is the folder of Triton's own
     sockets if the server is guarded; host and ports are then those of its gateway. `cores` is the number that
     the instances are fitted to, 0 if they are not, and `fitted_backends` has the backends of such models.
+    `completes_configs` says whether a model with an incomplete config can be loaded.
     """
 
     pid: int
@@ -48,6 +49,7 @@ class ServerRecord:
     sockets: str = ""
     cores: int = 0
     fitted_backends: Sequence[str] = ()
+    completes_configs: bool = True
 
     def url(self, protocol: str) -> str:
         """Return Triton's own address for `http`, `grpc` or `metrics`: HOST:PORT or `unix:PATH`."""

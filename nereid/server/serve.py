@@ -36,7 +36,7 @@ UNGUARDED = (
 )
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
 SIGNAL_POLL_S = 1.0
-RESTART_DELAYS_S, CALM_S = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
+RESTART_DELAYS_S, CALM_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
 # The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
 PORTS_FREE_S = 10.0
 # `tritonserver` and its stubs open about 150; the rest is for connections.
@@ -98,7 +98,10 @@ def serve(
             f"expected a limit of at least {MIN_OPEN_FILES} open files, got {most}",
             f"ulimit -n {MIN_OPEN_FILES}",
         )
-    options = replace(options, token=secrets.token_urlsafe(24) if token is None else token)
+    # Only our commands know a random token, and flags of Triton may name other models.
+    has_other_tools = token is not None or bool(options.flags)
+    token = secrets.token_urlsafe(24) if token is None else token
+    options = replace(options, token=token, has_other_tools=has_other_tools)
     try:
         with contextlib.ExitStack() as stack:
             port = 0
@@ -207,7 +210,7 @@ class _Service:
 
     def _report_kills(self) -> None:
         if kills := self.kills.new():
-            _log(f"supervisor: {kills}; fix: a higher limit, or fewer instances (count in config.pbtxt)")
+            _log(f"supervisor: {kills}")
 
     def _wait(self, watchdog: Watchdog, record: ServerRecord, failed: Mapping[str, str] | None) -> None:
         """Announce the server, then wait for its end or for a signal and the drain time."""

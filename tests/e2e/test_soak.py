@@ -15,7 +15,15 @@ pytestmark = pytest.mark.slow
 WATCHDOG_S = 300
 UNCERTAIN = tuple(
     f"failed: {what}"
-    for what in ("kinds sent too rarely", "zombies (", "memory, ", "open files, ", "threads, ", "processes, ")
+    for what in (
+        "kinds sent too rarely",
+        "zombies (",
+        "memory, ",
+        "memory per round",
+        "open files, ",
+        "threads, ",
+        "processes, ",
+    )
 )
 # Of every image, as a shadow: 1 MB, an open file, a process that nobody collects and a shared memory region.
 LEAKING = """
@@ -101,7 +109,12 @@ def test_leaks_are_named(tmp_path):
 
     assert done.returncode == 1
     failed = [line.removeprefix("failed: ").partition(":")[0] for line in done.stderr.splitlines()]
-    for expected in ("memory, server", "open files, server", "shared memory regions", "processes, server"):
+    for expected in (
+        "memory, leaking_0_0",
+        "open files, server",
+        "shared memory regions",
+        "processes, server",
+    ):
         assert expected in failed
     for expected in ("zombies", "shared memory regions, after the server"):
         assert any(each.startswith(f"{expected} (") for each in failed)

@@ -109,7 +109,8 @@ def test_kills_for_lack_of_memory_are_described(tmp_path, membership, name, text
     assert kills.new() == ""
     groups(tmp_path, membership, {name: text.format(5)})
     assert kills.new() == (
-        "lack of memory: the kernel ended 2 process(es) of this server; its limit is 350 MB"
+        "lack of memory: the kernel ended 2 process(es) of this control group; the limit is 350 MB; "
+        "fix: a higher limit, or fewer instances (count in config.pbtxt)"
     )
     assert kills.new() == ""
 
@@ -117,3 +118,6 @@ def test_kills_for_lack_of_memory_are_described(tmp_path, membership, name, text
 def test_kills_are_unknown_without_control_groups(tmp_path):
     """There is nothing to report."""
     assert MemoryKills(ControlGroups(tmp_path, tmp_path / "none")).new() == ""
+    (tmp_path / "memory.events").write_text("low 0\noom 1\n")
+    (tmp_path / "membership").write_text("0::/\n")
+    assert MemoryKills(ControlGroups(tmp_path, tmp_path / "membership")).new() == ""

@@ -479,7 +479,7 @@ def test_damage_before_the_last_line_is_reported_and_ignored(repository, tmp_pat
     with locked_repository(repository, None, output.append) as (log, _):
         assert [line.event for line in log.lines()] == ["commit", "done"]
 
-    assert output == [f"note: damaged lines of '{path}' are ignored: 1; the last line has the state"]
+    assert output == [f"note: damaged lines of '{path}' are ignored: 1; fix: remove them"]
 
 
 def test_journal_of_earlier_releases_is_read(repository):

@@ -259,6 +259,26 @@ def test_slots_of_clients_that_left_are_freed():
     assert world.count("in_flight", variant="v2") == 0
 
 
+def test_client_is_not_checked_after_its_response():
+    """The response waits for the end of a check, because Triton frees a request with its response."""
+    world = World(replace(ROUTE, max_in_flight=1))
+    request, release, thread = hang_v2(world)
+    answered: list[int] = []
+
+    def check() -> bool:
+        release.set()
+        thread.join(0.2)  # time to respond, if the thread could
+        answered.append(len(request.answers))
+        return False
+
+    request.is_cancelled = check
+    assert world.send().outcome == "overloaded: 1 in flight, limit 1"
+    world.router.free_abandoned()
+    thread.join()
+
+    assert (answered, len(request.answers)) == ([0], 1)
+
+
 @pytest.mark.parametrize(
     "error", [None, InvalidRequest("x"), Unavailable("x"), DeadlineExceeded("x")], ids=str
 )

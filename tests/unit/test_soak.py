@@ -150,8 +150,12 @@ def test_what_takes_most_memory_comes_early():
 USAGE = {"server": Usage(7, 0, 800, 200, 700_000_000), "gateway": Usage(1, 0, 9, 21, 80_000_000)}
 QUIET = Quiet(USAGE, frozenset({"region-1"}), (), {"nereid_route_in_flight": 0.0}, 0.0)
 GOOD = Tally(Kind("gRPC", 1, lambda target: None), sent=10)
-SAMPLES = [Sample(float(second), USAGE, frozenset()) for second in range(60)]
-OUTCOME = Outcome([GOOD], SAMPLES, SAMPLES, QUIET, QUIET, frozenset(), {"published": 3}, 0.5, [])
+MEMORY = {"tritonserver": 50_000_000, "classify_v1_0_0": 110_000_000}
+SAMPLES = [Sample(float(second), USAGE, frozenset(), MEMORY) for second in range(60)]
+ROUNDS = 6
+OUTCOME = Outcome(
+    [GOOD], SAMPLES, SAMPLES, SAMPLES, ROUNDS, QUIET, QUIET, frozenset(), {"published": 7}, 0.5, []
+)
 
 
 def grown_usage(**more: int) -> dict[str, Usage]:
@@ -162,8 +166,13 @@ def grown_usage(**more: int) -> dict[str, Usage]:
     }
 
 
+# 60 MB in a minute, of one process; and 60 MB in six rounds of changes.
 LEAKING = [
-    Sample(each.at_s, grown_usage(memory_bytes=int(each.at_s) * 1_000_000), frozenset()) for each in SAMPLES
+    replace(each, memory=MEMORY | {"tritonserver": MEMORY["tritonserver"] + int(each.at_s) * 1_000_000})
+    for each in SAMPLES
+]
+CHARGED = [
+    replace(each, usage=grown_usage(memory_bytes=int(each.at_s // 10) * 10_000_000)) for each in SAMPLES
 ]
 
 
@@ -171,7 +180,9 @@ LEAKING = [
     ("fault", "failed"),
     [
         ({}, []),
-        ({"samples": LEAKING, "calm": LEAKING}, ["memory, server"]),
+        ({"steady": LEAKING}, ["memory, tritonserver"]),
+        ({"calm": CHARGED}, ["memory per round of changes, server"]),
+        ({"calm": CHARGED, "rounds": 0}, []),
         ({"after": replace(QUIET, usage=grown_usage(open_files=1))}, ["open files, server"]),
         ({"after": replace(QUIET, usage=grown_usage(processes=1))}, ["processes, server"]),
         ({"after": replace(QUIET, regions=frozenset({"region-2", "region-3"}))}, ["shared memory regions"]),
@@ -186,6 +197,8 @@ LEAKING = [
     ids=[
         "none",
         "memory",
+        "memory of each change",
+        "one change",
         "fd",
         "process",
         "shm",
@@ -213,32 +226,34 @@ def test_each_fault_fails_by_its_own_name(fault, failed):
 def test_what_was_seen_before_trouble_is_judged(seen):
     """A server that ends amid a soak takes neither the tallies nor the samples before it along."""
     samples, tallies = SAMPLES[:seen], [replace(GOOD, wrong=1)]
-    outcome = replace(
-        OUTCOME, tallies=tallies, samples=samples, calm=samples, after=None, trouble=["the server has ended"]
-    )
+    seen_before = {"samples": samples, "steady": samples, "calm": samples, "after": None}
+    outcome = replace(OUTCOME, tallies=tallies, trouble=["the server has ended"], **seen_before)
 
     verdicts = judge(outcome, SHARE)
 
     assert [each.what for each in verdicts if not each.is_good] == ["wrong outcomes"]
-    assert any(each.what == "memory, server" for each in verdicts) == (seen == 60)
+    assert any(each.what == "memory, tritonserver" for each in verdicts) == (seen == 60)
     assert len(result(outcome, verdicts)["series"]["seconds"]) == seen
 
 
 def test_too_few_samples_without_trouble_are_an_error():
     """Memory that nobody has judged must not pass."""
     with pytest.raises(ValueError, match="expected 8 samples"):
+        judge(replace(OUTCOME, steady=SAMPLES[:5]), SHARE)
+    with pytest.raises(ValueError, match="changes: expected 8 samples"):
         judge(replace(OUTCOME, calm=SAMPLES[:5]), SHARE)
 
 
 @pytest.mark.parametrize("count", [200, 201, 1001])
 def test_record_is_thinned_and_has_all_kinds(count):
     """However long a soak was, its record stays small; the table of what was sent has each kind."""
-    many = [Sample(float(second), USAGE, frozenset()) for second in range(count)]
+    many = [Sample(float(second), USAGE, frozenset(), MEMORY) for second in range(count)]
 
     found = result(replace(OUTCOME, samples=many, calm=many[:10]), [])
 
     series = found["series"]
     assert len(set(series["seconds"])) == len(series["server memory_bytes"]) == 200
+    assert set(series["tritonserver memory"]) == {50_000_000}
     assert (series["seconds"][0], series["seconds"][-1]) == (0, count - 1)
     assert traffic_markdown(found["traffic"]).splitlines()[2] == "| gRPC | 10 | 0 |"
 
@@ -397,7 +412,7 @@ def test_change_that_fails_ends_the_play_and_loses_nothing():
     def opened(target: Target):
         yield lambda: is_asked.set() or ""
 
-    played = Scenario([Kind("any", 100, opened)], Target("", "", ""), Changes()).play(WATCHDOG_S, 0.0)
+    played = Scenario([Kind("any", 100, opened)], Target("", "", ""), Changes()).play(WATCHDOG_S, 0.0, 0.0)
 
     assert played.trouble == ["a change failed: OSError: no such server"]
     assert [tally.sent > 0 for tally in played.tallies] == [True]
@@ -413,8 +428,10 @@ def test_play_ends_where_nothing_more_can_be_seen():
         def cycle(self) -> None:
             """Be done."""
 
-    is_over = iter([False, True]).__next__
-    played = Scenario([], Target("", "", ""), Changes()).play(WATCHDOG_S, 0.1, is_over=is_over)
+    end_s = time.monotonic() + 0.1
+    scenario = Scenario([], Target("", "", ""), Changes())
+    played = scenario.play(WATCHDOG_S, 0.1, WATCHDOG_S, is_over=lambda: time.monotonic() > end_s)
+    assert time.monotonic() < end_s + WATCHDOG_S / 2
 
     assert (len(played.calm), played.trouble) == (1, [])
 

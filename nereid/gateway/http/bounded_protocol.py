@@ -101,8 +101,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Restart the counts of bytes, and end the wait for the head."""
         self._stop_waiting()
         self._head_bytes = self._pieces = self._piece_bytes = 0
+        before = self.cycle
         super().on_headers_complete()
-        self.cycle.transport = _TransportOfRequest(self, self.cycle)  # type: ignore[assignment]
+        if self.cycle is not before:  # an upgrade to another protocol has none
+            self._closes_after_body = False
+            self.cycle.transport = _TransportOfRequest(self, self.cycle)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Restart the count of head bytes; many tiny pieces end the connection."""

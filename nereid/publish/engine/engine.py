@@ -37,9 +37,8 @@ def locked_repository(
         )
     with journal.opened(repository) as log:
         workspace = Workspace(repository, log.folder, record, report)
-        if lines := log.damaged():
-            numbers = ", ".join(map(str, lines))
-            report(f"note: damaged lines of '{log.path}' are ignored: {numbers}; the last line has the state")
+        if note := log.note_on_damage():
+            report(note)
         recover(log, workspace)
         yield log, workspace
 

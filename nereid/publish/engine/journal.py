@@ -87,9 +87,9 @@ class Journal:
         """
         return json_lines.read_all(self.path, Line)
 
-    def damaged(self) -> list[int]:
-        """Return the numbers of damaged lines."""
-        return json_lines.damaged(self.path)
+    def note_on_damage(self) -> str:
+        """Return a note on damaged lines that are ignored, empty without any."""
+        return json_lines.note_on_damage(self.path)
 
     def unfinished(self) -> Line | None:
         """Return the last event of an unfinished operation, None if all are finished."""

@@ -1,0 +1,38 @@
+"""Configs to which Triton's completion at the load of a model adds nothing."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from nereid.config.model_config import read_profile
+from nereid.repository.fitting import BACKENDS
+from nereid.repository.triton_rules import completes_config
+from nereid.serving_errors import InvalidConfig
+
+
+def are_complete(repository: Path, profile: str, models: Collection[str]) -> bool:
+    """Return whether the configs of all models are complete.
+
+    Triton 24.10 completes them in a process of each model, which takes at least a second: it waits that long
+    to learn whether the process is healthy.
+    """
+    return not any(why_incomplete(repository / name, profile) for name in models)
+
+
+def why_incomplete(folder: Path, profile: str) -> str:
+    """Return why Triton may add something to a model's config, empty if it adds nothing."""
+    try:
+        document = read_profile(folder, profile)
+        missing = next((key for key in ("name", "input", "output") if not document.get(key)), "")
+        return f"its config has no {missing}" if missing else _why_added_to(folder, document)
+    except (InvalidConfig, OSError) as error:
+        return f"its files cannot be read: {error}"
+
+
+def _why_added_to(folder: Path, document: Mapping[str, Any]) -> str:
+    backend = document.get("backend")
+    if backend in BACKENDS or document.get("platform") == "ensemble":
+        return ""
+    if backend == "python":
+        return "its code completes its config" if completes_config(folder) else ""
+    return f"backend '{backend}' may complete its config" if backend else "its config has no backend"

@@ -1,0 +1,51 @@
+"""Configs that Triton need not complete."""
+
+from pathlib import Path
+
+import pytest
+
+from nereid.assets import REPOSITORY
+from nereid.repository.completion import are_complete
+from nereid.repository.layout import model_folders
+from tests.networks import tensor
+from tests.tables import cases
+
+TENSORS = tensor("input", "x", "FP32", [3]) + tensor("output", "scores", "FP32", [3])
+NAME = 'name: "one"\n'
+STEPS = 'ensemble_scheduling { step { model_name: "a" model_version: 1 } }\n'
+
+
+@pytest.mark.parametrize("profile", ["ensemble", "cpu", "gpu"])
+def test_default_models_are_complete(profile):
+    """So the default server is back quickly."""
+    assert are_complete(REPOSITORY, profile, [folder.name for folder in model_folders(REPOSITORY)])
+
+
+@cases(
+    ("config", "code", "expected"),
+    {
+        "our backend": (f'{NAME}backend: "onnxruntime"\n{TENSORS}', "", True),
+        "ensemble": (f'{NAME}platform: "ensemble"\n{TENSORS}{STEPS}', "", True),
+        "Python": (f'{NAME}backend: "python"\n{TENSORS}', "class TritonPythonModel: ...", True),
+        "Python that completes": (
+            f'{NAME}backend: "python"\n{TENSORS}',
+            "class TritonPythonModel:\n    def auto_complete_config(config): ...",
+            False,
+        ),
+        "another backend": (f'{NAME}backend: "openvino"\n{TENSORS}', "", False),
+        "backend from the file": (f"{NAME}{TENSORS}", "", False),
+        "without a name": (f'backend: "onnxruntime"\n{TENSORS}', "", False),
+        "without tensors": (f'{NAME}backend: "onnxruntime"\n', "", False),
+        "broken": ("nonsense", "", False),
+        "no config": (None, "", False),
+    },
+)
+def test_config_is_complete(tmp_path: Path, config, code, expected):
+    """Name, backend, inputs and outputs are there, and no code of the model adds others."""
+    version = tmp_path / "one" / "1"
+    version.mkdir(parents=True)
+    if config is not None:
+        (version.parent / "config.pbtxt").write_text(config)
+    (version / "model.py").write_text(code)
+
+    assert are_complete(tmp_path, "", ["one"]) == expected
