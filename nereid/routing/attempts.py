@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from threading import Lock
 
-from nereid.routing.assignment import BreakerSettings, Choice, Table, Variant
+from nereid.routing.assignment import MAX_IN_FLIGHT, BreakerSettings, Choice, Table, Variant
 from nereid.routing.breaker import Breaker, State
 from nereid.routing.interfaces import MAX_LATE, MetricSink, RoutedRequest
 from nereid.serving_errors import (
@@ -26,6 +26,8 @@ DEATH_COUNTS_S = 10.0
 MAX_DEATHS = 3
 # In `DEATH_COUNTS_S`, this many requests that may have killed an instance are sent to another one.
 MAX_SUSPECTS = 32
+# Attempts without a client that go on. Each occupies a thread, like the late ones: see ROUTE_THREADS.
+MAX_ABANDONED = MAX_IN_FLIGHT // 2
 # Key of a breaker's state: name, model and version of the variant, and the breaker's settings.
 Identity = tuple[str, str, int, BreakerSettings]
 

@@ -9,18 +9,8 @@ from threading import Lock
 from typing import Any
 
 from nereid.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
-from nereid.routing.assignment import (
-    BREAKER,
-    FORCED,
-    MAX_IN_FLIGHT,
-    RETRY,
-    Choice,
-    Table,
-    Variant,
-    choose,
-    lower,
-)
-from nereid.routing.attempts import AdmittedRequest, Attempt, Identity, ServedVariant, identity
+from nereid.routing.assignment import BREAKER, FORCED, RETRY, Choice, Table, Variant, choose, lower
+from nereid.routing.attempts import MAX_ABANDONED, AdmittedRequest, Attempt, Identity, ServedVariant, identity
 from nereid.routing.breaker import RetryBudget
 from nereid.routing.interfaces import BoundedLabels, MetricSink, RoutedRequest
 from nereid.routing.shadows import CompletedRequest, Shadows
@@ -42,8 +32,6 @@ MAX_WAIT_FOR_DEAD_S = 1.0
 # While requests are rejected for want of slots, the clients of the others are checked this often: each check
 # is a round trip to the server.
 CHECK_CLIENTS_S = 0.25
-# Attempts without a client that go on. Each occupies a thread, like the late ones: see ROUTE_THREADS.
-MAX_ABANDONED = MAX_IN_FLIGHT // 2
 
 
 class Router:
@@ -167,7 +155,7 @@ class Router:
     def _free_if_abandoned(self, attempt: Attempt) -> None:
         """Free the slot of a running attempt if its client has disconnected.
 
-        Triton frees a request with its response, and must not be asked about it afterwards.
+        Triton frees a request with its response, so the check must come before it.
         """
         with attempt.admitted.unanswered:
             with self._lock:
