@@ -44,11 +44,7 @@ class MemoryKills:
         if self._seen <= before:
             return ""
         limit = self._groups.memory_limit()
-        why = (
-            f"the limit is {limit / 1e6:.0f} MB"
-            if limit < inf
-            else "there is no limit but the machine's memory"
-        )
+        why = f"the limit is {limit / 1e6:.0f} MB" if limit < inf else "no control group has a limit"
         fix = "a higher limit" if limit < inf else "more memory"
         ended = f"the kernel ended {self._seen - before} process(es) of this control group"
         return f"lack of memory: {ended}; {why}; fix: {fix}, or fewer instances (count in config.pbtxt)"

@@ -64,7 +64,7 @@ def judge(outcome: Outcome, share: float) -> list[Verdict]:
 
 
 def _memory(samples: Sequence[Sample], share: float) -> Iterator[Verdict]:
-    """Judge each process that was there at the begin and at the end; without changes, none may grow."""
+    """Judge each process that ran at the start and at the end; without changes, none may grow."""
     names = sorted(samples[0].memory.keys() & samples[-1].memory.keys()) if samples else []
     if not names:
         raise ValueError("memory: expected samples of processes, got none; fix: a longer soak")

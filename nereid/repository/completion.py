@@ -1,5 +1,6 @@
 """Configs to which Triton's completion at the load of a model adds nothing."""
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ from nereid.config.model_config import read_profile
 from nereid.repository.fitting import BACKENDS
 from nereid.repository.triton_rules import completes_config
 from nereid.serving_errors import InvalidConfig
+
+# A class with a base, or from another module, may inherit `auto_complete_config`.
+PLAIN_CLASS = re.compile(r"^class TritonPythonModel *(\( *(object)? *\))? *:", re.MULTILINE)
 
 
 def are_complete(repository: Path, profile: str, models: Collection[str]) -> bool:
@@ -25,7 +29,7 @@ def why_incomplete(folder: Path, profile: str) -> str:
         document = read_profile(folder, profile)
         missing = next((key for key in ("name", "input", "output") if not document.get(key)), "")
         return f"its config has no {missing}" if missing else _why_added_to(folder, document)
-    except (InvalidConfig, OSError) as error:
+    except (InvalidConfig, OSError, UnicodeDecodeError) as error:
         return f"its files cannot be read: {error}"
 
 
@@ -34,5 +38,7 @@ def _why_added_to(folder: Path, document: Mapping[str, Any]) -> str:
     if backend in BACKENDS or document.get("platform") == "ensemble":
         return ""
     if backend == "python":
-        return "its code completes its config" if completes_config(folder) else ""
+        codes = [path.read_text() for path in folder.glob("[0-9]*/model.py")]
+        is_plain = bool(codes) and all(PLAIN_CLASS.search(code) for code in codes)
+        return "" if is_plain and not completes_config(folder) else "its code may complete its config"
     return f"backend '{backend}' may complete its config" if backend else "its config has no backend"

@@ -48,7 +48,7 @@ class AdmittedRequest:
         deaths: how often an instance was dead that it was sent to.
         is_suspect: whether an instance died while it had the request.
         is_abandoned: whether an attempt goes on although its client has disconnected.
-        unanswered: held while another thread than its own uses the request, which must not be answered then.
+        unanswered: the response waits for this lock. Another thread that uses the request holds it.
     """
 
     request: RoutedRequest

@@ -86,8 +86,8 @@ class Control:
         repository = Path(record.repository)
         must_be_complete = not record.completes_configs and (repository / model).is_dir()
         if must_be_complete and (reason := why_incomplete(repository / model, record.profile)):
-            fix = "this server completes none; fix: start nereid serve again"
-            raise Refused(f"cannot load '{model}': {reason}, and {fix}")
+            rest = "this server does not complete configs; fix: start nereid serve again"
+            raise Refused(f"cannot load '{model}': {reason}, and {rest}")
         if record.cores:
             machine = fitting.Machine(record.cores, available_bytes())
             config = fitting.override(repository, record.profile, model, machine, record.fitted_backends)

@@ -100,6 +100,7 @@ def test_lack_of_memory_is_named(tmp_path, limited_group):
         wait_until(lambda: served.metric("repairs_total", model="eyes") >= 1, "repair")
         line = "process(es) of this control group; the limit is 600 MB; fix: a higher limit"
         wait_until(lambda: line in served.log, line)
+        wait_until(lambda: "supervisor: model 'eyes' version 1 had a dead stub" in served.log, "its model")
         wait_until(served.is_ready, "ready again")
 
 

@@ -32,6 +32,16 @@ def test_default_models_are_complete(profile):
             "class TritonPythonModel:\n    def auto_complete_config(config): ...",
             False,
         ),
+        "Python with a base": (
+            f'{NAME}backend: "python"\n{TENSORS}',
+            "from base import Base\nclass TritonPythonModel(Base): ...",
+            False,
+        ),
+        "Python from elsewhere": (
+            f'{NAME}backend: "python"\n{TENSORS}',
+            "from base import TritonPythonModel",
+            False,
+        ),
         "another backend": (f'{NAME}backend: "openvino"\n{TENSORS}', "", False),
         "backend from the file": (f"{NAME}{TENSORS}", "", False),
         "without a name": (f'backend: "onnxruntime"\n{TENSORS}', "", False),
