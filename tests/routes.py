@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -409,7 +410,10 @@ def answered_by(name: str) -> Callable[[Outcome], bool]:
 
 @contextmanager
 def serve_routes(repository: Path, run_dir: Path, *flags: str) -> Iterator[RouteServer]:
-    """Run a server of `repository` whose log is kept; `flags` are Triton's."""
+    """Run a server of `repository` whose log is kept; `flags` are Triton's.
+
+    A server that has ended by itself is reported with the end of its log.
+    """
     log: list[str] = []
     # After a failed load this core waits for one more model than there is.
     with serve(repository, run_dir, "--exit-timeout-secs=3", *flags, log=log.append) as running:
@@ -418,6 +422,8 @@ def serve_routes(repository: Path, run_dir: Path, *flags: str) -> Iterator[Route
             yield served
         finally:
             served.close()
+            if (status := running.poll()) is not None:
+                print(f"the server has ended with status {status}:", *log[-30:], sep="\n", file=sys.stderr)
 
 
 def together(count: int, send: Callable[[int], Any]) -> "list[Future[Any]]":

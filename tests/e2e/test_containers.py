@@ -143,7 +143,7 @@ class TestDefault:
             os.kill(default.pids("triton-cpu", words)[0], 9)
             wait_until(lambda: repairs() > before, "the repair", COMMAND_S)
             wait_until(default.is_ready, "ready", COMMAND_S)
-            load.wait_answers(100)
+            load.wait_right_answers(25)
             # A request that was inside the killed process fails 30 s later, when its timeout ends.
             repaired_s = time.monotonic()
             load.wait_answers(100)

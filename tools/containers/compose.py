@@ -4,13 +4,14 @@ The base images are stand-ins of the same names, which bases.sh makes. `nereid-t
 the wheel instead of NVIDIA's.
 """
 
+import operator
 import os
 import shutil
 import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,11 +182,12 @@ class Load:
     def __init__(self, project: Project, protocols: Sequence[ProtocolName] = PROTOCOLS) -> None:
         self.failures: list[Failure] = []
         self.answered = 0
+        self._right = [0] * 2 * len(protocols)
         self._over = threading.Event()
         key = project.key
         self._threads = [
-            threading.Thread(target=self._send, args=(project.url(each), each, key))
-            for each in (*protocols, *protocols)
+            threading.Thread(target=self._send, args=(number, project.url(each), each, key))
+            for number, each in enumerate((*protocols, *protocols))
         ]
 
     def __enter__(self) -> "Load":
@@ -200,18 +202,31 @@ class Load:
             thread.join()
 
     def wait_answers(self, count: int = 20) -> None:
-        """Wait for further answers.
+        """Wait for further answers, right or wrong, of all callers together.
 
         Raises:
             TimeoutError: they do not come.
         """
-        wanted, end_s = self.answered + count, time.monotonic() + COMMAND_S
-        while self.answered < wanted:
+        wanted = self.answered + count
+        self._wait(lambda: self.answered >= wanted, f"{count} answers")
+
+    def wait_right_answers(self, count: int) -> None:
+        """Wait for further right answers to each caller: gRPC callers connect again after up to a second.
+
+        Raises:
+            TimeoutError: they do not come.
+        """
+        wanted = [right + count for right in self._right]
+        self._wait(lambda: all(map(operator.ge, self._right, wanted)), f"{count} right answers to each caller")
+
+    def _wait(self, is_over: Callable[[], bool], what: str) -> None:
+        end_s = time.monotonic() + COMMAND_S
+        while not is_over():
             if time.monotonic() > end_s:
-                raise TimeoutError(f"{self.answered} of {wanted} answers; failures: {self.failures[-5:]}")
+                raise TimeoutError(f"no {what}; failures: {self.failures[-5:]}")
             time.sleep(0.1)
 
-    def _send(self, url: str, protocol: ProtocolName, key: str) -> None:
+    def _send(self, number: int, url: str, protocol: ProtocolName, key: str) -> None:
         with Classifier(url, protocol, api_key=key) as classifier:
             while not self._over.is_set():
                 sent_s = time.monotonic()
@@ -219,7 +234,9 @@ class Load:
                     got = classifier.classify(PHOTO, top_k=1).labels[0].name
                 except ClassifierError as error:
                     got = f"{type(error).__name__}: {error}"
-                if got != LABEL:
+                if got == LABEL:
+                    self._right[number] += 1
+                else:
                     self.failures.append(Failure(f"{protocol} {got}", sent_s, time.monotonic()))
                 self.answered += 1
                 time.sleep(PAUSE_S)
