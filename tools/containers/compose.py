@@ -217,7 +217,9 @@ class Load:
             TimeoutError: they do not come.
         """
         wanted = [right + count for right in self._right]
-        self._wait(lambda: all(map(operator.ge, self._right, wanted)), f"{count} right answers to each caller")
+        self._wait(
+            lambda: all(map(operator.ge, self._right, wanted)), f"{count} right answers to each caller"
+        )
 
     def _wait(self, is_over: Callable[[], bool], what: str) -> None:
         end_s = time.monotonic() + COMMAND_S
