@@ -22,6 +22,8 @@ from tools.containers import compose
 from tools.containers.compose import CommandFailed, Load, Project
 
 SETTLE_ANSWERS = 100
+# Of each caller, after the server is ready: the last error is then behind all of them.
+SETTLE_RIGHT = 25
 WATCHDOG_S = 300
 HEADINGS = ("profile", "event", "ready again", "last error after", "failed", "requests")
 SERVER = "bin/tritonserver"
@@ -96,7 +98,7 @@ def observed(project: Project, profile: str, event: str, act: Callable[[], objec
                 raise SystemExit(f"not ready {WATCHDOG_S} s after: {event}")
             time.sleep(0.1)
         ready_s = time.monotonic()
-        load.wait_answers(SETTLE_ANSWERS)
+        load.wait_right_answers(SETTLE_RIGHT)
     failures = load.failures
     print(f"{event}: {len(failures)} failures {sorted({each.reason for each in failures})[:3]}")
     return {

@@ -29,7 +29,9 @@ def why_incomplete(folder: Path, profile: str) -> str:
         document = read_profile(folder, profile)
         missing = next((key for key in ("name", "input", "output") if not document.get(key)), "")
         return f"its config has no {missing}" if missing else _why_added_to(folder, document)
-    except (InvalidConfig, OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        return f"its model.py is expected in UTF-8: {error}"
+    except (InvalidConfig, OSError) as error:
         return f"its files cannot be read: {error}"
 
 

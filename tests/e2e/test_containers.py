@@ -133,7 +133,7 @@ class TestDefault:
 
     @pytest.mark.parametrize(("words", "repair"), REPAIRS.items())
     def test_killed_process_is_replaced(self, default, words, repair):
-        """Callers that retry may see errors until the log reports the repair; then none."""
+        """Callers that retry may see errors until each has right answers after the repair; then none."""
 
         def repairs() -> int:
             return default.compose("logs", "--no-log-prefix", "triton-cpu").count(repair)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nereid.assets import REPOSITORY
-from nereid.repository.completion import are_complete
+from nereid.repository.completion import are_complete, why_incomplete
 from nereid.repository.layout import model_folders
 from tests.networks import tensor
 from tests.tables import cases
@@ -59,3 +59,13 @@ def test_config_is_complete(tmp_path: Path, config, code, expected):
     (version / "model.py").write_text(code)
 
     assert are_complete(tmp_path, "", ["one"]) == expected
+
+
+def test_unreadable_code_is_named(tmp_path: Path):
+    """Python code of another encoding may hide the completion, so the reason says what is expected."""
+    version = tmp_path / "one" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(f'{NAME}backend: "python"\n{TENSORS}')
+    (version / "model.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\nclass TritonPythonModel: ...\n")
+
+    assert why_incomplete(tmp_path / "one", "").startswith("its model.py is expected in UTF-8: 'utf-8' codec")

@@ -4,7 +4,6 @@ The base images are stand-ins of the same names, which bases.sh makes. `nereid-t
 the wheel instead of NVIDIA's.
 """
 
-import operator
 import os
 import shutil
 import subprocess
@@ -211,15 +210,19 @@ class Load:
         self._wait(lambda: self.answered >= wanted, f"{count} answers")
 
     def wait_right_answers(self, count: int) -> None:
-        """Wait for further right answers to each caller: gRPC callers connect again after up to a second.
+        """Wait until each caller has further right answers.
+
+        A gRPC caller may reconnect only a second after the server is back, and fails until then.
 
         Raises:
             TimeoutError: they do not come.
         """
         wanted = [right + count for right in self._right]
-        self._wait(
-            lambda: all(map(operator.ge, self._right, wanted)), f"{count} right answers to each caller"
-        )
+
+        def have_all() -> bool:
+            return all(right >= least for right, least in zip(self._right, wanted, strict=True))
+
+        self._wait(have_all, f"{count} right answers to each caller")
 
     def _wait(self, is_over: Callable[[], bool], what: str) -> None:
         end_s = time.monotonic() + COMMAND_S
