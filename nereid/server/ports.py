@@ -28,22 +28,29 @@ class Ports:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct ports that were free a moment ago.
+    """Return distinct free ports, which stay reserved until this process ends.
 
-    Ports outside the range of outgoing connections come first: no such connection can take them.
+    A reserved port is not found again, not by another process either, while a server that sets
+    `SO_REUSEADDR` can listen on it, as all servers here do. Ports outside the range of outgoing connections
+    come first: no such connection can take them.
     """
     first_outgoing = int(OUTGOING_PORTS.read_text().split()[0])
     below = range(min(MIN_PORT, first_outgoing), first_outgoing)
     candidates = [*random.SystemRandom().sample(below, min(len(below), MAX_TRIES)), *[0] * count]
     found: list[int] = []
-    with contextlib.ExitStack() as stack:  # all stay open until the last is known, so that they differ
-        for port in candidates:
-            holder = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                holder.bind(("", port))
-                found.append(holder.getsockname()[1])
-            if len(found) == count:
-                break
+    for port in candidates:
+        holder = socket.socket()
+        try:
+            holder.bind(("", port))
+        except OSError:
+            holder.close()
+            continue
+        # After the search, which must not find the reserved ports of others.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.append(holder.getsockname()[1])
+        holder.detach()  # open until the process ends
+        if len(found) == count:
+            break
     return found
 
 

@@ -37,6 +37,26 @@ def test_free_ports_are_not_those_of_outgoing_connections(tmp_path, monkeypatch)
     assert len(set(below)) == len(set(any_at_all)) == 3
 
 
+def test_found_port_is_for_its_finder_only(tmp_path, monkeypatch):
+    """No other process finds it, or can take it by chance; a server of ours listens on it, more than once."""
+    range_file = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(ports, "OUTGOING_PORTS", range_file)
+    range_file.write_text("32768\t60999\n")
+    (port,) = free_ports(1)
+    range_file.write_text(f"{port + 1}\t{port + 1}\n")
+    monkeypatch.setattr(ports, "MIN_PORT", port)
+
+    others = free_ports(1)
+
+    assert others != [port]
+    with socket.socket() as by_chance, pytest.raises(OSError, match="in use"):
+        by_chance.bind(("127.0.0.1", port))
+    for _ in range(2):
+        check_ports("127.0.0.1", Ports(port, port, port))
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(ServerError, match="in use"):
+            check_ports("127.0.0.1", Ports(port, port, port))
+
+
 ACCEPTING = """
 import os
 import socket
