@@ -406,6 +406,22 @@ def test_damaged_line_of_the_history_is_skipped(nereid, repository, damage):
     assert notes(nereid) == [(2, "set"), (1, "set"), (0, "first seen")]
 
 
+def test_damaged_line_of_the_history_is_named(nereid, repository):
+    """A changed bit takes one line from the history, and who reads or reverts it is told."""
+    for weight in (1, 2, 3):
+        nereid("set", f"v1={weight}", "--offline")
+    path = repository / "classify.route.history.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2].replace(b'"generation":2', b'"generation":3')
+    path.write_bytes(b"".join(lines))
+    note = f"note: damaged lines of '{path}' are ignored: 3; fix: remove them"
+
+    assert notes(nereid) == [(3, "set"), (1, "set"), (0, "first seen")]
+    assert note in nereid("history").stderr
+    assert note in nereid("revert", "--offline").stderr
+    assert weights(repository)[0] == 1
+
+
 def test_route_is_the_only_one_or_named(repository, tmp_path):
     """One of several routes must be named; a model with a broken config does not matter."""
     (repository / "broken").mkdir()

@@ -149,7 +149,9 @@ def history(as_json: AsJson = False, route: RouteName = "", repository: Reposito
     """List the history of the route, newest first."""
     from nereid.cli.route_commands import route_view as view
 
-    view.print_history(_read(repository, route)[1].all_entries, as_json)
+    target, present = _read(repository, route)
+    _report_damage(target)
+    view.print_history(present.all_entries, as_json)
 
 
 @app.command()
@@ -172,7 +174,9 @@ def revert(
     have that GENERATION, the newest one that differs from the present route is used.
     """
     from nereid.routes import change
+    from nereid.routes.target import find_route
 
+    _report_damage(find_route(own_repository(repository), route))
     _change(context, change.reverted(generation), offline, route, repository)
 
 
@@ -181,6 +185,13 @@ def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteState]":
 
     target = routes.find_route(repository, route)
     return target, routes.read_state(target)
+
+
+def _report_damage(target: "RouteLocation") -> None:
+    from nereid import json_lines
+
+    if note := json_lines.note_on_damage(target.history):
+        print(note, file=sys.stderr)
 
 
 def _change(context: typer.Context, propose: "Propose", offline: bool, route: str, repository: Path) -> None:
