@@ -39,6 +39,9 @@ SIGNAL_POLL_S = 1.0
 RESTART_DELAYS_S, CALM_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
 # The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
 PORTS_FREE_S = 10.0
+# Seconds for the last requests of a server that got SIGTERM from another program. Clients with open
+# connections continue to send. Triton 24.10 would wait for them for 30 s, and accept no new connection.
+LAST_REQUESTS_S = 1.0
 # `tritonserver` and its stubs open about 150; the rest is for connections.
 MIN_OPEN_FILES = 256
 
@@ -199,13 +202,18 @@ class _Service:
                 self.front.start()
             with watchdog:
                 self._wait(watchdog, record, failed)
+                status = server.poll()
+                is_told = status is None and not watchdog.restart_reason
+                end = "received a signal to end" if is_told else f"ended by itself with status {status}"
+                reason = watchdog.restart_reason or f"tritonserver {end}"
+                self.health.enter(health_page.RESTARTING, reason)
+                if is_told:  # so is this process, perhaps, and then it waits for all requests
+                    self.signals.sleep(LAST_REQUESTS_S)
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
             raise
         self._report_kills()
-        reason = watchdog.restart_reason or f"tritonserver ended by itself with status {server.poll()}"
-        self.health.enter(health_page.RESTARTING, reason)
-        server.stop(watchdog.is_emptied)
+        server.stop(lambda: is_told or watchdog.is_emptied())
         return watchdog.ready, reason
 
     def _report_kills(self) -> None:

@@ -33,6 +33,8 @@ LOG_LINE = re.compile(r"^[IWE]\d{4} ")
 # In Triton's table of models: a further line of a status, which is a traceback.
 CONTINUED_ROW = re.compile(r"^\|\s+\|\s+\|")
 LAST_WORDS = "error: "
+# When a signal begins the end of the server.
+SIGNAL = re.compile(r"^Signal \(\d+\) received")
 TAIL_LINES = 30
 # Time, process and place in the source, before the message.
 LOG_HEAD = re.compile(r"^([IWE]\d{4} [^\]]*\] |\[\w+\] )")
@@ -83,12 +85,14 @@ class ServerLog:
         self._errors: deque[str] = deque(maxlen=TAIL_LINES)
         self._noise_folded = False
         self._is_ending = False
+        self.has_signal = False
 
     def add(self, line: str) -> None:
         """Process one line of the log."""
         if SOCKET_NOISE in line:
             return
         self._tail.append(line)
+        self.has_signal = self.has_signal or SIGNAL.match(line) is not None
         if any(noise in line for noise in NO_GPU_NOISE):
             if not self._noise_folded:
                 self._noise_folded = True

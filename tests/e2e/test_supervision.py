@@ -9,7 +9,8 @@ import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
@@ -377,6 +378,26 @@ def test_configs_are_completed_only_if_one_needs_it(tmp_path, other, is_complete
         assert ("--disable-auto-complete-config" in words) == is_complete
         assert control.ready_versions() == versions
         assert served.numbers("eyes") == [11.0] * 2 * INSTANCES
+
+
+@pytest.mark.slow
+def test_server_that_another_program_tells_to_end_is_replaced(tmp_path):
+    """The next one starts although a client keeps its connection, for which Triton would wait for 30 s."""
+    repository = tmp_path / "repository"
+    store_eyes(repository, "eyes", 10)
+    with serving(repository, tmp_path / "run") as served:
+        wait_until(served.is_ready, "ready")
+        first = served.record.pid
+        with closing(HTTPConnection("127.0.0.1", served.ports["http"])) as client:
+            client.request("GET", "/v2/health/live")
+            client.getresponse().read()
+
+            os.kill(first, signal.SIGTERM)
+
+            wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
+        assert "tritonserver received a signal to end" in served.log
+        assert "Exit timeout expired" not in served.log
+        assert served.numbers("eyes", 1) == [11.0]
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ class RepairInterrupted:
 
 @dataclass(frozen=True, slots=True)
 class ServerEnded:
-    """Event: the server's process has ended."""
+    """Event: the server's process has ended, or ends because of a signal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class Watchdog:
             self._is_closed.wait(pause_s)
 
     def _observe_processes(self) -> float:
-        if self._server.poll() is not None:
+        if self._server.poll() is not None or self._server.log.has_signal:
             self._handle(supervisor.ServerEnded())
             return OBSERVE_S
         now_s = time.monotonic()
