@@ -22,7 +22,7 @@ LOAD ?= --seconds 10
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
 RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
 	stall trials tune_proof guard attack containers idle \
-	ceilings connections default_choice)
+	ceilings connections default_choice chaos)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
@@ -121,8 +121,11 @@ record-connections:
 record-default_choice:
 	$(BIN)/python -m loadtest.default_choice --record default_choice
 
-chaos: .venv/.testing  ## run ROUNDS (200) faults over a server under load; RECORD=chaos writes the record
-	$(BIN)/python -m loadtest.chaos --rounds $(ROUNDS) $(if $(RECORD),--record $(RECORD))
+record-chaos:
+	$(BIN)/python -m loadtest.chaos --record chaos
+
+chaos: .venv/.testing  ## let ROUNDS (200) faults happen to a server under load; needs root
+	$(BIN)/python -m loadtest.chaos --rounds $(ROUNDS)
 
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))

@@ -1,26 +1,28 @@
 """Each fault of the chaos test once, and what it finds."""
 
 import random
+import re
+import subprocess
+import sys
 
 import pytest
 
 from loadtest import chaos
-from loadtest.chaos import FAULTS, Round, rounds_of, summarise
+from loadtest.chaos import Round, rounds_of, summarise
+from loadtest.faults import FAULTS, IDLE
 
 pytestmark = pytest.mark.slow
 
 
-def test_every_fault_leaves_right_answers_and_nothing_else(tmp_path):
+def test_every_fault_leaves_right_answers_and_nothing_else(capfd):
     """All callers succeed again after each fault, and the stopped server leaves no process and no memory."""
-    faults, wrong = [*FAULTS], list[str]()
-    draw = random.Random(7)
-    draw.shuffle(faults)
+    command = [sys.executable, "-m", "loadtest.chaos", "--rounds", str(len(FAULTS)), "--seed", "7"]
 
-    found = rounds_of(faults, draw, tmp_path, wrong)
+    done = subprocess.run(command, check=False)
 
-    assert [each.fault for each in found] == faults
-    assert wrong == []
-    assert all(each.back_s <= chaos.MAX_RECOVERY_S for each in found)
+    printed, errors = capfd.readouterr()
+    assert done.returncode == 0, errors
+    assert len(re.findall(r"^\| [^|]+ \| 1 \| ", printed, re.M)) == len(FAULTS), printed
 
 
 def test_wrong_answer_is_reported(tmp_path, monkeypatch):
@@ -31,7 +33,7 @@ def test_wrong_answer_is_reported(tmp_path, monkeypatch):
     wrong: list[str] = []
 
     with pytest.raises(SystemExit, match="no recovery within 3 s"):
-        rounds_of([chaos.IDLE], random.Random(1), tmp_path, wrong)
+        rounds_of([IDLE], random.Random(1), tmp_path, wrong)
 
     assert wrong
     assert "expected espresso" in wrong[0]
