@@ -21,9 +21,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from loadtest import record, servers
 from loadtest.background_load import BackgroundLoad, Request
-from loadtest.faults import FAULTS, TIMEOUT_S, Scene
+from loadtest.faults import END_S, FAULTS, TIMEOUT_S, Scene
 from loadtest.recovery import PUBLIC_NAME, back_after_s, is_calm, is_ready
 from loadtest.soak.changes import Changes
 from loadtest.swap import References
@@ -87,16 +89,18 @@ def rounds_of(faults: list[str], draw: random.Random, folder: Path, wrong: list[
             wrong.append(fault)
         return fault
 
-    pids, servers_seen = set[int](), set[str]()
+    processes, servers_seen = set[psutil.Process](), set[str]()
     found = []
     with servers.supervised(repository, own, os.environ) as running:
         scene = Scene(running, Changes(running, candidates, [references]), draw)
         with BackgroundLoad(running.record, PUBLIC_NAME, CALLERS, PAUSE_S, TIMEOUT_S, check) as load:
             for fault in faults:
-                pids |= scene.pids()
+                processes |= scene.processes()
                 servers_seen |= scene.servers()
                 found.append(play(scene, fault, load))
-    wrong += [f"process {pid} is left" for pid in sorted(pids) if Path(f"/proc/{pid}").exists()]
+    # A killed process needs a moment to end.
+    _, left_processes = psutil.wait_procs(processes, timeout=END_S)
+    wrong += [f"process {each.pid} is left: {each.status()}" for each in left_processes]
     left = [each.name for name in sorted(servers_seen) for each in stub_memory.FOLDER.glob(f"{name}*")]
     wrong += [f"/dev/shm/{name} is left" for name in left]
     return found

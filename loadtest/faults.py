@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from loadtest import servers
 from loadtest.recovery import PUBLIC_NAME
 from loadtest.soak.changes import Changes
@@ -45,9 +47,13 @@ class Scene:
         found = stub_processes.find(self.running.record.pid, self.running.repository)
         return sorted(found, key=lambda stub: (stub.model, stub.instance, stub.process.pid))
 
-    def pids(self) -> set[int]:
+    def processes(self) -> set[psutil.Process]:
         """Return the present processes of the server."""
-        return {self.running.record.pid, *(stub.process.pid for stub in self.stubs)}
+        found = set()
+        for pid in (self.running.record.pid, *(stub.process.pid for stub in self.stubs)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.add(psutil.Process(pid))
+        return found
 
     def servers(self) -> set[str]:
         """Return the names that begin those of the server's files in /dev/shm."""
