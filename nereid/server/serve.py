@@ -203,17 +203,17 @@ class _Service:
             with watchdog:
                 self._wait(watchdog, record, failed)
                 status = server.poll()
-                is_told = status is None and not watchdog.restart_reason
-                end = "received a signal to end" if is_told else f"ended by itself with status {status}"
+                is_signalled = status is None and not watchdog.restart_reason
+                end = "received a signal to end" if is_signalled else f"ended by itself with status {status}"
                 reason = watchdog.restart_reason or f"tritonserver {end}"
                 self.health.enter(health_page.RESTARTING, reason)
-                if is_told:  # so is this process, perhaps, and then it waits for all requests
+                if is_signalled:  # so is this process, perhaps, and then it waits for all requests
                     self.signals.sleep(LAST_REQUESTS_S)
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
             raise
         self._report_kills()
-        server.stop(lambda: is_told or watchdog.is_emptied())
+        server.stop(lambda: is_signalled or watchdog.is_emptied())
         return watchdog.ready, reason
 
     def _report_kills(self) -> None:

@@ -33,7 +33,7 @@ LOG_LINE = re.compile(r"^[IWE]\d{4} ")
 # In Triton's table of models: a further line of a status, which is a traceback.
 CONTINUED_ROW = re.compile(r"^\|\s+\|\s+\|")
 LAST_WORDS = "error: "
-# When a signal begins the end of the server.
+# Triton's line about a signal that ends it.
 SIGNAL = re.compile(r"^Signal \(\d+\) received")
 TAIL_LINES = 30
 # Time, process and place in the source, before the message.

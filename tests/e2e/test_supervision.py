@@ -401,6 +401,25 @@ def test_server_that_another_program_tells_to_end_is_replaced(tmp_path):
 
 
 @pytest.mark.slow
+def test_model_that_writes_as_triton_does_not_end_the_server(tmp_path):
+    """Models share the server's log, and may print what a caller sends."""
+    repository = tmp_path / "repository"
+    store_eyes(repository, "eyes", 10)
+    with serving(repository, tmp_path / "run") as served:
+        wait_until(served.is_ready, "ready")
+        first = served.record.pid
+        Path(f"/proc/{first}/fd/1").write_text("Signal (15) received.\n")
+        wait_until(lambda: "Signal (15) received" in served.log, "the line")
+
+        stub = stub_processes.find(first, repository)[0]
+        os.kill(stub.process.pid, signal.SIGKILL)
+        wait_until(lambda: stub.process not in stub_processes.states([stub.process]), "the repair")
+        wait_until(served.is_ready, "ready again")
+
+        assert (served.record.pid, served.numbers("eyes", 1)) == (first, [11.0])
+
+
+@pytest.mark.slow
 def test_server_that_cannot_start_again_is_tried_again(tmp_path):
     """While a model cannot be loaded, the start is repeated and the reason reported, until it succeeds."""
     repository = tmp_path / "repository"

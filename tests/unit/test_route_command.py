@@ -407,7 +407,7 @@ def test_damaged_line_of_the_history_is_skipped(nereid, repository, damage):
 
 
 def test_damaged_line_of_the_history_is_named(nereid, repository):
-    """A changed bit takes one line from the history, and who reads or reverts it is told."""
+    """A changed bit takes one line from the history; `history` and `revert` name that line."""
     for weight in (1, 2, 3):
         nereid("set", f"v1={weight}", "--offline")
     path = repository / "classify.route.history.jsonl"

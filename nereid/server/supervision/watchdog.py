@@ -110,7 +110,7 @@ class Watchdog:
             self._is_closed.wait(pause_s)
 
     def _observe_processes(self) -> float:
-        if self._server.poll() is not None or self._server.log.has_signal:
+        if self._server.poll() is not None or self._is_signalled():
             self._handle(supervisor.ServerEnded())
             return OBSERVE_S
         now_s = time.monotonic()
@@ -126,6 +126,13 @@ class Watchdog:
         living = states.keys() - zombies
         self._exits.wait({self._server.pid, *(process.pid for process in living)}, OBSERVE_S)
         return 0.0
+
+    def _is_signalled(self) -> bool:
+        """Return whether a signal ends the server, which then accepts no connection.
+
+        Models write to the same log, so a line of it does not suffice.
+        """
+        return self._server.log.has_signal and self._server.probe_server(PROBE_TIMEOUT_S) is not None
 
     def _observe(self, find: bool) -> Mapping[Process, str]:
         with self._observing:
