@@ -12,6 +12,7 @@ import typer.main
 from loadtest import (
     backend,
     ceilings,
+    chaos,
     clients,
     compare,
     connections,
@@ -159,6 +160,7 @@ def test_recorded_benchmark_can_be_repeated(root):
         (parity, "preprocess.md"),
         (route, "routing.md"),
         (recovery, "supervision.md"),
+        (chaos, "supervision.md"),
         (swap, "publishing.md"),
         (stall, "load_testing.md"),
         (trials, "benchmarks.md"),
