@@ -22,7 +22,7 @@ LOAD ?= --seconds 10
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
 RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
 	stall trials tune_proof guard attack containers idle \
-	ceilings connections default_choice chaos)
+	ceilings connections default_choice rollouts rollout_simulation rollout_cost chaos)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
@@ -120,7 +120,12 @@ record-connections:
 	$(BIN)/python -m loadtest.connections --record connections
 record-default_choice:
 	$(BIN)/python -m loadtest.default_choice --record default_choice
-
+record-rollouts:
+	$(BIN)/python -m loadtest.rollouts --record rollouts
+record-rollout_simulation:
+	$(BIN)/python -m loadtest.rollout_simulation --record rollout_simulation
+record-rollout_cost:
+	$(BIN)/python -m loadtest.rollout_cost --record rollout_cost
 record-chaos:
 	$(BIN)/python -m loadtest.chaos --record chaos
 
@@ -133,6 +138,7 @@ soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes 
 docs: .venv/.testing  ## write docs/commands.md from the help, docs/benchmarks.md from the records
 	$(BIN)/python -m tools.commands_page
 	$(BIN)/python -m loadtest.bench.page
+	$(BIN)/python -m loadtest.rollout_plot
 
 lock: .venv/.testing  ## write deploy/constraints.txt: the versions of all packages in the images
 	@$(BIN)/pip install --quiet uv

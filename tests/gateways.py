@@ -1,7 +1,7 @@
 """Gateways for tests: an upstream with a given outcome, and requests without a network."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any
@@ -12,7 +12,14 @@ from nereid.client.prediction import Label, Prediction, Timings
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import rest_app
 from nereid.gateway.models import Models, PreviewRefused
-from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
+from nereid.gateway.route_control import (
+    RolloutOrder,
+    RouteConflict,
+    RouteFailed,
+    RouteRefused,
+    RouteState,
+    VariantState,
+)
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
 
@@ -73,6 +80,17 @@ class Control:
         assert author
         if "v9" in weights:
             raise RouteRefused("no variant 'v9'")
+        return ROUTE
+
+    def order_rollout(
+        self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
+    ) -> RouteState:
+        """Reject an unknown candidate, and a second start."""
+        assert author
+        if candidate == "v9":
+            raise RouteRefused("unknown candidate 'v9'")
+        if order == "start" and steps:
+            raise RouteConflict("cannot start a rollout of 'v1'")
         return ROUTE
 
 

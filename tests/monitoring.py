@@ -55,6 +55,21 @@ def shown(rate_interval: str = "1m") -> list[Query]:
     ]
 
 
+def judging() -> list[Query]:
+    """Return the queries for Argo Rollouts and Flagger, for the variants of the default route."""
+    argo = read("kubernetes/rollouts/argo-analysis-template.yaml")
+    found = {each["name"]: each["provider"]["prometheus"]["query"] for each in argo["spec"]["metrics"]}
+    flagger = (ROOT / "deploy" / "kubernetes" / "rollouts" / "flagger-metric-templates.yaml").read_text()
+    found |= {each["metadata"]["name"]: each["spec"]["query"] for each in yaml.safe_load_all(flagger)}
+    values = {"args.route": "classify", "args.candidate": 'variant="v1"', "args.control": 'variant="v2"'}
+    values |= {"namespace": "", "target": "", "interval": "1m"}
+    queries = []
+    for name, query in found.items():
+        filled = re.sub(r"\{\{ ?([a-z.]+) ?\}\}", lambda match: values[match[1]], query)
+        queries.append(Query(name, re.sub(r'namespace="",pod=~"[^"]*",?', "", filled)))
+    return queries
+
+
 def scaling() -> list[Query]:
     """Return the queries of the autoscalers, of all namespaces."""
     adapter = read("kubernetes/scaling/hpa/prometheus-adapter-values.yaml")

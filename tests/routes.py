@@ -44,6 +44,7 @@ ALL_VERSIONS = "version_policy { all {} }\n"
 # A model that follows its file `NAME.orders.json`, next to its folder; one thread per request.
 PUPPET = """
 import json
+import random
 import threading
 import time
 from pathlib import Path
@@ -71,7 +72,8 @@ class TritonPythonModel:
         orders = self.read()
         if orders.get("hold"):
             self.wait()
-        if orders.get("error"):
+        time.sleep(orders.get("delay_ms", 0) * random.uniform(0.7, 1.3) / 1000)
+        if random.random() < orders.get("error_share", 1) and orders.get("error"):
             response = pb_utils.InferenceResponse(error=pb_utils.TritonError(orders["error"]))
         else:
             x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
@@ -133,7 +135,8 @@ def order(repository: Path, name: str, **orders: Any) -> None:
         name: the puppet's.
         orders: `factor` and `add` make scores of x; `return_timeout` returns the timeout in seconds instead;
             `classes`, the number of scores; `hold`, true to hold all responses until it is false; `blocks`,
-            true to process one request after the other; `error`, a message to fail with.
+            true to process one request after the other; `error`, a message to fail with, and `error_share`,
+            the part of the requests that get it (default: all); `delay_ms`, the time until a response.
     """
     replace(repository / f"{name}.orders.json", json.dumps(orders).encode())
 

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from nereid.assets import CHECKOUT
 from nereid.cli.main import app
-from nereid.routing.assignment import json_schema
+from nereid.rollout import plan
+from nereid.routing import assignment
 
 TARGET = CHECKOUT / "docs" / "commands.md"
 HEAD = """# Commands
@@ -45,4 +46,5 @@ def _section(command: str) -> str:
 if __name__ == "__main__":
     TARGET.parent.mkdir(exist_ok=True)
     TARGET.write_text(render())
-    (TARGET.parent / "route.schema.json").write_text(json.dumps(json_schema(), indent=2) + "\n")
+    for name, schema in (("route", assignment.json_schema()), ("rollout", plan.json_schema())):
+        (TARGET.parent / f"{name}.schema.json").write_text(json.dumps(schema, indent=2) + "\n")

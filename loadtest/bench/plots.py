@@ -53,7 +53,7 @@ def throughput(rows: Sequence[Row]) -> str:
             axes.invert_yaxis()
             axes.margins(x=0.25)
         all_axes[-1].set_xlabel("images/s")
-        return _svg(figure, "Throughput at the best concurrency: median and range; share of the limit")
+        return as_svg(figure, "Throughput at the best concurrency: median and range; share of the limit")
 
 
 def latency(rows: Sequence[Row]) -> str:
@@ -86,7 +86,7 @@ def latency(rows: Sequence[Row]) -> str:
             axes.grid(True, alpha=0.4)
         figure.axes[0].set_ylabel("ms")
         figure.axes[0].legend()
-        return _svg(figure, "Latency by concurrency: p50 solid, p99 dashed; medians of the rounds")
+        return as_svg(figure, "Latency by concurrency: p50 solid, p99 dashed; medians of the rounds")
 
 
 def _best(rows: Sequence[Row], photo: str) -> list[Row]:
@@ -100,7 +100,8 @@ def _limit(rows: Sequence[Row], photo: str) -> Row:
     return next(row for row in summary.plain(rows) if (row["path"], row["photo"]) == wanted)
 
 
-def _svg(figure: Figure, title: str) -> str:
+def as_svg(figure: Figure, title: str) -> str:
+    """Return a figure as SVG with a title; equal figures give equal bytes."""
     figure.suptitle(title, fontsize=10)
     target = io.StringIO()
     figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None, "Type": None})

@@ -43,7 +43,7 @@ class Scenario:
     def of(cls, running: servers.Supervised, gateway: servers.Gateway, folder: Path) -> "Scenario":
         """Prepare photos, candidates and expected scores."""
         files = {name: photos.jpeg(size_wh) for name, size_wh in photos.SIZES_WH.items()}
-        known = {name: Photo(file, References(running.repository, file)) for name, file in files.items()}
+        known = {name: Photo(file, References(running.repository, [file])) for name, file in files.items()}
         server = running.record
         return cls(
             [*valid_requests.kinds(known), *invalid_requests.kinds(files[valid_requests.LARGE])],

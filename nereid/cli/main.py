@@ -10,6 +10,7 @@ from nereid.cli.exit_codes import CommandGroup
 from nereid.cli.models import add, publish, remove, tune, versions, watch
 from nereid.cli.observe_commands import check, doctor, status
 from nereid.cli.options import reflowed, show_help
+from nereid.cli.rollout_commands import rollout
 from nereid.cli.route_commands import route
 from nereid.cli.server_options import with_server
 
@@ -39,8 +40,9 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(route.app, name="route")
+app.add_typer(rollout.app, name="rollout")
 app.add_typer(keys.app, name="key")
-for group in (app, route.app, keys.app):
+for group in (app, route.app, rollout.app, keys.app):
     for info in group.registered_commands:
         info.help = reflowed(getattr(info.callback, "__doc__", None))
 

@@ -1,8 +1,9 @@
 """`nereid serve`: serve a model repository in the foreground."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,6 +20,10 @@ from nereid.server.command_line import (
     read_token,
 )
 from nereid.server.ports import Ports
+
+if TYPE_CHECKING:
+    from nereid.server.run_dir import ServerRecord
+    from nereid.server.serve import Companion
 
 ControlMode = Literal["explicit", "poll", "none"]
 
@@ -135,7 +140,29 @@ def serve(
         raise WrongUsage("--require-keys and --unguarded exclude each other")
     if options.is_guarded:
         check_keys(options, keys_file, environment(context))
-    server.serve(options, environment(context), health_port, drain_s, strict, token, keys_file)
+    server.serve(
+        options,
+        environment(context),
+        health_port,
+        drain_s,
+        strict,
+        token,
+        keys_file,
+        _rollouts(options, context),
+    )
+
+
+def _rollouts(options: ServerOptions, context: typer.Context) -> "Companion":
+    """Return what carries out the rollouts of a served repository."""
+    from nereid.rollout import progress, service
+    from nereid.server import run_dir
+    from nereid.server.serve import Companion
+
+    def find() -> "ServerRecord | None":
+        return run_dir.find(run_dir.root(environment(context)), options.repository)
+
+    repository = options.repository
+    return Companion(partial(service.in_background, repository, find), partial(progress.metrics, repository))
 
 
 def check_keys(options: ServerOptions, file: Path | None, environment: Mapping[str, str]) -> None:

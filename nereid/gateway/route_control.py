@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -19,6 +19,27 @@ class VariantState(Struct, frozen=True):
     breaker: str
 
 
+RolloutOrder = Literal["start", "pause", "resume", "promote", "abort"]
+
+
+class RolloutState(Struct, frozen=True):
+    """The newest rollout of a route.
+
+    Attributes:
+        number: counts the rollouts of the route.
+        candidate: the variant that gets more and more traffic.
+        phase: `stepping`, `measuring`, `paused`, `withdrawing` or `ended`.
+        orders: the orders that this phase allows.
+        text: the state in words.
+    """
+
+    number: int
+    candidate: str
+    phase: str
+    orders: list[str]
+    text: str
+
+
 class RouteState(Struct, frozen=True):
     """A route file; `detail` has the state of the server."""
 
@@ -28,6 +49,7 @@ class RouteState(Struct, frozen=True):
     is_served: bool
     detail: str
     variants: list[VariantState]
+    rollout: RolloutState | None = None
 
 
 class RouteConflict(Exception):
@@ -64,6 +86,20 @@ class RouteControl(Protocol):
             RouteConflict, RouteRefused, RouteFailed: the route was not changed, or is not served.
         """
 
+    def order_rollout(
+        self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
+    ) -> RouteState:
+        """Start a rollout, or give an order to the active one.
+
+        Args:
+            order: what to do.
+            candidate, steps: of a rollout to start; no steps for the default ones.
+            author: recorded as the author of the order.
+
+        Raises:
+            RouteConflict, RouteRefused, RouteFailed: nothing has changed.
+        """
+
 
 class RouteView:
     """A route for many readers: blocking calls run in a thread, and results are cached for a second."""
@@ -87,6 +123,14 @@ class RouteView:
     ) -> RouteState:
         """Change weights; raises the errors of `RouteControl.set_weights`."""
         state = await asyncio.to_thread(self._control.set_weights, weights, generation, author)
+        self._reading = None
+        return state
+
+    async def order_rollout(
+        self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
+    ) -> RouteState:
+        """Start or change a rollout; raises the errors of `RouteControl.order_rollout`."""
+        state = await asyncio.to_thread(self._control.order_rollout, order, candidate, steps, author)
         self._reading = None
         return state
 

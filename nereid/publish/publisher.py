@@ -21,6 +21,7 @@ from nereid.publish.examination.examine import ExaminationRequest, Gates, Report
 from nereid.publish.intake.successor import adapt_successor
 from nereid.publish.network import Network, check_retirable, find_network
 from nereid.repository.layout import versions_there
+from nereid.rollout.rollout_journal import check_none_active
 from nereid.routes.change import Propose, change_with_retry
 from nereid.routes.served import RunningServer
 from nereid.routes.target import RouteLocation, find_routes, read_state
@@ -82,11 +83,13 @@ def publish(
     if not 0 <= share <= MAX_SHARE:
         raise WrongUsage(f"invalid share: expected 0 to {MAX_SHARE:.0%} of the traffic, got {share:.4g}")
     with locked_repository(repository, record, report) as (log, unstaged):
+        check_none_active(repository, f"publish a version of '{name}'")
         network, gates = find_network(repository, name), gates or Gates()
         current = _current(network, gates.against)
         operation, workspace = begin(log, unstaged, "publish", network.name, _next_version(log, network))
         try:
             measured, actions = _prepare(operation, network, current, source, gates, share, workspace)
+            check_none_active(repository, f"publish a version of '{name}'")  # the examination takes time
         except BaseException as error:
             log.write("undone", operation, str(error))
             raise
@@ -110,6 +113,7 @@ def retire(
         OSError: a file cannot be read or written.
     """
     with locked_repository(repository, record, report) as (log, unstaged):
+        check_none_active(repository, f"retire a version of '{name}'")
         network = find_network(repository, name)
         check_retirable(repository, network, version)
         gone = network.at_version(version)

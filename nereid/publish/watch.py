@@ -18,6 +18,7 @@ from nereid.publish.examination.examine import ExaminationFailed
 from nereid.publish.network import Network, find_network
 from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.onnx_file import network_path
+from nereid.rollout.rollout_journal import RolloutActive
 from nereid.routes.target import check_repository
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
@@ -42,7 +43,7 @@ def publication(
     def publish(name: str, source: Path) -> tuple[str, int]:
         try:
             return publish_new(name, source)
-        except (ExaminationFailed, publisher.RouteFull, InvalidConfig) as error:
+        except (ExaminationFailed, publisher.RouteFull, RolloutActive, InvalidConfig) as error:
             raise TemporaryFailure(str(error)) from error
 
     def publish_new(name: str, source: Path) -> tuple[str, int]:

@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,17 @@ LAST_REQUESTS_S = 1.0
 MIN_OPEN_FILES = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """Work for the served repository: `running` does it in the background, and logs with its argument.
+
+    `metrics` returns its samples for the supervisor's metrics page.
+    """
+
+    running: Callable[[Callable[[str], None]], contextlib.AbstractContextManager[None]]
+    metrics: Callable[[], str]
+
+
 class _Stopped(BaseException):
     """A signal that stops the server."""
 
@@ -76,6 +87,7 @@ def serve(
     is_strict: bool = False,
     token: str | None = None,
     keys: Path | None = None,
+    companion: Companion | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
@@ -91,6 +103,7 @@ def serve(
         is_strict: end if a model cannot be loaded.
         token: opens the administrative APIs; None for a random one, "" leaves them open.
         keys: file with the keys of a guarded server's callers; None for the default file.
+        companion: runs as long as this process serves.
 
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
@@ -109,12 +122,16 @@ def serve(
         with contextlib.ExitStack() as stack:
             port = 0
             if health_port is not None:
-                pages = partial(health_page.page, health)
+                pages = partial(
+                    health_page.page, health, more_metrics=companion.metrics if companion else str
+                )
                 port = stack.enter_context(health_page.serve(pages, options.host, health_port, "health"))
             options = replace(options, ports=_with_free_ports(options))
             _wait_for_orphans(run_dir.root(environment), options.repository)
             folder = stack.enter_context(run_dir.occupy(run_dir.root(environment), options.repository))
             stub_memory.remove_stale()
+            if companion:
+                stack.enter_context(companion.running(_log))
             is_strict = is_strict or options.model_control_mode != "explicit"
             front = None
             if options.is_guarded:

@@ -22,7 +22,7 @@ from nereid.server.supervision.health import PREFIX as SUPERVISOR_PREFIX
 from nereid.serving_errors import ServingError
 from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX, SESSION_METRICS, SESSION_PREFIX
 from tests.conftest import ROOT
-from tests.monitoring import DASHBOARDS, PROMETHEUS, Query, panels, read, rules, scaling, shown
+from tests.monitoring import DASHBOARDS, PROMETHEUS, Query, judging, panels, read, rules, scaling, shown
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
@@ -46,7 +46,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 OPERATORS = {"and", "or", "unless", "bool", "offset"}
 # Outcomes that are not the server's fault; see the comments in rules.yml.
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
-ALL = [*(Query(name, expression) for name, expression in rules().items()), *shown(), *scaling()]
+ALL = [*(Query(name, expression) for name, expression in rules().items()), *shown(), *scaling(), *judging()]
 HTTP_PORT, METRICS_PORT = ServerOptions().ports.http, ServerOptions().ports.metrics
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
 GRID_WIDTH = 24
@@ -139,7 +139,7 @@ def test_rules_compute_the_expected_numbers():
 @needs_promtool
 def test_queries_of_dashboard_and_autoscalers_parse(tmp_path):
     """The queries are checked as rules, because every promtool can check rules."""
-    queries = enumerate([*shown(), *scaling()])
+    queries = enumerate([*shown(), *scaling(), *judging()])
     group = [{"record": f"query:{place}", "expr": query.expression} for place, query in queries]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": group}]}))
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.cli.main import app
 from nereid.server.ports import free_ports
-from tests.monitoring import PROMETHEUS, Query, read, rules, scaling, shown
+from tests.monitoring import PROMETHEUS, Query, judging, read, rules, scaling, shown
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, gateway, serving
 
@@ -38,9 +38,9 @@ PAUSE_S = 0.2
 PHOTO = COFFEE.read_bytes()
 DAMAGED = PHOTO[: len(PHOTO) // 20]
 JOBS = [job["job_name"] for job in read("prometheus/prometheus.yml")["scrape_configs"]]
-QUERIES = [*(Query(name, name) for name in rules()), *shown(RATE_INTERVAL), *scaling()]
+QUERIES = [*(Query(name, name) for name in rules()), *shown(RATE_INTERVAL), *scaling(), *judging()]
 # Nothing has to fail, wait, or be under way just now; of all else, 0 would be a wrong selection.
-MAY_BE_0 = re.compile("route_errors|pending|waiting|in_flight|breaker")
+MAY_BE_0 = re.compile(r"route_errors|pending|waiting|in_flight|breaker|or vector\(0\)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.models import FixedModels
 from nereid.gateway.settings import Settings
+from nereid.rollout import orders, service
+from nereid.routes.target import find_route
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
@@ -40,7 +42,9 @@ pytestmark = pytest.mark.slow
 WATCHDOG_S = 20
 PHONE, DESK = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
 MAX_PICTURE_BYTES, MAX_PHONE_PX = 280_000, 1_180
-MAX_PAGE_BYTES = 64_000
+# The route reports its counts every half second.
+METRICS_MS = 3_000
+MAX_PAGE_BYTES = 68_000
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Relative luminance and contrast as WCAG 2.2 defines them, of every text that is seen.
 CONTRASTS = """() => {
@@ -565,6 +569,39 @@ def test_invalid_weights_are_not_sent(visit, v1, v2, message):
     assert page.get_by_role("button", name="Apply").is_disabled()
 
 
+def test_rollout_is_started_paused_and_aborted(visit, gateways):
+    """The panel has the state in words, and the orders that it allows; a second page sees them, too."""
+    page = visit("keyed", key="route").page
+    weight(page, "v1").fill("100")
+    weight(page, "v2").fill("0")
+    page.get_by_role("button", name="Apply").click()
+    expect_message(page, "is served.")
+    classify_coffee(page)
+    page.wait_for_timeout(METRICS_MS)  # the rollout needs the median of the control
+    text, message = page.locator("#rollout-text"), page.locator("#rollout-message")
+    repository = gateways["keyed"].route_file.parent
+
+    page.get_by_role("button", name="Start a rollout of v2").click()
+    sync_api.expect(message).to_contain_text("no controller runs")
+    # This controller finds no server, so it waits.
+    with service.in_background(repository, lambda: None, print):
+        assert orders.wait_controlled(find_route(repository))
+        page.get_by_role("button", name="Start a rollout of v2").click()
+        sync_api.expect(text).to_contain_text("changing the weights to step 1 %: waiting: no server runs")
+        page.get_by_role("button", name="Pause").click()
+        sync_api.expect(text).to_contain_text("of v2: paused at step 1 %: pause through the gateway by route")
+        other = visit("keyed", key="infer").page
+        sync_api.expect(other.locator("#rollout-text")).to_contain_text("paused at step 1 %")
+        assert other.get_by_role("button", name="Resume").is_disabled()
+        page.get_by_role("button", name="Abort").click()
+        sync_api.expect(text).to_contain_text("aborted, ended at step 1 %")
+    sync_api.expect(page.get_by_role("button", name="Start a rollout of v2")).to_be_enabled()
+    weight(page, "v1").fill("50")
+    weight(page, "v2").fill("50")
+    page.get_by_role("button", name="Apply").click()
+    expect_message(page, "is served.")
+
+
 @pytest.mark.parametrize("name", ["open", "keyed"])
 def test_weights_are_closed_without_the_scope(visit, name):
     """Without the scope `route` the weights are disabled, and the page names the command for a key."""
@@ -680,6 +717,8 @@ def test_tab_reaches_every_control_in_visual_order(visit):
         "weight-v2",
         "apply",
         "reset",
+        "Start a rollout of v1",
+        "Start a rollout of v2",
         "API",
         "OpenAPI",
         "Readiness",

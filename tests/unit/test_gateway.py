@@ -312,6 +312,26 @@ def test_weights_are_changed_with_the_scope_route(body, secret, status):
     assert code(send(gateway(Upstream()), "GET", "/v1/route")) == (404, "no_route_control")
 
 
+@pytest.mark.parametrize(
+    ("body", "secret", "status"),
+    [
+        ({"order": "start", "candidate": "v1"}, "route", 200),
+        ({"order": "pause"}, "admin", 200),
+        ({"order": "start", "candidate": "v1", "steps": ["shadow", 100]}, "route", 409),
+        ({"order": "start", "candidate": "v9"}, "route", 400),
+        ({"order": "undo"}, "route", 400),
+        ({"order": "start", "candidate": "v1", "hooks": {"before_step": "rm"}}, "route", 400),
+        ({"order": "pause"}, "infer", 403),
+    ],
+    ids=["start", "order", "second", "unknown candidate", "unknown order", "no hooks", "wrong key"],
+)
+def test_rollouts_are_ordered_with_the_scope_route(body, secret, status):
+    """Hooks run commands, so a request to the gateway cannot have them."""
+    made = gateway(Upstream(), keys=RING, route=Control())
+
+    assert send(made, "POST", "/v1/rollout", json=body, headers={"x-api-key": secret}).status_code == status
+
+
 def test_foreign_hosts_and_origins_are_rejected():
     """A foreign host is rejected on loopback; a foreign origin is, unless the settings allow it."""
     plain = gateway(Upstream())

@@ -5,14 +5,26 @@ from pathlib import Path
 
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.models import PreviewRefused
-from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, VariantState
+from nereid.gateway.route_control import (
+    RolloutOrder,
+    RolloutState,
+    RouteConflict,
+    RouteFailed,
+    RouteRefused,
+    RouteState,
+    VariantState,
+)
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preview import preview
+from nereid.rollout import orders
+from nereid.rollout.plan import make_plan
+from nereid.rollout.progress import describe
+from nereid.rollout.rollout_journal import RolloutActive
 from nereid.routes import change
 from nereid.routes.change import Proposal, Propose
 from nereid.routes.served import NO_SERVER, SERVED, RunningServer, served_status
-from nereid.routes.target import RouteState as StoredRoute
 from nereid.routes.target import (
+    RouteLocation,
     classifiers,
     find_route,
     find_routes,
@@ -20,6 +32,7 @@ from nereid.routes.target import (
     present_table,
     read_state,
 )
+from nereid.routes.target import RouteState as StoredRoute
 from nereid.routing.assignment import shares
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig, InvalidImage
@@ -79,6 +92,7 @@ class RepositoryRoute:
             target = find_route(self._repository, self._name)
             table = present_table(target, read_state(target))
             status, served = served_status(self._server(), target.name, table.sha256)
+            rollout = self._rollout(target)
         except (OperationFailed, InvalidConfig, OSError) as error:
             raise RouteFailed(str(error)) from None
         route = table.route
@@ -95,7 +109,13 @@ class RepositoryRoute:
             for each in route.variants
         ]
         return RouteState(
-            target.name, route.generation, route.default, status == SERVED, _without_address(status), variants
+            target.name,
+            route.generation,
+            route.default,
+            status == SERVED,
+            _without_address(status),
+            variants,
+            rollout,
         )
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
@@ -119,6 +139,47 @@ class RepositoryRoute:
         except (OperationFailed, OSError) as error:
             raise RouteFailed(str(error)) from None
         return self.show()
+
+    def order_rollout(
+        self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
+    ) -> RouteState:
+        """Start a rollout with the default limits, or give an order to the active one.
+
+        Raises:
+            RouteConflict: another rollout is active, no controller runs, or the phase forbids the order.
+            RouteRefused: the candidate or the steps do not fit.
+            RouteFailed: the server does not respond, or a file cannot be written.
+        """
+        who = f"{order} through the gateway by {author}"
+        try:
+            target = find_route(self._repository, self._name)
+            is_controlled = orders.wait_controlled(target)
+            if not is_controlled and order in ("start", "resume", "promote"):
+                raise RouteConflict("no controller runs; fix: nereid serve, or nereid rollout controller")
+            if order == "start":
+                plan = make_plan(candidate=candidate, **({"steps": steps} if steps else {}))
+                orders.start(target, plan, self._find(), who)
+            else:
+                orders.order(target, order, who)
+            if order == "abort" and not is_controlled:
+                orders.finish(target, self._find, lambda line: None)
+        except (orders.OrderRefused, RolloutActive) as error:
+            raise RouteConflict(str(error)) from None
+        except WrongUsage as error:
+            raise RouteRefused(str(error)) from None
+        except (OperationFailed, InvalidConfig, OSError) as error:
+            raise RouteFailed(str(error)) from None
+        return self.show()
+
+    def _rollout(self, target: RouteLocation) -> RolloutState | None:
+        try:
+            state = orders.journals(target).latest()
+        except OperationFailed:  # a damaged journal; the commands name it
+            state = None
+        if state is None:
+            return None
+        allowed: list[str] = [each for each, phases in orders.ORDERS.items() if state.phase in phases]
+        return RolloutState(state.number, state.plan.candidate, state.phase, allowed, describe(state))
 
     def _server(self) -> RunningServer | None:
         record = self._find()

@@ -19,7 +19,14 @@ from nereid.gateway.image_preview import preview
 from nereid.gateway.live import LiveState
 from nereid.gateway.predict import PARAMETERS, classify_batch, predict
 from nereid.gateway.readiness import Health, Ready
-from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused, RouteState, RouteView
+from nereid.gateway.route_control import (
+    RolloutOrder,
+    RouteConflict,
+    RouteFailed,
+    RouteRefused,
+    RouteState,
+    RouteView,
+)
 from nereid.gateway.state import Gateway
 
 CREDIT = {
@@ -41,6 +48,14 @@ class Weights(Struct, forbid_unknown_fields=True):
 
     weights: dict[str, float]
     generation: int | None = None
+
+
+class RolloutChange(Struct, forbid_unknown_fields=True):
+    """An order for a rollout; `candidate` and `steps` belong to `start`."""
+
+    order: RolloutOrder
+    candidate: str = ""
+    steps: list[str | float] = []
 
 
 class ModelName(Struct):
@@ -91,6 +106,21 @@ async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayRespo
         raise Failure(
             "unavailable", "the server does not serve the change; see the route and the log", 1.0
         ) from error
+
+
+async def order_rollout(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Start, pause, resume, promote or abort a rollout of the route."""
+    route = _route(request)
+    author = request.key.name if request.key else ""
+    change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, RolloutChange)
+    try:
+        return json_response(await route.order_rollout(change.order, change.candidate, change.steps, author))
+    except RouteConflict as error:
+        raise Failure("conflict", str(error)) from None
+    except RouteRefused as error:
+        raise invalid_request(str(error)) from None
+    except RouteFailed as error:
+        raise Failure("unavailable", "the rollout cannot be changed now; see the log", 1.0) from error
 
 
 async def access(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -232,6 +262,17 @@ OPERATIONS = (
         "route",
         RouteState,
         body=Weights,
+        kinds=(JSON,),
+        errors=("no_route_control", "conflict", "unavailable", *_BODY),
+        is_of_model=True,
+    ),
+    Operation(
+        "POST",
+        "/v1/rollout",
+        order_rollout,
+        "route",
+        RouteState,
+        body=RolloutChange,
         kinds=(JSON,),
         errors=("no_route_control", "conflict", "unavailable", *_BODY),
         is_of_model=True,

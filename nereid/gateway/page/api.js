@@ -14,7 +14,11 @@
  */
 /**
  * @typedef {{model: string, generation: number, is_served: boolean, detail: string,
- *   variants: RouteVariant[]}} Route
+ *   variants: RouteVariant[], rollout: ?Rollout}} Route
+ */
+/**
+ * `phase` is `ended` after the rollout, `orders` has those that the phase allows, `text` has its state in words.
+ * @typedef {{number: number, candidate: string, phase: string, orders: string[], text: string}} Rollout
  */
 /** @typedef {{requests_per_s: number, p50_ms: ?number, p99_ms: ?number}} Rates */
 /** @typedef {Rates & {variant: string, share: number}} LiveVariant */
@@ -122,6 +126,17 @@ export const samples = () => fetchJson(address("samples"));
 export function setWeights(weights, generation) {
   const body = JSON.stringify({ weights, generation });
   return fetchJson(modelAddress("route/weights"), { method: "PUT", body, headers: { "Content-Type": "application/json" } });
+}
+
+/**
+ * Start a rollout of a candidate, or give an order to the active one.
+ * @param {string} order
+ * @param {string} candidate
+ * @returns {Promise<Route>}
+ */
+export function orderRollout(order, candidate) {
+  const body = JSON.stringify({ order, candidate });
+  return fetchJson(modelAddress("rollout"), { method: "POST", body, headers: { "Content-Type": "application/json" } });
 }
 
 /** Return a picture of a file as the network sees it. */

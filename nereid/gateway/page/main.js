@@ -5,15 +5,18 @@ import { startClassify } from "./classify.js";
 import { startCompare } from "./compare.js";
 import { startLive } from "./live.js";
 import { startModels } from "./models.js";
+import { startRollout } from "./rollout.js";
 import { startRoute } from "./route.js";
 
 const compare = startCompare();
+const rollout = startRollout({ onOrder: () => route.refresh(true) });
 const classify = startClassify({ onImage: compare.setImage });
 const route = startRoute({
   onRoute: (state, error) => {
     classify.setRoute(state);
     compare.setRoute(state, error);
     live.setRoute(state);
+    rollout.setRoute(state);
   },
 });
 const live = startLive({ onTick: route.refresh });
@@ -30,6 +33,7 @@ startAccess({
     if (maySee) models.refresh();
     classify.setAccess(maySee);
     route.setAccess(access, maySee);
+    rollout.setAccess(access);
     live.setAccess(maySee);
   },
 });

@@ -173,10 +173,10 @@ def _escape(word: str) -> str:
     return word.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def page(health: Health, path: str) -> Page:
-    """Return status, content type and body of a page."""
+def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> Page:
+    """Return status, content type and body of a page; `more_metrics` returns samples of other parts."""
     if path == "/metrics":
-        return HTTPStatus.OK, TEXT, health.metrics()
+        return HTTPStatus.OK, TEXT, health.metrics() + more_metrics()
     if path == "/livez":
         is_good = health.is_live()
         body: dict[str, Any] = {"live": is_good}

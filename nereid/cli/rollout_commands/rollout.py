@@ -1,0 +1,294 @@
+"""`nereid rollout`: give a candidate more and more traffic while its numbers are good enough."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nereid.assets import REPOSITORY
+from nereid.cli.options import (
+    AsJson,
+    Repository,
+    complete_variant,
+    own_repository,
+    show_help,
+    show_progress,
+)
+from nereid.cli.route_commands.route import RouteName
+from nereid.cli.server_options import find_server, with_server
+from nereid.errors import WrongUsage
+
+if TYPE_CHECKING:  # the commands import what they need, so that others start without it
+    from nereid.rollout.orders import Order
+    from nereid.rollout.plan import RolloutPlan
+    from nereid.routes.target import RouteLocation
+
+app = typer.Typer()
+STOP_POLL_S = 0.2
+
+Candidate = Annotated[
+    str,
+    typer.Argument(
+        help="Variant of the route that gets the traffic.",
+        metavar="VARIANT",
+        show_default="that of --file",
+        autocompletion=complete_variant,
+    ),
+]
+PlanFile = Annotated[
+    Path | None, typer.Option("--file", help="Plan as JSON; options replace its values.", metavar="FILE")
+]
+Steps = Annotated[
+    str | None,
+    typer.Option(help="Percentages of the traffic; the first may be `shadow`.", show_default="1,5,25,50,100"),
+]
+HoldS = Annotated[
+    float | None, typer.Option(help="Minimum duration of a step, in seconds.", show_default="60")
+]
+PatienceS = Annotated[
+    float | None,
+    typer.Option(help="Seconds after which a step without a decision is inconclusive.", show_default="3600"),
+]
+MinRequests = Annotated[
+    int | None, typer.Option(help="Requests of the candidate before a step may pass.", show_default="100")
+]
+MaxErrorRatio = Annotated[
+    float | None,
+    typer.Option(help="Maximum share of the candidate's requests that fail, 0 to 1.", show_default="0.05"),
+]
+SloMs = Annotated[
+    float | None,
+    typer.Option(
+        help="Latency in milliseconds above which a request is slow.", show_default="the control's median"
+    ),
+]
+MaxLatencyIncrease = Annotated[
+    float | None,
+    typer.Option(
+        help="Increase of the median latency that fails a step at its end; 0.2 is 20 %.", show_default="0.2"
+    ),
+]
+MaxDisagreement = Annotated[
+    float | None,
+    typer.Option(
+        help="Maximum share of a shadow's responses with another best class, 0 to 1.", show_default="0.05"
+    ),
+]
+IfInconclusive = Annotated[
+    str | None,
+    typer.Option(help="Effect of a step without a decision: `pause` or `rollback`.", show_default="pause"),
+]
+Reason = Annotated[str, typer.Option(help="Reason that the history records.")]
+
+
+@app.callback(invoke_without_command=True)
+def rollout(context: typer.Context) -> None:
+    """Shift traffic to a candidate step by step, and roll back if it is worse than the control."""
+    show_help(context)
+
+
+def _plan(file: Path | None, values: dict[str, Any]) -> "RolloutPlan":
+    import msgspec
+
+    from nereid.rollout.plan import make_plan, parse_plan, read_steps
+
+    base: dict[str, Any] = {}
+    if file:
+        try:
+            base = msgspec.to_builtins(parse_plan(file.read_bytes(), str(file)))
+        except OSError as error:
+            raise WrongUsage(f"cannot read '{file}': {error.strerror}") from None
+    given = {name: value for name, value in values.items() if value not in (None, "")}
+    if "steps" in given:
+        given["steps"] = read_steps(given["steps"])
+    merged = base | given
+    if "candidate" not in merged:
+        raise WrongUsage("no candidate: expected VARIANT, or a plan with a candidate in --file")
+    if "hold_s" in merged and "patience_s" not in merged:
+        merged["patience_s"] = max(3600.0, merged["hold_s"])
+    return make_plan(**merged)
+
+
+@app.command()
+@with_server
+def start(
+    context: typer.Context,
+    candidate: Candidate = "",
+    file: PlanFile = None,
+    steps: Steps = None,
+    hold_s: HoldS = None,
+    patience_s: PatienceS = None,
+    min_requests: MinRequests = None,
+    max_error_ratio: MaxErrorRatio = None,
+    slo_ms: SloMs = None,
+    max_latency_increase: MaxLatencyIncrease = None,
+    max_disagreement: MaxDisagreement = None,
+    if_inconclusive: IfInconclusive = None,
+    route: RouteName = "",
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Start a rollout; `nereid serve`, or `nereid rollout controller`, carries it out.
+
+    Every second, the candidate is compared with the variant that has the traffic now. A step passes when the
+    counts show that the candidate is not worse. If they show that it is worse, the rollout rolls back.
+    """
+    from nereid.rollout import orders
+
+    plan = _plan(
+        file,
+        {
+            "candidate": candidate,
+            "steps": steps,
+            "hold_s": hold_s,
+            "patience_s": patience_s,
+            "min_requests": min_requests,
+            "max_error_ratio": max_error_ratio,
+            "slo_ms": slo_ms,
+            "max_latency_increase": max_latency_increase,
+            "max_disagreement": max_disagreement,
+            "if_inconclusive": if_inconclusive,
+        },
+    )
+    location = _location(repository, route)
+    state = orders.start(location, plan, find_server(context, own_repository(repository)))
+    print(f"{location.name}: rollout {state.number} of {plan.candidate} starts with step {state.step_name}")
+    _note_controller(location)
+
+
+@app.command("plan")
+@with_server
+def plan_rollout(
+    context: typer.Context,
+    candidate: Candidate = "",
+    file: PlanFile = None,
+    steps: Steps = None,
+    hold_s: HoldS = None,
+    min_requests: MinRequests = None,
+    slo_ms: SloMs = None,
+    route: RouteName = "",
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Measure the traffic for ten seconds, and show how much each step needs; nothing is changed."""
+    from nereid.cli.rollout_commands import rollout_view as view
+    from nereid.rollout import orders
+
+    values = {
+        "candidate": candidate,
+        "steps": steps,
+        "hold_s": hold_s,
+        "min_requests": min_requests,
+        "slo_ms": slo_ms,
+    }
+    view.print_forecast(
+        orders.forecast(_location(repository, route), _plan(file, values), find_server(context, repository))
+    )
+
+
+@app.command()
+def status(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
+    """Show the newest rollout of the route, and what it waits for."""
+    from nereid.cli.rollout_commands import rollout_view as view
+    from nereid.rollout.orders import journals
+
+    view.print_status(journals(_location(repository, route)).latest(), as_json)
+
+
+@app.command()
+def pause(reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY) -> None:
+    """Keep the current weights, and make no decisions."""
+    _order("pause", reason, route, repository)
+
+
+@app.command()
+def resume(reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY) -> None:
+    """Restart the current step of a paused rollout, with counts from zero."""
+    _order("resume", reason, route, repository)
+
+
+@app.command()
+def promote(reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY) -> None:
+    """Skip to the last step: the candidate gets all traffic, and its own limits still apply."""
+    _order("promote", reason, route, repository)
+
+
+@app.command()
+@with_server
+def abort(
+    context: typer.Context, reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY
+) -> None:
+    """Roll back, and end the rollout; the candidate stays loaded."""
+    from nereid.rollout import orders
+
+    _order("abort", reason, route, repository)
+    location = _location(repository, route)
+    state = orders.finish(location, lambda: find_server(context, repository), show_progress)
+    print(f"{location.name}: rollout {state.number} is {state.result}")
+
+
+@app.command()
+def history(
+    number: Annotated[
+        int | None,
+        typer.Argument(
+            help="Rollout whose events are listed.", metavar="NUMBER", min=1, show_default="all rollouts"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    route: RouteName = "",
+    repository: Repository = REPOSITORY,
+) -> None:
+    """List the rollouts of the route, newest first; or all events of one."""
+    from nereid.cli.rollout_commands import rollout_view as view
+    from nereid.rollout.orders import journals
+
+    logs = journals(_location(repository, route))
+    if number is None:
+        view.print_rollouts([state for each in logs.numbers() if (state := logs.read(each))], as_json)
+        return
+    if number not in logs.numbers():
+        known = ", ".join(map(str, logs.numbers())) or "none"
+        raise WrongUsage(f"unknown rollout {number}: expected one of {known}")
+    view.print_events(logs.lines(number), as_json)
+
+
+@app.command()
+@with_server
+def controller(context: typer.Context, repository: Repository = REPOSITORY) -> None:
+    """Carry out the rollouts of a server that `nereid serve` did not start, until Ctrl-C."""
+    from nereid.processes import StopFlag
+    from nereid.rollout import service
+    from nereid.routes.target import check_repository
+
+    check_repository(own_repository(repository))
+    find_server(context, repository)  # an invalid --server ends here
+    stop = StopFlag()
+    with service.in_background(repository, lambda: find_server(context, repository), show_progress):
+        show_progress(f"controller of the rollouts of '{repository}' started")
+        while not stop.is_set():
+            time.sleep(STOP_POLL_S)
+
+
+def _order(what: "Order", reason: str, route: str, repository: Path) -> None:
+    from nereid.rollout import orders
+    from nereid.rollout.progress import describe
+
+    location = _location(own_repository(repository), route)
+    state = orders.order(location, what, reason)
+    print(f"{location.name}: {describe(state)}")
+    if what in ("resume", "promote"):
+        _note_controller(location)
+
+
+def _note_controller(location: "RouteLocation") -> None:
+    from nereid.rollout import orders
+
+    if not orders.wait_controlled(location):
+        text = "no controller runs, so nothing happens yet; fix: nereid serve, or nereid rollout controller"
+        show_progress(f"note: {text}")
+
+
+def _location(repository: Path, route: str) -> "RouteLocation":
+    from nereid.routes.target import find_route
+
+    return find_route(repository, route)

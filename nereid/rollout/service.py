@@ -1,0 +1,82 @@
+"""The loop around the controllers of a repository's routes, in `nereid serve` or alone."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from nereid import files
+from nereid.rollout.controller import LOOK_S, Controller, FindServer
+from nereid.rollout.orders import LOCK
+from nereid.rollout.rollout_journal import folder_of, routes_of
+from nereid.routes.target import find_route
+
+# A second controller tries to take the lock at this interval.
+TAKE_OVER_S, TRY_S = 2.0, 0.1
+# An idle server looks for a new rollout at this interval.
+IDLE_S = 2.0
+Log = Callable[[str], None]
+
+
+def run(repository: Path, find_server: FindServer, stop: threading.Event, log: Log) -> None:
+    """Carry out all rollouts of a repository until `stop` is set, unless another process does."""
+    folder = folder_of(repository)
+    while not stop.is_set():
+        if not folder.is_dir():  # the first rollout makes it
+            stop.wait(IDLE_S)
+            continue
+        try:
+            with files.locked_file(folder / LOCK, "nereid rollout controller", TRY_S):
+                _control(repository, find_server, stop, log)
+        except files.LockTimeout:
+            stop.wait(TAKE_OVER_S)
+        except OSError as error:
+            log(f"rollout: {error}")
+            stop.wait(TAKE_OVER_S)
+
+
+def _control(repository: Path, find_server: FindServer, stop: threading.Event, log: Log) -> None:
+    controllers: dict[str, Controller] = {}
+    seen: object = None
+    is_busy, trouble = False, ""
+    while not stop.wait(LOOK_S if is_busy else IDLE_S):
+        now = _signature(folder_of(repository))
+        if now == seen and not is_busy:
+            continue
+        seen, is_busy = now, False
+        for route in routes_of(repository):
+            try:
+                if route not in controllers:
+                    controllers[route] = Controller(find_route(repository, route), find_server, log)
+                is_busy |= controllers[route].step()
+            except Exception as error:
+                # An unforeseen error of one route is logged; it must not stop the others.
+                is_busy, text = True, f"{route}: {type(error).__name__}: {error}"
+                if text != trouble:
+                    log(f"rollout {text}")
+                trouble = text
+
+
+def _signature(folder: Path) -> list[tuple[str, int, int]]:
+    """Return names, sizes and times of the journals."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            status = path.stat()
+            found.append((path.name, status.st_size, status.st_mtime_ns))
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def in_background(repository: Path, find_server: FindServer, log: Log) -> Iterator[None]:
+    """Carry out all rollouts in a thread until the context ends."""
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=run, args=[repository, find_server, stop, log], name="rollouts", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=LOOK_S + 1)

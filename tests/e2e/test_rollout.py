@@ -1,0 +1,455 @@
+"""Rollouts on the real server, under load of both protocols: who is promoted, and who loses the traffic."""
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nereid.cli.main import app
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish.publisher import publish
+from nereid.rollout import orders, service
+from nereid.rollout.plan import make_plan
+from nereid.rollout.rollout_journal import RolloutActive
+from nereid.routes.served import RunningServer
+from nereid.routes.target import find_route, read_state
+from nereid.server import run_dir
+from tests.publishing import record_of
+from tests.routes import (
+    WATCHDOG_S,
+    Load,
+    RouteServer,
+    document,
+    order,
+    replace,
+    serve_routes,
+    store_puppet,
+    store_router,
+    variant,
+    wait_until,
+)
+from tests.supervised import Served, serving
+
+ROUTE, CALLERS = "r", 6
+# The limits are wide, so that few requests suffice; the steps are short.
+QUICK = {
+    "candidate": "new",
+    "steps": [10, 50, 100],
+    "hold_s": 1,
+    "min_requests": 50,
+    "max_error_increase": 0.05,
+    "max_slow_increase": 0.9,
+    "slo_ms": 250,
+}
+DELAY_MS = 6
+
+
+class Rollout:
+    """A route with variants `old` and `new`, a server of it, and a controller in this process."""
+
+    def __init__(self, served: RouteServer, base: Path) -> None:
+        self.served, self.base = served, base
+        self.repository = served.repository
+        self.log: list[str] = []
+        self.record = record_of(served.server)
+
+    @property
+    def location(self):
+        """The route."""
+        return find_route(self.repository)
+
+    @property
+    def state(self):
+        """The newest rollout."""
+        return orders.journals(self.location).latest()
+
+    def weights(self) -> dict[str, float]:
+        """Return the weights in the route file."""
+        return {each.name: each.weight for each in read_state(self.location).route().variants}
+
+    def start(self, **changed):
+        """Start a rollout with short steps."""
+        return orders.start(self.location, make_plan(**QUICK | changed), self.record)
+
+    @contextlib.contextmanager
+    def controlled(self):
+        """Run the controller."""
+        with service.in_background(self.repository, lambda: self.record, self.log.append):
+            assert orders.wait_controlled(self.location)
+            yield
+
+    def wait_for(self, *phases: str):
+        """Wait until the rollout has one of these phases, and return its state."""
+        wait_until(lambda: self.state.phase in phases, f"{phases}, got {self.state}")
+        return self.state
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory):
+    """Serve a route of two puppets."""
+    base = tmp_path_factory.mktemp("rollout")
+    repository = base / "models"
+    repository.mkdir()
+    for name in ("old", "new"):
+        store_puppet(repository, f"net_{name}", delay_ms=DELAY_MS)
+    store_router(repository, ROUTE)
+    replace(repository / f"{ROUTE}.route.json", json.dumps(before()).encode())
+    with (
+        run_dir.occupy(run_dir.root({"XDG_RUNTIME_DIR": str(base)}), repository) as folder,
+        serve_routes(repository, folder) as served,
+    ):
+        run_dir.write(folder, record_of(served.server))
+        yield Rollout(served, base)
+
+
+def before():
+    """Return the route before a rollout: `new` is served only on request."""
+    return document(
+        variant("old", "net_old", 100), variant("new", "net_new", 0), shadow_max_in_flight=2 * CALLERS
+    )
+
+
+@pytest.fixture
+def rollout(rollouts):
+    """Begin with the route before a rollout, a healthy candidate and no active rollout."""
+    rollouts.log.clear()
+    for name in ("old", "new"):
+        order(rollouts.repository, f"net_{name}", delay_ms=DELAY_MS)
+    rollouts.served.use(ROUTE, before())
+    yield rollouts
+    with contextlib.suppress(OperationFailed):
+        orders.order(rollouts.location, "abort")
+        orders.finish(rollouts.location, lambda: rollouts.record, print)
+
+
+@pytest.fixture
+def nereid(rollouts):
+    """Run `nereid rollout WORDS`."""
+    environment = {"XDG_RUNTIME_DIR": str(rollouts.base), "NEREID_REPOSITORY": str(rollouts.repository)}
+
+    def run(*words: str):
+        return CliRunner().invoke(app, ["rollout", *words], env=environment)
+
+    return run
+
+
+def errors(load: Load) -> list[Exception]:
+    """Return the failures that callers saw."""
+    return [each.answer for each in load.outcomes if each.is_failed]
+
+
+def test_good_candidate_gets_all_traffic(rollout, nereid):
+    """Each step is confirmed by numbers; no caller sees an error; every event is in the history."""
+    with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
+        assert nereid("status").stdout.startswith(("no rollout yet", "rollout "))
+        rollout.start(steps=["shadow", 10, 50, 100], max_disagreement=0.2)
+        state = rollout.wait_for("ended", "paused")
+
+    assert (state.result, rollout.weights()) == ("promoted", {"old": 0, "new": 100})
+    assert not errors(load)
+    assert not read_state(rollout.location).route().shadows
+    events = [json.loads(line) for line in nereid("history", str(state.number), "--json").stdout.splitlines()]
+    assert [each["event"] for each in events if each["event"] != "look"] == [
+        "start",
+        *["change", "begin", "pass"] * 3,
+        "change",
+        "begin",
+        "end",
+    ]
+    assert "promoted" in nereid("status").stdout
+
+
+BAD = {
+    "errors": ({"error": "planted", "error_share": 0.2}, "error "),
+    "slow": ({"delay_ms": 2 * DELAY_MS}, ("slow ", "the median latency is")),
+    "breaker": ({"error": "planted"}, ("the breaker of 'new' has opened", "error 100.00%")),
+}
+
+
+@pytest.mark.parametrize(("behaviour", "reason"), BAD.values(), ids=BAD)
+def test_bad_candidate_loses_the_traffic(rollout, behaviour, reason):
+    """The reason names the numbers; the candidate stays loaded; the control answers everything afterwards."""
+    order(rollout.repository, "net_new", **{"delay_ms": DELAY_MS} | behaviour)
+    with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
+        rollout.start(slo_ms=8, max_slow_increase=0.2)
+        state = rollout.wait_for("ended", "paused")
+        since = time.monotonic()
+        load.wait_for(lambda outcome: not outcome.is_failed, 20, since)
+
+    assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
+    assert state.reasons[0].startswith(reason), state.reasons
+    assert not [each for each in load.begun_after(since) if each.is_failed]
+    assert {each.answer.variant for each in load.begun_after(since)} == {"old"}
+    # It stays loaded.
+    assert rollout.served.grpc.is_model_ready("net_new")
+
+
+def test_wrong_candidate_is_found_by_its_shadow(rollout):
+    """It never answers a caller."""
+    order(rollout.repository, "net_new", delay_ms=0, factor=-1)
+    with rollout.controlled(), Load(rollout.served, ROUTE, 1) as load:
+        rollout.start(steps=["shadow", 50, 100])
+        state = rollout.wait_for("ended", "paused")
+
+    assert state.result == "rolled back"
+    assert state.reasons[0].startswith("disagreement 100.00%")
+    assert {each.answer.variant for each in load.outcomes} == {"old"}
+    assert not read_state(rollout.location).route().shadows
+
+
+def test_dead_candidate_loses_the_traffic(rollout):
+    """Its process is killed while it answers: its breaker opens."""
+    with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
+        rollout.start(hold_s=30)
+        load.wait_for(lambda outcome: not outcome.is_failed and outcome.answer.variant == "new")
+        rollout.served.kill("net_new")
+        state = rollout.wait_for("ended", "paused")
+    rollout.served.repair("net_new")
+
+    assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
+    assert state.reasons[0].startswith(("the breaker of 'new' has opened", "error 100.00%"))
+
+
+def test_candidate_that_is_not_loaded_gets_no_traffic(rollout):
+    """The server refuses the first step, and the reason names the model."""
+    rollout.served.grpc.unload_model("net_new")
+    wait_until(lambda: not rollout.served.grpc.is_model_ready("net_new"), "unloaded")
+    with rollout.controlled():
+        rollout.start()
+        state = rollout.wait_for("ended", "paused")
+    rollout.served.grpc.load_model("net_new")
+
+    assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
+    assert state.reasons == ("the candidate is not ready: 'new' names version 1 of 'net_new': not ready",)
+
+
+def test_too_little_traffic_pauses_and_says_so(rollout, nereid):
+    """Nothing is decided without requests; `resume` begins the step anew, `promote` ends it."""
+    with rollout.controlled():
+        rollout.start(patience_s=3)
+        state = rollout.wait_for("paused")
+        assert state.reasons == ("no decision within 3 s", "0 of at least 50 requests of the candidate")
+        assert rollout.weights() == {"old": 90, "new": 10}
+        assert "paused at step 10 %: no decision within 3 s" in nereid("status").stdout
+
+        assert nereid("resume").exit_code == 0
+        rollout.wait_for("measuring")
+        assert nereid("promote", "--reason", "tested elsewhere").exit_code == 0
+        wait_until(lambda: rollout.weights() == {"old": 0, "new": 100}, "all traffic")
+        state = rollout.wait_for("paused")
+    assert state.reasons[1] == "0 of at least 50 requests of the candidate"
+
+
+def test_inconclusive_step_can_roll_back(rollout):
+    """The plan decides what follows."""
+    with rollout.controlled():
+        rollout.start(patience_s=2, if_inconclusive="rollback")
+        state = rollout.wait_for("ended", "paused")
+    assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
+
+
+def test_edited_route_pauses_and_names_the_edit(rollout, nereid):
+    """The controller never overwrites somebody else's change before a person resumes."""
+    with rollout.controlled():
+        rollout.start()
+        rollout.wait_for("measuring")
+        CliRunner().invoke(
+            app,
+            ["route", "set", "new=33"],
+            env={"XDG_RUNTIME_DIR": str(rollout.base), "NEREID_REPOSITORY": str(rollout.repository)},
+        )
+        state = rollout.wait_for("paused")
+        assert state.reasons == ("the route was changed outside the rollout: variants[new].weight: 10 → 33",)
+        assert rollout.weights()["new"] == 33
+        assert nereid("resume").exit_code == 0
+        wait_until(lambda: rollout.weights() == {"old": 90, "new": 10})
+
+
+def test_edit_just_before_a_change_is_not_overwritten(rollout):
+    """Here the hook is the other person: it edits the route after the controller has read it."""
+    words = f"-m nereid route set new=77 --repository {rollout.repository}"
+    edit = f"env XDG_RUNTIME_DIR={rollout.base} {sys.executable} {words}"
+    with rollout.controlled():
+        rollout.start(hooks={"before_step": edit})
+        state = rollout.wait_for("paused")
+
+    assert state.reasons == ("the route was changed outside the rollout: see nereid route history",)
+    assert rollout.weights() == {"old": 100, "new": 77}
+
+
+def test_abort_works_without_a_controller(rollout, nereid):
+    """The command itself withdraws the candidate."""
+    with rollout.controlled():
+        rollout.start()
+        rollout.wait_for("measuring")
+    done = nereid("abort", "--reason", "second thoughts")
+
+    assert done.exit_code == 0, done.stderr
+    assert (rollout.state.result, rollout.weights()) == ("aborted", {"old": 100, "new": 0})
+    assert nereid("abort").exit_code == 1
+
+
+def test_second_rollout_and_publication_are_refused(rollout, nereid):
+    """Both would disturb the comparison."""
+    rollout.start()
+    refused = nereid("start", "new")
+    assert refused.exit_code == 1
+    assert (
+        "cannot start a rollout of 'new': the rollout of 'new' on route 'r' is at step 10 %" in refused.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"candidate": "v9"}, "unknown candidate 'v9': expected a variant of the route, old, new"),
+        ({"candidate": "old"}, "expected one variant with traffic as the control of 'old', got none"),
+    ],
+)
+def test_impossible_rollouts_are_refused(rollout, plan, message):
+    """The message has what was expected and what came."""
+    with pytest.raises(WrongUsage, match=message):
+        rollout.start(**plan)
+
+
+def test_hooks_run_and_a_failing_one_pauses(rollout):
+    """A hook before a step gets the rollout as JSON; one that fails stops the rollout before the step."""
+    seen = rollout.base / "seen.json"
+    code = f"import sys, pathlib; pathlib.Path('{seen}').write_text(sys.stdin.read()); sys.exit('not yet')"
+    with rollout.controlled():
+        rollout.start(hooks={"before_step": f'{sys.executable} -c "{code}"'})
+        state = rollout.wait_for("paused")
+    assert state.reasons == ("the hook before_step failed, see the log",)
+    assert any("ended with status 1: not yet" in line for line in rollout.log)
+    assert json.loads(seen.read_text())["rollout"]["plan"]["candidate"] == "new"
+    assert rollout.weights() == {"old": 100, "new": 0}
+
+
+def test_publication_waits_for_the_end_of_a_rollout(rollout):
+    """A third version would disturb the comparison; the message names the rollout."""
+    rollout.start()
+    with pytest.raises(
+        RolloutActive, match="cannot publish a version of 'net': the rollout of 'new' on route 'r'"
+    ):
+        publish(rollout.repository, "net", rollout.base / "any.onnx", rollout.record)
+
+
+KILLED = """
+import random, os, signal, sys, threading
+from pathlib import Path
+from nereid import json_lines
+from nereid.rollout import service
+from nereid.server import run_dir
+
+draw = random.Random(int(sys.argv[3]))
+left, is_before, append = draw.randint(1, 3), draw.random() < 0.5, json_lines.append
+
+def dying(file, line):
+    global left
+    left -= 1
+    if not left and is_before:
+        os.kill(os.getpid(), signal.SIGKILL)
+    append(file, line)
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+json_lines.append = dying
+repository, base = map(Path, sys.argv[1:3])
+find = lambda: run_dir.find(run_dir.root({"XDG_RUNTIME_DIR": str(base)}), repository)
+service.run(repository, find, threading.Event(), print)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("behaviour", "result"), [({}, "promoted"), ({"error": "planted", "error_share": 0.3}, "rolled back")]
+)
+def test_killed_controller_is_continued(rollout, behaviour, result):
+    """Controllers are killed around every line that they write; file, server and result agree at the end.
+
+    Each one dies before or after its first, second or third line, also after the route file and before its
+    history.
+    """
+    order(rollout.repository, "net_new", delay_ms=DELAY_MS, **behaviour)
+    kills = itertools.count(1)
+    with Load(rollout.served, ROUTE, CALLERS) as load:
+        rollout.start()
+        while rollout.state.is_active:
+            words = [str(rollout.repository), str(rollout.base), str(number := next(kills))]
+            done = subprocess.run([sys.executable, "-c", KILLED, *words], timeout=WATCHDOG_S, check=False)
+            assert done.returncode == -signal.SIGKILL
+            assert number < 100
+
+    assert number > 5
+    assert rollout.state.result == result
+    promoted = result == "promoted"
+    assert rollout.weights() == {"old": 100 * (not promoted), "new": 100 * promoted}
+    served = RunningServer(rollout.record).served(ROUTE)
+    assert served.sha256s == {read_state(rollout.location).sha256}
+    assert all("planted" in str(error) for error in errors(load))
+
+
+def test_restarted_server_continues_the_rollout(tmp_path):
+    """`nereid serve` replaces a killed `tritonserver`, whose counters begin anew; the rollout goes on."""
+    repository = tmp_path / "models"
+    repository.mkdir()
+    for name in ("old", "new"):
+        store_puppet(repository, f"net_{name}", delay_ms=DELAY_MS)
+    store_router(repository, ROUTE)
+    replace(repository / f"{ROUTE}.route.json", json.dumps(before()).encode())
+    with serving(repository, tmp_path / "run") as served:
+        state = orders.start(find_route(repository), make_plan(**QUICK | {"hold_s": 5}), served.record)
+        logs = orders.journals(find_route(repository))
+
+        with sending(served):
+            wait_until(lambda: logs.latest().look, "a look")
+            pid = served.record.pid
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: served.record.pid != pid, "a new server")
+            wait_until(lambda: not logs.latest().is_active, "the end")
+            page = served.page("/metrics")[1]
+
+    assert logs.latest().result == "promoted", logs.latest().reasons
+    assert logs.latest().number == state.number
+    assert "counters were reset" in served.log or "does not" in served.log
+    assert "nereid_rollout_" not in page
+
+
+@contextlib.contextmanager
+def sending(served: Served):
+    """Send requests to the route of a supervised server; failures while it is away do not count."""
+    over = threading.Event()
+
+    def send():
+        data = json.dumps({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [0, 5, 1]}]})
+        while not over.is_set():
+            with (
+                contextlib.suppress(OSError, http.client.HTTPException),
+                contextlib.closing(
+                    http.client.HTTPConnection("127.0.0.1", served.ports["http"], timeout=WATCHDOG_S)
+                ) as connection,
+            ):
+                while not over.is_set():
+                    connection.request("POST", f"/v2/models/{ROUTE}/infer", data)
+                    connection.getresponse().read()
+            time.sleep(0.1)
+
+    threads = [threading.Thread(target=send) for _ in range(CALLERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(WATCHDOG_S)

@@ -1,0 +1,184 @@
+"""The judge of a rollout: its tests keep their risk at any number of looks, and verdicts name the reasons."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats  # only here: the oracle of the rank test
+
+from nereid.rollout.evidence import SHARES, BlockEvidence, Evidence, Tally
+from nereid.rollout.histograms import chance_of_slower, chance_of_split, median_ratio, quantile
+from nereid.rollout.judge import Look, Objective, Objectives, Outcome, Step, requests_needed
+
+BOUNDS = (0.005, 0.01, 0.02, 0.05)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
+@pytest.mark.parametrize("margin", [0.0, 0.01, -0.02])
+@pytest.mark.parametrize("against_smaller", [True, False])
+def test_capital_does_not_grow_on_average_at_the_edge_of_the_hypothesis(share, margin, against_smaller):
+    """The exact expectation over all counts of a look is at most 1, for every rate of the control."""
+    ours = 9 if share == 0.9 else 3
+    theirs = round(ours * (1 - share) / share)
+    for base in (0.03, 0.2, 0.6):
+        expected = 0.0
+        for mine in range(ours + 1):
+            for other in range(theirs + 1):
+                evidence = Evidence(margin, against_smaller)
+                evidence.add(Tally(ours, mine), Tally(theirs, other))
+                chance = stats.binom.pmf(mine, ours, base + margin) * stats.binom.pmf(other, theirs, base)
+                expected += chance * math.exp(evidence.log_capital)
+        assert expected <= 1 + 1e-9
+
+
+def test_capital_is_the_mean_of_the_bets():
+    """Ten bets on two requests, computed one by one in the ordinary way."""
+    evidence = Evidence(0.1, against_smaller=True)
+
+    evidence.add(Tally(1, 1), Tally(1, 0))
+
+    bets = [share / (0.1 + 2) for share in SHARES]
+    expected = np.mean([(1 - bet * 0.1 + 2 * bet) * (1 - bet * 0.1) for bet in bets])
+    assert math.exp(evidence.log_capital) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.05, -0.1])
+@pytest.mark.parametrize("against_smaller", [True, False])
+def test_block_capital_does_not_grow_on_average(margin, against_smaller):
+    """At the edge of the hypothesis its expectation is 1, also if all requests of a block agree."""
+    for base in (0.15, 0.6):
+        expected = 0.0
+        for mine, other in itertools.product((0, 4), (0, 9)):
+            evidence = BlockEvidence(margin, against_smaller)
+            evidence.add(Tally(4, mine), Tally(9, other))
+            ours, theirs = base + margin, base
+            chance = (ours if mine else 1 - ours) * (theirs if other else 1 - theirs)
+            expected += chance * math.exp(evidence.log_capital)
+        assert expected == pytest.approx(1.0)
+
+
+def test_candidate_without_control_is_compared_with_the_margin():
+    """At 100 % of the traffic, the hypothesis is about the candidate's own rate."""
+    over, below = Evidence(0.1, against_smaller=True), Evidence(0.1, against_smaller=False)
+
+    for evidence in (over, below):
+        evidence.add(Tally(300, 75), None)
+
+    assert over.is_enough(0.001)
+    assert not below.is_enough(0.5)
+
+
+def test_counts_without_control_compare_nothing():
+    """A look may be so short that only one of both had requests."""
+    evidence = Evidence(0.01, against_smaller=True)
+
+    evidence.add(Tally(5, 5), Tally(0, 0))
+    evidence.add(Tally(0, 0), Tally(5, 0))
+
+    assert evidence.log_capital == 0.0
+
+
+@pytest.mark.parametrize(("requests", "events"), [(1, 2), (3, -1)])
+def test_impossible_counts_are_rejected(requests, events):
+    """Such counts come from a server that restarted, whose counters began anew."""
+    with pytest.raises(ValueError, match=f"got {events} of {requests}"):
+        Tally(requests, events)
+
+
+def test_rank_test_is_that_of_scipy():
+    """Samples of whole numbers have ties, as the requests of a bucket."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        one, other = rng.poisson(3, 80).clip(0, 9), rng.poisson(2.6, 130).clip(0, 9)
+        counts = [np.bincount(each, minlength=10).tolist() for each in (one, other)]
+        expected = stats.mannwhitneyu(one, other, alternative="greater", method="asymptotic").pvalue
+        assert chance_of_slower(*counts) == pytest.approx(expected)
+
+
+def test_split_test_is_that_of_scipy():
+    """The chi-square test of two counts."""
+    expected = stats.chisquare([130, 870], [100, 900]).pvalue
+    assert chance_of_split(130, 1000, 0.1) == pytest.approx(expected)
+
+
+def test_quantiles_are_those_of_prometheus():
+    """Interpolated inside a bucket; above the last bound, that bound."""
+    assert quantile(BOUNDS, [0, 10, 0, 0, 0], 0.5) == pytest.approx(0.0075)
+    assert quantile(BOUNDS, [5, 5, 0, 0, 0], 0.9) == pytest.approx(0.009)
+    assert quantile(BOUNDS, [0, 0, 0, 0, 4], 0.5) == 0.05
+    assert math.isnan(quantile(BOUNDS, [0] * 5, 0.5))
+    assert median_ratio(BOUNDS, [0, 0, 10, 0, 0], [0, 10, 0, 0, 0]) == pytest.approx(2.0)
+
+
+def objectives(**changed) -> Objectives:
+    """Return objectives for errors only."""
+    values = {
+        "events": (Objective("error", limit=0.2, increase=0.01),),
+        "max_latency_ratio": 1.2,
+        "risk": 0.01,
+        "miss_risk": 0.01,
+        "min_requests": 100,
+    }
+    return Objectives(**values | changed)
+
+
+def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> Look:
+    """Return a look with all latencies in one bucket each."""
+    latencies = [0] * 5, [0] * 5
+    latencies[0][ours], latencies[1][theirs] = candidate.requests, control.requests
+    return Look({"error": (candidate, control)}, latencies, (candidate.requests, control.requests))
+
+
+def test_good_candidate_passes_when_the_step_is_over():
+    """Before that it continues: too few requests first, then no decision, then the time."""
+    step, said = Step(objectives(), 0.5, BOUNDS), []
+    for _ in range(200):
+        step.add(look(Tally(50, 0), Tally(50, 0)))
+        said.append(step.verdict(is_over=False).reasons[0].split(", ")[-1])
+
+    assert [*dict.fromkeys(said)] == [
+        "50 of at least 100 requests of the candidate",
+        "no decision yet",
+        "the minimum duration is not over",
+    ]
+    assert step.verdict(is_over=True).outcome == Outcome.PASS
+
+
+CASES = {
+    "over the limit": (look(Tally(400, 160), Tally(400, 160)), Outcome.FAIL, "over the limit of 20.00%"),
+    "worse": (
+        look(Tally(3000, 300), Tally(3000, 30)),
+        Outcome.FAIL,
+        "error 10.00% of 3,000 against 1.00% of 3,000: worse than the control",
+    ),
+    "slower": (look(Tally(9000, 0), Tally(9000, 0), 2, 1), Outcome.FAIL, "is 2.00 times the control's"),
+    "broken split": (look(Tally(9000, 0), Tally(8000, 0)), Outcome.INCONCLUSIVE, "expected 50.0%"),
+}
+
+
+@pytest.mark.parametrize(("seen", "outcome", "words"), CASES.values(), ids=CASES)
+def test_verdict_names_what_decided(seen, outcome, words):
+    """Each layer has its own outcome and reason."""
+    step = Step(objectives(), 0.5, BOUNDS)
+    step.add(seen)
+
+    verdict = step.verdict(is_over=True)
+
+    assert verdict.outcome == outcome
+    assert words in verdict.reasons[0]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5])
+def test_needed_requests_are_enough_for_an_equal_candidate(share):
+    """With that many requests, most steps with equal rates have their evidence."""
+    objective, rng = Objective("error", 0.2, 0.01), np.random.default_rng(5)
+    total = requests_needed(objective, share, 0.002, 0.01)
+    ours = round(total * share)
+    passed = 0
+    for _ in range(200):
+        evidence = Evidence(0.01, against_smaller=False)
+        mine, other = rng.binomial(ours, 0.002), rng.binomial(total - ours, 0.002)
+        evidence.add(Tally(ours, int(mine)), Tally(total - ours, int(other)))
+        passed += evidence.is_enough(0.01)
+    assert passed > 80  # the forecast is that of the expected counts, which half of all samples exceed
