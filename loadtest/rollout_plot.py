@@ -13,6 +13,8 @@ from loadtest import record
 from loadtest.bench.plots import LIMIT, STYLE, Row, as_svg
 
 TARGET = record.FOLDER.parent / "docs" / "rollouts.svg"
+# More points would not be visible.
+MAX_LOOKS = 40
 COLOURS = {"error": LIMIT, "slow": "#9a6700", "disagreement": "#8250df"}
 
 
@@ -20,8 +22,9 @@ def draw(timelines: dict[str, list[Row]]) -> str:
     """Draw one panel for each candidate: its traffic in steps, its rates as lines, the control's as dots."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 1.5 * len(timelines)), layout="constrained")
-        panels = figure.subplots(len(timelines), squeeze=False)[:, 0]
+        panels = figure.subplots(len(timelines), sharex=True, squeeze=False)[:, 0]
         for axes, (name, looks) in zip(panels, timelines.items(), strict=True):
+            looks = [*looks[:: max(1, len(looks) // MAX_LOOKS)], looks[-1]]
             seconds = [look["s"] for look in looks]
             traffic = [look["percent"] for look in looks]
             axes.fill_between(seconds, traffic, step="post", color="#0969da", alpha=0.2, label="traffic")
@@ -35,7 +38,7 @@ def draw(timelines: dict[str, list[Row]]) -> str:
             axes.set_title(name, loc="left", fontweight="bold")
             axes.grid(True, alpha=0.4)
         panels[0].legend(loc="upper right", ncols=4)
-        panels[-1].set_xlabel("seconds since the start")
+        panels[-1].set(xlabel="seconds since the start", xlim=(0, None))
         return as_svg(figure, "Rollouts: traffic and rates of the candidate; rates of the control dotted")
 
 
