@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Everything that only a machine with an NVIDIA GPU can tell: tests, zero-copy, times.
+# Everything that only a machine with an NVIDIA GPU can show, in one run of at most ten minutes.
 #
-#   loadtest/gpu_check.sh [--record NAME]
+#   loadtest/gpu_check.sh [--sections 1,4] [--record NAME] [--dry-run]
 #
-# Exits non-zero, saying what is missing, where there is no GPU; or if a test failed, or none ran.
+# Without a GPU it exits with 1, unless --dry-run is given. The results of each section are in .gpu_check/ as soon
+# as the section ends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from loadtest.gpu_check.chain import levels, on_host
 from nereid.assets import CHELSEA, COFFEE
-from nereid.imaging.buffers import Buffers
-from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.decode import Limits
 from nereid.imaging.resample import FILTERS
 from nereid.imaging.transform import DATATYPES, TURNS, Transform
 from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
@@ -53,19 +53,6 @@ def build(cupy):
         return GpuPreprocessor(transform, limits, ROWS, device_id=0, **more)
 
     return build_one
-
-
-def on_host(transform: Transform, encoded: bytes) -> np.ndarray:
-    """Preprocess an image with the CPU path, decoded at full size."""
-    out = np.empty(transform.shape, DATATYPES[transform.datatype])
-    transform(replace(open_image(encoded, LIMITS), max_shrink=1), out, Buffers())
-    return out
-
-
-def levels(transform: Transform, tensor: np.ndarray) -> np.ndarray:
-    """Undo layout and normalisation: 0..255, float64[H, W, 3], in the order of the tensor's colours."""
-    last = tensor if transform.layout == "NHWC" else tensor.transpose(1, 2, 0)
-    return last.astype(np.float64) * transform.std + transform.mean
 
 
 def mean_difference(transform: Transform, actual: np.ndarray, expected: np.ndarray) -> float:

@@ -1,0 +1,394 @@
+"""Installation without a network: of a bundle of `make offline`, and of tiny wheels for each error."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.offline_bundles import (
+    TAG,
+    THIS,
+    Bundle,
+    write_bundle,
+    write_leaf,
+    write_own_wheel,
+    write_pip_wheel,
+)
+from tests.routes import wait_until
+
+# Each of them starts Python several times.
+pytestmark = pytest.mark.slow
+
+BUILD_S, INSTALL_S = 600, 180
+INSTALLER = ROOT / "deploy" / "install-offline.sh"
+# What the script may use besides Python. All are in coreutils, except the shell.
+PROGRAMS = ("sh", "cat", "dirname", "ls", "mkdir", "rm", "sha256sum")
+# Settings that would lead pip to an index, or away from the environment.
+PIP_SETTINGS = {
+    "PIP_NO_INDEX": "1",
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_REQUIRE_VIRTUALENV": "0",
+    "PIP_TARGET": "elsewhere",
+    "PIP_CONFIG_FILE": "pip.conf",
+}
+PIP_CONF = "[install]\nuser = true\nconstraint = absent.txt\n"
+
+
+def make_target(folder: Path) -> Path:
+    """Make a machine with Python, a shell and coreutils, whose pip has settings of its own."""
+    (programs := folder / "programs").mkdir()
+    for name in PROGRAMS:
+        (programs / name).symlink_to(shutil.which(name))
+    (programs / f"python{THIS}").symlink_to(sys.executable)
+    (folder / "pip.conf").write_text(PIP_CONF)
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path):
+    """An empty machine; its folder is also the home of its user."""
+    return make_target(tmp_path)
+
+
+def install(target: Path, *words: str | Path, **variables: str) -> subprocess.CompletedProcess:
+    """Run the script on the machine; without a network if this test may take it away."""
+    command = (
+        ["unshare", "--net", "sh", INSTALLER, *words] if os.geteuid() == 0 else ["sh", INSTALLER, *words]
+    )
+    command[0] = shutil.which(command[0])
+    environment = {"PATH": str(target / "programs"), "HOME": str(target), **PIP_SETTINGS, **variables}
+    return subprocess.run(
+        [*map(str, command)], cwd=target, env=environment, capture_output=True, text=True, timeout=INSTALL_S
+    )
+
+
+def version(environment: Path) -> str:
+    """Return what `nereid --version` prints there."""
+    command = [environment / "bin" / "nereid", "--version"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """A stand-in for Nereid, the package that it requires, and pip."""
+    folder = tmp_path_factory.mktemp("wheels")
+    return [write_own_wheel(folder), write_leaf(folder, "2.0"), write_pip_wheel(folder)]
+
+
+@pytest.fixture(scope="module")
+def original(wheels, tmp_path_factory):
+    """A bundle of tiny wheels in several parts."""
+    bundle = write_bundle(tmp_path_factory.mktemp("original") / "bundle", wheels)
+    assert len(bundle.parts) > 1
+    return bundle
+
+
+@pytest.fixture
+def bundle(original, tmp_path):
+    """A copy of the bundle that a test may damage."""
+    return Bundle(shutil.copytree(original.folder, tmp_path / "a stick" / "bundle"))
+
+
+def expect_error(done: subprocess.CompletedProcess, target: Path, *passages: str, code: int = 1) -> None:
+    """Check that the script failed with these passages, and left nothing."""
+    errors = done.stderr.splitlines()
+    assert (done.returncode, done.stdout.count("installed")) == (code, 0), done.stderr
+    assert [passage for passage in passages if passage not in done.stderr] == [], done.stderr
+    assert sum(line.startswith("error: ") for line in errors) == 1, done.stderr
+    assert not (target / "nereid").exists()
+
+
+@pytest.fixture(scope="module")
+def installed(original, tmp_path_factory):
+    """A machine with the bundle, and how the script ended there."""
+    target = make_target(tmp_path_factory.mktemp("installed"))
+    return target, install(target, *reversed(original.parts))
+
+
+def test_bundle_is_installed_without_an_index(installed):
+    """Parts in any order become an environment with the command; nothing else stays."""
+    target, done = installed
+
+    assert done.returncode == 0, done.stderr
+    assert "3 packages in the bundle" in done.stdout
+    assert "installed nereid 0.1.0 with leaf 2.0 in" in done.stdout
+    assert version(target / "nereid") == "nereid 0.1.0 with leaf 2.0"
+    assert not (target / "nereid" / ".incomplete").exists()
+    assert not (target / "elsewhere").exists()
+
+
+def test_second_installation_is_refused_and_keeps_the_first(original, installed):
+    """An environment that works is never replaced."""
+    target, _ = installed
+
+    done = install(target, *original.parts)
+
+    assert (done.returncode, "is in use" in done.stderr) == (1, True)
+    assert version(target / "nereid") == "nereid 0.1.0 with leaf 2.0"
+
+
+def test_folder_and_interpreter_can_be_chosen(bundle, target):
+    """Options may follow the parts, and the folder may have a space in its name."""
+    (target / "programs" / f"python{THIS}").unlink()
+
+    done = install(target, *bundle.parts, "--into", "my tools/nereid", f"--python={sys.executable}")
+
+    assert done.returncode == 0, done.stderr
+    assert version(target / "my tools" / "nereid") == "nereid 0.1.0 with leaf 2.0"
+
+
+@pytest.fixture
+def system(target):
+    """Another installation of Python on the machine, which has a package of the bundle in another version."""
+    base, home = Path(sys.base_prefix), target / "system"
+    python, library = home / "bin" / f"python{THIS}", home / "lib" / f"python{THIS}"
+    python.parent.mkdir(parents=True)
+    library.mkdir(parents=True)
+    # A link would lead to the packages of the original.
+    shutil.copy2(Path(sys.executable).resolve(), python)
+    for path in (*(base / "lib" / library.name).iterdir(), *(base / "lib").glob("libpython*.so*")):
+        if path.name not in {"site-packages", "dist-packages"}:
+            (library.parent if ".so" in path.suffixes else library).joinpath(path.name).symlink_to(path)
+    code = "import site; print(site.getsitepackages()[0])"
+    asked = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    (packages := Path(asked.stdout.strip())).mkdir(parents=True)
+    assert packages.is_relative_to(home)
+    with zipfile.ZipFile(write_leaf(target, "1.5")) as wheel:
+        wheel.extractall(packages)
+    return python
+
+
+@pytest.mark.parametrize(
+    ("options", "requirement", "leaf"),
+    [
+        ([], "leaf", "2.0"),
+        (["--system-site-packages"], "leaf", "1.5"),
+        (["--system-site-packages"], "leaf>=2", "2.0"),
+    ],
+    ids=["own", "system", "system too old"],
+)
+def test_packages_of_the_machine_are_used_if_they_fit(
+    wheels, target, system, options, requirement, leaf, tmp_path
+):
+    """The script lists what is there already; only with the option, and in a fitting version, it is used."""
+    (folder := tmp_path / "own").mkdir()
+    bundle = write_bundle(tmp_path / "bundle", [write_own_wheel(folder, requirement), *wheels[1:]])
+
+    done = install(target, *options, "--python", system, *bundle.parts)
+
+    assert done.returncode == 0, done.stderr
+    assert "leaf 1.5; bundle: 2.0" in done.stdout
+    assert ("would use them" in done.stdout) == (not options)
+    assert version(target / "nereid") == f"nereid 0.1.0 with leaf {leaf}"
+
+
+def test_missing_parts_are_named(bundle, target):
+    """A part that is not among the arguments, or that does not exist, is missing."""
+    first, *middle, last = bundle.parts
+    last.unlink()
+
+    done = install(target, *middle, last)
+
+    passage = (
+        f"missing parts: expected {len(middle) + 2}, got {len(middle)} without {first.name} {last.name};"
+    )
+    expect_error(done, target, passage, "copy them")
+
+
+def test_damaged_parts_are_named(bundle, target):
+    """One flipped bit is found before anything is unpacked; both sums are in the message."""
+    content = bytearray(bundle.parts[1].read_bytes())
+    content[1000] ^= 1
+    bundle.parts[1].write_bytes(content)
+
+    done = install(target, *bundle.parts)
+
+    expect_error(
+        done, target, "damaged parts:", bundle.parts[1].name, "expected SHA-256", "copy these parts again"
+    )
+    assert bundle.parts[0].name not in done.stderr
+
+
+def test_truncated_part_is_damaged(bundle, target):
+    """A copy that ended early has another sum."""
+    os.truncate(bundle.parts[-1], 100)
+
+    expect_error(install(target, *bundle.parts), target, "damaged parts:", bundle.parts[-1].name)
+
+
+def test_foreign_part_is_named(bundle, target):
+    """A part of another bundle has no line in the sums."""
+    (other := bundle.folder / "nereid-offline-9.9.tar.001").touch()
+
+    expect_error(
+        install(target, *bundle.parts, other), target, "unknown part:", str(other), "one bundle only"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sums", "passage"),
+    [(None, "missing sums: expected"), ("", "got none"), ("<html>\n", "expected nereid-offline-….tar.001")],
+    ids=["missing", "empty", "other file"],
+)
+def test_sums_are_required(bundle, target, sums, passage):
+    """Without sums nothing is installed."""
+    path = bundle.folder / "SHA256SUMS"
+    path.unlink() if sums is None else path.write_text(sums)
+
+    expect_error(install(target, *bundle.parts), target, passage, str(path), "copy it")
+
+
+@pytest.mark.parametrize(
+    ("tags", "passages"),
+    [
+        (
+            "cp39-manylinux_2_17_x86_64",
+            ["wrong Python: expected CPython 3.9, got CPython " + THIS, "--python"],
+        ),
+        (
+            f"{TAG}-manylinux_2_99_x86_64",
+            ["wrong platform: expected Linux x86_64", "glibc 2.99 or later", "got Linux"],
+        ),
+        (f"{TAG}-manylinux_2_17_aarch64", ["wrong platform: expected Linux aarch64", "got Linux x86_64"]),
+    ],
+    ids=["Python", "glibc", "machine"],
+)
+def test_wrong_target_is_an_error(wheels, target, tmp_path, tags, passages):
+    """A bundle for another Python or platform names the expected one, the found one and a fix."""
+    (target / "programs" / "python3").symlink_to(sys.executable)
+    bundle = write_bundle(tmp_path / "bundle", wheels, tags)
+
+    expect_error(install(target, *bundle.parts), target, *passages, "; fix: ")
+
+
+def test_missing_python_is_an_error(bundle, target):
+    """Neither of the usual names, or a program that does not run, names the expected version."""
+    (target / "programs" / f"python{THIS}").unlink()
+
+    expect_error(install(target, *bundle.parts), target, f"missing Python: expected python{THIS} or python3")
+    done = install(target, *bundle.parts, "--python", "absent")
+    expect_error(done, target, f"wrong Python: expected Python {THIS}, got 'absent'", "fix: --python PATH")
+
+
+def test_missing_venv_is_an_error(bundle, target):
+    """A Python without the module names the package that has it."""
+    python = target / "python"
+    lacking = "import sys; sys.modules['venv'] = None\n"
+    python.write_text(
+        f'#!/bin/sh\nshift 2\ncode=$1\nshift\nexec \'{sys.executable}\' -I -c "{lacking}$code" "$@"\n'
+    )
+    python.chmod(0o755)
+
+    done = install(target, *bundle.parts, "--python", python)
+
+    expect_error(done, target, "expected the module venv in", f"install the package python{THIS}-venv")
+
+
+def test_packages_of_a_virtual_environment_are_refused(bundle, target):
+    """An environment of an environment would not have its packages, so the option is an error there."""
+    python = Path(sys.prefix) / "bin" / "python"
+    if sys.prefix == sys.base_prefix:
+        pytest.skip("needs a virtual environment")
+
+    done = install(target, *bundle.parts, "--python", python, "--system-site-packages")
+
+    expect_error(done, target, "expected the Python of the system", f"a Python in {sys.base_prefix}")
+
+
+@pytest.mark.parametrize(
+    ("words", "passage"),
+    [
+        ([], "no parts: expected"),
+        (["--into"], "--into: expected a value"),
+        (["--intoo=x"], "unknown option '--intoo=x'"),
+    ],
+    ids=["no parts", "no value", "unknown"],
+)
+def test_wrong_usage_is_an_error(target, words, passage):
+    """The usage follows the reason."""
+    expect_error(install(target, *words), target, passage, "usage: sh install-offline.sh", code=2)
+
+
+def test_failure_leaves_nothing(wheels, target, tmp_path):
+    """If pip fails, its message is shown and the folder is removed; an unrelated folder would stay."""
+    own, _, pip = wheels
+    bundle = write_bundle(tmp_path / "bundle", [own, pip])
+
+    expect_error(install(target, *bundle.parts), target, "leaf", "error: pip failed")
+
+
+def test_full_folder_is_left_alone(bundle, target):
+    """The script does not install into a folder with files of others."""
+    (target / "data").mkdir()
+    (target / "data" / "precious").touch()
+
+    done = install(target, *bundle.parts, "--into", "data")
+
+    expect_error(done, target, "'data' is in use: expected a new or empty folder")
+    assert [path.name for path in (target / "data").iterdir()] == ["precious"]
+
+
+def test_repeat_repairs_a_killed_installation(bundle, target):
+    """A call after a kill removes what was left, and installs everything."""
+    (target / "nereid" / ".incomplete").mkdir(parents=True)
+    (target / "nereid" / "bin").mkdir()
+    (target / "nereid" / "bin" / "nereid").write_text("half")
+    (target / "nereid" / "stale").touch()
+
+    done = install(target, *bundle.parts)
+
+    assert (done.returncode, "removing an incomplete installation" in done.stdout) == (0, True), done.stderr
+    assert version(target / "nereid") == "nereid 0.1.0 with leaf 2.0"
+    assert not (target / "nereid" / "stale").exists()
+
+
+def test_interrupted_installation_leaves_nothing(bundle, target):
+    """Ctrl-C in the middle removes the folder."""
+    command = ["sh", str(INSTALLER), *map(str, bundle.parts)]
+    environment = {"PATH": str(target / "programs"), "HOME": str(target)}
+    process = subprocess.Popen(
+        command,
+        cwd=target,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_until(lambda: (target / "nereid" / "pyvenv.cfg").exists(), "the environment")
+
+    os.killpg(process.pid, signal.SIGINT)
+
+    assert process.wait(INSTALL_S) != 0
+    assert not (target / "nereid").exists()
+
+
+def test_built_bundle_installs_the_project(target, tmp_path):
+    """`make offline` builds several parts, from which an empty machine gets `nereid`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = [sys.executable, "-m", "tools.offline_bundle", "--extras", "traces", "--part", "20M"]
+    built = subprocess.run(
+        [*command, "--out", str(tmp_path / "bundle")],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S,
+    )
+    assert built.returncode == 0, built.stderr
+    parts = Bundle(tmp_path / "bundle").parts
+
+    done = install(target, *parts)
+
+    assert len(parts) > 2
+    assert done.returncode == 0, done.stderr
+    assert version(target / "nereid").startswith("nereid ")
+    found = subprocess.run(
+        [target / "nereid" / "bin" / "python", "-c", "import opentelemetry.sdk"], check=False
+    )
+    assert found.returncode == 0

@@ -1,0 +1,223 @@
+"""Bundles for machines without a network: sizes, choices, requirements of the target, parts and sums."""
+
+import hashlib
+import tarfile
+
+import pytest
+from pip._vendor.packaging.requirements import Requirement
+
+from nereid.errors import OperationFailed, WrongUsage
+from tests.offline_bundles import write_wheel
+from tools import offline_bundle
+from tools.wheel_closure import Closure, close, read_wheel, read_wheels, target_environment
+
+MIB = 2**20
+KNOWN = frozenset({"cpu", "gpu", "gpu13", "load"})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("60M", 60 * MIB), ("1024K", MIB), ("2G", 2048 * MIB), (str(MIB), MIB)]
+)
+def test_sizes_have_binary_units(text, size):
+    """K, M and G are powers of 1024, as for split(1)."""
+    assert offline_bundle.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "60MB", "-1M", "0", "1023K", "1.5G", "٣M"])
+def test_invalid_sizes_are_rejected(text):
+    """A size that is not one, or too small for a useful part, names the expected form."""
+    with pytest.raises(WrongUsage, match=r"expected at least 1M, got .*; fix: make offline PART="):
+        offline_bundle.parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["3.12", "python3.12", "/usr/bin/python3.12"])
+def test_python_is_a_version_or_an_interpreter(text):
+    """`PYTHON` of the Makefile may be either."""
+    assert offline_bundle.parse_python(text) == "3.12"
+
+
+@pytest.mark.parametrize("text", ["3.10", "3.13", "3", "python"])
+def test_unsupported_pythons_are_rejected(text):
+    """The error for an unsupported version names the supported ones."""
+    with pytest.raises(WrongUsage, match=r"expected 3\.11 or 3\.12, got"):
+        offline_bundle.parse_python(text)
+
+
+def test_extras_are_the_projects_own():
+    """Spaces and repetitions do no harm; no extras are the Python clients alone."""
+    assert offline_bundle.parse_extras("cpu, load,cpu,", KNOWN) == ("cpu", "load")
+    assert offline_bundle.parse_extras("", KNOWN) == ()
+
+
+@pytest.mark.parametrize(("text", "reason"), [("cpu,gpus", "got gpus"), ("gpu13,cpu", "got cpu and gpu13")])
+def test_impossible_extras_are_rejected(text, reason):
+    """An unknown extra, which pip only warns about, and two that exclude each other are errors."""
+    with pytest.raises(WrongUsage, match=reason):
+        offline_bundle.parse_extras(text, KNOWN)
+
+
+def test_target_needs_what_its_own_markers_select(tmp_path):
+    """Extras of requirements, versions and markers count as on the target, not as here."""
+    requirements = [
+        'Requires-Dist: Old_Only; python_version < "3.12"',
+        'Requires-Dist: new-only>=2; python_version >= "3.12"',
+        'Requires-Dist: windows-only; sys_platform == "win32"',
+        'Requires-Dist: leaf[more]; extra == "cpu"',
+        'Requires-Dist: absent; extra == "load"',
+        "Provides-Extra: cpu",
+    ]
+    write_wheel(tmp_path, "top", "1.0", requirements)
+    write_wheel(tmp_path, "old-only", "1.0")
+    write_wheel(tmp_path, "new-only", "1.0")
+    write_wheel(
+        tmp_path, "leaf", "1.0", ['Requires-Dist: bud[x]!=3; extra == "more"', "Provides-Extra: more"]
+    )
+    wheels, wanted = read_wheels(tmp_path), [Requirement("top[cpu]")]
+
+    found = {python: close(wheels, wanted, target_environment(python)) for python in ("3.11", "3.12")}
+
+    assert found == {
+        "3.11": Closure(frozenset({"top", "leaf", "old-only"}), ("bud[x]!=3",)),
+        "3.12": Closure(frozenset({"top", "leaf"}), ("bud[x]!=3", "new-only>=2")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("tag", "glibc"),
+    [
+        ("py3-none-any", 0),
+        ("cp312-cp312-manylinux_2_28_x86_64", 28),
+        ("cp39-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64", 17),
+        ("cp312-cp312-manylinux1_x86_64.manylinux_2_28_x86_64.manylinux_2_5_x86_64", 5),
+    ],
+)
+def test_oldest_glibc_of_a_wheel_is_in_its_tags(tmp_path, tag, glibc):
+    """A wheel with several tags supports the oldest of them."""
+    assert read_wheel(write_wheel(tmp_path, "leaf", "1.0", tag=tag)).glibc == glibc
+
+
+def test_name_of_a_bundle_has_the_newest_glibc_that_is_needed(tmp_path):
+    """The installer compares the target with the most demanding wheel."""
+    own = read_wheel(write_wheel(tmp_path, "nereid-serving", "0.1.0"))
+    native = [
+        read_wheel(
+            write_wheel(tmp_path, f"leaf{minor}", "1.0", tag=f"cp312-cp312-manylinux_2_{minor}_x86_64")
+        )
+        for minor in (17, 28)
+    ]
+
+    name = offline_bundle.bundle_name(own, "3.12", [own, *native])
+    assert name == "nereid-offline-0.1.0-cp312-manylinux_2_28_x86_64"
+    assert offline_bundle.bundle_name(own, "3.11", [own]).endswith("-cp311-manylinux_2_5_x86_64")
+
+
+@pytest.fixture
+def index(tmp_path):
+    """Wheels to download, of which one is required on Python 3.12 alone, and one elsewhere."""
+    (folder := tmp_path / "index").mkdir()
+    requirements = [
+        'Requires-Dist: old-only; python_version < "3.12"',
+        'Requires-Dist: new-only; python_version >= "3.12"',
+    ]
+    write_wheel(folder, "top", "1.0", requirements)
+    for name in ("old-only", "new-only", "pip"):
+        write_wheel(folder, name, "1.0")
+    return folder
+
+
+def collect(index, folder, passes, lacking=""):
+    """Collect wheels for Python 3.12 with a pip that runs on Python 3.11."""
+
+    def download(requirements, python, into):
+        into.mkdir()
+        passes.append([each.rpartition("/")[2] for each in requirements])
+        names = {name.removesuffix("-1.0-py3-none-any.whl") for name in passes[-1]} | {"old_only"}
+        for name in names - {lacking}:
+            path = next(index.glob(f"{name.replace('-', '_')}-*"))
+            (into / path.name).write_bytes(path.read_bytes())
+
+    top = read_wheel(next(index.glob("top-*")))
+    return offline_bundle.collect(top, [], "3.12", folder, download)
+
+
+def test_wheels_are_those_of_the_target(index, tmp_path):
+    """A second pass adds what pip's own Python does not need; what the target does not need is left out."""
+    passes = []
+
+    found = collect(index, tmp_path, passes)
+
+    assert sorted(found) == ["new-only", "pip", "top"]
+    assert passes == [[top := "top-1.0-py3-none-any.whl", "pip"], [top, "pip", "new-only"]]
+
+
+def test_incomplete_bundle_is_an_error(index, tmp_path):
+    """A requirement that pip never delivers ends the build, and is named."""
+    with pytest.raises(OperationFailed, match="expected wheels for new-only, got none"):
+        collect(index, tmp_path, passes := [], lacking="new-only")
+
+    assert len(passes) == offline_bundle.MAX_PASSES
+
+
+@pytest.fixture
+def wheels(tmp_path):
+    """Two files, of which one is larger than a part."""
+    (folder := tmp_path / "wheels").mkdir()
+    contents = {"b.whl": bytes(range(256)) * 12_000, "a.whl": b"small"}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return [folder / name for name in contents]
+
+
+def write(wheels, folder, part_bytes=MIB):
+    """Write a bundle of the wheels."""
+    folder.mkdir(exist_ok=True)
+    return offline_bundle.write_bundle("nereid-offline-x", wheels, "top==1.0\n", folder, part_bytes)
+
+
+def test_parts_are_an_archive_in_pieces(wheels, tmp_path):
+    """Every part but the last is full; joined they are an archive of all files."""
+    parts = write(wheels, tmp_path / "bundle")
+
+    sizes = [part.stat().st_size for part in parts]
+    assert len(parts) == 3
+    assert sizes[:-1] == [MIB] * 2
+    assert 0 < sizes[-1] <= MIB
+    (whole := tmp_path / "whole.tar").write_bytes(b"".join(part.read_bytes() for part in parts))
+    with tarfile.open(whole) as archive:
+        read = {member.name: archive.extractfile(member).read() for member in archive}
+    assert read == {"requirements.txt": b"top==1.0\n"} | {path.name: path.read_bytes() for path in wheels}
+
+
+def test_sums_are_those_of_sha256sum(wheels, tmp_path):
+    """`sha256sum --check` reads the file; the installer lies next to it."""
+    parts = write(wheels, tmp_path / "bundle")
+
+    expected = [f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {part.name}" for part in parts]
+    assert (tmp_path / "bundle" / "SHA256SUMS").read_text().splitlines() == expected
+    assert (tmp_path / "bundle" / "install-offline.sh").exists()
+
+
+def test_same_wheels_give_the_same_bundle(wheels, tmp_path):
+    """Times, owners and the order of the files do not change the sums."""
+    first, second = write(wheels, tmp_path / "first"), write(wheels[::-1], tmp_path / "second")
+
+    assert [part.read_bytes() for part in first] == [part.read_bytes() for part in second]
+
+
+def test_new_bundle_replaces_the_old_one(wheels, tmp_path):
+    """Parts of an earlier bundle do not stay next to the new ones; other files do."""
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "notes.txt").touch()
+    write(wheels, tmp_path / "bundle")
+
+    parts = write(wheels, tmp_path / "bundle", part_bytes=2 * MIB)
+
+    kept = {path.name for path in (tmp_path / "bundle").iterdir()}
+    assert kept == {"SHA256SUMS", "install-offline.sh", "notes.txt", *(part.name for part in parts)}
+    assert len(parts) == 2
+
+
+def test_too_many_parts_are_an_error(wheels, tmp_path):
+    """A thousandth part would sort before the second one."""
+    with pytest.raises(OperationFailed, match=r"expected at most 999 parts, got more of 2\.0 kB"):
+        write(wheels, tmp_path / "bundle", part_bytes=2000)
