@@ -40,11 +40,11 @@ print(*sorted(f"{name}=={version}" for name, version in names.items() if name !=
 
 for image in ${IMAGES:-embedded gateway load triton-cpu triton-gpu}; do
 	case $image in
-	embedded) build "nereid-embedded:$version" embedded.Dockerfile embedded,cpu,gateway "$@" ;;
+	embedded) build "nereid-embedded:$version" embedded.Dockerfile embedded,cpu,gateway,traces "$@" ;;
 	gateway) build "nereid-gateway:$version" embedded.Dockerfile gateway "$@" ;;
 	load) build "nereid-load:$version" embedded.Dockerfile load "$@" ;;
-	triton-cpu) build "nereid-triton:$version-cpu" triton.Dockerfile cpu,gateway,publish "$@" ;;
-	triton-gpu) build "nereid-triton:$version-gpu" triton.Dockerfile gpu13,gateway,publish "$@" ;;
+	triton-cpu) build "nereid-triton:$version-cpu" triton.Dockerfile cpu,text,gateway,publish,traces "$@" ;;
+	triton-gpu) build "nereid-triton:$version-gpu" triton.Dockerfile gpu13,text,gateway,publish,traces "$@" ;;
 	*) echo "IMAGES: expected embedded, gateway, load, triton-cpu or triton-gpu, got '$image'" >&2 && exit 2 ;;
 	esac
 done

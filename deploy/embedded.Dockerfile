@@ -7,13 +7,14 @@
 #
 # The server needs keys first: nereid key add me --scope infer --keys keys/keys.json
 #
-# EXTRAS=gateway builds the gateway and EXTRAS=load the load test, as in docker-compose.yml. For CPUs only. Debian 12 is
-# the tested release; the wheel of nvidia-pytriton needs glibc 2.35 or later.
+# EXTRAS=gateway builds the gateway and EXTRAS=load the load test, as in docker-compose.yml. To read text,
+# build with EXTRAS=embedded,cpu,text,gateway,traces: 140 MB more. For CPUs only. Debian 12 is the tested release; the
+# wheel of nvidia-pytriton needs glibc 2.35 or later.
 ARG PYTHON_IMAGE=python
 ARG PYTHON_TAG=3.12-slim-bookworm
 FROM ${PYTHON_IMAGE}:${PYTHON_TAG} AS build
 
-ARG EXTRAS=embedded,cpu,gateway
+ARG EXTRAS=embedded,cpu,gateway,traces
 # For a mirror of the package index; with a password: --secret id=pip.conf,src=FILE.
 ARG PIP_INDEX_URL
 
@@ -44,6 +45,7 @@ RUN mkdir -p /data /keys && chown 1000:1000 /data /keys
 COPY --from=build /opt/nereid /opt/nereid
 COPY --from=build /workspace /workspace
 COPY model_repository /workspace/model_repository
+COPY text_repository /workspace/text_repository
 
 # The server's run directory is in /tmp and contains programs. A tmpfs there must allow `exec`, which is
 # not Docker's default.

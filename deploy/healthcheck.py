@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PHOTO = Path(__file__).resolve().parent.parent / "clients" / "samples" / "coffee.jpg"
+# The server does not count this request as traffic.
+PROBE = "nereid-probe"
 OVERLOADED = '{"error":"overloaded: '
 # Maximum length of an error response in a message.
 MAX_REASON_BYTES = 300
@@ -70,7 +72,11 @@ def best_label(url: str, model: str, image: bytes, timeout_s: float) -> str:
             "outputs": [{"name": "scores", "parameters": {"classification": 1}}],
         }
     ).encode()
-    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": str(len(head)),
+        PROBE: "1",
+    }
     response = fetch(f"{url.rstrip('/')}/v2/models/{model}/infer", timeout_s, head + element, headers)
     try:
         (scores,) = (each for each in json.loads(response)["outputs"] if each["name"] == "scores")

@@ -1,6 +1,6 @@
 # NVIDIA's Triton with this project, for docker-compose.yml and deploy/kubernetes. Built from the checkout:
 #
-#   docker build --file deploy/triton.Dockerfile --build-arg EXTRAS=gpu13,gateway,publish --tag nereid-triton:0.1.0-gpu .
+#   docker build --file deploy/triton.Dockerfile --build-arg EXTRAS=gpu13,text,gateway,publish,traces --tag nereid-triton:0.1.0-gpu .
 #
 # `nereid serve` runs the Triton of the image. For amd64 and arm64, like NVIDIA's image.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver
@@ -12,7 +12,7 @@ LABEL org.opencontainers.image.title="Nereid on NVIDIA's Triton" \
     org.opencontainers.image.licenses="Apache-2.0"
 
 # With cpu, or with gpu13 for the CUDA 13 of 26.08. Not `embedded`, which would install a second Triton.
-ARG EXTRAS=gpu13,gateway,publish
+ARG EXTRAS=gpu13,text,gateway,publish,traces
 # For a mirror of the package index; with a password: --secret id=pip.conf,src=FILE.
 ARG PIP_INDEX_URL
 
@@ -32,6 +32,7 @@ COPY clients clients
 COPY loadtest loadtest
 COPY deploy/healthcheck.py deploy/
 COPY model_repository model_repository
+COPY text_repository text_repository
 RUN --mount=type=secret,id=pip.conf,target=/root/.config/pip/pip.conf \
     deploy/install.sh system /opt/tritonserver/backends "${EXTRAS}" project
 

@@ -18,6 +18,7 @@ from nereid import assets
 from nereid.errors import OperationFailed
 from nereid.rollout import orders
 from nereid.rollout.plan import make_plan
+from nereid.rollout.rollout_journal import Journals
 from nereid.routes.change import change, reweighted
 from nereid.routes.served import RunningServer
 from nereid.routes.target import find_route
@@ -50,7 +51,7 @@ def measured_state(server: ServerRecord, repository: Path, has_rollout: bool) ->
         return
     change(location, reweighted({"v1": 100, "v2": 0}), RunningServer(server))
     orders.start(location, make_plan(**PLAN), server)
-    deadline, logs = time.monotonic() + START_S, orders.journals(location)
+    deadline, logs = time.monotonic() + START_S, Journals.of(location)
     while (state := logs.latest()) and state.phase != "measuring":
         if time.monotonic() > deadline:
             raise SystemExit(f"the rollout does not measure: {state}")
@@ -59,7 +60,7 @@ def measured_state(server: ServerRecord, repository: Path, has_rollout: bool) ->
 
 def check_state(repository: Path, has_rollout: bool) -> None:
     """Raise `SystemExit` if a rollout has ended, or still runs."""
-    active = orders.journals(find_route(repository)).active()
+    active = Journals.of(find_route(repository)).active()
     if has_rollout != bool(active and active.phase == "measuring"):
         raise SystemExit(f"the measurement is invalid: expected a rollout: {has_rollout}, got {active}")
 

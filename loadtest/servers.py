@@ -107,6 +107,18 @@ def gateway(http_port: int) -> Iterator[Gateway]:
 
 
 @contextlib.contextmanager
+def gateway_of(running: Supervised) -> Iterator[Gateway]:
+    """Run `nereid gateway` for the repository of a server, recorded for other commands.
+
+    Raises:
+        SystemExit: the gateway does not start.
+    """
+    command = ["gateway", "--repository", str(running.repository), "--port", "0", "--workers", "1"]
+    with _started(command, running.environment) as (pid, document):
+        yield Gateway(pid, document["http"])
+
+
+@contextlib.contextmanager
 def _started(
     words: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[str] | None = None
 ) -> Iterator[tuple[int, Any]]:

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "chaos": "supervision.md",
     "containers": "containers.md",
     "guard": "gateway.md",
+    "gpu_check": "gpu.md",
     "idle": "capacity.md",
     "ceilings": "capacity.md",
     "connections": "capacity.md",
@@ -45,6 +46,8 @@ ELSEWHERE = {
     "parity": "preprocess.md",
     "pieces": "onnxruntime_backend.md",
     "preprocess": "preprocess.md",
+    "reading_accuracy": "reading.md",
+    "reading_speed": "reading.md",
     "recovery": "supervision.md",
     "soak": "soak.md",
     "stall": "load_testing.md",
@@ -52,6 +55,9 @@ ELSEWHERE = {
     "swap": "publishing.md",
     "trials": "benchmarks.md",
     "default_choice": "tuning.md",
+    "drift_simulation": "drift.md",
+    "signal_cost": "drift.md",
+    "incidents": "monitoring.md",
     "tune_proof": "tuning.md",
 }
 HEAD = """# Benchmarks

@@ -22,6 +22,7 @@ from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 from loadtest.users import photo_set, thresholds
 from loadtest.users.locust_users import DEFAULT_HOST, WrongResponse
 from loadtest.users.report import Report
+from loadtest.users.request_mix import RESULTS
 from loadtest.users.run_statistics import RunStatistics
 from loadtest.users.turn_scheduler import DRAIN_S, SCENARIOS, UNANSWERED, TurnScheduler
 from nereid.client.classifier import Classifier
@@ -57,6 +58,7 @@ def add_options(parser: Any) -> None:
     add("--rate", type=_positive, default=20.0, help="open: requests per second, all users together")
     add("--arrivals", choices=ARRIVALS, default="poisson", help="open: distribution of the times")
     add("--model", default="classify", help="a route, or any model with an input 'image'")
+    add("--task", choices=RESULTS, default="classify", help="of the model")
     add("--grpc", default="", help="HOST:PORT of gRPC; default: the port after that of --host")
     key_help = "key for a guarded server; better in the variable"
     add("--api-key", default="", env_var="NEREID_KEY", include_in_web_ui=False, help=key_help)
@@ -66,12 +68,12 @@ def add_options(parser: Any) -> None:
         help="of the route, with commas; '' for other models",
     )
     add("--keys", type=int, default=100, help="number of sticky callers; 0 while the route's weights change")
-    add("--expect", type=int, help="index of the expected class; default: that of the sample photo")
+    add("--expect", default="", help="expected class index, label, or line of text; default: the sample's")
     files = {"metavar": "FILE", "include_in_web_ui": False}
     add(
         "--images",
         default="",
-        help="folder with photos to send; sub-folders have the name of their class",
+        help="folder with photos to send; its sub-folders have the names of classes",
         **files | {"metavar": "DIR"},
     )
     add("--report", default="", help="write the report as JSON", **files)
@@ -225,8 +227,9 @@ class Run:
 
     def _photos(self) -> list[photo_set.Photo]:
         options = self._options
+        expected = photo_set.expectation(options.expect)
         if not options.images:
-            return photo_set.sample(options.expect)
+            return photo_set.sample(expected)
         address = urlsplit(self._environment.host or DEFAULT_HOST)
 
         def labels(photo: bytes) -> list[str]:
@@ -234,7 +237,7 @@ class Run:
                 found = classifier.classify(photo, top_k=ALL_CLASSES).labels
             return [label.name for label in sorted(found, key=lambda label: label.index)]
 
-        return photo_set.own(Path(options.images), options.expect, labels)
+        return photo_set.own(Path(options.images), expected, labels if options.task == "classify" else None)
 
     @property
     def _has_begun(self) -> bool:

@@ -5,7 +5,7 @@ Importing this module patches the standard library for gevent, as Locust does, s
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -15,10 +15,10 @@ from locust import FastHttpUser, User
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from loadtest.users import request_mix
-from loadtest.users.request_mix import LENGTH, Classification, ImageRequest, RequestMix
+from loadtest.users.request_mix import LENGTH, RESULTS, ImageRequest, RequestMix
 from loadtest.users.turn_scheduler import TIMEOUT_S, TurnScheduler
 from nereid.client.request import CHANNEL, key_header
-from nereid.contract import SCORES, VARIANT
+from nereid.contract import VARIANT
 
 HTTP, GRPC = "http", "grpc"
 DEFAULT_HOST = "http://127.0.0.1:8000"
@@ -55,7 +55,7 @@ class HttpCaller(FastHttpUser):
         self.requests = _requests(environment)
 
     def send(self, due_s: float) -> None:
-        """Classify one photo."""
+        """Send one photo."""
         options = self.environment.parsed_options
         request, begin_s = self.requests.next(), time.monotonic()
         # Without the last one Locust requests compressed responses, which cost the server time.
@@ -83,7 +83,7 @@ class HttpCaller(FastHttpUser):
             return f"status {response.status_code}: {response.text}"
         try:
             outputs = request_mix.http_outputs(response.content, response.headers.get(JSON_SIZE))
-            return _fault(self, request, request_mix.read(outputs))
+            return _fault(self, request, outputs)
         except ValueError as error:
             return f"invalid response: {error}"
 
@@ -107,13 +107,13 @@ class GrpcCaller(User):
         self._channel.close()
 
     def send(self, due_s: float) -> None:
-        """Classify one photo."""
+        """Send one photo."""
         options = self.environment.parsed_options
         request, begin_s = self.requests.next(), time.monotonic()
         response, failure = None, ""
         try:
             metadata = tuple(_headers(options, request).items())
-            response = self._stub.ModelInfer(_message(options.model, request), TIMEOUT_S, metadata=metadata)
+            response = self._stub.ModelInfer(_message(options, request), TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
             failure = f"{error.code().name}: {error.details()}"
         end_s = time.monotonic()
@@ -130,7 +130,7 @@ class GrpcCaller(User):
 
     def _failure(self, response: Any, request: ImageRequest) -> str:
         try:
-            return _fault(self, request, request_mix.read(request_mix.grpc_outputs(response)))
+            return _fault(self, request, request_mix.grpc_outputs(response))
         except ValueError as error:
             return f"invalid response: {error}"
 
@@ -146,7 +146,8 @@ def names(words: str) -> Sequence[str]:
     return [word.strip() for word in words.split(",") if word.strip()]
 
 
-def _fault(user: Any, request: ImageRequest, got: Classification) -> str:
+def _fault(user: Any, request: ImageRequest, outputs: Mapping[str, bytes]) -> str:
+    got = request_mix.read(outputs, RESULTS[user.environment.parsed_options.task])
     return request_mix.fault(request, got, user.protocol, user.environment.scheduler.statistics)
 
 
@@ -165,10 +166,11 @@ def _grpc_address(host: str) -> str:
     return f"{f'[{name}]' if ':' in name else name}:{(parts.port or 8000) + 1}"
 
 
-def _message(model: str, request: ImageRequest) -> Any:
-    message = service_pb2.ModelInferRequest(model_name=model)
+def _message(options: Any, request: ImageRequest) -> Any:
+    message = service_pb2.ModelInferRequest(model_name=options.model)
     message.inputs.add(name="image", datatype="BYTES", shape=[1, 1])
     message.raw_input_contents.append(LENGTH.pack(len(request.photo.content)) + request.photo.content)
-    for name in (SCORES, VARIANT) if request.headers else (SCORES,):
+    output = RESULTS[options.task]
+    for name in (output, VARIANT) if request.headers else (output,):
         message.outputs.add(name=name)
     return message

@@ -4,14 +4,17 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from nereid.cli.predictions import collect
+from nereid.cli.image_files import collect
 from nereid.tune import photos
 
 ESPRESSO = 967
 # Relative frequencies of the sample's sizes.
 SIZES = {"640x427": 9, "1920x1080": 1}
 OWN = "own photos"
+# Indexes of classes, labels of objects, or lines of text.
+Results: TypeAlias = frozenset[int | str]
 # All photos stay in memory, because reading a file within a turn would count as the server's time.
 MAX_BYTES = 2**30
 
@@ -23,33 +26,40 @@ class Photo:
     Attributes:
         kind: its row in Locust's table.
         content: bytes of the file.
-        classes: the indexes that are correct; empty if any class is.
+        expected: correct results, of which a response must have one; empty if any result is correct.
     """
 
     kind: str
     content: bytes
-    classes: frozenset[int] = frozenset()
+    expected: Results = frozenset()
 
 
-def sample(expected: int | None) -> list[Photo]:
+def expectation(text: str) -> Results:
+    """Return the results that a text on the command line can mean: an index, a label, or a line."""
+    return frozenset([text, int(text)] if text.isdecimal() else [text] if text else [])
+
+
+def sample(expected: Results) -> list[Photo]:
     """Return the sample photo in its sizes, each as often as its frequency."""
-    classes = frozenset([ESPRESSO if expected is None else expected])
+    expected = expected or frozenset([ESPRESSO])
     return [
         photo
         for size, frequency in SIZES.items()
-        for photo in [Photo(size, _jpeg(size), classes)] * frequency
+        for photo in [Photo(size, _jpeg(size), expected)] * frequency
     ]
 
 
-def own(folder: Path, expected: int | None, labels: Callable[[bytes], Sequence[str]]) -> list[Photo]:
+def own(
+    folder: Path, expected: Results, labels: Callable[[bytes], Sequence[str]] | None = None
+) -> list[Photo]:
     """Return the photos of a folder.
 
     Args:
         folder: the name of a sub-folder is the label or the index of the class of its photos. Photos directly
-            in the folder have the class `expected`, or any class.
-        expected: an index, or None.
+            in the folder have the results `expected`.
+        expected: the correct results; empty for any.
         labels: takes a photo, and returns the labels of the model in the order of its classes; not called
-            without a sub-folder.
+            without a sub-folder. None if the name of a sub-folder is itself the correct result.
 
     Raises:
         OSError: a file cannot be read.
@@ -61,17 +71,18 @@ def own(folder: Path, expected: int | None, labels: Callable[[bytes], Sequence[s
     if (size := sum(path.stat().st_size for path in paths)) > MAX_BYTES:
         raise ValueError(f"expected at most {MAX_BYTES >> 20} MiB of photos, got {size >> 20} MiB")
     names = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
-    of_name = _classes(names, labels(paths[0].read_bytes())) if names else {}
-    direct = frozenset(() if expected is None else [expected])
+    of_name: dict[str, Results] = {name: frozenset([name]) for name in names}
+    if names and labels:
+        of_name = _classes(names, labels(paths[0].read_bytes()))
     return [
-        Photo(OWN, path.read_bytes(), of_name.get(path.relative_to(folder).parts[0], direct))
+        Photo(OWN, path.read_bytes(), of_name.get(path.relative_to(folder).parts[0], expected))
         for path in paths
     ]
 
 
-def _classes(names: set[str], labels: Sequence[str]) -> dict[str, frozenset[int]]:
+def _classes(names: set[str], labels: Sequence[str]) -> dict[str, Results]:
     """Return the classes of each name; several classes of a model may have the same label."""
-    found = {
+    found: dict[str, Results] = {
         name: frozenset(index for index, label in enumerate(labels) if label == name or str(index) == name)
         for name in names
     }

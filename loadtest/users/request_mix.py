@@ -5,7 +5,7 @@ import json
 import operator
 import random
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,16 @@ import numpy as np
 
 from loadtest.users.photo_set import Photo
 from loadtest.users.run_statistics import RunStatistics
-from nereid.contract import ROUTE_KEY_HEADER, SCORES, VARIANT, VARIANT_HEADER
+from nereid.contract import LABEL, ROUTE_KEY_HEADER, SCORES, TEXT, VARIANT, VARIANT_HEADER
 
 PLAIN, FORCED, STICKY = "plain", "forced", "sticky"
 # Relative frequencies.
 WAYS = {PLAIN: 2, FORCED: 1, STICKY: 1}
 LENGTH = struct.Struct("<I")
+# By task, the output that has the result.
+RESULTS = {"classify": SCORES, "read": TEXT, "detect": LABEL}
+# Results in a message.
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,13 @@ class ImageRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Classification:
-    """The best class and its variant, which is empty for a model that is not a route."""
+class Answer:
+    """The results of a response: its best class, its lines of text, or the labels of its objects.
 
-    best: int
+    `variant` is empty for a model that is not a route.
+    """
+
+    found: frozenset[int | str]
     variant: str = ""
 
 
@@ -70,7 +77,7 @@ class RequestMix:
         return ImageRequest(next(self._photos), variant, key)
 
 
-def fault(request: ImageRequest, got: Classification, protocol: str, statistics: RunStatistics) -> str:
+def fault(request: ImageRequest, got: Answer, protocol: str, statistics: RunStatistics) -> str:
     """Return the fault of a response, empty for a correct one.
 
     Args:
@@ -79,9 +86,8 @@ def fault(request: ImageRequest, got: Classification, protocol: str, statistics:
         protocol: of the response.
         statistics: has the earlier variants of the sticky keys.
     """
-    if request.photo.classes and got.best not in request.photo.classes:
-        expected = " or ".join(map(str, sorted(request.photo.classes)))
-        return f"wrong class: expected {expected}, got {got.best}"
+    if request.photo.expected and not got.found & request.photo.expected:
+        return f"wrong result: expected {_words(request.photo.expected)}, got {_words(got.found)}"
     if request.variant and got.variant != request.variant:
         return f"wrong variant: expected '{request.variant}', got '{got.variant}'"
     if request.key and not got.variant:
@@ -91,18 +97,20 @@ def fault(request: ImageRequest, got: Classification, protocol: str, statistics:
     return ""
 
 
-def read(outputs: Mapping[str, bytes]) -> Classification:
+def read(outputs: Mapping[str, bytes], output: str = SCORES) -> Answer:
     """Parse the binary tensors of a response.
 
+    Args:
+        outputs: tensors by name.
+        output: the tensor that has the result of the task, see `RESULTS`.
+
     Raises:
-        ValueError: the tensors are not from a classifier.
+        ValueError: the tensors are not from a model of the task.
     """
-    if not outputs.get(SCORES):
-        raise ValueError(f"expected scores, got the outputs {sorted(outputs)}")
-    scores = np.frombuffer(outputs[SCORES], "<f4")
-    if not np.isfinite(scores).all():
-        raise ValueError("expected finite scores, got others")
-    return Classification(int(scores.argmax()), _word(outputs[VARIANT]) if VARIANT in outputs else "")
+    if output not in outputs:
+        raise ValueError(f"expected {output}, got the outputs {sorted(outputs)}")
+    found = _best(outputs[output]) if output == SCORES else frozenset(_split(outputs[output]))
+    return Answer(found, _word(outputs[VARIANT]) if VARIANT in outputs else "")
 
 
 def http_outputs(body: bytes, json_size: str | None) -> dict[str, bytes]:
@@ -143,8 +151,34 @@ def grpc_outputs(response: Any) -> dict[str, bytes]:
     return dict(zip(names, response.raw_output_contents, strict=True))
 
 
+def _best(tensor: bytes) -> frozenset[int | str]:
+    scores = np.frombuffer(tensor, "<f4")
+    if not len(scores) or not np.isfinite(scores).all():
+        raise ValueError("expected finite scores, got others, or none")
+    return frozenset([int(scores.argmax())])
+
+
 def _word(tensor: bytes) -> str:
-    (size,) = LENGTH.unpack_from(tensor) if len(tensor) >= LENGTH.size else (-1,)
-    if len(tensor) != LENGTH.size + size:
-        raise ValueError(f"expected one word as BYTES, got {tensor[:40]!r}")
-    return tensor[LENGTH.size :].decode()
+    words = _split(tensor)
+    if len(words) != 1:
+        raise ValueError(f"expected one word as BYTES, got {len(words)}")
+    return words[0]
+
+
+def _split(tensor: bytes) -> list[str]:
+    """Return the words of a tensor of BYTES."""
+    words, begin = [], 0
+    while begin < len(tensor):
+        (size,) = LENGTH.unpack_from(tensor, begin) if len(tensor) >= begin + LENGTH.size else (-1,)
+        begin += LENGTH.size
+        if size < 0 or len(tensor) < begin + size:
+            raise ValueError(f"expected words as BYTES, got {tensor[:40]!r}")
+        words.append(tensor[begin : begin + size].decode())
+        begin += size
+    return words
+
+
+def _words(found: Iterable[int | str]) -> str:
+    names = sorted({*map(str, found)})
+    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
+    return " or ".join([*names[:MAX_NAMED], *more]) or "nothing"

@@ -21,10 +21,18 @@ from nereid.server import run_dir
 from nereid.server.command_line import PLAIN_PROFILE
 from nereid.server.control import Control
 from nereid.server.run_dir import GatewayRecord, ServerRecord
+from nereid.server.supervision.process_usage import memory_bytes
 from nereid.serving_errors import InvalidConfig
 from nereid.triton import stub_processes
 
-KINDS = {BACKEND: "route", "fused": "pinned", "onnxruntime": "network", "preprocess": "preprocessing"}
+KINDS = {
+    BACKEND: "route",
+    "boxes": "postprocessing",
+    "fused": "pinned",
+    "onnxruntime": "network",
+    "preprocess": "preprocessing",
+    "text_reader": "pinned",
+}
 PROC = Path("/proc")
 
 
@@ -113,15 +121,6 @@ def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
     ]
     server = _server(record, trouble) if record else None
     return Status(str(repository), server, run_dir.find_gateways(base, repository), models)
-
-
-def memory_bytes(pid: int, proc: Path = PROC) -> int:
-    """Return the memory of a process (PSS: shared pages are divided among their users); 0 if it has ended."""
-    try:
-        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def _ready(record: ServerRecord | None) -> tuple[Mapping[str, set[int]], str]:

@@ -1,23 +1,16 @@
 """Attempts of a route: a request that is admitted, one attempt on a variant, and the state of a variant."""
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from threading import Lock
 
 from nereid.routing.assignment import MAX_IN_FLIGHT, BreakerSettings, Choice, Table, Variant
 from nereid.routing.breaker import Breaker, State
-from nereid.routing.interfaces import MAX_LATE, MetricSink, RoutedRequest
-from nereid.serving_errors import (
-    Cancelled,
-    DeadlineExceeded,
-    Died,
-    InvalidRequest,
-    Overloaded,
-    ServingError,
-    Unavailable,
-)
+from nereid.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
+from nereid.routing.request_trace import RequestTrace
+from nereid.serving_errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
 
 # A death that was seen longer ago than this says nothing about the present process of the instance.
 DEATH_COUNTS_S = 10.0
@@ -26,6 +19,7 @@ DEATH_COUNTS_S = 10.0
 MAX_DEATHS = 3
 # In `DEATH_COUNTS_S`, this many requests that may have killed an instance are sent to another one.
 MAX_SUSPECTS = 32
+MAX_WAIT_FOR_DEAD_S = 1.0
 # Attempts without a client that go on. Each occupies a thread, like the late ones: see ROUTE_THREADS.
 MAX_ABANDONED = MAX_IN_FLIGHT // 2
 # Key of a breaker's state: name, model and version of the variant, and the breaker's settings.
@@ -46,6 +40,7 @@ class AdmittedRequest:
         begin: its arrival, in seconds.
         has_slot: whether it occupies a slot.
         deaths: how often an instance was dead that it was sent to.
+        trace: the spans of the request.
         is_suspect: whether an instance died while it had the request.
         is_abandoned: whether an attempt goes on although its client has disconnected.
         unanswered: the response waits for this lock. Another thread that uses the request holds it.
@@ -54,11 +49,17 @@ class AdmittedRequest:
     request: RoutedRequest
     table: Table
     begin: float
+    trace: RequestTrace
     has_slot: bool = True
     deaths: int = 0
     is_suspect: bool = False
     is_abandoned: bool = False
     unanswered: Lock = field(default_factory=Lock)
+
+    def reject(self, error: ServingError) -> None:
+        """Send an error to the client, and end the trace with it."""
+        self.request.reject(error)
+        self.trace.end(error)
 
 
 class ServedVariant:
@@ -154,6 +155,31 @@ class ServedVariant:
             self._log(f"variant '{self.labels['variant']}': breaker {state.name.lower()}")
 
 
+class ServedVariants:
+    """The states of the variants in use; not thread-safe."""
+
+    def __init__(self, metrics: MetricSink, log: Callable[[str], None]) -> None:
+        self._metrics, self._log = metrics, log
+        self._label = BoundedLabels()
+        self._states: dict[Identity, ServedVariant] = {}
+
+    def __iter__(self) -> Iterator[ServedVariant]:
+        return iter(self._states.values())
+
+    def of(self, table: Table, variant: Variant) -> ServedVariant:
+        """Return the state of a variant of a route."""
+        key = identity(table, variant)
+        if key not in self._states:
+            name, version = self._label(variant.name, table.network_versions[variant.name])
+            self._states[key] = ServedVariant(table.route.breaker, name, version, self._metrics, self._log)
+        return self._states[key]
+
+    def keep_only(self, table: Table) -> None:
+        """Retire the states of variants that a route does not have."""
+        for key in self._states.keys() - {identity(table, variant) for variant in table.route.variants}:
+            self._states.pop(key).retire()
+
+
 class Attempt:
     """One attempt to serve a request by a variant."""
 
@@ -182,10 +208,35 @@ class Attempt:
         """Return whether the variant is at fault; None if the outcome says nothing about it."""
         if error is None:
             return False
-        if isinstance(error, (InvalidRequest, Overloaded, Cancelled)):
+        if not is_fault(error):
             return None
         if isinstance(error, DeadlineExceeded):
             # A variant that answered others meanwhile has more work than time.
             is_silent = self.served.answered_at < self.begun_at
             return True if self._is_own_deadline and is_silent else None
         return True
+
+
+class InFlight:
+    """Attempts in flight by the labels of their variant; changing a variant does not change its series."""
+
+    def __init__(self, metrics: MetricSink) -> None:
+        self._metrics = metrics
+        self._counts: Counter[tuple[str, ...]] = Counter()
+
+    def count(self, served: ServedVariant, change: int) -> None:
+        """Count attempts that begin, or with a negative `change`, that have returned."""
+        served.in_flight += change
+        key = tuple(served.labels.values())
+        self._counts[key] += change
+        self._metrics.set("in_flight", self._counts[key], **served.labels)
+
+
+def shorten_deadlines(attempts: Iterable[Attempt], served: ServedVariant, now: float) -> None:
+    """Shorten the deadlines of the other attempts on a variant one of whose processes has died.
+
+    Triton 24.10 takes a second for each request in such a process's queue, one after the other.
+    """
+    for attempt in attempts:
+        if attempt.served is served:
+            attempt.deadline = min(attempt.deadline, now + MAX_WAIT_FOR_DEAD_S)

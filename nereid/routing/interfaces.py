@@ -1,6 +1,7 @@
 """Interfaces of the router to its host: the requests it forwards, and the metrics it writes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ from nereid.serving_errors import ServingError
 # A model with this many attempts past their deadline that have not returned gets no further ones: each
 # occupies a thread, of the server too.
 MAX_LATE = 8
+NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
 
 class RoutedRequest(Protocol):
@@ -26,11 +28,13 @@ class RoutedRequest(Protocol):
     def is_cancelled(self) -> bool:
         """Return whether the client has disconnected."""
 
-    def forward(self, model: str, version: int, timeout_s: float) -> Any:
-        """Send the request to a model and return the response; raises ServingError."""
+    def forward(
+        self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS
+    ) -> Any:
+        """Send the request to a model, with parameters, and return the response; raises ServingError."""
 
-    def scores(self, response: Any) -> np.ndarray:
-        """Return a response's first output, [N, …]."""
+    def arrays(self, response: Any, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """Return outputs of a response, each [N, …], by name."""
 
     def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
         """Send the response to the client, with the variant, its version and the reason for it."""

@@ -1,7 +1,6 @@
 """Requests of one route: admission, variant, breaker, retry, deadline, shadows. Independent of Triton."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from math import inf
 from random import random
@@ -9,10 +8,20 @@ from threading import Lock
 from typing import Any
 
 from nereid.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
-from nereid.routing.assignment import BREAKER, FORCED, RETRY, Choice, Table, Variant, choose, lower
-from nereid.routing.attempts import MAX_ABANDONED, AdmittedRequest, Attempt, Identity, ServedVariant, identity
+from nereid.routing import quality
+from nereid.routing.assignment import BREAKER, FORCED, RETRY, Choice, Table, choose, lower
+from nereid.routing.attempts import (
+    MAX_ABANDONED,
+    AdmittedRequest,
+    Attempt,
+    InFlight,
+    ServedVariant,
+    ServedVariants,
+    shorten_deadlines,
+)
 from nereid.routing.breaker import RetryBudget
-from nereid.routing.interfaces import BoundedLabels, MetricSink, RoutedRequest
+from nereid.routing.interfaces import MetricSink, RoutedRequest
+from nereid.routing.request_trace import RequestTrace
 from nereid.routing.shadows import CompletedRequest, Shadows
 from nereid.serving_errors import (
     Cancelled,
@@ -23,12 +32,12 @@ from nereid.serving_errors import (
     Unavailable,
     from_exception,
 )
+from nereid.tasks.task_outputs import TaskOutputs
 
 # A request that waited longer than this for its thread is forwarded only if its client is still connected.
 MAX_UNCHECKED_WAIT_S = 0.005
 # After an attempt that took longer, the client's connection is checked again.
 LONG_ATTEMPT_S = 0.2
-MAX_WAIT_FOR_DEAD_S = 1.0
 # While requests are rejected for want of slots, the clients of the others are checked this often: each check
 # is a round trip to the server.
 CHECK_CLIENTS_S = 0.25
@@ -39,45 +48,49 @@ class Router:
 
     Args:
         table: the first route.
+        task: of its variants.
         metrics: receives counts and durations.
         log: receives a line when a breaker opens or closes, or a shadow fails.
         clock: seconds of a monotonic clock.
         draw: random numbers in [0, 1).
         can_answer: returns whether the model of a dead instance has a running process.
+        begin_trace: returns the trace of a request that arrives.
         hurry: called when a request has a deadline before the next call of `expire` that `rest_s` announced,
             or when `free_abandoned` has something to do.
+        observe: called with each response that was sent; see `quality.RouteQuality.observe`.
     """
 
     def __init__(
         self,
         table: Table,
+        task: TaskOutputs,
         metrics: MetricSink,
         log: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random,
         can_answer: Callable[[str], bool] = lambda instance: False,
         hurry: Callable[[], None] = lambda: None,
+        begin_trace: Callable[[RoutedRequest], RequestTrace] = lambda request: RequestTrace(None, "", ""),
+        observe: quality.Observe = quality.ignore,
     ) -> None:
         self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
         self._can_answer, self._hurry = can_answer, hurry
+        self._begin_trace, self._observe = begin_trace, observe
         self._rests_until = inf
         self._lock = Lock()
         self._table = table
-        self._served: dict[Identity, ServedVariant] = {}
-        self._attempts_by_label: Counter[tuple[str, ...]] = Counter()
-        self._label = BoundedLabels()
+        self._served = ServedVariants(metrics, log)
+        self._in_flight_by_label = InFlight(metrics)
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
         self._is_full, self._clients_due_s, self._abandoned = False, -inf, 0
         self._budget = RetryBudget()
-        self._shadows = Shadows(metrics, log, clock, draw)
+        self._shadows = Shadows(task, metrics, log, clock, draw)
 
     def use(self, table: Table) -> None:
         """Serve later requests by `table`; those in flight keep theirs."""
-        kept = {identity(table, variant) for variant in table.route.variants}
         with self._lock:
-            for key in self._served.keys() - kept:
-                self._served.pop(key).retire()
+            self._served.keep_only(table)
             self._table = table
 
     def admit(self, request: RoutedRequest) -> AdmittedRequest | None:
@@ -87,39 +100,46 @@ class Router:
             in_flight = self._in_flight
             if in_flight < table.route.max_in_flight:
                 self._in_flight += 1
-                return AdmittedRequest(request, table, self._clock())
+                return AdmittedRequest(request, table, self._clock(), self._begin_trace(request))
         self._metrics.add("shed_total")
         self._is_full = True
         if self._clock() >= self._clients_due_s:
             self._hurry()
-        request.reject(Overloaded(f"{in_flight} in flight, limit {table.route.max_in_flight}"))
+        overload = Overloaded(f"{in_flight} in flight, limit {table.route.max_in_flight}")
+        request.reject(overload)
+        self._begin_trace(request).end(overload)
         return None
 
     def handle(self, admitted: AdmittedRequest) -> None:
         """Respond to an admitted request, then mirror it to its shadows."""
-        request, route = admitted.request, admitted.table.route
+        request, route, trace = admitted.request, admitted.table.route, admitted.trace
         try:
             try:
                 parameters = lower(request.parameters())
+                trace.begin(parameters)
                 attempt, response = self._serve(admitted, self._choose(admitted, parameters))
             finally:
                 # Before the response: its client may send the next request immediately.
                 self._free_slot(admitted)
         except _AlreadyRejected:
             return
-        except Exception as error:
-            request.reject(from_exception(error))
+        except Exception as raised:
+            admitted.reject(from_exception(raised))
             return
         if attempt.seconds > LONG_ATTEMPT_S and request.is_cancelled():
             self._metrics.add("cancelled_total")
         try:
             request.respond(response, attempt.variant.name, attempt.network_version, attempt.reason)
-        except Exception as error:  # a response that cannot be built must not leave its client waiting
-            request.reject(from_exception(error))
+        except Exception as raised:  # a response that cannot be built must not leave its client waiting
+            admitted.reject(from_exception(raised))
             return
-        if route.shadows:
+        about = {} if trace.is_probe else self._observe(request, response, attempt.served.labels)
+        trace.end(**about)
+        if route.shadows and not trace.is_probe:
             key = parameters.get(ROUTE_KEY_HEADER, "")
-            completed = CompletedRequest(request, route, attempt.variant, response, attempt.seconds, key)
+            completed = CompletedRequest(
+                request, route, attempt.variant, response, attempt.seconds, key, trace
+            )
             self._shadows.mirror(completed, lambda: self._in_flight)
 
     def expire(self) -> None:
@@ -134,7 +154,7 @@ class Router:
             )
             if self._end(attempt, error, is_late=True):
                 self._free_slot(attempt.admitted)
-                attempt.admitted.request.reject(error)
+                attempt.admitted.reject(error)
         self._shadows.expire()
 
     def free_abandoned(self) -> None:
@@ -177,7 +197,7 @@ class Router:
         """Let a trial through to each variant whose dead instances were replaced."""
         now = self._clock()
         with self._lock:
-            dead = [(served, served.dead_instances) for served in self._served.values() if served.is_dead]
+            dead = [(served, served.dead_instances) for served in self._served if served.is_dead]
         for served, instances in dead:
             if instances and all(map(self._can_answer, instances)):
                 with self._lock:
@@ -195,7 +215,8 @@ class Router:
             admitted.request.check()
             return choose(admitted.table, parameters, self._draw())
         except ServingError as error:
-            self._count("", "", error.outcome, "")
+            if not admitted.trace.is_probe:
+                self._count("", "", error.outcome, "")
             raise
 
     def _serve(self, admitted: AdmittedRequest, choice: Choice) -> tuple[Attempt, Any]:
@@ -248,31 +269,34 @@ class Router:
             options.append(Choice(route.default_variant, BREAKER))
         with self._lock:
             for option in options:
-                served = self._served_variant(admitted.table, option.variant)
+                served = self._served.of(admitted.table, option.variant)
                 if served.allows(now):
                     attempt = Attempt(admitted, option, served, now)
                     self._attempts.add(attempt)
-                    self._count_in_flight(served, 1)
+                    self._in_flight_by_label.count(served, 1)
                     if attempt.deadline < self._rests_until:
                         self._hurry()
                     return attempt
-            self._count(**served.labels, outcome="unavailable", reason=choice.reason)
+            if not admitted.trace.is_probe:
+                self._count(**served.labels, outcome="unavailable", reason=choice.reason)
         names = ", ".join(f"'{option.variant.name}'" for option in options)
         raise Unavailable(f"no healthy variant: {names}; retried every {route.breaker.open_s:g} s")
 
     def _run(self, attempt: Attempt) -> Any:
         variant, request = attempt.variant, attempt.admitted.request
-        response, error = None, None
+        response, error, trace = None, None, attempt.admitted.trace
+        span = trace.attempt(variant.name, attempt.network_version, attempt.reason)
         try:
             remaining_s = max(attempt.deadline - self._clock(), 1e-6)
-            response = request.forward(variant.model, variant.version, remaining_s)
+            response = request.forward(variant.model, variant.version, remaining_s, trace.parameters(span))
         except Exception as raised:
             error = from_exception(raised)
+        trace.end_attempt(span, error)
         if isinstance(error, Died):
             attempt.is_survived = self._is_survived(attempt.served, error)
         is_late = not self._end(attempt, error)
         with self._lock:
-            self._count_in_flight(attempt.served, -1)
+            self._in_flight_by_label.count(attempt.served, -1)
             self._abandoned -= attempt.admitted.is_abandoned
             attempt.admitted.is_abandoned = False
             attempt.served.late -= is_late
@@ -302,41 +326,21 @@ class Router:
             attempt.served.record(attempt, error, now)
             attempt.served.late += is_late
             if isinstance(error, Died) and not attempt.is_survived:
-                self._shorten_deadlines(attempt.served, now)
+                shorten_deadlines(self._attempts, attempt.served, now)
             if error is None:
                 self._budget.succeeded()
         attempt.seconds = now - attempt.admitted.begin
         outcome = error.outcome if error else "ok"
         labels = attempt.served.labels
+        if attempt.admitted.trace.is_probe:
+            self._metrics.add("probes_total", **labels, outcome=outcome)
+            return True
         self._count(**labels, outcome=outcome, reason=attempt.reason)
         self._metrics.add("request_duration_seconds", attempt.seconds, outcome=outcome, **labels)
         return True
 
-    def _shorten_deadlines(self, served: ServedVariant, now: float) -> None:
-        """Shorten the deadlines of the other attempts on a variant one of whose processes has died.
-
-        Triton 24.10 takes a second for each request in such a process's queue, one after the other.
-        """
-        for attempt in self._attempts:
-            if attempt.served is served:
-                attempt.deadline = min(attempt.deadline, now + MAX_WAIT_FOR_DEAD_S)
-
-    def _count_in_flight(self, served: ServedVariant, change: int) -> None:
-        # By label: a changed variant and its predecessor share a series.
-        served.in_flight += change
-        key = tuple(served.labels.values())
-        self._attempts_by_label[key] += change
-        self._metrics.set("in_flight", self._attempts_by_label[key], **served.labels)
-
     def _count(self, variant: str, version: str, outcome: str, reason: str) -> None:
         self._metrics.add("requests_total", variant=variant, version=version, outcome=outcome, reason=reason)
-
-    def _served_variant(self, table: Table, variant: Variant) -> ServedVariant:
-        key = identity(table, variant)
-        if key not in self._served:
-            name, version = self._label(variant.name, table.network_versions[variant.name])
-            self._served[key] = ServedVariant(table.route.breaker, name, version, self._metrics, self._log)
-        return self._served[key]
 
 
 class _AlreadyRejected(Exception):

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
 from nereid.routing.assignment import Route, Shadow, Variant, is_mirrored
 from nereid.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
-from nereid.serving_errors import DeadlineExceeded, InferenceFailed
+from nereid.routing.request_trace import RequestTrace
+from nereid.serving_errors import DeadlineExceeded
+from nereid.tasks.task_outputs import TaskOutputs
 
 REPORT_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedRequest:
-    """A request with the variant's response, the seconds that took, and the request's sticky `key`."""
+    """A request with the variant's response, the seconds that took, its sticky `key`, and its trace."""
 
     request: RoutedRequest
     route: Route
@@ -25,12 +25,14 @@ class CompletedRequest:
     response: Any
     seconds: float
     key: str
+    trace: RequestTrace
 
 
 class Shadows:
     """Mirrors requests in the thread that served them, after the client has its response.
 
     Args:
+        task: compares two responses.
         metrics: receives outcomes, distances and durations.
         log: receives a line when a shadow fails.
         clock: seconds of a monotonic clock.
@@ -39,11 +41,13 @@ class Shadows:
 
     def __init__(
         self,
+        task: TaskOutputs,
         metrics: MetricSink,
         log: Callable[[str], None],
         clock: Callable[[], float],
         draw: Callable[[], float],
     ) -> None:
+        self._task = task
         self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
         self._lock = Lock()
         self._label = BoundedLabels()
@@ -96,27 +100,31 @@ class Shadows:
         """Send the request to the shadow, and compare its response with the variant's."""
         completed, shadow = mirror.completed, mirror.shadow
         request, response, error = completed.request, None, None
+        span = completed.trace.shadow(shadow.name)
         try:
-            response = request.forward(shadow.model, shadow.version, shadow.deadline_ms / 1e3)
+            parameters = completed.trace.parameters(span)
+            response = request.forward(shadow.model, shadow.version, shadow.deadline_ms / 1e3, parameters)
         except Exception as raised:
             error = raised
+        completed.trace.end_shadow(span, error)
         seconds = self._clock() - mirror.begin
         if not self._end(mirror):
             return
         try:
             if error or self._clock() >= mirror.deadline:
                 raise error or mirror.late_error()
-            ours, theirs = request.scores(completed.response), request.scores(response)
-            distance = _distance(ours, theirs)
+            ours, theirs = (
+                request.arrays(each, self._task.outputs) for each in (completed.response, response)
+            )
+            found = self._task.compare(ours, theirs)
         except Exception as raised:
             self._fail(shadow, raised)
             return
         (label,) = self._label(shadow.name)
-        self._metrics.add("shadow_score_distance", distance, shadow=label)
+        self._metrics.add("shadow_score_distance", found.distance, shadow=label)
         self._metrics.add("shadow_duration_seconds", seconds, shadow=label)
         self._metrics.add("shadowed_duration_seconds", completed.seconds, shadow=label)
-        is_equal = np.array_equal(ours.argmax(-1), theirs.argmax(-1))
-        self._count(shadow, "agreed" if is_equal else "disagreed")
+        self._count(shadow, "agreed" if found.is_equal else "disagreed")
 
     def _count(self, shadow: Shadow, outcome: str) -> None:
         (label,) = self._label(shadow.name)
@@ -144,12 +152,3 @@ class _Mirror:
     def late_error(self) -> DeadlineExceeded:
         """Return the error for a response after the deadline."""
         return DeadlineExceeded(f"no response in {self.shadow.deadline_ms} ms")
-
-
-def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Return the largest difference of one score; raises InferenceFailed if the scores are not comparable."""
-    if ours.shape != theirs.shape:
-        raise InferenceFailed(f"expected scores {list(ours.shape)}, got {list(theirs.shape)}")
-    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-        raise InferenceFailed("expected finite scores, got NaN or infinity")
-    return float(np.abs(ours.astype(np.float64) - theirs).max(initial=0.0))

@@ -8,15 +8,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from nereid.assets import REPOSITORY
-from nereid.config.server_flags import FITTED_INSTANCES
-from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT, ROUTE_HEADERS, TOKEN_HEADER
+from nereid.config.server_flags import FITTED_INSTANCES, SIGNALS
+from nereid.contract import FORWARDED_HEADERS, GRPC_PORT, HTTP_PORT, METRICS_PORT, TOKEN_HEADER
 from nereid.errors import ServerError
 from nereid.repository.layout import is_model, model_folders
 from nereid.routing.assignment import ROUTE_THREADS
-from nereid.server import preflight
-from nereid.server.installation import Installation
+from nereid.server import preflight, request_traces
+from nereid.server.installation import Installation, cuda_folders
 from nereid.server.ports import Ports
 from nereid.server.run_dir import socket_url
+from nereid.tracing.records import Sampling
 
 PLAIN_PROFILE = "ensemble"
 # A model without configs/cpu.pbtxt serves its plain config.pbtxt, so this default suits every repository.
@@ -32,8 +33,15 @@ ADMIN_APIS = ("model-repository", SHARED_MEMORY, "trace", "logging")
 LOOPBACK = ("127.0.0.1", "localhost")
 REGION_PREFIX = "shm-region-prefix-name="
 # Triton starts that many threads for each instance. They send the requests of a model to other models: a
-# request to a variant holds a thread, and only routes send any.
-BACKEND_THREADS = {"ab_router": ROUTE_THREADS, "fused": 1, "onnxruntime": 1, "preprocess": 1}
+# request to a variant holds a thread of the route. A reader waits for each of its requests, so one is enough.
+BACKEND_THREADS = {
+    "ab_router": ROUTE_THREADS,
+    "boxes": 1,
+    "fused": 1,
+    "onnxruntime": 1,
+    "preprocess": 1,
+    "text_reader": 1,
+}
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
 # By default glibc returns the buffer of an image's tensor (0.6 MB) to the kernel after every request. The
 # page faults of the next request then cost about 0.3 ms of CPU per image (by hand, /proc).
@@ -53,7 +61,8 @@ class ServerOptions:
     `flags` are passed to `tritonserver` unchanged. `allow_shm` opens the shared memory API to every caller.
     If `is_guarded`, Triton listens on sockets in a private folder only, and a gateway has the ports. If
     `requires_keys`, its callers need a key on loopback, too. If `has_other_tools`, other programs than our
-    commands may load models, whose configs Triton must then complete.
+    commands may load models, whose configs Triton must then complete. Without `sampling`, no
+    request is traced. `measures_signals` is for images and responses, see docs/drift.md.
     """
 
     repository: Path = REPOSITORY
@@ -66,6 +75,8 @@ class ServerOptions:
     is_guarded: bool = False
     requires_keys: bool = False
     has_other_tools: bool = True
+    sampling: Sampling | None = None
+    measures_signals: bool = True
     flags: tuple[str, ...] = ()
 
 
@@ -78,6 +89,7 @@ def command(
     sockets: Path | None = None,
     instances: Mapping[str, int] | None = None,
     completes_configs: bool = True,
+    traces: Path | None = None,
 ) -> list[str]:
     """Return the `tritonserver` command line for `options`.
 
@@ -88,6 +100,7 @@ def command(
         models: models to load at start in the explicit mode, `*` for all.
         sockets: folder for Triton's sockets if the server is guarded; None for TCP ports.
         instances: how many instances each model will get after the start; its first one must know.
+        traces: socket for the records of traces; None if requests are not traced.
         completes_configs: Triton completes the configs of models at their load, which takes a second.
     """
     args = [
@@ -96,10 +109,14 @@ def command(
         f"--backend-directory={backends}",
         f"--model-control-mode={options.model_control_mode}",
         *_addresses(options, sockets),
-        f"--http-header-forward-pattern={ROUTE_HEADERS}",
-        f"--grpc-header-forward-pattern={ROUTE_HEADERS}",
+        f"--http-header-forward-pattern={FORWARDED_HEADERS}",
+        f"--grpc-header-forward-pattern={FORWARDED_HEADERS}",
         *_python_backends(triton, region_prefix(run_id)),
     ]
+    if traces and options.sampling:
+        args += request_traces.flags(traces, options.sampling)
+    if not options.measures_signals:
+        args.append(f"--backend-config={SIGNALS},measured=no")
     for name, count in (instances or {}).items():
         args.append(f"--backend-config={FITTED_INSTANCES},{name}={count}")
     if options.model_control_mode == "explicit":
@@ -159,7 +176,9 @@ def environment(triton: Installation, inherited: Mapping[str, str]) -> dict[str,
     if libpython is None:
         what, fix = preflight.missing(*here)[-1]
         raise ServerError(f"missing: {what}", fix)
-    libraries = [str(triton.libraries or ""), str(libpython), inherited.get("LD_LIBRARY_PATH", "")]
+    own = [str(triton.libraries or ""), str(libpython)]
+    # The last, so that a CUDA of the machine or of an image comes first.
+    libraries = [*own, inherited.get("LD_LIBRARY_PATH", ""), *map(str, cuda_folders())]
     return {
         **KEEP_BUFFERS,
         **inherited,

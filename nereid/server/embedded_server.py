@@ -20,7 +20,7 @@ from nereid.addresses import open_http
 from nereid.assets import COFFEE
 from nereid.client.classifier_errors import is_overload
 from nereid.config.model_config import with_instances
-from nereid.contract import IMAGE, TOKEN_HEADER
+from nereid.contract import IMAGE, PROBE_HEADER, TOKEN_HEADER
 from nereid.errors import ServerError
 from nereid.processes import end_with_parent
 from nereid.repository import layout as repository
@@ -30,7 +30,8 @@ from nereid.server.command_line import LOOPBACK, ServerOptions, command, environ
 from nereid.server.control import LOAD_S, NotReached
 from nereid.server.installation import Installation, assemble_backends, find_installation
 from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
-from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder
+from nereid.server.request_traces import record_fields
+from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder, trace_socket
 from nereid.server.server_log import ServerLog
 from nereid.triton.stub_memory import StubMemory
 
@@ -63,6 +64,7 @@ class EmbeddedServer:
         self._run_dir = run_dir
         self._sockets = socket_folder(run_dir) if options.is_guarded else None
         self._inherited = inherited
+        self._traces = trace_socket(run_dir) if options.sampling else None
         self._among, self._without = among, without
         self._completes_configs = True
         # The models to load at start.
@@ -109,6 +111,7 @@ class EmbeddedServer:
             self.fitted.machine.cores if self._fitted_backends else 0,
             self._fitted_backends,
             self._completes_configs,
+            **record_fields(self._run_dir, options.sampling),
         )
 
     def start(self) -> None:
@@ -143,6 +146,7 @@ class EmbeddedServer:
                 self._sockets,
                 self.fitted.counts,
                 self._completes_configs,
+                self._traces,
             ),
             env=environment(triton, self._inherited),
             cwd=self._run_dir,
@@ -294,7 +298,7 @@ class EmbeddedServer:
 
     def _request(self, path: str, body: bytes | None, timeout_s: float = 30.0) -> str | None:
         """Return None if the response is 200, else its status and text."""
-        headers = {"Inference-Header-Content-Length": "0"} if body else {}
+        headers = {"Inference-Header-Content-Length": "0", PROBE_HEADER: "1"} if body else {}
         try:
             status, text = self._exchange(path, body, headers, timeout_s)
         except (OSError, http.client.HTTPException) as error:

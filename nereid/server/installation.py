@@ -87,3 +87,10 @@ def assemble_backends(found: Installation, target: Path) -> Path:
         shutil.copy2(adapter, own)
         shutil.copy2(python / LIBRARY, own / LIBRARY.replace(python.name, own.name))
     return target
+
+
+def cuda_folders() -> list[Path]:
+    """Return the folders of CUDA's libraries that pip installed: CuPy and ONNX Runtime do not search them."""
+    found = importlib.util.find_spec("nvidia")
+    places = (found and found.submodule_search_locations) or ()
+    return sorted(folder for place in places for folder in Path(place).glob("*/lib"))

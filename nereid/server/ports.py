@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import socket
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -133,3 +134,10 @@ def check_ports(host: str, ports: Ports) -> None:
     for name, port in asdict(ports).items():
         if reason := why_unusable(host, port):
             raise unusable_port(name, host, port, reason)
+
+
+def wait_until_free(host: str, ports: Ports, timeout_s: float) -> None:
+    """Wait until ports are free; if they stay taken, the next start reports it."""
+    deadline = time.monotonic() + timeout_s
+    while any(why_unusable(host, port) for port in asdict(ports).values()) and time.monotonic() < deadline:
+        time.sleep(0.1)

@@ -35,7 +35,9 @@ class ServerRecord:
     `health_port` is the port of its supervisor's pages, 0 for none. `sockets` is the folder of Triton's own
     sockets if the server is guarded; host and ports are then those of its gateway. `cores` is the number that
     the instances are fitted to, 0 if they are not, and `fitted_backends` has the backends of such models.
-    `completes_configs` says whether a model with an incomplete config can be loaded.
+    `completes_configs` says whether a model with an incomplete config can be loaded. `traces` is the socket
+    of the collector of traces, "" for none; `trace_share` and `objective_ms` choose those that are kept.
+    `records` is the file of the last records of traces.
     """
 
     pid: int
@@ -50,6 +52,10 @@ class ServerRecord:
     cores: int = 0
     fitted_backends: Sequence[str] = ()
     completes_configs: bool = True
+    traces: str = ""
+    records: str = ""
+    trace_share: float = 0.0
+    objective_ms: float = 0.0
 
     def url(self, protocol: str) -> str:
         """Return Triton's own address for `http`, `grpc` or `metrics`: HOST:PORT or `unix:PATH`."""
@@ -71,8 +77,18 @@ def socket_folder(run_dir: Path) -> Path:
     """
     inside = run_dir / "sockets"
     longest = max(len(unix_path(socket_url(inside, name))) for name in ("http", "grpc", "metrics"))
-    if longest <= MAX_SOCKET_PATH:
+    return inside if longest <= MAX_SOCKET_PATH else _short_folder(run_dir)
+
+
+def trace_socket(run_dir: Path) -> Path:
+    """Return the path of the socket for records of traces; `make_socket_folder` makes its folder."""
+    inside = run_dir / "traces" / "socket"
+    if len(str(inside)) <= MAX_SOCKET_PATH:
         return inside
+    return _short_folder(run_dir).with_suffix(".traces") / "socket"
+
+
+def _short_folder(run_dir: Path) -> Path:
     digest = blake2b(str(run_dir).encode(), digest_size=8).hexdigest()
     return Path("/tmp") / f"nereid-{os.getuid()}-{digest}"
 
@@ -149,6 +165,16 @@ def find(base: Path, repository: Path) -> ServerRecord | None:
 def find_servers(base: Path, repository: Path) -> list[ServerRecord]:
     """Return the running servers of `repository`, the newest last."""
     return _running(base, _folder(base, repository).name)
+
+
+def find_folder(base: Path, repository: Path) -> Path | None:
+    """Return the run directory of the newest running server of `repository`, or None."""
+    found: list[tuple[float, Path]] = []
+    for path in _folder(base, repository).glob(f"*/{SERVER_FILE}") if _is_private(base) else ():
+        with contextlib.suppress(FileNotFoundError):  # its process may have just ended
+            if files.is_locked(path.parent):
+                found.append((path.stat().st_mtime, path.parent))
+    return max(found)[1] if found else None
 
 
 def find_all(base: Path) -> list[ServerRecord]:

@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from nereid.errors import ServerError
 from nereid.processes import BackOff, MemoryKills, allow_open_files, on_signals
 from nereid.repository.fitting import Fitted
 from nereid.repository.layout import describe_threads, thread_budget
-from nereid.server import run_dir
+from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, image_models
 from nereid.server.front import Front, metrics_of
-from nereid.server.ports import Ports, check_ports, free_ports, why_unusable
+from nereid.server.ports import Ports, check_ports, free_ports, wait_until_free
+from nereid.server.request_traces import TraceOptions
 from nereid.server.run_dir import ServerRecord
 from nereid.server.start_checks import unservable_models
 from nereid.server.supervision import health as health_page
@@ -87,7 +88,8 @@ def serve(
     is_strict: bool = False,
     token: str | None = None,
     keys: Path | None = None,
-    companion: Companion | None = None,
+    companions: Sequence[Companion] = (),
+    tracing: TraceOptions | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
@@ -103,7 +105,8 @@ def serve(
         is_strict: end if a model cannot be loaded.
         token: opens the administrative APIs; None for a random one, "" leaves them open.
         keys: file with the keys of a guarded server's callers; None for the default file.
-        companion: runs as long as this process serves.
+        companions: run as long as this process serves.
+        tracing: the traces of requests to keep; None turns tracing off.
 
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
@@ -117,21 +120,23 @@ def serve(
     # Only our commands know a random token, and flags of Triton may name other models.
     has_other_tools = token is not None or bool(options.flags)
     token = secrets.token_urlsafe(24) if token is None else token
-    options = replace(options, token=token, has_other_tools=has_other_tools)
+    sampling = tracing.sampling if tracing else None
+    options = replace(options, token=token, has_other_tools=has_other_tools, sampling=sampling)
     try:
         with contextlib.ExitStack() as stack:
-            port = 0
+            port, metrics = 0, [companion.metrics for companion in companions]
             if health_port is not None:
-                pages = partial(
-                    health_page.page, health, more_metrics=companion.metrics if companion else str
-                )
+                more = partial(_joined, metrics)
+                pages = partial(health_page.page, health, more_metrics=more)
                 port = stack.enter_context(health_page.serve(pages, options.host, health_port, "health"))
             options = replace(options, ports=_with_free_ports(options))
             _wait_for_orphans(run_dir.root(environment), options.repository)
             folder = stack.enter_context(run_dir.occupy(run_dir.root(environment), options.repository))
             stub_memory.remove_stale()
-            if companion:
+            for companion in companions:
                 stack.enter_context(companion.running(_log))
+            if tracing:
+                metrics.append(stack.enter_context(request_traces.collecting(folder, tracing, _log)))
             is_strict = is_strict or options.model_control_mode != "explicit"
             front = None
             if options.is_guarded:
@@ -139,6 +144,10 @@ def serve(
             _Service(options, folder, environment, health, port, drain_s, is_strict, signals, front).run()
     except _Stopped:
         _log("stopped")
+
+
+def _joined(metrics: Sequence[Callable[[], str]]) -> str:
+    return "".join(each() for each in metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +180,7 @@ class _Service:
             _log(f"supervisor: {reason}; restart of tritonserver in {pause_s:g} s")
             self.health.enter(health_page.RESTARTING, reason)
             self.signals.sleep(pause_s)
-            _wait_for_ports(self.options)
+            self._wait_for_ports()
             began_s = time.monotonic()
             # A model that failed at the start may have been repaired and loaded since.
             failed = {name: why for name, why in failed.items() if name not in ready}
@@ -202,7 +211,7 @@ class _Service:
                     raise
                 failed |= new
                 _log(f"not loaded: {', '.join(new)}; the server starts again with the other models")
-                _wait_for_ports(self.options)
+                self._wait_for_ports()
 
     def _supervise(
         self, server: EmbeddedServer, failed: Mapping[str, str] | None = None
@@ -232,6 +241,10 @@ class _Service:
         self._report_kills()
         server.stop(lambda: is_signalled or watchdog.is_emptied())
         return watchdog.ready, reason
+
+    def _wait_for_ports(self) -> None:
+        if not self.options.is_guarded:  # then the ports are the gateway's
+            wait_until_free(self.options.host, self.options.ports, PORTS_FREE_S)
 
     def _report_kills(self) -> None:
         if kills := self.kills.new():
@@ -299,17 +312,6 @@ def _wait_for_orphans(base: Path, repository: Path) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)  # with its stubs
             time.sleep(0.1)
-
-
-def _wait_for_ports(options: ServerOptions) -> None:
-    """Wait until the ports of the previous server are free; if they stay taken, the next start reports it."""
-    if options.is_guarded:
-        return
-    deadline = time.monotonic() + PORTS_FREE_S
-    while time.monotonic() < deadline:
-        if not any(why_unusable(options.host, port) for port in asdict(options.ports).values()):
-            return
-        time.sleep(0.1)
 
 
 def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.repository import checksums
-from nereid.repository.layout import hidden_models, readable_configs, served_versions, steps_of
+from nereid.repository.layout import hidden_models, readable_configs, served_steps, served_versions, steps_of
 from nereid.repository.triton_rules import fatal_problem
 from nereid.server.command_line import ServerOptions
 
@@ -40,9 +40,9 @@ def unservable_models(options: ServerOptions) -> dict[str, str]:
 
 
 def _above(found: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:
-    """Yield the further ensembles that run models which are not served, with the reasons."""
+    """Yield the further models that need models which are not served, with the reasons."""
     for name, document in documents.items():
-        steps = () if name in found or document.get("platform") != "ensemble" else steps_of(document)
+        steps = () if name in found else served_steps(document)
         if inner := next((model for model, _ in steps if model in found), None):
             yield name, f"model '{name}': its step '{inner}' is not served"
 

@@ -39,7 +39,7 @@ PROXY_CONFIG = ROOT / "deploy" / "proxy" / "haproxy.cfg"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 WATCHDOG_S = 120
 # Of the slim image, if the build names none.
-SLIM_EXTRAS = "embedded,cpu,gateway"
+SLIM_EXTRAS = "embedded,cpu,gateway,traces"
 
 
 def seconds(duration: str) -> float:
@@ -142,7 +142,7 @@ def test_no_server_brings_another_triton(service, package):
     extras = SERVICES[service]["build"]["args"]["EXTRAS"]
 
     assert f"ARG EXTRAS={SLIM_EXTRAS}" in (ROOT / SLIM).read_text()
-    assert extras.split(",") == [package, "gateway", "publish"]
+    assert extras.split(",") == [package, "text", "gateway", "publish", "traces"]
 
 
 def test_only_gateways_and_proxy_are_published_beyond_loopback():
@@ -258,7 +258,7 @@ def test_servers_of_the_slim_image_run_its_command():
     ours, after, traces = command_line("server-a"), "--", "--trace-config="
 
     split = ours.index(after)
-    assert ours[:split] == [*json.loads(command), "--repository=/data/models"]
+    assert ours[:split] == [*json.loads(command), "--repository=/data/models", "--otlp=http://jaeger:4318"]
     assert all(word.startswith(traces) for word in ours[split + 1 :])
 
 

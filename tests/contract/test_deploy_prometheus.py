@@ -14,41 +14,48 @@ import yaml
 
 from nereid.cli import main as commands
 from nereid.gateway.failures import STATUS
-from nereid.gateway.gateway_metrics import Metrics
 from nereid.gateway.http.middleware import FAULTS, IMAGE_ENDPOINTS
+from nereid.gateway.http.operations import OPERATIONS
+from nereid.gateway.v2 import grpc_front, grpc_reads, http_front
 from nereid.server.command_line import ServerOptions
-from nereid.server.supervision.health import METRICS as SUPERVISOR_METRICS
-from nereid.server.supervision.health import PREFIX as SUPERVISOR_PREFIX
 from nereid.serving_errors import ServingError
-from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX, SESSION_METRICS, SESSION_PREFIX
 from tests.conftest import ROOT
-from tests.monitoring import DASHBOARDS, PROMETHEUS, Query, judging, panels, read, rules, scaling, shown
+from tests.monitoring import (
+    DASHBOARDS,
+    PROMETHEUS,
+    Query,
+    alerting,
+    exported,
+    judging,
+    metrics_of,
+    panels,
+    questions,
+    read,
+    rows,
+    rules,
+    runbook_queries,
+    scaling,
+    shown,
+)
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
     not PROMTOOL, reason="promtool is not installed; fix: apt-get install prometheus"
 )
-# Without what needs a GPU, a cache or an option.
-# Source: triton-inference-server/server, docs/user_guide/metrics.md.
-TRITON = {
-    "nv_inference_request_success",
-    "nv_inference_request_failure",
-    "nv_inference_count",
-    "nv_inference_exec_count",
-    "nv_inference_pending_request_count",
-    "nv_inference_request_duration_us",
-    "nv_inference_queue_duration_us",
-    "nv_inference_compute_input_duration_us",
-    "nv_inference_compute_infer_duration_us",
-    "nv_inference_compute_output_duration_us",
-}
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-OPERATORS = {"and", "or", "unless", "bool", "offset"}
 # Outcomes that are not the server's fault; see the comments in rules.yml.
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
-ALL = [*(Query(name, expression) for name, expression in rules().items()), *shown(), *scaling(), *judging()]
+ASKED = [*shown(), *scaling(), *judging(), *alerting(), *runbook_queries(), *questions()]
+ALL = [*(Query(name, expression) for name, expression in rules().items()), *ASKED]
 HTTP_PORT, METRICS_PORT = ServerOptions().ports.http, ServerOptions().ports.metrics
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
+INFERENCE = {*IMAGE_ENDPOINTS, http_front.INFER.path, grpc_front.INFER}
+# A batch, and a page of text, may take longer than the objective.
+LONG = {"/v1/classify", "/v1/read", "/v1/waybill"}
+ENDPOINTS = {each.path for each in (*OPERATIONS, *http_front.OPERATIONS)} | {
+    grpc_front.INFER,
+    *grpc_reads.READ,
+}
 GRID_WIDTH = 24
 # That of Grafana 13, which docker-compose.yml runs: what is older, it rewrites when it loads it.
 # Source: @grafana/schema 13.2, `defaultDashboard`.
@@ -70,33 +77,6 @@ def promtool(*words: str) -> None:
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
-
-
-def histogram(name: str) -> set[str]:
-    """Return the names of a histogram's series."""
-    return {f"{name}_{part}" for part in ("bucket", "count", "sum")}
-
-
-def exported() -> set[str]:
-    """Return the names of all series on our and Triton's metrics pages."""
-    names = TRITON | {"up"} | {SUPERVISOR_PREFIX + name for name in SUPERVISOR_METRICS}
-    for prefix, kinds in ((ROUTE_PREFIX, ROUTE_METRICS), (SESSION_PREFIX, SESSION_METRICS)):
-        for name, about in kinds.items():
-            names |= histogram(prefix + name) if about.kind == "HISTOGRAM" else {prefix + name}
-    for family in Metrics(lambda: 0, lambda: 0, lambda: 0).registry.collect():
-        endings = {"counter": {f"{family.name}_total"}, "histogram": histogram(family.name)}
-        names |= endings.get(family.type, {family.name})
-    return names
-
-
-def metrics_of(expression: str) -> set[str]:
-    """Return the names of the series that an expression is about."""
-    bare = re.sub(
-        r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)',
-        " ",
-        expression,
-    )
-    return set(re.findall(r"\b[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - OPERATORS
 
 
 def subclasses(kind: type) -> Iterator[type]:
@@ -137,9 +117,9 @@ def test_rules_compute_the_expected_numbers():
 
 
 @needs_promtool
-def test_queries_of_dashboard_and_autoscalers_parse(tmp_path):
-    """The queries are checked as rules, because every promtool can check rules."""
-    queries = enumerate([*shown(), *scaling(), *judging()])
+def test_queries_parse(tmp_path):
+    """Queries of panels, autoscalers and pages are checked as rules: every promtool can check those."""
+    queries = enumerate(ASKED)
     group = [{"record": f"query:{place}", "expr": query.expression} for place, query in queries]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": group}]}))
 
@@ -170,7 +150,8 @@ def test_rules_are_named_by_convention(name, expression):
     kept = {tuple(labels.split(", ")) for labels in re.findall(r"\bby \(([^)]*)\)", expression)}
 
     assert {"_".join(label for label in labels if label != "le") for labels in kept} == {level}
-    assert any(metric.partition("_errors_per_")[0] in used for used in metrics_of(expression))
+    base = re.sub(r"_(errors_per_requests|requests_(failed|ok|slow))$", "", metric)
+    assert any(base in used for used in metrics_of(expression))
     whole = "".join([expression, *(rules().get(used, "") for used in metrics_of(expression))])
     windows = set(re.findall(r"\[(\w+)\]", whole))
     assert windows == set(re.findall(r"(?:rate|mean)(\w+)$", operations))
@@ -180,21 +161,33 @@ def test_rules_are_named_by_convention(name, expression):
 def test_selected_outcomes_and_operations_exist(query):
     """A misspelt value would select nothing, or everything."""
     outcomes = {"ok", "client_closed", *STATUS}
+    if "nereid_route_shadow_requests_total" in query.expression:
+        outcomes |= {"agreed", "disagreed", "failed", "shed"}
     outcomes |= {each("").outcome for each in subclasses(ServingError)}
 
     for _, values in selected("outcome", query.expression):
         assert values <= outcomes
     for _, values in selected("endpoint", query.expression):
-        assert values == set(IMAGE_ENDPOINTS)
+        chosen = {each for each in ENDPOINTS if any(re.fullmatch(value, each) for value in values)}
+        assert chosen in ({*IMAGE_ENDPOINTS}, INFERENCE, INFERENCE - LONG)
+        assert all(any(re.fullmatch(value, each) for each in chosen) for value in values)
 
 
 def test_errors_are_what_is_the_servers_fault():
     """Neither faults of the caller nor rejected load count as errors; each has its own outcome."""
-    route = rules()["job_route_variant:nereid_route_errors_per_requests:ratio_rate1m"]
-    gateway = rules()["job_endpoint:nereid_gateway_errors_per_requests:ratio_rate1m"]
+    routes = (
+        "job_route_variant:nereid_route_errors_per_requests:ratio_rate1m",
+        "job_route:nereid_route_requests_failed:rate5m",
+    )
+    gateways = (
+        "job_endpoint:nereid_gateway_errors_per_requests:ratio_rate1m",
+        "job:nereid_gateway_requests_failed:rate5m",
+    )
 
-    assert selected("outcome", route) == [("!~", INNOCENT)]
-    assert selected("outcome", gateway) == [("=~", FAULTS | {"deadline_exceeded"})]
+    for name in routes:
+        assert selected("outcome", rules()[name]) == [("!~", INNOCENT)]
+    for name in gateways:
+        assert selected("outcome", rules()[name]) == [("=~", FAULTS | {"deadline_exceeded"})]
 
 
 def test_every_rule_is_used():
@@ -275,7 +268,8 @@ def test_local_differs_only_in_its_targets():
         {"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
         for name, port in ports.items()
     ]
-    assert here == there | {"scrape_configs": expected}
+    alertmanager = {"alertmanagers": [{"static_configs": [{"targets": ["127.0.0.1:9093"]}]}]}
+    assert here == there | {"scrape_configs": expected, "alerting": alertmanager}
     assert [*ports] == [*jobs("prometheus")]
 
 
@@ -292,24 +286,29 @@ def test_dashboards_query_the_provisioned_source():
 
 def test_panels_are_distinct_and_do_not_overlap():
     """Each panel has its own id, title, description, unit and place; each query has a letter and a legend."""
-    found, taken = list(panels()), set()
+    found, headings, taken = list(panels()), list(rows()), set()
 
     for key in ("id", "title", "description"):
         assert len({panel[key] for panel in found}) == len(found), key
-    for panel in found:
-        place, targets = panel["gridPos"], panel["targets"]
+    assert not {panel["id"] for panel in found} & {row["id"] for row in headings}
+    assert [row["title"] for row in headings if row["collapsed"]] == ["GPU"], (
+        "the last: rows below would overlap"
+    )
+    for place in [panel["gridPos"] for panel in [*found, *headings]]:
         cells = set(
             product(
                 range(place["x"], place["x"] + place["w"]),
                 range(place["y"], place["y"] + place["h"]),
             )
         )
-        assert not cells & taken, panel["title"]
-        assert place["x"] + place["w"] <= GRID_WIDTH, panel["title"]
+        assert not cells & taken, place
+        assert place["x"] + place["w"] <= GRID_WIDTH, place
+        taken |= cells
+    for panel in found:
+        targets = panel["targets"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert [target["refId"] for target in targets] == ["A", "B", "C"][: len(targets)], panel["title"]
         assert all(target["legendFormat"] for target in targets), panel["title"]
-        taken |= cells
 
 
 def test_dashboards_need_no_rewriting():
@@ -324,11 +323,17 @@ def test_dashboards_need_no_rewriting():
 
 def test_legends_use_labels_that_are_left():
     """A legend has no label that its aggregation drops."""
-    recorded = {name: set(name.partition(":")[0].split("_")) for name in rules()}
+    recorded = {
+        name: {*name.partition(":")[0].replace("gpu_uuid", "gpu-uuid").split("_")} for name in rules()
+    }
 
     for panel in panels():
         for target in panel["targets"]:
-            wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-            kept = [set(labels.split(", ")) for labels in re.findall(r"\bby \(([^)]*)\)", target["expr"])]
+            legend = target["legendFormat"].replace("gpu_uuid", "gpu-uuid")
+            wanted = set(re.findall(r"\{\{([\w-]+)\}\}", legend))
+            kept = [
+                {*labels.replace("gpu_uuid", "gpu-uuid").split(", ")}
+                for labels in re.findall(r"\bby \(([^)]*)\)", target["expr"])
+            ]
             kept += [recorded[name] for name in metrics_of(target["expr"]) & set(recorded)]
             assert not kept or any(wanted <= labels for labels in kept), panel["title"]

@@ -18,17 +18,23 @@ from loadtest import (
     connections,
     containers,
     default_choice,
+    drift_simulation,
     gateway,
     guard,
     idle,
+    incidents,
     memory,
+    observability_cost,
     parity,
     preprocess,
+    reading_accuracy,
+    reading_speed,
     recovery,
     rollout_cost,
     rollout_simulation,
     rollouts,
     route,
+    signal_cost,
     stall,
     swap,
     trials,
@@ -37,17 +43,24 @@ from loadtest import (
 from loadtest.attack import __main__ as attack
 from loadtest.bench import __main__ as benchmark
 from loadtest.bench import page as benchmarks
+from loadtest.gpu_check import page as gpu_page
+from loadtest.gpu_check.sections import SECTIONS
 from loadtest.soak import verdict
 from nereid.cli.main import app
+from nereid.drift.drift_metrics import METRICS as DRIFT_METRICS
+from nereid.drift.series import SIGNALS
 from nereid.imaging.decode import Limits
 from nereid.imaging.preprocess_settings import PRESETS, Resources, Shorthand
 from nereid.imaging.transform import Transform
 from nereid.routing.assignment import json_schema, parse_route
 from nereid.server.supervision.health import METRICS
-from nereid.triton.metrics import ROUTE_METRICS
+from nereid.server.supervision.process_usage import METRICS as PROCESS_METRICS
+from nereid.server.supervision.process_usage import PREFIX as PROCESS_PREFIX
+from nereid.triton.metrics import IMAGE_METRICS, ROUTE_METRICS, ROUTE_QUALITY_METRICS
 from tests import prose
 from tests.conftest import ROOT
 from tools import commands_page as docs
+from tools import metrics_page
 
 GROUP = typer.main.get_command(app)
 COMMANDS = docs.commands(GROUP)
@@ -58,6 +71,19 @@ PAGES = {str(path.relative_to(ROOT)): path for path in prose.pages(ROOT)}
 def test_commands_page_is_the_command_lines_own_help():
     """`make docs` has been run since the last change of a command."""
     assert docs.TARGET.read_text() == docs.render()
+
+
+def test_metrics_page_is_what_the_code_exports():
+    """`make docs` has been run since the last change of a metric."""
+    assert metrics_page.TARGET.read_text() == metrics_page.render()
+
+
+def test_metrics_have_a_unit_and_known_labels():
+    """A duration, a size and a counter have a unit; labels of one metric are distinct."""
+    for family in metrics_page.families():
+        assert family.unit or family.kind != "counter", family.name
+        assert ("seconds" in family.name) == (family.unit == "seconds"), family.name
+        assert len({*family.labels}) == len(family.labels), family.name
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -167,6 +193,12 @@ def test_recorded_benchmark_can_be_repeated(root):
         (rollouts, "rollouts.md"),
         (rollout_simulation, "rollouts.md"),
         (rollout_cost, "rollouts.md"),
+        (observability_cost, "traces.md"),
+        (drift_simulation, "drift.md"),
+        (signal_cost, "drift.md"),
+        (reading_accuracy, "reading.md"),
+        (reading_speed, "reading.md"),
+        (incidents, "monitoring.md"),
         (swap, "publishing.md"),
         (stall, "load_testing.md"),
         (trials, "benchmarks.md"),
@@ -210,6 +242,22 @@ def test_page_has_the_recorded_soak(root):
     machine = recorded["machine"]
     assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
     assert recorded["command"] in text
+
+
+def test_page_has_the_claims_about_the_gpu():
+    """`make docs` has been run since the last change of a claim or the record; each section has a row."""
+    text = gpu_page.PAGE.read_text()
+
+    assert gpu_page.render(text, gpu_page.load()) == text
+    rows = re.findall(r"^\| (\d) \| `(\w+)` \| (\d+) \|", text, re.M)
+    assert rows == [(str(each.number), each.name, f"{each.limit_s:g}") for each in SECTIONS]
+
+
+def test_pages_claim_nothing_about_a_gpu_that_has_not_run(root):
+    """A page that says that something has not run on a GPU links to the claims."""
+    pages = [path for path in (root / "docs").glob("*.md") if "run on a GPU" in path.read_text()]
+
+    assert [path.name for path in pages if "gpu.md" not in path.read_text() and path.name != "gpu.md"] == []
 
 
 def test_page_has_the_recorded_overload(root):
@@ -264,12 +312,29 @@ def test_every_metric_of_a_route_is_documented(root):
     assert named == {name: about.kind for name, about in ROUTE_METRICS.items()}
 
 
+def test_every_metric_of_drift_is_documented(root):
+    """The page has every signal, every histogram and every gauge."""
+    text = (root / "docs" / "drift.md").read_text()
+    gauges = set(re.findall(r"^\| `(\w+)` \| ", text.split("## Metrics of the monitor")[1], re.M))
+    signals = set(re.findall(r"^\| `(\w+)` \| (?:responses|images) \|", text, re.M))
+
+    assert gauges == set(DRIFT_METRICS)
+    assert signals == set(SIGNALS)
+    kinds = {
+        **{f"route_{name}": 0 for name in ROUTE_QUALITY_METRICS},
+        **{f"image_{name}": 0 for name in IMAGE_METRICS},
+    }
+    named = re.findall(r"`(?:nereid_|…_)(\w+)`", text.split("### Metrics on")[1].split("##")[0])
+    assert {name.removeprefix("image_") for name in named} == {name.removeprefix("image_") for name in kinds}
+
+
 def test_every_metric_of_the_supervisor_is_documented(root):
     """The page's table of metrics has exactly those of the health port, and their kinds."""
     text = (root / "docs" / "supervision.md").read_text().split("## Health port")[1]
     table = re.findall(r"^\| `(\w+)` \|.*\| (counter|gauge)", text, re.M)
 
-    assert dict(table) == {name: kind for name, (kind, _) in METRICS.items()}
+    processes = {PROCESS_PREFIX + name: kind for name, (kind, _) in PROCESS_METRICS.items()}
+    assert dict(table) == {name: kind for name, (kind, _) in METRICS.items()} | processes
 
 
 def test_every_preprocessing_parameter_is_documented(root):

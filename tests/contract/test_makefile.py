@@ -28,9 +28,11 @@ def made(root, tmp_path):
         (program := tmp_path / ".venv" / "bin" / name).write_text(FAKE)
         program.chmod(0o755)
 
-    def make(target: str, folder: Path = tmp_path) -> list[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-        done = subprocess.run(["make", target], cwd=folder, env=environment, capture_output=True, text=True)
+    def make(*words: str, folder: Path = tmp_path) -> list[str]:
+        # `make check` gives its own variables to this test.
+        kept = (name for name in os.environ if not name.startswith(("MAKE", "PYTHON", "EXTRAS", "PART")))
+        environment = {name: os.environ[name] for name in kept}
+        done = subprocess.run(["make", *words], cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode != 0, "a target was missed"
         return (folder / "calls").read_text().splitlines()
 
@@ -50,3 +52,19 @@ def test_the_long_tests_run_after_a_missed_target(made):
     calls = made("proof")
 
     assert [call.split()[0] for call in calls[-2:]] == ["python", "pytest"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [
+        ([], "--extras embedded,cpu,text,publish,gateway --part 100M"),
+        (
+            ["EXTRAS=embedded,gpu13", "PYTHON=3.12", "PART=60M"],
+            "--extras embedded,gpu13 --part 60M --python 3.12",
+        ),
+    ],
+    ids=["defaults", "chosen"],
+)
+def test_bundle_is_built_for_the_target_with_the_python_that_is_here(made, variables, options):
+    """`PYTHON` names the Python of the target; no environment is made with it."""
+    assert made("offline", *variables) == [f"python -m tools.offline_bundle {options}"]

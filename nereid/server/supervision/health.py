@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from nereid.metrics_page import Labels, render
 from nereid.server.ports import unusable_port, why_unusable
 
 # Age at which the last answer of a model expires: an idle one is probed after 4 to 8 s, and may take 5 s.
@@ -31,8 +32,13 @@ METRICS = {
     "ready": ("gauge", "1 if every model that takes images classified one recently."),
     "server_up_since_seconds": ("gauge", "Unix time at which tritonserver became ready; 0 while it is not."),
 }
+LABELS = {
+    "repairs_total": ("model", "cause"),
+    "repair_failures_total": ("model",),
+    "probes_total": ("model",),
+    "probe_failures_total": ("model",),
+}
 
-Labels = tuple[tuple[str, str], ...]
 # Status, content type and body.
 Page = tuple[HTTPStatus, str, str]
 
@@ -146,7 +152,7 @@ class Health:
             samples: dict[tuple[str, Labels], float] = dict(self._counts)
             samples["ready", ()] = ready
             samples["server_up_since_seconds", ()] = self._up_since_s
-        return render(samples)
+        return render(samples, PREFIX, METRICS)
 
     def _count(self, name: str, **labels: str) -> None:
         with self._lock:
@@ -155,22 +161,6 @@ class Health:
     def _failure(self, failure: str | None, probed_s: float) -> str | None:
         age_s = self._clock() - probed_s
         return failure or (f"no response for {age_s:.0f} s" if age_s > FRESH_S else None)
-
-
-def render(samples: Mapping[tuple[str, Labels], float]) -> str:
-    """Return samples in Prometheus' text format; each metric has its header, with or without samples."""
-    lines = []
-    for name, (kind, text) in METRICS.items():
-        lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
-        for (family, labels), value in sorted(samples.items()):
-            if family == name:
-                inner = ",".join(f'{key}="{_escape(word)}"' for key, word in labels)
-                lines.append(f"{PREFIX}{name}{f'{{{inner}}}' if inner else ''} {value:.15g}")
-    return "\n".join(lines) + "\n"
-
-
-def _escape(word: str) -> str:
-    return word.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> Page:

@@ -1,0 +1,230 @@
+"""How exactly rendered waybills are read, by RapidOCR and by Nereid, on two disjoint sets of images.
+
+python -m loadtest.reading_accuracy [--count 500] [--sets development,proof] [--server HOST:PORT]
+    [--record reading_accuracy]
+
+The character error rate is the number of inserted, deleted and replaced characters, divided by the number of
+printed ones. Lines are matched by their boxes (`loadtest/reading_score.py`). Texts are compared in NFKC,
+without spaces, with regard to case.
+"""
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from loadtest import record
+from loadtest.reading_score import errors, has_number, passages
+from nereid.assets import TEXT_REPOSITORY
+from nereid.serving_errors import ServingError
+from nereid.text.fields.field_search import Field, find_fields
+from nereid.text.fields.specification import read_specification
+from nereid.text.line import Line
+from tests.waybills.generator import SETS, Waybill, waybill
+
+Read = Callable[[bytes], list[Line]]
+FIELDS = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
+# Of the numbers that are answered as valid.
+TARGET_RIGHT = 0.99
+HEADINGS = (
+    "images",
+    "reader",
+    "number is in its line",
+    "number is the field",
+    "character errors",
+    "answered as valid",
+    "of them right",
+)
+markdown_of = partial(record.markdown, HEADINGS)
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over the images of a set."""
+
+    images: int = 0
+    in_line: int = 0
+    exact: int = 0
+    answered: int = 0
+    valid: int = 0
+    valid_right: int = 0
+    corrected: int = 0
+    corrected_right: int = 0
+    errors: int = 0
+    characters: int = 0
+    seconds: float = 0.0
+    by_layout: dict[str, list[int]] = field(default_factory=dict)
+    wrong_valid: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, image: Waybill, lines: Sequence[Line], number: Field) -> None:
+        """Count one image."""
+        found = passages(image.lines, lines, image.ignored)
+        is_right = number.value == image.tracking_number
+        self.images += 1
+        self.in_line += has_number(image.tracking_number, found)
+        self.exact += is_right
+        self.answered += number.value is not None
+        self.errors += sum(map(errors, found))
+        self.characters += sum(len(each.printed) for each in found)
+        layout = self.by_layout.setdefault(image.layout, [0, 0])
+        layout[0] += is_right
+        layout[1] += 1
+        if number.corrected:
+            self.corrected += 1
+            self.corrected_right += is_right
+        if number.valid:
+            self.valid += 1
+            self.valid_right += is_right
+            if not is_right:
+                wrong = {"seed": image.seed, "printed": image.tracking_number, "answered": number.value}
+                self.wrong_valid.append(wrong)
+
+    def row(self) -> record.Row:
+        """Return the sums and their shares."""
+        return {
+            "images": self.images,
+            "number_in_line": _share(self.in_line, self.images),
+            "number_exact": _share(self.exact, self.images),
+            "number_answered": _share(self.answered, self.images),
+            "answered_as_valid": _share(self.valid, self.images),
+            "valid_right": _share(self.valid_right, self.valid),
+            "valid": self.valid,
+            "wrong_valid": self.wrong_valid,
+            "corrected": self.corrected,
+            "corrected_right": self.corrected_right,
+            "character_error_rate": round(self.errors / max(self.characters, 1), 5),
+            "characters": self.characters,
+            "exact_by_layout": {name: _share(*pair) for name, pair in self.by_layout.items()},
+            "seconds_per_image": round(self.seconds / max(self.images, 1), 3),
+        }
+
+
+def rapidocr_reader() -> Read:
+    """Return RapidOCR with its defaults, in this process."""
+    from rapidocr import RapidOCR
+
+    engine: Any = RapidOCR(params={"Global.log_level": "error"})
+
+    def read(encoded: bytes) -> list[Line]:
+        found = engine(encoded)
+        if found.boxes is None:
+            return []
+        parts = zip(found.txts, found.scores, found.boxes, strict=True)
+        return [Line(text, float(score), np.asarray(box, np.float32)) for text, score, box in parts]
+
+    return read
+
+
+def nereid_reader() -> Read:
+    """Return Nereid's reader with its default networks, in this process."""
+    from tests.readers import reader
+
+    reads = reader()
+
+    def read(encoded: bytes) -> list[Line]:
+        (lines,) = reads.read([encoded])
+        if isinstance(lines, ServingError):
+            raise lines
+        return lines
+
+    return read
+
+
+def server_reader(address: str) -> Read:
+    """Return the model `read_text` of a server, over HTTP."""
+    from tritonclient.http import InferenceServerClient, InferInput
+
+    client = InferenceServerClient(address, network_timeout=600, connection_timeout=600)
+
+    def read(encoded: bytes) -> list[Line]:
+        image = InferInput("image", [1, 1], "BYTES")
+        image.set_data_from_numpy(np.array([[encoded]], np.object_))
+        found = client.infer("read_text", [image])
+        texts, scores, boxes = (found.as_numpy(name)[0] for name in ("text", "confidence", "box"))
+        parts = zip(texts, scores, boxes, strict=True)
+        return [Line(text.decode(), float(score), box) for text, score, box in parts]
+
+    return read
+
+
+def measure(seeds: Iterable[int], readers: Mapping[str, Read]) -> tuple[dict[str, Score], str]:
+    """Read the waybills of some seeds with each reader; also returns the SHA-256 of all images."""
+    specification = read_specification(FIELDS)
+    scores, digest = {name: Score() for name in readers}, hashlib.sha256()
+    for count, seed in enumerate(seeds, 1):
+        image = waybill(seed)
+        digest.update(image.encoded)
+        for name, read in readers.items():
+            began_s = time.perf_counter()
+            lines = read(image.encoded)
+            scores[name].seconds += time.perf_counter() - began_s
+            (number,) = [each for each in find_fields(lines, specification) if each.name == "tracking_number"]
+            scores[name].add(image, lines, number)
+        if count % 50 == 0:
+            print(f"{count} images", file=sys.stderr)
+    return scores, digest.hexdigest()
+
+
+def markdown(rows: Sequence[record.Row]) -> str:
+    """Render the rows as the table of docs/reading.md."""
+    return markdown_of(
+        (
+            f"{row['images']}, {row['set']}",
+            row["reader"],
+            f"{row['number_in_line']:.1%}",
+            f"{row['number_exact']:.1%}",
+            f"{row['character_error_rate']:.2%}",
+            f"{row['answered_as_valid']:.1%}",
+            f"{row['valid_right']:.1%}",
+        )
+        for row in rows
+    )
+
+
+def missed(rows: Sequence[record.Row]) -> list[str]:
+    """Return the targets that Nereid misses."""
+    found = []
+    for row in rows:
+        if row["reader"] == "RapidOCR":
+            base = row
+            continue
+        where = f"{row['reader']}, {row['set']}"
+        if row["valid_right"] < TARGET_RIGHT:
+            found.append(f"{where}: {row['valid_right']:.3f} of valid numbers right, target {TARGET_RIGHT}")
+        for key in ("number_in_line", "number_exact"):
+            if row[key] < base[key]:
+                found.append(f"{where}: {key} {row[key]:.3f}, target {base[key]:.3f}")
+        if row["character_error_rate"] > base["character_error_rate"]:
+            rate, limit = row["character_error_rate"], base["character_error_rate"]
+            found.append(f"{where}: character error rate {rate:.4f}, target {limit:.4f}")
+    return found
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 4) if whole else 0.0
+
+
+def main() -> int:
+    """Measure, print and record; exit status 1 if Nereid reads less exactly than RapidOCR."""
+    made = record.parser(__doc__, count=500)
+    made.add_argument("--sets", default="development,proof", help="default: development,proof")
+    made.add_argument("--server", default="", help="HTTP address of a server with read_text, measured too")
+    args = record.parsed(made)
+    readers = {"RapidOCR": rapidocr_reader(), "Nereid": nereid_reader()}
+    if args.server:
+        readers["Nereid, served"] = server_reader(args.server)
+    rows, digests = [], {}
+    for name in args.sets.split(","):
+        scores, digests[name] = measure(SETS[name][: args.count], readers)
+        rows += [{"set": name, "reader": reader, **score.row()} for reader, score in scores.items()]
+    print(markdown(rows))
+    return record.finish(args.record, {"images_sha256": digests, "rows": rows}, missed(rows))
+
+
+if __name__ == "__main__":
+    record.end(main)

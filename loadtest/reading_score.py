@@ -1,0 +1,98 @@
+"""How well lines were read: the distance between printed and read text, matched by their boxes."""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+
+from nereid.tasks.reading_outputs import edit_distance
+from nereid.text.line import Line
+from tests.waybills.paper import Printed
+
+# Two boxes show the same text if they share this part of the smaller one.
+MIN_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Printed and read lines that overlap, as texts without spaces."""
+
+    printed: str
+    read: str
+
+
+def plain(text: str) -> str:
+    """Return text as it is compared: NFKC, without spaces."""
+    return "".join(unicodedata.normalize("NFKC", text).split())
+
+
+def passages(
+    printed: Sequence[Printed], read: Sequence[Line], ignored: Sequence[np.ndarray] = ()
+) -> list[Passage]:
+    """Return the groups of lines whose boxes overlap.
+
+    A reader may split a printed line, or read two as one: all lines that overlap directly or over others are
+    one group. In a group, lines are joined from the top, and from the left within a row. A read line that
+    overlaps only ignored corners [4, 2] is left out; one that overlaps nothing is a group without print.
+    """
+    boxes = [*(each.box for each in printed), *(each.box for each in read)]
+    parent = list(range(len(boxes)))
+
+    def root(place: int) -> int:
+        while parent[place] != place:
+            place = parent[place]
+        return place
+
+    for first in range(len(printed)):
+        for second in range(len(printed), len(boxes)):
+            if _overlap(boxes[first], boxes[second]):
+                parent[root(first)] = root(second)
+    groups: dict[int, tuple[list[Printed], list[Line]]] = {}
+    for place, line in enumerate((*printed, *read)):
+        group = groups.setdefault(root(place), ([], []))
+        (group[0] if isinstance(line, Printed) else group[1]).append(line)  # type: ignore[arg-type]
+    return [
+        Passage(_joined(ours), _joined(theirs))
+        for ours, theirs in groups.values()
+        if ours or not any(_overlap(theirs[0].box, each) for each in ignored)
+    ]
+
+
+def errors(passage: Passage) -> int:
+    """Return the inserted, deleted and replaced characters of a passage."""
+    return edit_distance(passage.printed, passage.read)
+
+
+def has_number(number: str, found: Sequence[Passage]) -> bool:
+    """Return whether a passage has the number where it was printed, apart from spaces and punctuation."""
+    return any(number in _compact(each.printed) and number in _compact(each.read) for each in found)
+
+
+def _compact(text: str) -> str:
+    return "".join(each for each in text if each.isalnum())
+
+
+def _overlap(first: np.ndarray, second: np.ndarray) -> bool:
+    one, other = (np.ascontiguousarray(each, np.float32) for each in (first, second))
+    low, high = np.maximum(one.min(axis=0), other.min(axis=0)), np.minimum(one.max(axis=0), other.max(axis=0))
+    if (low >= high).any():
+        return False
+    shared, _ = cv2.intersectConvexConvex(one, other)
+    return bool(shared >= MIN_SHARE * min(cv2.contourArea(one), cv2.contourArea(other)) > 0)
+
+
+def _joined(lines: Sequence[Printed] | Sequence[Line]) -> str:
+    """Join lines from the top to the bottom, and from the left to the right within a row."""
+    left: list[Any] = sorted(lines, key=lambda each: float(each.box[:, 1].mean()))
+    text = ""
+    while left:
+        middle, height = float(left[0].box[:, 1].mean()), float(np.ptp(left[0].box[[0, 3], 1]))
+        row = [each for each in left if abs(float(each.box[:, 1].mean()) - middle) <= height / 2]
+        left = [each for each in left if not any(each is other for other in row)]
+        text += "".join(
+            plain(each.text) for each in sorted(row, key=lambda each: float(each.box[:, 0].mean()))
+        )
+    return text

@@ -1,0 +1,227 @@
+"""The speed of reading text next to `rapidocr`, in one process with the same threads and images.
+
+python -m loadtest.reading_speed [--rounds 5] [--images 8] [--record reading_speed]
+
+Both run the same networks. Each round measures one after the other, and every second round backwards.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import cv2
+import onnxruntime
+from rapidocr import RapidOCR
+
+from loadtest import record
+from nereid.assets import PARCEL_LABEL, TEXT_REPOSITORY
+from nereid.processes import available_cores
+from nereid.text.characters import Characters
+from nereid.text.reader import Networks, TextReader
+from nereid.text.stages import STAGES
+from tests.waybills.generator import SETS, waybill
+
+MIN_THROUGHPUT, MAX_LATENCY = 1.3, 1.1
+THREADS = (1, 2)
+# Images of one call, as the server's batches have them.
+BATCH = 4
+HEADINGS = (
+    "threads",
+    "reader",
+    "p50 alone",
+    "p99 alone",
+    "CPU time",
+    "finding lines",
+    "directions",
+    "recognition",
+    "images/s at saturation",
+)
+# The stages of each column of the table; those of RapidOCR have other names.
+PARTS = (("decode", "detect", "boxes", "crops", "detect, boxes"), ("direction",), ("recognise",))
+OURS, THEIRS = "nereid", "rapidocr"
+Read = Callable[[Sequence[bytes]], None]
+
+
+@dataclass
+class Measured:
+    """The measurements of one reader: ms and CPU ms of single images, images per second, and ms by stage."""
+
+    alone_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    stages: dict[str, list[float]] = field(default_factory=dict)
+
+    def add_stages(self, found: dict[str, float]) -> None:
+        """Store the times of the stages of one image."""
+        for name, milliseconds in found.items():
+            self.stages.setdefault(name, []).append(milliseconds)
+
+
+def pages(count: int) -> list[bytes]:
+    """Return the sample label and rendered waybills, as JPEGs; the same in every run."""
+    return [PARCEL_LABEL.read_bytes(), *(waybill(seed).encoded for seed in SETS["development"][: count - 1])]
+
+
+class Ours:
+    """Our reader, with sessions of its own."""
+
+    def __init__(self, threads: int) -> None:
+        self._reader = TextReader(
+            Networks(
+                _network("text_detect", threads, lambda outputs: outputs[0]),
+                _network("text_direction", threads, lambda outputs: outputs[0]),
+                _network("text_recognise", threads, tuple),
+            ),
+            Characters.from_file(TEXT_REPOSITORY / "text_recognise" / "1" / "model.onnx"),
+        )
+
+    def __call__(self, images: Sequence[bytes]) -> None:
+        """Read a batch."""
+        outcomes = self._reader.read(images)
+        assert all(isinstance(each, list) for each in outcomes), outcomes
+
+    def stages(self) -> dict[str, float]:
+        """Return the milliseconds of the stages of the last image."""
+        return self._reader.times[-1].milliseconds()
+
+
+class Theirs:
+    """RapidOCR with its default settings."""
+
+    def __init__(self, threads: int) -> None:
+        self._engine = RapidOCR(params={"EngineConfig.onnxruntime.intra_op_num_threads": threads})
+        self._result: Any = None
+
+    def __call__(self, images: Sequence[bytes]) -> None:
+        """Read images one by one: it has no batches of images."""
+        for image in images:
+            self._result = self._engine(image)
+
+    def stages(self) -> dict[str, float]:
+        """Return the milliseconds of the stages of the last image."""
+        names = ("detect, boxes", "direction", "recognise")
+        return {name: 1e3 * each for name, each in zip(names, self._result.elapse_list, strict=True)}
+
+
+def _network(name: str, threads: int, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    path = TEXT_REPOSITORY / name / "1" / "model.onnx"
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda tensor: convert(session.run(None, {"x": tensor}))
+
+
+def measure_alone(reader: Ours | Theirs, image: bytes, found: Measured) -> None:
+    """Read one image, with nothing else to do."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    reader([image])
+    found.cpu_ms.append((time.process_time() - began_cpu_s) * 1e3)
+    found.alone_ms.append((time.perf_counter() - began_s) * 1e3)
+    found.add_stages(reader.stages())
+
+
+def measure_rate(readers: Sequence[Read], images: Sequence[bytes], size: int) -> float:
+    """Return images per second while every worker always has images; each reads all of them."""
+    batches = [images[start : start + size] for start in range(0, len(images), size)]
+
+    def work(reader: Read) -> None:
+        for batch in batches:
+            reader(batch)
+
+    with ThreadPoolExecutor(len(readers)) as pool:
+        began_s = time.perf_counter()
+        for done in [pool.submit(work, reader) for reader in readers]:
+            done.result()
+        return len(readers) * len(images) / (time.perf_counter() - began_s)
+
+
+def measure(threads: int, rounds: int, images: Sequence[bytes]) -> dict[str, Measured]:
+    """Measure both readers with this many threads for each network."""
+    cv2.setNumThreads(threads)
+    workers = max(1, available_cores() // threads)
+    readers: dict[str, list[Ours] | list[Theirs]] = {
+        OURS: [Ours(threads) for _ in range(workers)],
+        THEIRS: [Theirs(threads) for _ in range(workers)],
+    }
+    found = {name: Measured() for name in readers}
+    for engines in readers.values():  # the first run of a session is slower
+        for engine in engines:
+            engine(images[:1])
+    for number in range(rounds):
+        for image in images:
+            for name in record.turns(readers, number):
+                measure_alone(readers[name][0], image, found[name])
+        for name in record.turns(readers, number):
+            size = BATCH if name == OURS else 1
+            found[name].rates.append(measure_rate(readers[name], images, size))
+    return found
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """Return the smallest value that at least this part of the values does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+def row(threads: int, name: str, found: Measured) -> record.Row:
+    """Return the measurements of one reader as a row."""
+    stages = [*STAGES] if name == OURS else [*found.stages]
+    return {
+        "threads": threads,
+        "reader": name,
+        "p50_ms": round(statistics.median(found.alone_ms), 1),
+        "p99_ms": round(percentile(found.alone_ms, 0.99), 1),
+        "cpu_ms": round(statistics.mean(found.cpu_ms), 1),
+        "images_per_s": record.spread(found.rates),
+        "stages_ms": {stage: round(statistics.median(found.stages[stage]), 1) for stage in stages},
+    }
+
+
+def markdown(rows: Sequence[record.Row]) -> str:
+    """Render the rows as a table for docs."""
+    return record.markdown(
+        HEADINGS,
+        (
+            (
+                each["threads"],
+                each["reader"],
+                f"{each['p50_ms']:.0f} ms",
+                f"{each['p99_ms']:.0f} ms",
+                f"{each['cpu_ms']:.0f} ms",
+                *(f"{sum(each['stages_ms'].get(stage, 0) for stage in part):.0f} ms" for part in PARTS),
+                f"{each['images_per_s']['median']:.2f}",
+            )
+            for each in rows
+        ),
+    )
+
+
+def main() -> int:
+    """Measure, print and record; exit status 1 if a target is missed."""
+    args = record.parsed(record.parser(__doc__, rounds=5, images=8))
+    logging.disable(logging.WARNING)
+    images = pages(args.images)
+    rows, ratios, missed = [], [], []
+    for threads in THREADS:
+        found = measure(threads, args.rounds, images)
+        rows += [row(threads, name, each) for name, each in found.items()]
+        ours, theirs = found[OURS], found[THEIRS]
+        rate = record.median_ratio(ours.rates, theirs.rates)
+        latency = record.median_ratio(ours.alone_ms, theirs.alone_ms)
+        cpu = round(sum(theirs.cpu_ms) / sum(ours.cpu_ms), 3)
+        ratios.append({"threads": threads, "throughput": rate, "p50_alone": latency, "images_per_cpu_s": cpu})
+        if rate < MIN_THROUGHPUT:
+            missed.append(f"{threads} thread(s): throughput {rate} ×, at least {MIN_THROUGHPUT} × wanted")
+        if latency > MAX_LATENCY:
+            missed.append(f"{threads} thread(s): latency {latency} ×, at most {MAX_LATENCY} × wanted")
+    print(markdown(rows), ratios, *(each["stages_ms"] for each in rows), sep="\n")
+    result = {"images": len(images), "batch": BATCH, "rows": rows, "ratios": ratios}
+    return record.finish(args.record, result, missed)
+
+
+if __name__ == "__main__":
+    record.end(main)

@@ -1,0 +1,1 @@
+"""Commands about the drift of models."""

@@ -1,0 +1,126 @@
+"""`nereid top`: a live view of a running server."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nereid.assets import REPOSITORY
+from nereid.cli.options import Repository, environment
+from nereid.cli.server_options import find_server
+from nereid.cli.tables import console
+from nereid.errors import OperationFailed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from nereid.observe.top_reading import Reading, TopReader
+
+# The routes send their counts to Triton's metrics page every half second.
+MIN_INTERVAL_S = 0.5
+# Digits after the point in JSON.
+DIGITS = 6
+QUIT = ("q", "Q")
+
+
+def top(
+    context: typer.Context,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two measurements.", min=MIN_INTERVAL_S)
+    ] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Measure once, print the tables, and end; also without a terminal.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one measurement as JSON, and end.")] = False,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Show the traffic, the models and the processes of a running server, again and again.
+
+    The keys `q` and Ctrl-C end the view. Rates and quantiles are those of the last interval.
+    """
+    from nereid.observe.top_reading import TopReader
+    from nereid.server import run_dir
+
+    base = run_dir.root(environment(context))
+    reader = TopReader(base, repository, lambda: find_server(context, repository))
+    terminal = console()
+    if once or as_json or not terminal.is_terminal or terminal.is_dumb_terminal:
+        _once(reader, interval, as_json)
+    else:
+        _live(reader, interval)
+
+
+def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
+    from nereid.cli.observe_commands.top_view import view
+    from nereid.observe.top import measure
+
+    before = _readable(reader)
+    time.sleep(interval_s)
+    found = measure(before, _readable(reader))
+    if as_json:
+        print(json.dumps(_rounded(asdict(found))))
+    else:
+        terminal = console()
+        terminal.print(view(found, terminal.width))
+
+
+def _readable(reader: "TopReader") -> "Reading":
+    reading = reader.read()
+    if reading.record is None:
+        raise OperationFailed(f"no server of '{reader.repository}' runs; fix: nereid serve")
+    if reading.trouble:
+        raise OperationFailed(reading.trouble)
+    return reading
+
+
+def _live(reader: "TopReader", interval_s: float) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from nereid.cli.observe_commands.terminal_keys import open_keys
+    from nereid.processes import exit_on_sigterm
+
+    before = _readable(reader)
+    terminal = console()
+    first = Text(f"measuring for {interval_s:g} s …")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for programs behind `&`
+    try:
+        with (
+            exit_on_sigterm(),
+            open_keys(sys.stdin) as key,
+            Live(first, console=terminal, screen=True, auto_refresh=False) as live,
+        ):
+            while key(interval_s) not in QUIT:
+                after = reader.read()
+                screen = _screen(reader, before, after, terminal.size, interval_s)
+                live.update(screen, refresh=True)
+                before = after
+    except KeyboardInterrupt:
+        pass
+
+
+def _screen(
+    reader: "TopReader", before: "Reading", after: "Reading", size: Sequence[int], interval_s: float
+) -> "RenderableType":
+    from rich.text import Text
+
+    from nereid.cli.observe_commands.top_view import view
+    from nereid.observe.top import measure
+
+    if after.record is None:
+        return Text(f"no server of '{reader.repository}' runs; this view waits for one, q ends it")
+    width, height = size
+    return view(measure(before, after), width, height, f"every {interval_s:g} s; q ends")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

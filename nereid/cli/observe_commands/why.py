@@ -1,0 +1,147 @@
+"""`nereid why`: why requests were slow or failed."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nereid.assets import REPOSITORY
+from nereid.cli.options import AsJson, Repository, environment
+from nereid.cli.server_options import find_server
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.units import format_bytes, format_duration, format_ms, parse_duration
+
+if TYPE_CHECKING:
+    from nereid.observe.contention import Contention
+    from nereid.observe.why import Explanation
+    from nereid.server.run_dir import ServerRecord
+
+BAR_WIDTH = 30
+MEASURED_S = 2.0
+
+
+def why(
+    context: typer.Context,
+    window: Annotated[
+        str, typer.Option("--since", help="Length of the window that ends now.", metavar="DURATION")
+    ] = "5m",
+    route: Annotated[
+        str | None, typer.Option(help="Only requests of this route.", show_default="all requests")
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(help="Show the stages of one request, by its request id or trace id.", metavar="ID"),
+    ] = None,
+    as_json: AsJson = False,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Show why the last requests of a running server were slow or failed, and what to try next.
+
+    The stages of the slowest 5 % are compared with those of typical requests. Counts of the kernel for the
+    server's processes are measured for two seconds.
+    """
+    from nereid.observe import request_history
+    from nereid.observe.why import explain
+    from nereid.server import run_dir
+
+    try:
+        window_s = parse_duration(window)
+    except ValueError as error:
+        raise WrongUsage(f"--since: {error}") from None
+    record = find_server(context, repository)
+    if record is None:
+        raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
+    if request:
+        _show_request(
+            [each for each in request_history.read(record) if request in _ids(each)], request, as_json
+        )
+        return
+    lines = [
+        each
+        for each in request_history.read(record, time.time() - window_s)
+        if route is None or route in (each.get("route"), each.get("model"))
+    ]
+    base = run_dir.root(environment(context))
+    contention = _measured(record, [each.pid for each in run_dir.find_gateways(base, repository)])
+    found = explain(lines, contention, record.objective_ms)
+    if as_json:
+        print(json.dumps({**asdict(found), "contention": asdict(contention)}))
+    else:
+        _show(found, contention, window_s)
+
+
+def _ids(line: dict[str, Any]) -> tuple[str, str]:
+    return line["request_id"], line["trace_id"]
+
+
+def _measured(record: "ServerRecord", gateways: Sequence[int]) -> "Contention":
+    """Measure the counts of the kernel for the processes of a server and its gateways."""
+    from nereid.observe import contention
+    from nereid.server.supervision.process_usage import parent_of
+
+    supervisor = parent_of(record.pid)
+    roots = [*gateways, *([supervisor] if supervisor > 1 else [])]
+    before = contention.read(record.pid, roots)
+    time.sleep(MEASURED_S)
+    return contention.between(before, contention.read(record.pid, roots))
+
+
+def _show(found: "Explanation", contention: "Contention", window_s: float) -> None:
+    """Print an explanation on one screen."""
+    failed = ", ".join(f"{count:,} {name}" for name, count in found.outcomes.items())
+    print(
+        f"last {format_duration(window_s)}: {found.requests:,} requests"
+        f"{f', failed: {failed}' if failed else ''}"
+        f"; median {format_ms(found.p50_ms)}, 99th percentile {format_ms(found.p99_ms)}"
+    )
+    if found.slow_ms:
+        print(f"\n{'stage':<10} {'typical':>10} {'slowest 5 %':>12}  difference")
+        most = max(1e-9, *(found.slow_ms[name] - found.typical_ms.get(name, 0.0) for name in found.slow_ms))
+        for name, slow in found.slow_ms.items():
+            typical = found.typical_ms.get(name, 0.0)
+            bar = "█" * round(BAR_WIDTH * max(0.0, slow - typical) / most)
+            print(f"{name:<10} {format_ms(typical):>10} {format_ms(slow):>12}  {slow - typical:+8.1f} {bar}")
+        sizes = " and ".join(format_bytes(round(each)) for each in found.image_bytes)
+        waits = " and ".join(format_ms(each) for each in found.core_wait_ms)
+        print(f"image size {sizes}; wait of the models for a core {waits}")
+        if found.slow_variant:
+            print(f"nearly all of the slowest requests were served by variant '{found.slow_variant}'")
+    print(
+        f"\nnow: the server uses {contention.own_cores:.1f} of {contention.cores} cores, other programs "
+        f"{contention.other_cores:.1f}; {contention.wait_ratio:.2f} s of waiting for each second of work, "
+        f"{contention.faults_per_s:,.0f} page faults/s, {contention.switches_per_s:,.0f} forced switches/s, "
+        f"throttled {contention.throttled:.0%}"
+    )
+    name = found.cause or "nothing unusual"
+    print(f"\ncause: {name}: {_printable(found.why)}\ntry:   {found.next_step}")
+
+
+def _show_request(lines: list[dict[str, Any]], name: str, as_json: bool) -> None:
+    """Print the stages of one request.
+
+    Raises:
+        OperationFailed: no request has this id.
+    """
+    if not lines:
+        raise OperationFailed(f"no recorded request has the id '{name}'; only the newest are kept")
+    for line in lines:
+        if as_json:
+            print(json.dumps(line))
+            continue
+        rest = {key: value for key, value in line.items() if key not in ("stages_ms", "ms")}
+        for key, value in rest.items():
+            print(f"{key:<14} {_printable(value if isinstance(value, str) else json.dumps(value))}")
+        print(f"{'total':<14} {format_ms(line['ms'])}")
+        for stage, value in line["stages_ms"].items():
+            bar = "█" * round(BAR_WIDTH * value / max(line["ms"], 1e-9))
+            print(f"  {stage:<12} {format_ms(value):>10} {bar}")
+    sys.stdout.flush()
+
+
+def _printable(text: str) -> str:
+    """Escape what a caller could send to a terminal."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

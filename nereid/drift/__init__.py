@@ -1,0 +1,1 @@
+"""Comparison of the present traffic of a route with its reference."""

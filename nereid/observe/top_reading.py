@@ -1,0 +1,188 @@
+"""One look at a running server for `nereid top`: its pages, processes, route files, and this machine."""
+
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from nereid import metrics_page
+from nereid.addresses import open_http
+from nereid.errors import OperationFailed
+from nereid.observe.machine import MachineReading, read_machine
+from nereid.observe.metric_growth import MetricsPage
+from nereid.rollout.rollout_journal import State, active_rollouts
+from nereid.routes.target import find_routes, read_state
+from nereid.routing.assignment import Route
+from nereid.server import run_dir
+from nereid.server.run_dir import GatewayRecord, ServerRecord
+from nereid.server.supervision import process_usage
+from nereid.server.supervision.process_usage import GATEWAY, Usage
+from nereid.serving_errors import InvalidConfig
+
+TIMEOUT_S = 2.0
+# Addresses on which a process listens, and the one under which this machine reaches it.
+REACHED = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}
+NEEDS_KEY = "its metrics need a key"
+KEY_NEEDED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReading:
+    """A gateway of the repository: its page, or why it cannot be read, and its processes."""
+
+    record: GatewayRecord
+    page: MetricsPage | None
+    trouble: str
+    usage: Sequence[Usage]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The state of a server at one moment.
+
+    Args:
+        read_s: when its processes were read, in monotonic seconds.
+        record: the server; None if none runs.
+        page: Triton's metrics; None if the server does not respond.
+        trouble: why it does not respond; empty if it does.
+        uptime_s: seconds since `tritonserver` started; None if unknown.
+        reasons: why it is not ready, by part, empty if it is; None if unknown.
+        usage: of its processes; empty for a server that the command line has named.
+        routes: the route files, by route.
+        rollouts: the active rollouts, by route.
+    """
+
+    read_s: float
+    record: ServerRecord | None
+    page: MetricsPage | None
+    trouble: str
+    uptime_s: float | None
+    reasons: Mapping[str, str] | None
+    usage: Sequence[Usage]
+    machine: MachineReading | None
+    gateways: Sequence[GatewayReading]
+    routes: Mapping[str, Route]
+    rollouts: Mapping[str, State]
+
+
+class TopReader:
+    """Reads the state of the server of a repository.
+
+    Args:
+        base: folder of the run directories.
+        repository: the model repository.
+        find: returns the running server, if one runs.
+    """
+
+    def __init__(self, base: Path, repository: Path, find: Callable[[], ServerRecord | None]) -> None:
+        self._base, self.repository, self._find = base, repository, find
+
+    def read(self) -> Reading:
+        """Return the state now."""
+        record = self._find()
+        if record is None:
+            return Reading(time.monotonic(), None, None, "no server runs", None, None, (), None, (), {}, {})
+        page, trouble = _page(record.url("metrics"))
+        reasons = {"server": trouble} if trouble else _reasons(record)
+        gateways = run_dir.find_gateways(self._base, self.repository) if record.pid else []
+        return Reading(
+            time.monotonic(),
+            record,
+            page,
+            trouble,
+            _uptime_s(record.pid),
+            reasons,
+            _usage(record),
+            read_machine(record.pid) if record.pid else None,
+            [_gateway(each) for each in gateways],
+            _routes(self.repository),
+            _rollouts(self.repository),
+        )
+
+
+def _page(url: str) -> tuple[MetricsPage | None, str]:
+    try:
+        text = metrics_page.fetch(url, TIMEOUT_S)
+    except (OSError, http.client.HTTPException) as error:
+        return None, f"no metrics from {url}: {error}"
+    return MetricsPage.parse(text, time.monotonic()), ""
+
+
+def _reasons(record: ServerRecord) -> dict[str, str] | None:
+    """Return why a server is not ready, from its supervisor if that has a port, else from Triton itself."""
+    try:
+        if record.health_port:
+            status, text = _get(f"{REACHED.get(record.host, record.host)}:{record.health_port}", "/readyz")
+            return {} if status == HTTPStatus.OK else _flat(json.loads(text))
+        if record.sockets or record.ports.http:
+            status, _ = _get(record.url("http"), "/v2/health/ready")
+            return {} if status == HTTPStatus.OK else {"server": f"Triton responds with status {status}"}
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return {"server": str(error)}
+    return None
+
+
+def _flat(document: Mapping[str, object]) -> dict[str, str]:
+    """Return the reasons of `/readyz`, those of models by their names."""
+    found: dict[str, str] = {}
+    for part, reason in document.items():
+        if isinstance(reason, Mapping):
+            found |= {str(name): str(text) for name, text in reason.items()}
+        elif part != "ready":
+            found[part] = str(reason)
+    return found
+
+
+def _get(url: str, path: str) -> tuple[int, str]:
+    connection = open_http(url, TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    finally:
+        connection.close()
+
+
+def _gateway(record: GatewayRecord) -> GatewayReading:
+    page, trouble = None, ""
+    try:
+        status, text = _get(f"{REACHED.get(record.host, record.host)}:{record.port}", "/metrics")
+        if status == HTTPStatus.OK:
+            page = MetricsPage.parse(text, time.monotonic())
+        else:
+            trouble = NEEDS_KEY if status in KEY_NEEDED else f"its metrics have status {status}"
+    except (OSError, http.client.HTTPException) as error:
+        trouble = f"no metrics: {error}"
+    return GatewayReading(record, page, trouble, process_usage.read_tree(record.pid, GATEWAY))
+
+
+def _usage(record: ServerRecord) -> Sequence[Usage]:
+    if not record.pid or not (supervisor := process_usage.parent_of(record.pid)):
+        return ()
+    return process_usage.read(supervisor, Path(record.repository))
+
+
+def _uptime_s(pid: int) -> float | None:
+    with contextlib.suppress(OSError):
+        return time.time() - (Path("/proc") / str(pid)).stat().st_ctime if pid else None
+    return None
+
+
+def _routes(repository: Path) -> dict[str, Route]:
+    """Return the routes whose files can be read; `nereid check` has the reasons of the others."""
+    found = {}
+    with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
+        for location in find_routes(repository):
+            with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
+                found[location.name] = read_state(location).route()
+    return found
+
+
+def _rollouts(repository: Path) -> Mapping[str, State]:
+    with contextlib.suppress(OperationFailed, OSError):  # `nereid rollout status` has the reason
+        return active_rollouts(repository)
+    return {}

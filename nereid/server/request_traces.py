@@ -1,0 +1,106 @@
+"""The collector of the traces of a server's requests, in its supervisor."""
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nereid.errors import WrongUsage
+from nereid.metrics_page import render
+from nereid.server.run_dir import make_socket_folder, trace_socket
+from nereid.tracing.collector import METRICS, PREFIX, Collector, Traces
+from nereid.tracing.record_file import RecordFile
+from nereid.tracing.records import DEFAULT_SAMPLING, FLAGS, Record, Sampling
+from nereid.tracing.request_lines import request_lines
+
+RECORDS_FILE = "records.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """The traces to keep, and their receivers.
+
+    Attributes:
+        sampling: the choice of the traces.
+        otlp: address of an OTLP receiver over HTTP, "" for none.
+        is_logged: whether each request is logged on stderr.
+    """
+
+    sampling: Sampling = DEFAULT_SAMPLING
+    otlp: str = ""
+    is_logged: bool = False
+
+
+def flags(socket: Path, sampling: Sampling) -> list[str]:
+    """Return the flags of `tritonserver` that our backends read."""
+    settings = {
+        "socket": socket,
+        "share": f"{sampling.share:g}",
+        "objective-ms": f"{sampling.objective_s * 1e3:g}",
+    }
+    return [f"--backend-config={FLAGS},{name}={value}" for name, value in settings.items()]
+
+
+def record_fields(run_dir: Path, sampling: Sampling | None) -> dict[str, Any]:
+    """Return the fields of a server's record that are about traces; none without tracing."""
+    if sampling is None:
+        return {}
+    return {
+        "traces": str(trace_socket(run_dir)),
+        "records": str(run_dir / RECORDS_FILE),
+        "trace_share": sampling.share,
+        "objective_ms": sampling.objective_s * 1e3,
+    }
+
+
+@contextlib.contextmanager
+def collecting(
+    folder: Path, options: TraceOptions, log: Callable[[str], None]
+) -> Iterator[Callable[[], str]]:
+    """Collect the traces of a server while the context is open; gives a function that returns the metrics.
+
+    Args:
+        folder: the run directory.
+        options: the traces to keep.
+        log: receives a line about damaged records.
+
+    Raises:
+        WrongUsage: the packages for the export are missing.
+    """
+    file = RecordFile(folder / RECORDS_FILE)
+    with contextlib.ExitStack() as stack:
+        export: Callable[[Sequence[Any]], None] = lambda records: None  # noqa: E731
+        if options.otlp:
+            exporter = open_exporter(options.otlp)
+            stack.callback(exporter.close)
+            export = exporter.export
+        socket = trace_socket(folder)
+        make_socket_folder(socket.parent)
+        stack.callback(shutil.rmtree, socket.parent, ignore_errors=True)
+        traces = Traces(file.write, export, log_requests if options.is_logged else None)
+        collector = Collector(socket, traces, log)
+        stack.enter_context(collector.running())
+        yield lambda: render(collector.samples(), PREFIX, METRICS)
+
+
+def log_requests(records: Sequence[Record], is_kept: bool) -> None:
+    """Write a line of JSON for each request of a trace to stderr."""
+    for line in request_lines(records):
+        sys.stderr.write(json.dumps({**line, "is_kept": is_kept}, separators=(",", ":")) + "\n")
+
+
+def open_exporter(endpoint: str) -> Any:
+    """Return an exporter of spans.
+
+    Raises:
+        WrongUsage: its packages are missing.
+    """
+    try:
+        from nereid.tracing.export import Exporter
+    except ImportError as error:
+        raise WrongUsage(f"--otlp needs the extra 'traces': {error}") from None
+    return Exporter(endpoint)

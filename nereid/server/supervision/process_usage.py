@@ -1,0 +1,184 @@
+"""CPU time and memory of the processes of a supervised server, by the name of their part.
+
+The kernel counts both anyway, so they are read only when somebody looks: an idle server costs nothing.
+"""
+
+import contextlib
+import os
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid.metrics_page import Labels, render
+from nereid.triton import stub_processes
+from nereid.triton.stub_processes import PROC, Process
+
+SERVER, SUPERVISOR, GATEWAY = "tritonserver", "supervisor", "gateway"
+# Words of the command line of a guarded server's own gateway.
+GATEWAY_WORDS = b"\0nereid\0gateway\0"
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PREFIX = "nereid_process_"
+METRICS = {
+    "memory_bytes": ("gauge", "Memory of the processes (PSS): shared pages are divided among their users."),
+    "cpu_seconds_total": ("counter", "CPU time, user and system; also that of processes that were replaced."),
+}
+LABELS = ("process",)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The use of one process so far.
+
+    Args:
+        name: `tritonserver`, `supervisor`, `gateway`, or the name of a model.
+        version: of the model; 0 for other processes.
+        cpu_s: CPU seconds, user and system.
+        memory_bytes: PSS; 0 if the process has just ended.
+    """
+
+    process: Process
+    name: str
+    version: int
+    cpu_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One process in the kernel's table; `faults` is the number of its page faults."""
+
+    process: Process
+    name: str
+    parent: int
+    cpu_s: float
+    faults: int
+
+
+def read(supervisor: int, repository: Path, proc: Path = PROC) -> list[Usage]:
+    """Return the use of a supervisor, its `tritonserver`, the model processes and its gateway.
+
+    Args:
+        supervisor: pid of `nereid serve`.
+        repository: the served model repository.
+        proc: the kernel's table of processes.
+    """
+    entries = _entries(proc)
+    children = _children(entries)
+    parts: list[tuple[int, str, int]] = [(supervisor, SUPERVISOR, 0)]
+    for child in children[supervisor]:
+        if entries[child].name == SERVER:
+            stubs = stub_processes.find(child, repository, proc)
+            parts += [(child, SERVER, 0), *((each.process.pid, each.model, each.version) for each in stubs)]
+        elif GATEWAY_WORDS in _command_line(proc, child):
+            parts += [(pid, GATEWAY, 0) for pid in _tree(child, children)]
+    return [_usage(entries[pid], name, version, proc) for pid, name, version in parts if pid in entries]
+
+
+def read_tree(pid: int, name: str, proc: Path = PROC) -> list[Usage]:
+    """Return the use of a process and its descendants, all under one name."""
+    return [_usage(entry, name, 0, proc) for entry in tree({pid}, proc)]
+
+
+def tree(roots: Collection[int], proc: Path = PROC) -> list[Entry]:
+    """Return processes and their descendants, each once."""
+    entries = _entries(proc)
+    children = _children(entries)
+    found = {pid for root in roots for pid in _tree(root, children)}
+    return [entries[pid] for pid in sorted(found) if pid in entries]
+
+
+def parent_of(pid: int, proc: Path = PROC) -> int:
+    """Return the parent of a process; 0 if the process has ended."""
+    entry = _entry(proc / str(pid))
+    return entry.parent if entry else 0
+
+
+def memory_bytes(pid: int, proc: Path = PROC) -> int:
+    """Return the memory of a process (PSS: shared pages are divided among their users); 0 if it has ended.
+
+    The resident size would be cheaper, but counts the weights that instances share once for each of them. It
+    is a third to a half larger. PSS takes 1 to 3 ms for a process. Source: measured on 2026-11-25.
+    """
+    try:
+        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+class ProcessMetrics:
+    """The page of the metrics of all processes; may be called from any thread.
+
+    The CPU time of a name never falls: the time of a process that was replaced stays in the sum, as far as it
+    was read before the process ended.
+
+    Args:
+        read: returns the use of all processes now.
+    """
+
+    def __init__(self, read: Callable[[], list[Usage]]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._last_s: dict[Process, float] = {}
+        self._total_s = defaultdict[str, float](float)
+
+    def page(self) -> str:
+        """Return the samples in Prometheus' text format."""
+        with self._lock:
+            found = self._read()
+            memory = Counter[str]()
+            for each in found:
+                memory[each.name] += each.memory_bytes
+                self._total_s[each.name] += each.cpu_s - self._last_s.get(each.process, 0.0)
+            self._last_s = {each.process: each.cpu_s for each in found}
+            samples: dict[tuple[str, Labels], float] = {
+                **{("memory_bytes", (("process", name),)): value for name, value in memory.items()},
+                **{
+                    ("cpu_seconds_total", (("process", name),)): value
+                    for name, value in self._total_s.items()
+                },
+            }
+        return render(samples, PREFIX, METRICS)
+
+
+def _usage(entry: Entry, name: str, version: int, proc: Path) -> Usage:
+    return Usage(entry.process, name, version, entry.cpu_s, memory_bytes(entry.process.pid, proc))
+
+
+def _entries(proc: Path) -> dict[int, Entry]:
+    found = (_entry(folder) for folder in proc.iterdir() if folder.name.isdigit())
+    return {entry.process.pid: entry for entry in found if entry}
+
+
+def _entry(folder: Path) -> Entry | None:
+    try:
+        text = (folder / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name, in brackets, may hold anything. Source: proc(5), the fields of stat.
+    before, _, after = text.rpartition(")")
+    fields = after.split()
+    process = Process(int(folder.name), int(fields[19]))
+    cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    return Entry(process, before.partition("(")[2], int(fields[1]), cpu_s, int(fields[7]) + int(fields[9]))
+
+
+def _children(entries: dict[int, Entry]) -> dict[int, list[int]]:
+    found = defaultdict[int, list[int]](list)
+    for pid, entry in entries.items():
+        found[entry.parent].append(pid)
+    return found
+
+
+def _tree(pid: int, children: dict[int, list[int]]) -> Iterator[int]:
+    yield pid
+    for child in children.get(pid, ()):
+        yield from _tree(child, children)
+
+
+def _command_line(proc: Path, pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return (proc / str(pid) / "cmdline").read_bytes()
+    return b""

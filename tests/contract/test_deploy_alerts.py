@@ -1,0 +1,223 @@
+"""Alerts, their runbook and Alertmanager: complete, tested, and routed."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from tests.deployment import SERVICES
+from tests.monitoring import (
+    PROMETHEUS,
+    RUNBOOK,
+    alerting,
+    alerts,
+    gpu_metrics,
+    metrics_of,
+    read,
+    rules,
+    shown,
+)
+
+PROMTOOL, AMTOOL = shutil.which("promtool"), shutil.which("amtool")
+ALERTMANAGER = ROOT / "deploy" / "alertmanager" / "alertmanager.yml"
+needs_amtool = pytest.mark.skipif(
+    not AMTOOL, reason="amtool is not installed; fix: apt-get install prometheus-alertmanager"
+)
+NAMES = {each["alert"] for each in alerts()}
+CASES = read("prometheus/alerts_test.yml")["tests"]
+# By objective: level of the sums, bad and all requests, allowed share.
+OBJECTIVES = {
+    "RouteErrors": ("job_route", "nereid_route_requests_failed", "nereid_route_requests", "0.001"),
+    "RouteSlow": ("job_route", "nereid_route_requests_slow", "nereid_route_requests_ok", "0.01"),
+    "GatewayErrors": ("job", "nereid_gateway_requests_failed", "nereid_gateway_requests", "0.001"),
+    "GatewaySlow": ("job", "nereid_gateway_requests_slow", "nereid_gateway_requests_ok", "0.01"),
+}
+# Long window, short window, multiple of the allowed share, severity.
+# Source: Google, The Site Reliability Workbook, table 5-8.
+WINDOWS = (
+    ("1h", "5m", "14.4", "page"),
+    ("6h", "30m", "6", "page"),
+    ("1d", "2h", "3", "ticket"),
+    ("3d", "6h", "1", "ticket"),
+)
+DEAD_SERVER = {"TargetDown", "TargetMissing", "ServerNotReady"}
+# First words of the runbook's commands.
+PROGRAMS = {"nereid", "curl", "promtool", "docker", "nvidia-smi", "dmesg"}
+
+
+def sections() -> dict[str, str]:
+    """Return the sections of the runbook by their alerts."""
+    parts = re.split(r"^### (\w+)\n", RUNBOOK.read_text(), flags=re.M)[1:]
+    return {
+        name: re.split(r"^## ", text, flags=re.M)[0] for name, text in zip(*[iter(parts)] * 2, strict=True)
+    }
+
+
+def expected_alerts() -> list[tuple[str, list[dict[str, str]]]]:
+    """Return the checks of `alerts_test.yml`: an alert, and the labels with which it fires."""
+    return [
+        (check["alertname"], [fired["exp_labels"] for fired in check["exp_alerts"]])
+        for case in CASES
+        for check in case["alert_rule_test"]
+    ]
+
+
+def bare(expression: str) -> str:
+    """Return an expression without spaces."""
+    return re.sub(r"\s+", "", expression)
+
+
+@pytest.mark.skipif(not PROMTOOL, reason="promtool is not installed; fix: apt-get install prometheus")
+def test_alerts_fire_and_stay_silent_as_expected():
+    """The alerts fire in the cases of `alerts_test.yml`, with these texts, and in no other."""
+    done = subprocess.run(
+        [str(PROMTOOL), "test", "rules", str(PROMETHEUS / "alerts_test.yml")], capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_is_tested_to_fire_and_to_stay_silent():
+    """Each alert, and each window of one, fires in a case; each alert is silent in another."""
+    fired = {(name, labels.get("window")) for name, found in expected_alerts() for labels in found}
+
+    assert fired == {(each["alert"], each["labels"].get("window")) for each in alerts()}
+    assert {name for name, found in expected_alerts() if not found} == NAMES
+
+
+@pytest.mark.parametrize(
+    "alert", alerts(), ids=lambda each: f"{each['alert']}{each['labels'].get('window', '')}"
+)
+def test_every_alert_has_severity_texts_and_runbook(alert):
+    """Both texts are plain sentences; the address is that of the section in the runbook."""
+    texts = alert["annotations"]
+
+    assert alert["labels"]["severity"] in ("page", "ticket")
+    assert texts["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
+    assert texts["description"].endswith(".")
+    assert not texts["summary"].endswith(".")
+    assert {*texts} == {"summary", "description", "runbook_url"}
+
+
+def test_every_alert_has_a_section_in_the_runbook():
+    """The runbook has one section per alert, in their order, and none without an alert."""
+    assert [*sections()] == [*dict.fromkeys(each["alert"] for each in alerts())]
+
+
+@pytest.mark.parametrize("name", sections())
+def test_sections_have_meaning_commands_and_fix(name):
+    """A section explains the alert, has three commands, and a fix."""
+    before, commands, after = re.split(r"^```\n", sections()[name], flags=re.M)
+
+    assert before.startswith("\n**Meaning.** ")
+    assert after.startswith("\n**Fix.** ")
+    assert len(commands.splitlines()) == 3
+    assert {line.split()[0] for line in commands.splitlines()} <= PROGRAMS
+
+
+@pytest.mark.parametrize(("name", "about"), OBJECTIVES.items(), ids=OBJECTIVES)
+def test_burn_rates_are_those_of_the_workbook(name, about):
+    """Each objective has all four windows, and needs a minimum of bad requests."""
+    level, bad, requests, allowed = about
+
+    def share(window: str) -> str:
+        sums = (f"sum_over_time({level}:{metric}:rate5m[{window}])" for metric in (bad, requests))
+        return "/".join(sums)
+
+    expected = [
+        (
+            bare(
+                f"({share(long)} > {multiple} * {allowed}) and ({share(short)} > {multiple} * {allowed})"
+                f" and 60 * sum_over_time({level}:{bad}:rate5m[{long}]) >= 10"
+            ),
+            {"severity": severity, "window": long, "follows": "dead_server"},
+        )
+        for long, short, multiple, severity in WINDOWS
+    ]
+    assert [(bare(each["expr"]), each["labels"]) for each in alerts() if each["alert"] == name] == expected
+
+
+def test_sums_of_objectives_are_a_minute_apart():
+    """The alerts multiply sums by 60 to get requests."""
+    groups = {
+        each["name"]: each
+        for file in ("rules", "alerts")
+        for each in read(f"prometheus/{file}.yml")["groups"]
+    }
+
+    used = set().union(*(metrics_of(query.expression) for query in alerting())) & set(rules())
+    minutely = {rule["record"] for rule in groups["objectives"]["rules"]}
+    assert (groups["objectives"]["interval"], groups["error_budgets"]["interval"]) == ("1m", "1m")
+    assert minutely == {name for name in used if name.endswith("rate5m")}
+
+
+def test_gpu_metrics_are_tritons():
+    """Rules, alerts and panels use the names on a page of Triton, and its label."""
+    queries = [*rules().values(), *(each.expression for each in [*alerting(), *shown()])]
+    used = {name for query in queries for name in re.findall(r"\bnv_(?:gpu|energy)\w+", query)}
+
+    assert used <= gpu_metrics()
+    assert {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_power_usage"} <= used
+
+
+@needs_amtool
+@pytest.mark.parametrize("has_webhook", [False, True], ids=["log", "webhook"])
+def test_alertmanager_accepts_its_configuration(tmp_path, has_webhook):
+    """The configuration is valid as it is, and with the lines for a webhook that a comment has."""
+    text = ALERTMANAGER.read_text()
+    if has_webhook:
+        text = re.sub(r"^  # (- name: webhook|  webhook_configs)", r"  \1", text, flags=re.M)
+        # Debian's Alertmanager 0.25 does not know `url_file`.
+        text = text.replace("url_file: /etc/alertmanager/webhook.url", "url: http://127.0.0.1:9")
+        text = text.replace("receiver: log", "receiver: webhook")
+    (path := tmp_path / "alertmanager.yml").write_text(text)
+
+    done = subprocess.run([str(AMTOOL), "check-config", str(path)], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert [each["name"] for each in yaml.safe_load(text)["receivers"]] == ["log", "webhook"][
+        : 1 + has_webhook
+    ]
+
+
+def test_alerts_are_grouped_by_name_and_route():
+    """Pages come sooner and more often than tickets; no alert falls through."""
+    route = yaml.safe_load(ALERTMANAGER.read_text())["route"]
+
+    assert (route["receiver"], route["group_by"]) == ("log", ["alertname", "route"])
+    assert [each["matchers"] for each in route["routes"]] == [['severity="page"'], ['severity="ticket"']]
+    severities = Counter(each["labels"]["severity"] for each in alerts())
+    assert {*severities} == {"page", "ticket"}
+
+
+def test_dead_server_silences_its_followers():
+    """The sources are pages of dead servers, which nothing silences; every other page follows."""
+    dead, same = yaml.safe_load(ALERTMANAGER.read_text())["inhibit_rules"]
+
+    (names,) = re.findall(r'alertname=~"([^"]+)"', dead["source_matchers"][1])
+    assert {*names.split("|")} == DEAD_SERVER
+    assert dead["target_matchers"] == ['follows="dead_server"']
+    assert "equal" not in dead
+    assert same["equal"] == ["alertname", "job", "route"]
+    for each in alerts():
+        is_source = each["alert"] in DEAD_SERVER
+        assert not (is_source and "follows" in each["labels"]), each["alert"]
+        assert is_source or each["labels"]["severity"] == "ticket" or "follows" in each["labels"]
+
+
+def test_compose_runs_alertmanager_on_loopback():
+    """Prometheus sends alerts to the service; its page is on loopback, and it has its configuration."""
+    about = SERVICES["alertmanager"]
+    (target,) = read("prometheus/prometheus.yml")["alerting"]["alertmanagers"][0]["static_configs"][0][
+        "targets"
+    ]
+
+    assert target == "alertmanager:9093"
+    assert about["ports"] == ["127.0.0.1:9093:9093"]
+    assert f"./deploy/{ALERTMANAGER.parent.name}:/etc/alertmanager:ro" in about["volumes"]
+    assert f"--config.file=/etc/alertmanager/{ALERTMANAGER.name}" in about["command"]
+    assert "--log.level=debug" in about["command"], "the receiver `log` only logs at this level"

@@ -1,0 +1,128 @@
+"""Debian's Alertmanager with the committed configuration: a dead server silences its followers."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from nereid.server.ports import free_ports
+from tests.conftest import ROOT
+from tests.deployment import listening
+from tests.monitoring import alerts
+from tests.routes import wait_until
+
+FOUND = shutil.which("prometheus-alertmanager")
+pytestmark = pytest.mark.skipif(
+    not FOUND, reason="Alertmanager is not installed; fix: apt-get install prometheus-alertmanager"
+)
+CONFIG = ROOT / "deploy" / "alertmanager" / "alertmanager.yml"
+
+
+@dataclass(frozen=True, slots=True)
+class Alertmanager:
+    """A running Alertmanager: its API, and the bodies that its webhook got."""
+
+    api: str
+    bodies: list[bytes]
+
+    @property
+    def notified(self) -> list[set[str]]:
+        """The names of the alerts in each notification."""
+        return [{*re.findall(r'"alertname":"(\w+)"', body.decode())} for body in self.bodies]
+
+    def fire(self, *names: str) -> None:
+        """Send alerts with the labels that their rules have."""
+        labels = {each["alert"]: each["labels"] | {"alertname": each["alert"]} for each in alerts()}
+        httpx.post(f"{self.api}/alerts", json=[{"labels": labels[name]} for name in names]).raise_for_status()
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each alert: active or suppressed."""
+        found: list[dict[str, Any]] = httpx.get(f"{self.api}/alerts").json()
+        return {each["labels"]["alertname"]: each["status"]["state"] for each in found}
+
+
+@contextmanager
+def running(folder: Path, changes: dict[str, str]) -> Iterator[str]:
+    """Run Alertmanager with the committed configuration after some changes; gives the address of its API."""
+    text = CONFIG.read_text()
+    for pattern, replacement in changes.items():
+        text = re.sub(pattern, replacement, text, flags=re.M)
+    (folder / "alertmanager.yml").write_text(text)
+    (port,) = free_ports(1)
+    words = [
+        str(FOUND),
+        f"--config.file={folder / 'alertmanager.yml'}",
+        f"--storage.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+        "--log.level=debug",
+    ]
+    log = folder / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=output)
+
+    def is_ready() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/-/ready").is_success
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_until(is_ready, "Alertmanager")
+        yield f"http://127.0.0.1:{port}/api/v2"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def alertmanager(tmp_path):
+    """Alertmanager with the webhook of the comment, which waits for a second only."""
+    with listening() as (url, bodies):
+        changes = {
+            r"^  # (- name: webhook|  webhook_configs)": r"  \1",
+            r"url_file: \S+\}": f"url: {url}}}",
+            r"receiver: log": "receiver: webhook",
+            r"group_wait: \w+": "group_wait: 1s",
+        }
+        with running(tmp_path, changes) as api:
+            yield Alertmanager(api, bodies)
+
+
+def test_dead_server_silences_its_followers(alertmanager):
+    """Its page and unrelated tickets are sent; the errors that it causes are not."""
+    alertmanager.fire("ServerNotReady")
+    wait_until(lambda: {"ServerNotReady"} in alertmanager.notified, "the page")
+
+    alertmanager.fire("GatewayErrors", "Drift")
+    wait_until(lambda: {"Drift"} in alertmanager.notified, "the ticket")
+
+    assert alertmanager.states() == {
+        "ServerNotReady": "active",
+        "GatewayErrors": "suppressed",
+        "Drift": "active",
+    }
+    assert set().union(*alertmanager.notified) == {"ServerNotReady", "Drift"}
+
+
+def test_errors_of_a_living_server_are_sent(alertmanager):
+    """Without a dead server, nothing holds the same alert back."""
+    alertmanager.fire("GatewayErrors")
+
+    wait_until(lambda: {"GatewayErrors"} in alertmanager.notified, "the page")
+
+
+def test_alerts_are_logged_without_a_webhook(tmp_path):
+    """The committed configuration alone logs each alert."""
+    with running(tmp_path, {}) as api:
+        Alertmanager(api, []).fire("ServerNotReady")
+
+        wait_until(lambda: "ServerNotReady" in (tmp_path / "log").read_text(), "a line of the log")

@@ -1,0 +1,413 @@
+"""Traces on the real server: one connected tree for each request, received over OTLP."""
+
+import base64
+import json
+import os
+import random
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from nereid import metrics_page
+from nereid.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.client.classifier import Classifier
+from nereid.server.control import Control
+from nereid.tracing.collector import HOLD_S
+from tests.otlp import receiving, root_of
+from tests.routes import WATCHDOG_S, document, replace, variant, wait_until
+from tests.supervised import NEREID, gateway_of, serving
+
+ROUTE, ATTEMPT, PINNED = "route classify", "attempt v1", "classify_v1"
+STAGES = {"cpu": {PINNED: ["decode", "resize", "network"]}}
+STAGES["ensemble"] = {"imagenet_preprocess": ["decode", "resize"], "efficientnet_lite0": ["network"]}
+SHADOW = {"name": "s", "model": "classify_v2", "version": 1, "percent": 100, "deadline_ms": 5000}
+SLOW_MS = 100_000
+# Backends report their counts this often.
+FLUSH_S = 0.5
+
+
+class Traced:
+    """A served repository whose route has a shadow, a gateway of it, and the spans of both."""
+
+    def __init__(self, served, ports, receiver, profile) -> None:
+        self.served, self.ports, self.receiver, self.profile = served, ports, receiver, profile
+
+    def post(self, path, body, headers, port="gateway"):
+        """Send a request in a sampled trace; return status, body, the trace's id and the caller's span."""
+        trace, span = f"{random.getrandbits(128):032x}", f"{random.getrandbits(64):016x}"
+        sent = {"traceparent": f"00-{trace}-{span}-01", **headers}
+        where = self.ports["http"] if port == "gateway" else self.served.ports[port]
+        request = urllib.request.Request(f"http://127.0.0.1:{where}{path}", body, sent)
+        try:
+            with urllib.request.urlopen(request, timeout=WATCHDOG_S) as response:
+                return response.status, response.read(), trace, span
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, refused.read(), trace, span
+
+    def lines(self):
+        """Return the lines of the access log."""
+        return [json.loads(line) for line in self.served.log.splitlines() if line.startswith("{")]
+
+    def count(self, name):
+        """Return the sum of a counter on Triton's metrics page."""
+        return sum(each.value for each in metrics_page.parse(self.served.triton_page()) if each.name == name)
+
+    def tree(self, trace, span, *names):
+        """Wait for the spans of a trace, check that they are one tree, and return them by name."""
+        spans = self.receiver.wait_for(trace, *names)
+        root_of(spans, span)
+        return {each.name: each for each in spans}
+
+    def names(self, gateway="", attempts=(ATTEMPT,)):
+        """Return the names of all spans of a request that succeeded."""
+        stages = STAGES[self.profile]
+        own = [gateway, "receive", "admission", "inference"] if gateway else []
+        return [*own, ROUTE, *attempts, *stages, *(name for names in stages.values() for name in names)]
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("ensemble", marks=pytest.mark.slow)])
+def traced(request, tmp_path_factory):
+    """A served copy of the default repository, in each shape, and its gateway; nothing is sampled."""
+    folder = tmp_path_factory.mktemp(request.param)
+    repository = shutil.copytree(REPOSITORY, folder / "models")
+    rule = {"headers": {"x-route-test": ["retry"]}}
+    route = document(
+        variant("v1", "classify_v1", 1),
+        variant("v2", "classify_v2", 0, **rule),
+        default="v1",
+        shadows=[SHADOW],
+    )
+    replace(repository / "classify.route.json", json.dumps(route).encode())
+    with ExitStack() as stack:
+        receiver = stack.enter_context(receiving())
+        words = "--otlp", receiver.endpoint, "--trace-share", "0", "--objective-ms", str(SLOW_MS)
+        served = stack.enter_context(
+            serving(repository, folder / "run", *words, "--profile", request.param, "--access-log")
+        )
+        ports = stack.enter_context(gateway_of(served, folder / "run" / "gateway.log", "--grpc-port", "0"))
+        yield Traced(served, ports, receiver, request.param)
+
+
+INFER = {
+    "inputs": [
+        {
+            "name": "image",
+            "shape": [1, 1],
+            "datatype": "BYTES",
+            "parameters": {"binary_data_size": len(COFFEE.read_bytes()) + 4},
+        }
+    ],
+    "outputs": [{"name": "variant", "parameters": {"binary_data": False}}],
+}
+
+
+def binary(image: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return the body of an inference of one image, and its headers."""
+    head = json.dumps(INFER).encode()
+    body = head + len(image).to_bytes(4, "little") + image
+    return body, {"Inference-Header-Content-Length": str(len(head))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["gateway", "http"])
+def test_v2_request_is_one_tree(traced, port):
+    """A request of the v2 protocol, through the gateway or directly, is one tree below its caller."""
+    status, _, *ids = traced.post("/v2/models/classify/infer", *binary(COFFEE.read_bytes()), port)
+
+    assert status == 200
+    gateway_name = "gateway /v2/models/{model}/infer" if port == "gateway" else ""
+    spans = traced.tree(*ids, *traced.names(gateway_name))
+    route = spans[ROUTE].about
+    assert (route["nereid.variant"], route["nereid.outcome"], route["nereid.reason"]) == (
+        "v1",
+        "ok",
+        "weight",
+    )
+    decode = spans["decode"].about
+    assert (decode["nereid.format"], decode["nereid.width"], decode["nereid.height"]) == ("JPEG", 600, 400)
+    assert decode["nereid.bytes"] == len(COFFEE.read_bytes())
+    for model in STAGES[traced.profile]:
+        about = spans[model].about
+        assert (about["nereid.batch_size"], about["nereid.device"]) == (1, "CPU")
+        assert about["nereid.queue_ms"] >= 0
+    assert spans["network"].begin_ns >= spans["decode"].end_ns
+    assert "nereid-gateway" in {each.service for each in spans.values()} or port == "http"
+
+
+@pytest.mark.parametrize("port", ["gateway", "http"])
+def test_grpc_request_is_one_tree(traced, port):
+    """A gRPC request is one tree below its caller, through the gateway or directly."""
+    where = traced.ports["grpc"] if port == "gateway" else traced.served.ports["grpc"]
+    trace, span = f"{random.getrandbits(128):032x}", "b" * 16
+    with Classifier(f"127.0.0.1:{where}", "grpc", "classify") as classifier:
+        classifier.classify(COFFEE, headers={"traceparent": f"00-{trace}-{span}-01"})
+
+    traced.tree(trace, span, *traced.names("gateway ModelInfer" if port == "gateway" else ""))
+
+
+def test_rest_request_is_one_tree(traced):
+    """A request of the REST API is one tree; its header names the span of the gateway."""
+    status, _, *ids = traced.post("/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg"})
+
+    assert status == 200
+    spans = traced.tree(*ids, *traced.names("gateway /predict"))
+    assert spans[ROUTE].parent == spans["inference"].span
+
+
+@pytest.mark.slow
+def test_batch_of_four_is_one_tree(traced):
+    """Four images of one request are four inferences below one span."""
+    images = [{"image": base64.b64encode(each.read_bytes()).decode()} for each in (COFFEE, CHELSEA) * 2]
+    body = json.dumps({"images": images}).encode()
+    status, text, trace, span = traced.post("/v1/classify", body, {"content-type": "application/json"})
+
+    assert status == 200, text
+    wait_until(
+        lambda: (
+            sum(each.name == "network" for each in traced.receiver.of(trace)) == 4
+            and any(each.name.startswith("gateway") for each in traced.receiver.of(trace))
+        ),
+        "four runs",
+    )
+    spans = traced.receiver.of(trace)
+    root_of(spans, span)
+    assert sum(each.name == "inference" for each in spans) == 4
+    assert sum(each.name == ROUTE for each in spans) == 4
+
+
+@pytest.mark.slow
+def test_shadow_is_a_linked_trace(traced):
+    """A shadow has a tree of its own, which is linked to the span of the route."""
+    _, _, trace, span = traced.post("/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg"})
+    route = traced.tree(trace, span, ROUTE)[ROUTE]
+
+    link = (trace, route.span)
+    found = wait_until(lambda: [each for each in traced.receiver.spans if link in each.links], "a shadow")
+    (shadow,) = found
+    spans = traced.receiver.wait_for(shadow.trace, "shadow s", "network")
+    assert shadow.trace != trace
+    assert root_of(spans) == shadow
+
+
+@pytest.mark.slow
+def test_bad_image_is_an_error_in_one_tree(traced):
+    """The trace of a bad image has the error at the model, the attempt, the route and the gateway."""
+    status, _, *ids = traced.post("/predict", b"not an image", {"content-type": "image/jpeg"})
+
+    assert status == 400
+    first = next(iter(STAGES[traced.profile]))
+    spans = traced.tree(*ids, "gateway /predict", ROUTE, ATTEMPT, first, "decode")
+    failed = {name for name, each in spans.items() if each.is_error}
+    assert failed == {"gateway /predict", ROUTE, ATTEMPT, first}
+
+
+@pytest.mark.slow
+def test_retry_is_a_second_attempt(traced):
+    """A variant whose model is unloaded: the tree has both attempts."""
+    control = Control(traced.served.record)
+    control.unload("classify_v2")
+    try:
+        status, body, *ids = traced.post(
+            "/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg", "x-route-test": "retry"}
+        )
+    finally:
+        control.load("classify_v2")
+
+    assert status == 200, body
+    spans = traced.tree(*ids, *traced.names("gateway /predict", ("attempt v2", ATTEMPT)))
+    assert (spans["attempt v2"].is_error, spans[ATTEMPT].is_error) == (True, False)
+    assert spans[ROUTE].about["nereid.reason"] == "retry"
+
+
+@pytest.mark.slow
+def test_unsampled_requests_are_kept_only_for_a_reason(traced):
+    """Without sampling, a request is not exported, but one with a forced variant is, and one that failed."""
+    before = len(traced.receiver.spans)
+    headers = {"content-type": "image/jpeg", "traceparent": ""}
+    traced.post("/predict", COFFEE.read_bytes(), headers)
+    traced.post("/predict?variant=v1", COFFEE.read_bytes(), headers)
+    traced.post("/predict", b"damaged", headers)
+
+    def roots():
+        return [each for each in traced.receiver.spans[before:] if each.name == "gateway /predict"]
+
+    wait_until(lambda: len(roots()) >= 2, "two traces")
+    about = [(each.is_error, each.about.get("nereid.outcome")) for each in roots()]
+    assert sorted(about) == [(False, "ok"), (True, "invalid_image")]
+    for root in roots():
+        assert root_of(traced.receiver.of(root.trace)) == root
+
+
+def test_line_of_a_request_has_its_stages_and_no_secret(traced):
+    """The access log has one line for a request: valid JSON, with its stages, image and trace."""
+    secret, name = "a-secret-key-of-somebody", 'x"\\n{"forged":1}'
+    headers = {"content-type": "image/jpeg", "x-request-id": name, "cookie": secret}
+    _, _, trace, _ = traced.post("/predict", COFFEE.read_bytes(), headers)
+
+    (line,) = wait_until(
+        lambda: [each for each in traced.lines() if each["trace_id"] == trace], "the line of the request"
+    )
+    assert (line["request_id"], line["variant"], line["outcome"]) == (name, "v1", "ok")
+    stages = {name for names in STAGES[traced.profile].values() for name in names}
+    assert {"receive", "admission", "transport", "route", "queue", "response", *stages} <= {
+        *line["stages_ms"]
+    }
+    assert sum(line["stages_ms"].values()) <= line["ms"] * 1.01
+    assert line["images"] == [
+        {"format": "JPEG", "bytes": len(COFFEE.read_bytes()), "width": 600, "height": 400}
+    ]
+    assert secret not in traced.served.log
+
+
+def test_readiness_of_the_gateway_is_not_traffic(traced):
+    """A health check of the gateway is a probe at the route, too."""
+    probes, requests = (f"nereid_route_{name}_total" for name in ("probes", "requests"))
+    time.sleep(2 * FLUSH_S)  # the counts of earlier requests
+    before = traced.count(requests), traced.count(probes)
+
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{traced.ports['http']}/readyz", timeout=WATCHDOG_S
+    ) as page:
+        assert page.status == 200
+
+    wait_until(lambda: traced.count(probes) > before[1], "a probe")
+    time.sleep(2 * FLUSH_S)
+    assert traced.count(requests) == before[0]
+
+
+@pytest.mark.slow
+def test_probes_are_neither_traffic_nor_traces(traced):
+    """The supervisor's probes have their own counter; they are not among the requests, and have no line."""
+    probes, requests = (f"nereid_route_{name}_total" for name in ("probes", "requests"))
+    time.sleep(2 * HOLD_S)  # the lines of earlier requests
+    lines = len(traced.lines())
+    before = traced.count(requests), traced.count(probes)
+
+    wait_until(lambda: traced.count(probes) >= before[1] + 2, "two probes")
+
+    assert traced.count(requests) == before[0]
+    time.sleep(2 * HOLD_S)
+    assert len(traced.lines()) == lines
+
+
+@pytest.mark.slow
+def test_lost_span_is_noticed(traced):
+    """The check of a tree fails if a span in the middle is missing."""
+    _, _, trace, span = traced.post("/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg"})
+    spans = traced.receiver.wait_for(trace, *traced.names("gateway /predict"))
+    root_of(spans, span)
+
+    for lost in (ROUTE, ATTEMPT, "inference", next(iter(STAGES[traced.profile]))):
+        with pytest.raises(AssertionError, match="without parent"):
+            root_of([each for each in spans if each.name != lost], span)
+
+
+@pytest.mark.parametrize("name", ["nereid-probe", "Nereid-Probe", "nereid_sent_ns", "traceparent"])
+def test_callers_cannot_send_our_own_parameters(traced, name):
+    """A caller of the gateway cannot hide from the metrics as a probe, by parameter or by header."""
+    before = traced.count("nereid_route_requests_total")
+    body = {"inputs": [{"name": "image", "shape": [1, 1], "datatype": "BYTES", "data": ["x"]}]}
+    path, kind = "/v2/models/classify/infer", {"content-type": "application/json"}
+
+    refused = traced.post(path, json.dumps({**body, "parameters": {name: "1"}}).encode(), kind)
+    traced.post(path, json.dumps(body).encode(), {**kind, "nereid-probe": "1"})
+
+    assert (refused[0], b"reserved" in refused[1]) == (400, True)
+    wait_until(lambda: traced.count("nereid_route_requests_total") == before + 1, "a counted request")
+
+
+def test_damaged_headers_fail_only_their_own_request(traced):
+    """Headers that are not UTF-8, sent directly to a model, do not fail the batch of others."""
+    if traced.profile != "cpu":
+        pytest.skip("the models of an ensemble are not called directly")
+    path, image = f"/v2/models/{PINNED}/infer", COFFEE.read_bytes()
+    binary_only = {"Inference-Header-Content-Length": "0"}
+
+    def send(number):
+        bad = {"x-route-foo": b"\xff\xfe".decode("latin-1")} if number % 4 == 0 else {}
+        return number % 4 == 0, traced.post(path, image, binary_only | bad, "http")[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(send, range(48))]
+
+    assert {status for is_bad, status in found if not is_bad} == {200}
+    assert {status for is_bad, status in found if is_bad} == {400}
+
+
+def test_requests_that_end_early_have_lines(traced):
+    """A request without a route, and one that the gateway rejects, each have one line."""
+    direct = f"/v2/models/{next(iter(STAGES[traced.profile]))}/infer"
+    binary_only = {"Inference-Header-Content-Length": "0"}
+    traces = [
+        traced.post(direct, COFFEE.read_bytes(), binary_only)[2],
+        traced.post("/predict", b"x", {"content-type": "text/plain"})[2],
+    ]
+
+    for trace in traces:
+        (line,) = wait_until(lambda: [each for each in traced.lines() if each["trace_id"] == trace], "a line")  # noqa: B023
+        assert line["name"].startswith("gateway") or "decode" in line["stages_ms"]
+
+
+@pytest.mark.slow
+def test_spans_of_triton_join_the_trace(tmp_path):
+    """Triton's own spans are in the trace that the gateway continues, below its inference."""
+    with ExitStack() as stack:
+        receiver = stack.enter_context(receiving())
+        own = ["mode=opentelemetry", f"opentelemetry,url={receiver.endpoint}/v1/traces", "rate=1"]
+        flags = [f"--trace-config={each}" for each in [*own, "level=TIMESTAMPS"]]
+        words = "--otlp", receiver.endpoint, "--", *flags
+        served = stack.enter_context(serving(REPOSITORY, tmp_path / "run", *words))
+        ports = stack.enter_context(gateway_of(served, tmp_path / "run" / "gateway.log"))
+        traced = Traced(served, ports, receiver, "cpu")
+        trace, span = traced.post("/predict?variant=v1", COFFEE.read_bytes(), {"content-type": "image/jpeg"})[
+            2:
+        ]
+
+        spans = receiver.wait_for(trace, *traced.names("gateway /predict"), "InferRequest")
+        inference = next(each for each in spans if each.name == "inference")
+        (theirs,) = (each for each in spans if each.name == "InferRequest")
+        assert theirs.parent == inference.span
+        root_of(spans, span)
+
+
+def why(traced, *words):
+    """Return the standard output of `nereid why` for the served repository."""
+    folder = Path(traced.served.record.records).parents[2]
+    command = [NEREID, "why", "--repository", str(traced.served.repository), *words]
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WATCHDOG_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_why_explains_recorded_requests(traced):
+    """`nereid why` counts the requests of its window, and shows the stages of one of them by its id."""
+    _, _, trace, _ = traced.post(
+        "/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg", "x-request-id": "look-at-me"}
+    )
+    wait_until(lambda: [each for each in traced.lines() if each["trace_id"] == trace], "the line")
+
+    found = json.loads(why(traced, "--since", "1h", "--json"))
+    one = json.loads(why(traced, "--request", "look-at-me", "--json"))
+
+    own = [each for each in traced.lines() if each.get("route") == "classify"]
+    assert found["requests"] >= len(own)
+    assert found["outcomes"].get("invalid_image", 0) == sum(
+        each["outcome"] == "invalid_image" for each in own
+    )
+    assert 0 < found["p50_ms"] <= found["p99_ms"]
+    assert "network" in found["slow_ms"]
+    assert found["contention"]["cores"] >= 1
+    assert (one["trace_id"], one["label"]) == (trace, "espresso")
+    assert 0.9 < one["confidence"] <= 1
+    assert "cause:" in why(traced, "--since", "1h")
+    assert "network" in why(traced, "--request", trace)

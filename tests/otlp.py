@@ -1,0 +1,136 @@
+"""A receiver of OTLP over HTTP for tests: it decodes the real messages, and builds the trees of traces."""
+
+import base64
+import gzip
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from google.protobuf import json_format
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from loadtest.http_receiver import listening
+from tests.routes import wait_until
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A received span; ids are hexadecimal, `parent` is "" for none."""
+
+    trace: str
+    span: str
+    parent: str
+    name: str
+    service: str
+    begin_ns: int
+    end_ns: int
+    is_error: bool
+    about: dict[str, Any]
+    links: tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class Receiver:
+    """The spans that a receiver got, and its address."""
+
+    endpoint: str
+    spans: list[Span] = field(default_factory=list)
+
+    def of(self, trace: str) -> list[Span]:
+        """Return the spans of a trace so far."""
+        return [each for each in self.spans if each.trace == trace]
+
+    def wait_for(self, trace: str, *names: str) -> list[Span]:
+        """Wait until a trace has spans of these names, and return them all."""
+        wait_until(lambda: {*names} <= {each.name for each in self.of(trace)}, f"spans {names}")
+        return self.of(trace)
+
+
+def root_of(spans: Collection[Span], caller: str = "") -> Span:
+    """Return the root of a trace; fails unless its spans are one tree below the caller's span.
+
+    Raises:
+        AssertionError: a span has no parent among the others, or there are several roots.
+    """
+    ids = {each.span for each in spans}
+    assert len(ids) == len(spans), "a span came twice"
+    roots = [each for each in spans if each.parent == caller]
+    lost = [each.name for each in spans if each.parent not in ids and each.parent != caller]
+    assert not lost, f"without parent: {lost}"
+    assert len(roots) == 1, f"roots: {[each.name for each in roots]}"
+    children = {parent: [each for each in spans if each.parent == parent] for parent in ids}
+    reached, todo = set[str](), [roots[0]]
+    while todo:
+        reached.add((span := todo.pop()).span)
+        todo += children[span.span]
+    assert reached == ids, "the spans are not connected"
+    return roots[0]
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    """Receive spans on a free port of loopback."""
+
+    class Handler(BaseHTTPRequestHandler):
+        """Receives exports."""
+
+        def do_POST(self) -> None:
+            """Decode one export."""
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            is_json = self.headers["Content-Type"].startswith("application/json")
+            message = from_json(body) if is_json else ExportTraceServiceRequest.FromString(body)
+            receiver.spans += decoded(message)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *words: Any) -> None:
+            """Write nothing."""
+
+    with listening(Handler) as address:
+        receiver = Receiver(f"http://{address}")
+        yield receiver
+
+
+def from_json(body: bytes) -> ExportTraceServiceRequest:
+    """Read a message of Triton; OTLP's JSON has ids in hexadecimal, where protobuf's has base64."""
+
+    def with_base64(fields: dict[str, Any]) -> dict[str, Any]:
+        ids = ("traceId", "spanId", "parentSpanId")
+        return fields | {
+            name: base64.b64encode(bytes.fromhex(fields[name])).decode() for name in ids if name in fields
+        }
+
+    text = json.dumps(json.loads(body, object_hook=with_base64))
+    message = ExportTraceServiceRequest()
+    json_format.Parse(text, message, ignore_unknown_fields=True)
+    return message
+
+
+def decoded(message: ExportTraceServiceRequest) -> Iterator[Span]:
+    """Yield the spans of one message."""
+    for resource in message.resource_spans:
+        service = _values(resource.resource.attributes).get("service.name", "")
+        for scope in resource.scope_spans:
+            for each in scope.spans:
+                yield Span(
+                    each.trace_id.hex(),
+                    each.span_id.hex(),
+                    each.parent_span_id.hex(),
+                    each.name,
+                    service,
+                    each.start_time_unix_nano,
+                    each.end_time_unix_nano,
+                    each.status.code == Status.STATUS_CODE_ERROR,
+                    _values(each.attributes),
+                    tuple((link.trace_id.hex(), link.span_id.hex()) for link in each.links),
+                )
+
+
+def _values(attributes: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
