@@ -16,7 +16,11 @@ if TYPE_CHECKING:
         Unreachable,
         UnusableImage,
     )
+    from nereid.client.detector_client import AsyncDetector, Detector
     from nereid.client.prediction import Label, Prediction, Timings
+    from nereid.client.reader_client import AsyncReader, Reader
+    from nereid.client.results.detected_objects import DetectedObject, Detection
+    from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
 
     __version__: str
 
@@ -24,18 +28,32 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncClassifier": "async_classifier",
     "Classifier": "classifier",
+    **dict.fromkeys(("AsyncDetector", "Detector"), "detector_client"),
+    **dict.fromkeys(("AsyncReader", "Reader"), "reader_client"),
+    **dict.fromkeys(("DetectedObject", "Detection"), "results.detected_objects"),
+    **dict.fromkeys(("Correction", "Field", "Reading", "TextLine"), "results.text_reading"),
     **dict.fromkeys(("Label", "Prediction", "Timings"), "prediction"),
 }
 
 __all__ = [
     "AsyncClassifier",
+    "AsyncDetector",
+    "AsyncReader",
     "Classifier",
     "ClassifierError",
+    "Correction",
+    "DetectedObject",
+    "Detection",
+    "Detector",
+    "Field",
     "Label",
     "Overloaded",
     "Prediction",
+    "Reader",
+    "Reading",
     "RequestRefused",
     "ServerFailed",
+    "TextLine",
     "TimedOut",
     "Timings",
     "Unavailable",

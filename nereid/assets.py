@@ -1,8 +1,9 @@
-"""Files that the package serves and uses: the default model repository, Triton's adapters, sample photos.
+"""Files that the package serves and uses: the model repositories, Triton's adapters, sample photos.
 
 A wheel carries them in `nereid/data`; a checkout has them next to the package.
 """
 
+import shutil
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -11,6 +12,7 @@ _DATA = PACKAGE / "data"
 IS_CHECKOUT = not _DATA.is_dir()
 
 REPOSITORY = (CHECKOUT if IS_CHECKOUT else _DATA) / "model_repository"
+TEXT_REPOSITORY = (CHECKOUT if IS_CHECKOUT else _DATA) / "text_repository"
 ADAPTERS = (CHECKOUT if IS_CHECKOUT else _DATA) / "python_backend"
 _PHOTOS = CHECKOUT / "clients" / "samples" if IS_CHECKOUT else _DATA / "samples"
 
@@ -18,3 +20,18 @@ _PHOTOS = CHECKOUT / "clients" / "samples" if IS_CHECKOUT else _DATA / "samples"
 COFFEE = _PHOTOS / "coffee.jpg"
 CHELSEA = _PHOTOS / "chelsea.jpg"
 SAMPLES = (COFFEE, CHELSEA)
+# A rendered parcel label, made for this package.
+PARCEL_LABEL = _PHOTOS / "parcel_label.jpg"
+# The model repositories of the package by their tasks.
+REPOSITORIES = {"classify": REPOSITORY, "read": TEXT_REPOSITORY}
+# Files that commands write beside models; a copy starts without them.
+STATE = ("*.history.jsonl", ".*.nereid", "tuned.pbtxt", "__pycache__")
+
+
+def copy_models(source: Path, target: Path) -> None:
+    """Copy a model, or a repository, without the state of a server; existing files are replaced.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(*STATE), dirs_exist_ok=True)

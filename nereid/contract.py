@@ -7,8 +7,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Tensors of a model that classifies images.
+# The input of every task, and the output of a model that classifies images.
 IMAGE, SCORES = "image", "scores"
+# Outputs of a model that reads text: one entry per line, in reading order. `box` is [-1, 4, 2], its corners.
+TEXT, CONFIDENCE, BOX = "text", "confidence", "box"
+# Further output of a model that reads fields of a document: one JSON object per field.
+FIELD = "field"
+# Outputs of a model that finds objects, with `box` [-1, 4]: left, top, right, bottom. One entry per object.
+SCORE, LABEL = "score", "label"
+# Most lines of text, and most objects, of one image; those with the least confidence are left out.
+MAX_LINES, MAX_OBJECTS = 1000, 300
 # Further outputs of a route: which variant responded, and why it was chosen.
 VARIANT, VERSION, REASON = ROUTE_OUTPUTS = "variant", "version", "route_reason"
 
@@ -17,8 +25,15 @@ VARIANT_HEADER, VERSION_HEADER, ROUTE_KEY_HEADER = "x-variant", "x-model-version
 OPTION_HEADERS = {"variant": VARIANT_HEADER, "version": VERSION_HEADER, "route_key": ROUTE_KEY_HEADER}
 # Headers that the rules of a route read.
 ROUTE_HEADER_PREFIX = "x-route-"
-# Triton forwards exactly the headers that a route reads: other `x-` headers may carry API keys.
+# Triton forwards exactly the headers that our backends read: other `x-` headers may carry API keys.
 ROUTE_HEADERS = "(?i)^x-(variant|model-version|route-[a-z0-9-]+)$"
+FORWARDED_HEADERS = "(?i)^(x-(variant|model-version|route-[a-z0-9-]+)|traceparent|nereid-probe)$"
+# W3C trace context, as a header or as a parameter between models; and when they sent it, in ns since 1970.
+TRACE_PARAMETER, SENT_PARAMETER = "traceparent", "nereid_sent_ns"
+# Marks a health check or a warm-up, which is not traffic. The gateway does not forward it for callers.
+PROBE_HEADER = "nereid-probe"
+# Only our own processes send these parameters.
+RESERVED_PARAMETERS = frozenset({TRACE_PARAMETER, SENT_PARAMETER, PROBE_HEADER})
 # Opens the restricted APIs. Over gRPC, Triton expects its own prefix before the name.
 TOKEN_HEADER = "nereid-token"
 # The key of a gateway's caller.

@@ -1,4 +1,4 @@
-"""Limits of the control groups of this process: cores, memory, and kills for lack of memory."""
+"""Limits of the control groups of a process: cores, memory, and their effects."""
 
 import contextlib
 from collections.abc import Iterator
@@ -52,6 +52,15 @@ class ControlGroups:
                     lines = (folder / name).read_text().splitlines()
                     return int(dict(line.split(maxsplit=1) for line in lines)["oom_kill"])
         return 0
+
+    def throttling(self) -> tuple[int, int]:
+        """Return the periods in which the quota in cores stopped threads, and all periods; 0 without one."""
+        for folder in self._folders("cpu"):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                lines = (folder / "cpu.stat").read_text().splitlines()
+                counts = {name: int(value) for name, value in map(str.split, lines)}
+                return counts["nr_throttled"], counts["nr_periods"]
+        return 0, 0
 
     def _memory(self) -> Iterator[tuple[int, int]]:
         """Yield limit and use of each group that has a limit."""

@@ -140,13 +140,13 @@ def locked_folder(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def is_locked(folder: Path) -> bool:
-    """Return whether a process holds the exclusive lock of a folder.
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the exclusive lock of a file or folder.
 
     Raises:
-        OSError: the folder cannot be read.
+        OSError: it cannot be read.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         return not _try_lock(handle, fcntl.LOCK_SH)
     finally:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from nereid.addresses import open_http
 
+Labels = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -24,6 +26,30 @@ def parse(page: str) -> Iterator[Sample]:
     """
     for name, labels, value in re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", page, re.MULTILINE):
         yield Sample(name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value))
+
+
+def render(
+    samples: Mapping[tuple[str, Labels], float], prefix: str, metrics: Mapping[str, tuple[str, str]]
+) -> str:
+    """Return samples in Prometheus' text format; each metric has its header, with or without samples.
+
+    Args:
+        samples: values by name and labels.
+        prefix: the beginning of all names.
+        metrics: kind and description of each metric.
+    """
+    lines = []
+    for name, (kind, text) in metrics.items():
+        lines += [f"# HELP {prefix}{name} {text}", f"# TYPE {prefix}{name} {kind}"]
+        for (family, labels), value in sorted(samples.items()):
+            if family == name:
+                inner = ",".join(f'{key}="{_escape(word)}"' for key, word in labels)
+                lines.append(f"{prefix}{name}{f'{{{inner}}}' if inner else ''} {value:.15g}")
+    return "\n".join(lines) + "\n"
+
+
+def _escape(word: str) -> str:
+    return word.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def fetch(url: str, timeout_s: float) -> str:

@@ -101,6 +101,11 @@ class InvalidConfig(ServingError):
     prefix = ""
 
 
+def is_fault(error: ServingError | None) -> bool:
+    """Return whether the server failed, and not because of its caller or of a deliberate limit."""
+    return error is not None and not isinstance(error, InvalidRequest | Overloaded | Cancelled)
+
+
 def official_text(error: Exception) -> str:
     """Format an exception of ONNX Runtime on one line as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
     text = str(error)

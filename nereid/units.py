@@ -28,3 +28,21 @@ def format_ms(value_ms: float) -> str:
     if value_ms >= 1 or value_ms <= 0:
         return f"{value_ms:.1f} ms"
     return f"{value_ms:.2f} ms" if value_ms >= 0.005 else "< 0.01 ms"
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as `30s`, `5m` or `1h`.
+
+    Raises:
+        ValueError: the text is not a duration.
+    """
+    number, unit = text[:-1], text[-1:]
+    if (
+        not (number.isascii() and number.isdigit() and len(number) <= 6 and int(number))
+        or unit not in _UNITS_S
+    ):
+        raise ValueError(f"expected a duration such as 30s, 5m or 1h, got '{text[:32]}'")
+    return float(int(number) * _UNITS_S[unit])
+
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600}

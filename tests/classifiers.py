@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
+import numpy as np
+
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
 
@@ -71,6 +73,7 @@ class Script:
         trickle_s: interval of single bytes after a response, in seconds; 0 sends none.
         hangs_up: close the connection after each response.
         read: names of regions that the server refuses to release.
+        outputs: names of the model's outputs.
     """
 
     def __init__(self, *steps: Any) -> None:
@@ -81,6 +84,7 @@ class Script:
         self.gap_s = self.trickle_s = 0.0
         self.hangs_up = False
         self.read: set[str] = set()
+        self.outputs: tuple[str, ...] = ("scores",)
 
     def next(self) -> Any:
         """Return the next step."""
@@ -113,6 +117,28 @@ def prediction_response(*rows: str, **about: str) -> bytes:
     return head % (len(text) + len(data), len(text)) + text + data
 
 
+def tensor_response(**tensors: np.ndarray) -> bytes:
+    """Return Triton's response with tensors: FP32, or BYTES of an array of objects."""
+    outputs, parts = [], []
+    for name, array in tensors.items():
+        is_text = array.dtype == np.object_
+        data = b"".join(len(each).to_bytes(4, "little") + each for each in array.ravel()) if is_text else b""
+        data = data or array.astype(np.float32).tobytes() * (not is_text)
+        outputs.append(
+            {
+                "name": name,
+                "datatype": "BYTES" if is_text else "FP32",
+                "shape": [*array.shape],
+                "parameters": {"binary_data_size": len(data)},
+            }
+        )
+        parts.append(data)
+    text = json.dumps({"model_name": "read", "model_version": "1", "outputs": outputs}).encode()
+    body = text + b"".join(parts)
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n"
+    return head % (len(body), len(text)) + body
+
+
 PREDICTION = prediction_response("0.95:967:espresso")
 
 
@@ -139,7 +165,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 elif path.endswith("/unregister") and path.split("/")[-2] in script.read:
                     step = error("Cannot unregister shared memory region 'x', it is currently in use.", 500)
                 else:
-                    step = {"name": "classify", "outputs": [{"name": "scores"}]}
+                    step = {"name": "classify", "outputs": [{"name": name} for name in script.outputs]}
                 if step == "silence":
                     script.over.wait()
                 if isinstance(step, threading.Barrier):

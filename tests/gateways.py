@@ -38,7 +38,7 @@ SMALL = Settings(
 
 
 class Upstream:
-    """A classifier that returns or raises `outcome`; requests wait while `gate` is closed."""
+    """A client that returns or raises `outcome`; requests wait while `gate` is closed."""
 
     def __init__(self, outcome: Any = PREDICTION) -> None:
         self.outcome = outcome
@@ -47,7 +47,7 @@ class Upstream:
         self.gate.set()
         self.cancelled = 0
 
-    async def classify(self, image: bytes, **options: Any) -> Prediction:
+    async def infer(self, image: bytes, **options: Any) -> Any:
         """Record the request, and return the outcome."""
         self.received.append((image, options))
         try:
@@ -57,8 +57,7 @@ class Upstream:
             raise
         if isinstance(self.outcome, Exception):
             raise self.outcome
-        outcome: Prediction = self.outcome
-        return outcome
+        return self.outcome
 
     async def close(self) -> None:
         """Do nothing; no connection is open."""
@@ -103,6 +102,10 @@ class Source:
     def names(self) -> list[str]:
         """Return both names."""
         return ["classify", self._other]
+
+    def outputs(self, name: str) -> list[str]:
+        """Return the output of both models."""
+        return ["scores"]
 
     def route(self, name: str) -> Any:
         """Return the route of `classify`."""
@@ -165,7 +168,7 @@ RING, NO_KEYS = Ring({each: key(each, each) for each in SCOPES}), Ring()
 
 def gateway(upstream: Upstream, settings: Settings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
     """Return a gateway in front of `upstream`, which answers for all models."""
-    return build(settings, keys, Models("classify", Source(route), lambda name: upstream))
+    return build(settings, keys, Models("classify", Source(route), lambda name, kind: upstream))
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

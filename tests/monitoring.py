@@ -1,4 +1,4 @@
-"""Readers of the configuration of Prometheus, Grafana and the autoscalers, with every query."""
+"""Readers of the configuration of Prometheus, Grafana and the autoscalers, with every query and metric."""
 
 import json
 import re
@@ -8,9 +8,29 @@ from typing import Any
 
 import yaml
 
+from nereid import metrics_page
 from tests.conftest import ROOT
+from tools.metrics_page import families
 
 PROMETHEUS, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
+RUNBOOK, MONITORING = ROOT / "docs" / "runbook.md", ROOT / "docs" / "monitoring.md"
+# A page of Triton's GPU metrics: names, labels and descriptions are those of 24.10, the values are made up.
+GPU_PAGE = ROOT / "tests" / "contract" / "triton_gpu.metrics"
+# Without what needs a cache or an option.
+# Source: triton-inference-server/server, docs/user_guide/metrics.md.
+TRITON = {
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_pending_request_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+}
+OPERATORS = {"and", "or", "unless", "bool", "offset"}
 DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 
 
@@ -33,10 +53,68 @@ def rules() -> Mapping[str, str]:
     return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
+def gpu_metrics() -> set[str]:
+    """Return the names of Triton's GPU metrics."""
+    return {sample.name for sample in metrics_page.parse(GPU_PAGE.read_text())}
+
+
+def exported() -> set[str]:
+    """Return the names of all series: of our and Triton's metrics pages, and of Prometheus itself."""
+    ours = set[str]().union(*(family.series() for family in families()))
+    return ours | TRITON | gpu_metrics() | {"up", "ALERTS"}
+
+
+def metrics_of(expression: str) -> set[str]:
+    """Return the names of the series that an expression is about."""
+    bare = re.sub(
+        r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)',
+        " ",
+        expression,
+    )
+    bare = re.sub(r"\boffset \w+", " ", bare)
+    return set(re.findall(r"\b[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - OPERATORS
+
+
+def alerts() -> list[dict[str, Any]]:
+    """Return the alerts."""
+    return [rule for group in read("prometheus/alerts.yml")["groups"] for rule in group["rules"]]
+
+
+def alerting() -> list[Query]:
+    """Return the expressions of the alerts; of several with one name, each has its window."""
+    return [
+        Query(f"{each['alert']} {each['labels'].get('window', '')}".strip(), each["expr"])
+        for each in alerts()
+    ]
+
+
+def runbook_queries() -> list[Query]:
+    """Return the queries of the commands in the runbook."""
+    found = re.findall(r"^promtool query instant \S+ '(.*)'$", RUNBOOK.read_text(), re.M)
+    return [Query(f"runbook {query}", query) for query in dict.fromkeys(found)]
+
+
+def questions() -> list[Query]:
+    """Return the queries of docs/monitoring.md that answer a question."""
+    table = MONITORING.read_text().split("## Questions")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", table, re.M)
+    return [Query(question, query.replace("\\|", "|")) for question, query in rows]
+
+
 def panels() -> Iterator[dict[str, Any]]:
-    """Yield the panels of all dashboards."""
+    """Yield the panels of all dashboards, also those in rows."""
     for path in DASHBOARDS:
-        yield from json.loads(path.read_text())["panels"]
+        for each in json.loads(path.read_text())["panels"]:
+            if each["type"] == "row":
+                yield from each["panels"]
+            else:
+                yield each
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Yield the headings of all dashboards; a collapsed one contains its panels."""
+    for path in DASHBOARDS:
+        yield from (each for each in json.loads(path.read_text())["panels"] if each["type"] == "row")
 
 
 def shown(rate_interval: str = "1m") -> list[Query]:

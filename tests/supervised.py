@@ -6,7 +6,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,10 @@ class Served:
             with refused:
                 return refused.code, refused.read().decode()
 
+    def triton_page(self) -> str:
+        """Return Triton's metrics page."""
+        return metrics_page.fetch(self.record.url("metrics"), WATCHDOG_S)
+
     def is_ready(self) -> bool:
         """Return whether `/readyz` is 200."""
         return self.page("/readyz")[0] == 200
@@ -153,17 +157,45 @@ def serving(repository: Path, folder: Path, *words: str, launcher: Sequence[str]
 
 
 @contextmanager
+def gateway_of(served: Served, log: Path, *words: str) -> Iterator[dict[str, int]]:
+    """Run `nereid gateway` in front of a served repository; gives its ports."""
+    words = "--repository", str(served.repository), *words
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(log.parent)}
+    with _gateway(log, words, environment) as (_, ports):
+        yield ports
+
+
+@contextmanager
+def running_gateway(log: Path, *words: str) -> Iterator[dict[str, int]]:
+    """Run `nereid gateway` on free ports; gives them by protocol."""
+    with _gateway(log, words, os.environ) as (_, ports):
+        yield ports
+
+
+@contextmanager
 def gateway(log: Path, *words: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """Run `nereid gateway` on a free port; gives its process and address."""
+    with _gateway(log, words, os.environ) as (process, ports):
+        yield process, f"http://127.0.0.1:{ports['http']}"
+
+
+@contextmanager
+def _gateway(
+    log: Path, words: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen, dict[str, int]]]:
     with log.open("w") as output:
         process = subprocess.Popen(
-            [NEREID, "gateway", "--port", "0", *words], stdout=subprocess.PIPE, stderr=output, text=True
+            [NEREID, "gateway", "--port", "0", *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
         )
     try:
         assert process.stdout
         ready = process.stdout.readline()
         assert ready, log.read_text()
-        yield process, f"http://127.0.0.1:{json.loads(ready)['http']}"
+        yield process, json.loads(ready)
     finally:
         process.kill()
         process.communicate()

@@ -13,12 +13,13 @@ from nereid.assets import REPOSITORY
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import (
     DEFAULT_MODEL,
-    DEFAULT_MODEL_HELP,
     Repository,
+    Task,
     complete_model,
     environment,
-    find_classifier,
+    find_any_model,
     invalid_values,
+    repository_of,
 )
 from nereid.cli.server_options import find_server
 
@@ -40,7 +41,7 @@ def gateway(
             help="Model that answers requests without a model's name. With --url, repeat it for further "
             "models; else all routes of the repository are offered.",
             autocompletion=complete_model,
-            show_default=DEFAULT_MODEL_HELP,
+            show_default="`classify`, or the first model of another task",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -103,9 +104,10 @@ def gateway(
         ),
     ] = None,
     access_log: Annotated[
-        bool, typer.Option("--access-log", help="Log each request on stderr: a time, and then JSON.")
+        bool, typer.Option("--access-log", help="Log each request on stderr as one line of JSON.")
     ] = False,
     repository: Repository = REPOSITORY,
+    task: Task = None,
 ) -> None:
     """Serve a REST API, a web page and the checked v2 protocol in front of a running server, until Ctrl-C.
 
@@ -119,13 +121,15 @@ def gateway(
     from nereid.gateway.models import FixedModels, ModelSource
     from nereid.gateway.settings import Settings
     from nereid.processes import available_cores
+    from nereid.tracing.records import DEFAULT_SAMPLING, Sampling
 
+    repository = repository_of(context, repository, task)
     source: ModelSource
     if url:
-        running, source = None, FixedModels(tuple(model or [DEFAULT_MODEL]))
+        running, source = None, FixedModels(tuple(model or [DEFAULT_MODEL]), url)
     else:
         running = find_server(context, repository)
-        model = [find_classifier(repository, name) for name in model or [""]]
+        model = [find_any_model(repository, name) for name in model or [""]]
         source = RepositoryModels(repository, lambda: find_server(context, repository), model)
     with invalid_values():
         settings = Settings(
@@ -136,6 +140,10 @@ def gateway(
             rate_per_s=rate,
             allowed_hosts=tuple(allowed_host or ()),
             cors_origins=tuple(cors_origin or ()),
+            traces=running.traces if running else "",
+            sampling=Sampling(running.trace_share, running.objective_ms / 1e3)
+            if running
+            else DEFAULT_SAMPLING,
         )
     with ExitStack() as stack:
         serving.serve(

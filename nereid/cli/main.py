@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
-from nereid.cli import classify, demo, gateway, init, keys, serve
+from nereid.cli import demo, gateway, init, keys, serve
+from nereid.cli.drift_commands import drift
 from nereid.cli.exit_codes import CommandGroup
+from nereid.cli.image_commands import classify, detect, read
 from nereid.cli.models import add, publish, remove, tune, versions, watch
-from nereid.cli.observe_commands import check, doctor, status
+from nereid.cli.observe_commands import check, doctor, status, top, why
 from nereid.cli.options import reflowed, show_help
 from nereid.cli.rollout_commands import rollout
 from nereid.cli.route_commands import route
@@ -24,8 +26,12 @@ for command in (
     init.init,
     serve.serve,
     classify.classify,
+    read.read,
+    detect.detect,
     gateway.gateway,
     with_server(status.status),
+    with_server(top.top),
+    with_server(why.why),
     with_server(add.add),
     with_server(publish.publish),
     with_server(publish.rollback),
@@ -41,8 +47,9 @@ for command in (
     app.command()(command)
 app.add_typer(route.app, name="route")
 app.add_typer(rollout.app, name="rollout")
+app.add_typer(drift.app, name="drift")
 app.add_typer(keys.app, name="key")
-for group in (app, route.app, rollout.app, keys.app):
+for group in (app, route.app, rollout.app, drift.app, keys.app):
     for info in group.registered_commands:
         info.help = reflowed(getattr(info.callback, "__doc__", None))
 

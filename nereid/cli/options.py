@@ -3,18 +3,40 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from nereid import assets
-from nereid.contract import IMAGE, SCORES
+from nereid.contract import BOX, CONFIDENCE, IMAGE, LABEL, SCORE, SCORES, TEXT
 from nereid.errors import WrongUsage
 
 DEFAULT_MODEL = "classify"
 DEFAULT_MODEL_HELP = "`classify`, or the only model that classifies"
+DEFAULT_READER_HELP = "`read_text`, or the only model that reads text"
+DEFAULT_DETECTOR_HELP = "`detect`, or the only model that finds objects"
 DEFAULT_REPOSITORY = "the repository of this checkout or package"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """The models of one task.
+
+    Attributes:
+        default: name of the model that is used first.
+        outputs: names of the outputs that a model must have.
+    """
+
+    default: str
+    outputs: tuple[str, ...]
+
+
+CLASSIFIERS = ModelKind(DEFAULT_MODEL, (SCORES,))
+READERS = ModelKind("read_text", (TEXT, CONFIDENCE, BOX))
+DETECTORS = ModelKind("detect", (BOX, SCORE, LABEL))
+MODEL_KINDS = CLASSIFIERS, READERS, DETECTORS
 
 
 def _repository_of(context: typer.Context) -> Path:
@@ -66,6 +88,14 @@ Repository: TypeAlias = Annotated[
     Path,
     typer.Option(help="Model repository.", envvar="NEREID_REPOSITORY", show_default=DEFAULT_REPOSITORY),
 ]
+TextRepository: TypeAlias = Annotated[
+    Path,
+    typer.Option(
+        help="Model repository.",
+        envvar="NEREID_REPOSITORY",
+        show_default="the text models of this checkout or package",
+    ),
+]
 Model: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -82,6 +112,10 @@ Profile: TypeAlias = Annotated[
         envvar="NEREID_PROFILE",
     ),
 ]
+Task: TypeAlias = Annotated[
+    Literal["classify", "read"] | None,
+    typer.Option(help="Task whose models of this package are used.", show_default="classify"),
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -91,27 +125,55 @@ def environment(context: typer.Context) -> Mapping[str, str]:
     return found
 
 
-def find_classifier(repository: Path, name: str) -> str:
-    """Return the model that classifies: `name`, else `classify`, else the only one of the repository.
+def repository_of(context: typer.Context, repository: Path, task: str | None) -> Path:
+    """Return the repository of the options `--repository` and `--task`.
+
+    Raises:
+        WrongUsage: both options were given.
+    """
+    if task is None:
+        return repository
+    source = context.get_parameter_source("repository")
+    if source and source.name == "COMMANDLINE":
+        raise WrongUsage("--task and --repository exclude each other; fix: nereid init DIR --task TASK")
+    return assets.REPOSITORIES[task]
+
+
+def find_model(repository: Path, name: str, kind: ModelKind) -> str:
+    """Return the model of a task: `name`, else the default one, else the only one of the repository.
 
     Raises:
         WrongUsage: the repository has no such model, or several; the message has their names.
     """
-    wanted = name or DEFAULT_MODEL
+    wanted = name or kind.default
     if (repository / wanted).is_dir():
         return wanted
-    from nereid.routes.target import check_repository, classifiers
+    from nereid.routes.target import check_repository, models_with
 
     check_repository(repository)
-    found = classifiers(repository)
+    found = models_with(repository, kind.outputs)
     known = ", ".join(found)
     if not found:
-        raise WrongUsage(f"'{repository}' has no model with input '{IMAGE}' and output '{SCORES}'")
+        outputs = ", ".join(f"'{each}'" for each in kind.outputs)
+        word = "outputs" if len(kind.outputs) > 1 else "output"
+        raise WrongUsage(f"'{repository}' has no model with input '{IMAGE}' and {word} {outputs}")
     if name:
         raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {known}")
     if len(found) > 1:
         raise WrongUsage(f"'{repository}' has several models; fix: name one with --model: {known}")
     return found[0]
+
+
+def find_any_model(repository: Path, name: str) -> str:
+    """Return the model of any task: `name`, else that of `find_model` for the first task that has models.
+
+    Raises:
+        WrongUsage: the repository has no such model, or several; the message has their names.
+    """
+    from nereid.routes.target import models_with
+
+    with_models = [kind for kind in MODEL_KINDS if models_with(repository, kind.outputs)]
+    return find_model(repository, name, (with_models or [CLASSIFIERS])[0])
 
 
 def own_repository(repository: Path) -> Path:

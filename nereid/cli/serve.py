@@ -1,6 +1,9 @@
 """`nereid serve`: serve a model repository in the foreground."""
 
-from collections.abc import Mapping
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,7 +12,7 @@ import typer
 
 from nereid.assets import REPOSITORY
 from nereid.cli.keys import KeysFile
-from nereid.cli.options import Profile, Repository, environment, invalid_values
+from nereid.cli.options import Profile, Repository, Task, environment, invalid_values, repository_of
 from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.errors import WrongUsage
 from nereid.server.command_line import (
@@ -35,6 +38,7 @@ def serve(
         typer.Argument(help="Flags that are passed to tritonserver, after `--`.", metavar="-- FLAG"),
     ] = None,
     repository: Repository = REPOSITORY,
+    task: Task = None,
     profile: Profile = DEFAULT_PROFILE,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[
@@ -104,6 +108,41 @@ def serve(
             help="Require a key on loopback, too, for example behind a proxy. Implies --guard.",
         ),
     ] = False,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace/--no-trace", help="Whether the stages of each request are recorded, for `nereid why`."
+        ),
+    ] = True,
+    trace_share: Annotated[
+        float, typer.Option(help="Share of the traces that are kept without another reason.", min=0, max=1)
+    ] = 0.01,
+    objective_ms: Annotated[
+        float,
+        typer.Option(
+            help="Latency objective in milliseconds. Traces of slower requests, failures and forced variants "
+            "are always kept.",
+            min=0.001,
+        ),
+    ] = 250.0,
+    otlp: Annotated[
+        str,
+        typer.Option(
+            help="Address of an OTLP receiver over HTTP for kept traces, such as http://localhost:4318.",
+            show_default="none",
+        ),
+    ] = "",
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log each request on stderr as one line of JSON.")
+    ] = False,
+    signals: Annotated[
+        bool,
+        typer.Option(
+            "--signals/--no-signals",
+            help="Whether brightness, confidence and other signals of images and responses are measured, for "
+            "`nereid drift`.",
+        ),
+    ] = True,
 ) -> None:
     """Serve a model repository until Ctrl-C.
 
@@ -114,10 +153,16 @@ def serve(
     ports: it checks every request, and every request needs a key.
     """
     from nereid.server import serve as server
+    from nereid.server.request_traces import TraceOptions
+    from nereid.tracing.records import Sampling
 
+    if otlp and not re.fullmatch(r"https?://[^/\s]+\S*", otlp):
+        raise WrongUsage(f"--otlp: expected an address such as http://localhost:4318, got '{otlp[:128]}'")
+    if not trace and (otlp or access_log):
+        raise WrongUsage("--no-trace excludes --otlp and --access-log")
     ports = Ports(http_port, grpc_port, metrics_port)
     options = ServerOptions(
-        repository.resolve(),
+        repository_of(context, repository, task).resolve(),
         profile,
         host,
         ports,
@@ -125,6 +170,7 @@ def serve(
         allow_shm=allow_shm,
         is_guarded=(require_keys or host not in LOOPBACK) if guard is None else guard,
         requires_keys=require_keys,
+        measures_signals=signals,
         flags=tuple(flags or ()),
     )
     with invalid_values():
@@ -148,7 +194,8 @@ def serve(
         strict,
         token,
         keys_file,
-        _rollouts(options, context),
+        [_rollouts(options, context), _processes(options), _drift(options, context)],
+        TraceOptions(Sampling(trace_share, objective_ms / 1e3), otlp, access_log) if trace else None,
     )
 
 
@@ -163,6 +210,35 @@ def _rollouts(options: ServerOptions, context: typer.Context) -> "Companion":
 
     repository = options.repository
     return Companion(partial(service.in_background, repository, find), partial(progress.metrics, repository))
+
+
+def _processes(options: ServerOptions) -> "Companion":
+    """Return what reports CPU time and memory of the processes of a served repository."""
+    from nereid.server.serve import Companion
+    from nereid.server.supervision.process_usage import ProcessMetrics, read
+
+    metrics = ProcessMetrics(partial(read, os.getpid(), options.repository))
+    return Companion(lambda log: contextlib.nullcontext(), metrics.page)
+
+
+def _drift(options: ServerOptions, context: typer.Context) -> "Companion":
+    """Return what compares the traffic of a served repository with its references."""
+    from nereid.drift import drift_metrics, monitor
+    from nereid.server import run_dir
+    from nereid.server.serve import Companion
+
+    base, repository = run_dir.root(environment(context)), options.repository
+
+    def find() -> monitor.Server | None:
+        record, folder = run_dir.find(base, repository), run_dir.find_folder(base, repository)
+        return monitor.Server(record, folder) if record and folder else None
+
+    def running(log: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+        watcher.log = log
+        return monitor.in_background(watcher)
+
+    watcher = monitor.Monitor(repository, find, print)
+    return Companion(running, lambda: drift_metrics.metrics(watcher.state))
 
 
 def check_keys(options: ServerOptions, file: Path | None, environment: Mapping[str, str]) -> None:

@@ -1,27 +1,20 @@
 """Classification of images on a Triton server: one interface for every transport."""
 
-import os
-import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
-from types import TracebackType
 from typing import Unpack
 
 import numpy as np
 
-from nereid.client import transport
-from nereid.client.batch_split import Outcome
-from nereid.client.images import ImageLike, encode, encode_or_error, name_of
-from nereid.client.model_requests import ModelRequests
-from nereid.client.prediction import Prediction
-from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName, check_arguments, key_header
-from nereid.client.shared_memory import Regions
+from nereid.client.images import ImageLike
+from nereid.client.model_client.batch_split import Outcome
+from nereid.client.model_client.model_client import ModelClient
+from nereid.client.prediction import PREDICTIONS, Prediction
+from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName
 from nereid.client.shared_regions import Kind
+from nereid.contract import SCORES
 
 
-class Classifier:
+class Classifier(ModelClient[Prediction]):
     """A connection to one model of one server; safe to use from several threads.
 
     A classifier repeats a request only after a fault that is safe to repeat (docs/clients.md). Its
@@ -57,32 +50,7 @@ class Classifier:
         shared_memory: Kind | None = None,
         api_key: str = "",
     ) -> None:
-        check_arguments(url, protocol, concurrency, shared_memory, api_key)
-        self.model = model
-        self._concurrency = concurrency
-        self._owner, self._pool = os.getpid(), ThreadPoolExecutor(concurrency)
-        self._connection = transport.Connection(url, protocol, key_header(api_key))
-        regions = Regions(shared_memory, url, protocol) if shared_memory else None
-        self._requests = ModelRequests(protocol, model, timeout_s, regions)
-        # Also at the end of the process, without `close`.
-        self._finalizer = weakref.finalize(self, regions.close) if regions else None
-
-    def __enter__(self) -> "Classifier":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error:
-            self._connection.close()  # the caller discards the requests in flight
-        self.close()
-
-    def close(self) -> None:
-        """Wait for the requests of `classify_many` in flight, then close all connections."""
-        self._pool_of_this_process().shutdown(cancel_futures=True)
-        if self._finalizer:
-            self._finalizer()
-        self._connection.close()
+        super().__init__(PREDICTIONS, url, protocol, model, timeout_s, concurrency, shared_memory, api_key)
 
     def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
         """Classify one image.
@@ -103,13 +71,12 @@ class Classifier:
             OSError: a file cannot be read, or the encoded pixels cannot be stored.
             RuntimeError: the classifier is closed.
         """
-        request = self._requests.start(options)
-        return transport.run(self._connection, request.predictions([encode(image)]))[0]
+        return self.infer(image, **options)
 
     def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
-        request = self._requests.start(options, is_for_scores=True)
-        return transport.run(self._connection, request.scores(encode(image)))
+        scores: np.ndarray = self.arrays(image, **options)[SCORES][0]
+        return scores
 
     def classify_many(
         self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[Options]
@@ -130,48 +97,4 @@ class Classifier:
         Raises:
             ValueError: an option is invalid.
         """
-        self._requests.check(batch_size, options)
-        return self._outcomes(iter(images), batch_size, options)
-
-    def _outcomes(self, images: Iterator[ImageLike], batch_size: int, options: Options) -> Iterator[Outcome]:
-        waiting: deque[Future[list[Outcome]]] = deque()
-        pool = self._pool_of_this_process()
-        failure: Exception | None = None
-        position = 0
-        try:
-            while True:
-                # Twice the requests in flight: enough to keep all threads busy, few enough to limit memory.
-                while not failure and len(waiting) < 2 * self._concurrency:
-                    batch, failure = _next_batch(images, batch_size)
-                    if not batch:
-                        break
-                    names = [name_of(image, position + index) for index, image in enumerate(batch)]
-                    position += len(batch)
-                    waiting.append(pool.submit(self._classify_batch, batch, names, options))
-                if not waiting:
-                    break
-                yield from waiting.popleft().result()
-            if failure:
-                raise failure
-        finally:
-            for future in waiting:
-                future.cancel()
-
-    def _classify_batch(self, images: list[ImageLike], names: list[str], options: Options) -> list[Outcome]:
-        request = self._requests.start(options)
-        encoded = [encode_or_error(image) for image in images]
-        return transport.run(self._connection, request.outcomes(encoded, names))
-
-    def _pool_of_this_process(self) -> ThreadPoolExecutor:
-        if os.getpid() != self._owner:  # a fork has no threads of its parent
-            self._owner, self._pool = os.getpid(), ThreadPoolExecutor(self._concurrency)
-        return self._pool
-
-
-def _next_batch(images: Iterator[ImageLike], size: int) -> tuple[list[ImageLike], Exception | None]:
-    batch: list[ImageLike] = []
-    try:
-        batch.extend(islice(images, size))
-    except Exception as error:
-        return batch, error
-    return batch, None
+        return self.infer_many(images, batch_size, **options)

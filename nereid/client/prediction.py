@@ -1,14 +1,10 @@
 """Predictions of a classifier, read from tritonclient's results."""
 
-import struct
 from dataclasses import dataclass
 from typing import Any
 
-from nereid.client.classifier_errors import Unreachable
-from nereid.contract import REASON, SCORES, VARIANT, VERSION
-
-# Exceptions of tritonclient and of this module for a malformed response.
-MALFORMED = (AttributeError, LookupError, TypeError, ValueError, struct.error)
+from nereid.client.results.result_kind import ResultKind
+from nereid.contract import SCORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,49 +68,19 @@ class Prediction:
     image: str = ""
 
 
-def read(result: Any, model: str, request_id: str, timings: Timings) -> list[Prediction]:
-    """Read one prediction per image from tritonclient's `InferResult` (HTTP or gRPC) that `is_complete`.
-
-    Raises:
-        Unreachable: the response is malformed.
-    """
-    try:
-        response = result.get_response()
-        own_version = response["model_version"] if isinstance(response, dict) else response.model_version
-        scores = result.as_numpy(SCORES)
-        variants, versions, reasons = (
-            _words(result, name, len(scores)) for name in (VARIANT, VERSION, REASON)
-        )
-        return [
-            Prediction(labels, model, version or own_version, variant, reason, request_id, timings)
-            for labels, variant, version, reason in zip(
-                map(_labels, scores), variants, versions, reasons, strict=True
-            )
-        ]
-    except MALFORMED as error:
-        raise Unreachable(f"the peer is not a Triton server: {type(error).__name__}: {error}") from None
+def _count(result: Any) -> int:
+    scores = result.as_numpy(SCORES)
+    return len(scores) if scores.ndim == 2 else -1
 
 
-def _words(result: Any, output: str, count: int) -> list[str]:
-    """Return one word per image; empty words for a missing output."""
-    array = result.as_numpy(output)
-    return [""] * count if array is None else [word.decode() for word in array.ravel()]
-
-
-def _labels(row: Any) -> tuple[Label, ...]:
-    return tuple(label(entry.decode()) for entry in row)
-
-
-def is_complete(result: Any, count: int) -> bool:
-    """Return whether a response has scores for `count` images."""
-    try:
-        scores = result.as_numpy(SCORES)
-        return scores is not None and scores.ndim == 2 and len(scores) == count
-    except MALFORMED:
-        return False
+def _values(result: Any) -> list[tuple[tuple[Label, ...]]]:
+    return [(tuple(label(entry.decode()) for entry in row),) for row in result.as_numpy(SCORES)]
 
 
 def label(entry: str) -> Label:
     """Read one entry of Triton's classification extension, `SCORE:INDEX:NAME`; the name may be missing."""
     score, index, *name = entry.split(":", 2)
     return Label(int(index), name[0] if name else "", float(score))
+
+
+PREDICTIONS = ResultKind("classify", (SCORES,), (), _count, _values, Prediction)

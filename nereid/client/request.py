@@ -10,16 +10,7 @@ import numpy as np
 import tritonclient.grpc
 
 from nereid.addresses import unix_path
-from nereid.client.classifier_errors import RequestRefused, Unreachable
-from nereid.contract import (
-    GRPC_PORT,
-    HTTP_PORT,
-    IMAGE,
-    KEY_HEADER,
-    OPTION_HEADERS,
-    ROUTE_OUTPUTS,
-    SCORES,
-)
+from nereid.contract import GRPC_PORT, HTTP_PORT, IMAGE, KEY_HEADER, OPTION_HEADERS, SCORES
 
 ProtocolName = Literal["grpc", "http"]
 DEFAULT_PORTS: dict[ProtocolName, int] = {"http": HTTP_PORT, "grpc": GRPC_PORT}
@@ -81,11 +72,10 @@ class HttpOutput:
         return {"name": self.name, "parameters": {**classes, "binary_data": True}}
 
 
-class Options(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
     """Options of one request; each is optional.
 
     Attributes:
-        top_k: number of classes to return, best first; default 5.
         variant: name of the route's variant that must respond.
         version: version of the network that must respond.
         route_key: sticky identity: the same key always gets the same variant.
@@ -94,13 +84,22 @@ class Options(TypedDict, total=False):
         headers: more headers, such as `x-route-group` for the rules of a route, or `traceparent`.
     """
 
-    top_k: int
     variant: str
     version: str
     route_key: str
     timeout_s: float
     request_id: str
     headers: Mapping[str, str]
+
+
+class Options(RequestOptions, total=False):
+    """Options of one request for a classification: `RequestOptions`, and `top_k`.
+
+    Attributes:
+        top_k: number of classes to return, best first; default 5.
+    """
+
+    top_k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,22 +194,3 @@ def region_tensor(protocol: ProtocolName, count: int, region: str, byte_size: in
     tensor = tritonclient.grpc.InferInput(IMAGE, [count, 1], "BYTES")
     tensor.set_shared_memory(region, byte_size)
     return tensor
-
-
-def wanted_outputs(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the names of the outputs to request from a model.
-
-    Raises:
-        RequestRefused: the model does not classify images.
-        Unreachable: the response does not contain metadata.
-    """
-    if not isinstance(metadata, Mapping) or "outputs" not in metadata:
-        raise Unreachable(
-            f"the peer is not a Triton server: expected metadata of a model, got {str(metadata)[:200]}"
-        )
-    names = {output["name"] for output in metadata["outputs"]}
-    if SCORES not in names:
-        raise RequestRefused(
-            f"model '{metadata['name']}' has no output '{SCORES}', it has: {', '.join(sorted(names))}"
-        )
-    return sorted(names & {SCORES, *ROUTE_OUTPUTS})

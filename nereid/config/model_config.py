@@ -146,7 +146,8 @@ class ModelConfig:
     def pinned_network_version(self, model: str, version: int, output: str) -> str:
         """Return the version of the network behind `version` of `model`, of the same repository.
 
-        An ensemble pins the network that gives it `output`; any other model is a network.
+        An ensemble pins its network, the only one or the one that gives it `output`. A model with the
+        parameter `network_version` pins that version. Any other model is a network.
 
         Raises:
             InvalidConfig: the name leaves the repository, the version does not exist, the model is a route
@@ -157,15 +158,23 @@ class ModelConfig:
         if document.get("backend") == self.document.get("backend", ""):
             raise InvalidConfig(f"model '{self.name}' names '{model}', which is a route itself")
         if "ensemble_scheduling" not in document:
-            return str(version)
-        for step in document["ensemble_scheduling"].get("step", ()):
-            if output in step.get("output_map", {}).values():
+            pinned_text = document.get("parameters", {}).get("network_version", {}).get("string_value", "")
+            return str(pinned_text or version)
+        steps = document["ensemble_scheduling"].get("step", ())
+        networks = [step for step in steps if self._is_network(step["model_name"])]
+        for step in networks if len(networks) == 1 else steps:
+            if len(networks) == 1 or output in step.get("output_map", {}).values():
                 pinned = int(step.get("model_version", -1))
                 if pinned < 1:
                     where = f"ensemble '{model}', step '{step['model_name']}'"
                     raise InvalidConfig(f"{where}: expected a pinned version, got {pinned}")
                 return str(pinned)
         raise InvalidConfig(f"model '{self.name}' names '{model}', an ensemble without output '{output}'")
+
+    def _is_network(self, model: str) -> bool:
+        path = self.folder.parent / model / "config.pbtxt"
+        document = read_pbtxt(path) if path.exists() else {}
+        return document.get("backend") == "onnxruntime" or document.get("platform") == "onnxruntime_onnx"
 
     def _sibling_folder(self, name: str, version: int) -> Path:
         folder = self.folder.parent / name
@@ -199,6 +208,7 @@ class ModelConfig:
 class FusedSettings:
     """Parameters of a `fused` model: the sibling models that it combines, by name and pinned version.
 
+    `after` is the model whose backend turns the network's outputs into those of this model; empty for none.
     The numbers replace parameters of these models; 0 keeps a model's own value.
     """
 
@@ -206,9 +216,17 @@ class FusedSettings:
     preprocess_version: int
     network: str
     network_version: int
+    after: str = ""
+    after_version: int = 0
     decode_threads: int = 0
     intra_op_thread_count: int = 0
     run_batch_size: int = 0
+
+    @property
+    def models(self) -> list[tuple[str, int]]:
+        """Return the siblings with their versions."""
+        last = [(self.after, self.after_version)] if self.after else []
+        return [(self.preprocess, self.preprocess_version), (self.network, self.network_version), *last]
 
     @property
     def of_preprocess(self) -> dict[str, str]:

@@ -10,12 +10,19 @@ from pathlib import Path
 
 # The "backend" of flags with the number of instances that `nereid serve` gives to a model after its start.
 FITTED_INSTANCES = "nereid-instances"
+# The "backend" of the flag with which `nereid serve` turns off the signals of images and responses.
+SIGNALS = "nereid-signals"
 
 
 def server_command_line() -> list[str]:
     """Return the words of the command line of this process's parent."""
     raw = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     return raw.decode(errors="surrogateescape").rstrip("\0").split("\0")
+
+
+def measures_signals() -> bool:
+    """Return whether this server measures the signals of images and responses."""
+    return backend_settings(server_command_line(), SIGNALS).get("measured") != "no"
 
 
 def flag_values(words: Sequence[str], flag: str) -> list[str]:

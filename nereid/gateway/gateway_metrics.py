@@ -37,6 +37,12 @@ class Metrics:
         labels = ("endpoint", "model", "variant", "outcome")
         self._requests = Counter(f"{PREFIX}requests", "Requests by outcome", labels, registry=self.registry)
         self._images = Counter(f"{PREFIX}images", "Images by outcome", labels, registry=self.registry)
+        self._feedback = Counter(
+            f"{PREFIX}feedback",
+            "Feedback about answers: correct or wrong",
+            ("model", "variant", "result"),
+            registry=self.registry,
+        )
         self._stages = Histogram(
             f"{PREFIX}stage_seconds",
             "Duration of a stage: receive, admission, inference, or total of the request",
@@ -74,6 +80,11 @@ class Metrics:
     def count_image(self, endpoint: str, model: str, variant: str, outcome: str) -> None:
         """Count one image of a request."""
         self._images.labels(endpoint, model, variant, outcome).inc()
+
+    def count_feedback(self, model: str, variant: str, is_correct: bool) -> None:
+        """Count feedback about an answer as `correct` or `wrong`; both series exist from then on."""
+        for result, count in (("correct", is_correct), ("wrong", not is_correct)):
+            self._feedback.labels(model, variant, result).inc(count)
 
     def observe(
         self, endpoint: str, model: str, variant: str, stage: str, outcome: str, seconds: float

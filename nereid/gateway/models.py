@@ -1,29 +1,38 @@
-"""The models that a gateway offers: connection, readiness, last minute and route of each."""
+"""The models that a gateway offers: task, connection, readiness, last minute and route of each."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, Unpack
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, Unpack
 
-from nereid.client.prediction import Prediction
+from nereid.client.classifier_errors import ClassifierError
 from nereid.client.request import Options
-from nereid.gateway.failures import Failure
+from nereid.client.results.result_kind import ResultKind
+from nereid.client.transport import Connection
+from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.live import Live
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteControl, RouteView
+from nereid.gateway.tasks.gateway_task import CLASSIFY, GatewayTask, task_of
 
 # Names in an error message; a repository may have hundreds.
 MAX_NAMES = 20
+# A server that does not respond delays no request for longer, and is not tried again sooner.
+METADATA_TIMEOUT_S, METADATA_PAUSE_S = 1.0, 2.0
 
 
 class Upstream(Protocol):
-    """The classifier behind the gateway, usually a `nereid.AsyncClassifier`."""
+    """The client of one model behind the gateway, usually an `AsyncModelClient`."""
 
-    async def classify(self, image: bytes, **options: Unpack[Options]) -> Prediction:
-        """Classify one image."""
+    async def infer(self, image: bytes, **options: Unpack[Options]) -> Any:
+        """Return the result of one image."""
 
     async def close(self) -> None:
         """Close all connections to the server."""
+
+
+Connect: TypeAlias = Callable[[str, ResultKind[Any]], Upstream]
 
 
 class PreviewRefused(Exception):
@@ -35,6 +44,9 @@ class ModelSource(Protocol):
 
     def names(self) -> Sequence[str]:
         """Return the names of the models that the gateway offers now."""
+
+    def outputs(self, name: str) -> Collection[str]:
+        """Return the names of a model's outputs; empty while they are not known."""
 
     def route(self, name: str) -> RouteControl | None:
         """Return the control of a route, or None if it cannot be shown and changed here."""
@@ -49,13 +61,32 @@ class ModelSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedModels:
-    """Models with fixed names, whose routes cannot be changed; for a server elsewhere."""
+    """Models with fixed names, whose routes cannot be changed; for a server elsewhere.
+
+    Attributes:
+        fixed: the names.
+        url: HOST:PORT of the server's HTTP port, which reports the outputs; "" leaves them unknown.
+    """
 
     fixed: tuple[str, ...]
+    url: str = ""
 
     def names(self) -> Sequence[str]:
         """Return the fixed names."""
         return self.fixed
+
+    def outputs(self, name: str) -> Collection[str]:
+        """Return the outputs in the metadata of the model; empty if the server does not respond."""
+        if not self.url:
+            return ()
+        connection = Connection(self.url, "http")
+        try:
+            metadata = connection.call("get_model_metadata", METADATA_TIMEOUT_S, name)
+            return [output["name"] for output in metadata["outputs"]]
+        except (ClassifierError, LookupError, TypeError):
+            return ()
+        finally:
+            connection.close()
 
     def route(self, name: str) -> RouteControl | None:
         """Return None."""
@@ -66,44 +97,86 @@ class FixedModels:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OfferedModel:
-    """One model that the gateway offers."""
+    """One model that the gateway offers.
+
+    Attributes:
+        task: its task; None while it is not known.
+        connect: returns a client of the model for a kind of results.
+    """
 
     name: str
-    upstream: Upstream
     live: Live
     readiness: Readiness
     route: RouteView | None
+    connect: Connect
+    task: GatewayTask | None = None
+    _upstreams: dict[str, Upstream] = field(default_factory=dict)
+    _finding: "asyncio.Task[None] | None" = None
+    _found_s: float = 0.0
+
+    async def find_task(self, outputs: Callable[[str], Collection[str]]) -> None:
+        """Find the task from the outputs that a function returns, which blocks; callers share one call."""
+        finding = self._finding
+        if finding is None or (finding.done() and time.monotonic() - self._found_s >= METADATA_PAUSE_S):
+            finding = self._finding = asyncio.create_task(self._find_task(outputs))
+        if not finding.done():
+            await asyncio.shield(finding)
+
+    async def _find_task(self, outputs: Callable[[str], Collection[str]]) -> None:
+        try:
+            self.task = task_of(await asyncio.to_thread(outputs, self.name))
+        finally:
+            self._found_s = time.monotonic()
+
+    def upstream(self, kind: ResultKind[Any]) -> Upstream:
+        """Return the client for a kind of results; a model whose task is not known may get several."""
+        if kind.action not in self._upstreams:
+            self._upstreams[kind.action] = self.connect(self.name, kind)
+        return self._upstreams[kind.action]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for upstream in self._upstreams.values():
+            await upstream.close()
 
 
 class Models:
     """All models of one gateway; a model is connected to when a request names it first.
 
     Args:
-        default: name of the model that answers requests without a name.
-        source: names and routes of the models.
-        connect: returns the classifier of a model.
+        default: name of the model that answers requests without a name, if it has their task.
+        source: names, outputs and routes of the models.
+        connect: returns the client of a model for a kind of results.
     """
 
-    def __init__(self, default: str, source: ModelSource, connect: Callable[[str], Upstream]) -> None:
+    def __init__(self, default: str, source: ModelSource, connect: Connect) -> None:
         self._source, self._connect = source, connect
         self.known: dict[str, OfferedModel] = {}
+        self._first: dict[str, OfferedModel] = {}
         self.default = self._add(default)
 
-    async def find(self, name: str) -> OfferedModel:
-        """Return a model by its name.
+    async def find(self, name: str | None, task: GatewayTask | None = None) -> OfferedModel:
+        """Return a model by its name; without a name the first one that has the task.
 
         Raises:
-            Failure: no model has that name; the message has the names that exist.
+            Failure: no model has that name, or that task; the message has those that exist.
         """
-        if name in self.known:
-            return self.known[name]
-        names = await self.names()
-        if name not in names:
-            listed = ", ".join(names[:MAX_NAMES]) + (", …" if names[MAX_NAMES:] else "")
-            raise Failure("not_found", f"unknown model {name[:128]!r}; expected one of: {listed}")
-        return self.known.get(name) or self._add(name)
+        if name is None:
+            return self._first.get(task.name) or await self._with_task(task) if task else self.default
+        model = self.known.get(name) or await self._named(name)
+        own = await self.task_of(model) if task else None
+        if task and own and not task.accepts(own):
+            fix = f"POST {own.path_of(name)}"
+            raise invalid_request(f"model {name!r} {own.work}, but does not do this task; fix: {fix}")
+        return model
+
+    async def task_of(self, model: OfferedModel) -> GatewayTask | None:
+        """Return the task of a model; None while it is not known, or if no task has its outputs."""
+        if model.task is None:
+            await model.find_task(self._source.outputs)
+        return model.task
 
     def preview(self, name: str, image: bytes) -> bytes | None:
         """Return an image as a model's network sees it; blocks, see `ModelSource.preview`."""
@@ -114,13 +187,42 @@ class Models:
         found = await asyncio.to_thread(self._source.names)
         return [self.default.name, *(name for name in found if name != self.default.name)]
 
+    async def all(self) -> AsyncIterator[OfferedModel]:
+        """Yield all models, the default one first."""
+        for name in await self.names():
+            yield self.known.get(name) or self._add(name)
+
     async def close(self) -> None:
         """Close the connections of all models."""
         for model in self.known.values():
-            await model.upstream.close()
+            await model.close()
+
+    async def _named(self, name: str) -> OfferedModel:
+        names = await self.names()
+        if name not in names:
+            listed = ", ".join(names[:MAX_NAMES]) + (", …" if names[MAX_NAMES:] else "")
+            raise Failure("not_found", f"unknown model {name[:128]!r}; expected one of: {listed}")
+        return self.known.get(name) or self._add(name)
+
+    async def _with_task(self, task: GatewayTask) -> OfferedModel:
+        """Return the first model with exactly this task, else one that can do it."""
+        models = [(model, await self.task_of(model)) async for model in self.all()]
+        exact = [model for model, own in models if own is task]
+        able = [model for model, own in models if own and task.accepts(own)]
+        if found := [*exact, *able]:
+            self._first[task.name] = found[0]
+            return found[0]
+        if unknown := [model for model, own in models if own is None]:
+            return unknown[0]  # its server decides
+        offered = ", ".join(f"{model.name} {own.work}" for model, own in models[:MAX_NAMES] if own)
+        raise Failure("not_found", f"no model {task.work} here; expected such a model, got: {offered}")
 
     def _add(self, name: str) -> OfferedModel:
-        upstream, route = self._connect(name), self._source.route(name)
+        async def probe(image: bytes, **options: Unpack[Options]) -> Any:
+            kind = (await self.task_of(model) or CLASSIFY).kind
+            return await model.upstream(kind).infer(image, **options)
+
+        route = self._source.route(name)
         view = RouteView(route) if route else None
-        model = self.known[name] = OfferedModel(name, upstream, Live(), Readiness(upstream.classify), view)
+        model = self.known[name] = OfferedModel(name, Live(), Readiness(probe), view, self._connect)
         return model

@@ -1,4 +1,4 @@
-"""Readiness of the gateway: ready if the server behind it classifies an image."""
+"""Readiness of the gateway: ready if the server behind it responds to an image."""
 
 import asyncio
 import time
@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from nereid.assets import COFFEE
 from nereid.client.classifier_errors import ClassifierError, Overloaded
+from nereid.contract import PROBE_HEADER
 from nereid.gateway.failures import from_classifier
 from nereid.gateway.http.tracing import new_request_id
 
@@ -34,14 +35,14 @@ class Readiness:
     """Probe the server with a real inference, at most one at a time and every `CACHE_S` seconds.
 
     Args:
-        classify: `AsyncClassifier.classify`; bypasses admission, so that load does not count as a failure.
+        infer: sends an image to the model; bypasses admission, so that load does not count as a failure.
         clock: monotonic time in seconds.
     """
 
     def __init__(
-        self, classify: Callable[..., Awaitable[Any]], clock: Callable[[], float] = time.monotonic
+        self, infer: Callable[..., Awaitable[Any]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._classify, self._clock = classify, clock
+        self._infer, self._clock = infer, clock
         self._image = COFFEE.read_bytes()
         self._probing: asyncio.Task[Ready] | None = None
         self._probed_s = 0.0
@@ -63,13 +64,17 @@ class Readiness:
         return probing
 
     async def _probe(self) -> Ready:
-        self._result = await self._classified()
+        self._result = await self._inferred()
         return self._result
 
-    async def _classified(self) -> Ready:
+    async def _inferred(self) -> Ready:
         try:
-            await self._classify(
-                self._image, top_k=1, timeout_s=TIMEOUT_S, request_id=f"readyz-{new_request_id()}"
+            await self._infer(
+                self._image,
+                top_k=1,
+                timeout_s=TIMEOUT_S,
+                request_id=f"readyz-{new_request_id()}",
+                headers={PROBE_HEADER: "1"},
             )
         except Overloaded:  # moving the load to the next server would overload that one
             return Ready(True)

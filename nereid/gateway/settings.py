@@ -4,6 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from nereid.contract import HTTP_PORT, MAX_IMAGE_BYTES
+from nereid.tracing.records import DEFAULT_SAMPLING, Sampling
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -25,6 +26,8 @@ class Settings:
         max_buffered_bytes: limit of all requests together.
         max_pixels: limit of one image, from its header.
         max_images: limit of one batch.
+        traces: socket of the server's collector of traces, "" for none.
+        sampling: the traces to keep.
         max_in_flight: upper bound of the adaptive limit; a route rejects more than 64.
     """
 
@@ -44,6 +47,8 @@ class Settings:
     default_timeout_s: float = 10.0
     max_timeout_s: float = 60.0
     max_in_flight: int = 64
+    traces: str = ""
+    sampling: Sampling = DEFAULT_SAMPLING
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

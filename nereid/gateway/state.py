@@ -14,7 +14,9 @@ from nereid.gateway.live import LiveState
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
 from nereid.gateway.v2.upstream import TritonHttp
+from nereid.gateway.workers.answer_memory import AnswerMemory
 from nereid.gateway.workers.shared_state import Report, SharedState
+from nereid.tracing.records import Tracer
 
 CLIENT_CLOSED = "client_closed"
 
@@ -33,6 +35,8 @@ class Gateway:
     previewing: asyncio.Lock
     unpacking: Turns
     triton: TritonHttp
+    memory: AnswerMemory
+    tracer: Tracer | None = None
     shared: SharedState | None = None
 
     def count_image(
@@ -81,5 +85,7 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
         asyncio.Lock(),
         Turns(lambda: 1),
         TritonHttp(settings.url),
+        shared.memory if shared else AnswerMemory(),
+        Tracer(settings.traces, settings.sampling) if settings.traces else None,
         shared,
     )

@@ -47,7 +47,14 @@ START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEQUENTIAL = frozenset({0xC0, 0xC1})
 EXIF = b"Exif\0\0"
 # TIFF's tags; PHOTOMETRIC is PhotometricInterpretation.
-BITS_PER_SAMPLE, PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = 258, 262, 322, 323
+IMAGE_WIDTH, IMAGE_LENGTH, BITS_PER_SAMPLE, PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = (
+    256,
+    257,
+    258,
+    262,
+    322,
+    323,
+)
 BLACK_IS_ZERO = 1
 
 
@@ -85,6 +92,11 @@ class EncodedImage:
         return self.size_wh[0] * self.size_wh[1]
 
     @property
+    def format(self) -> str:
+        """Format of the file, such as `JPEG`."""
+        return "JPEG" if self._opened is None else self._opened.format or ""
+
+    @property
     def max_shrink(self) -> int:
         """Largest factor by which the decoder can shrink each side."""
         return max(SHRINKS) if self.colorspace else 1
@@ -114,8 +126,13 @@ class EncodedImage:
             raise InvalidImage(f"file of {len(self.encoded)} bytes is damaged: {error}") from None
 
 
-def open_image(encoded: bytes, limits: Limits) -> EncodedImage:
+def open_image(encoded: bytes, limits: Limits, is_header_enough: bool = False) -> EncodedImage:
     """Read the header of an image file.
+
+    Args:
+        encoded: the file.
+        limits: those that it must not exceed.
+        is_header_enough: whether the pixels of a TIFF are not wanted; else they are decoded, and turned.
 
     Raises:
         InvalidImage: the file has an unknown format, is damaged, or exceeds `limits`, which are checked
@@ -129,7 +146,22 @@ def open_image(encoded: bytes, limits: Limits) -> EncodedImage:
     if encoded[:3] == JPEG_MAGIC:
         return _open_jpeg(encoded, limits)
     got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
-    return _open_other(encoded, limits, f"expected an image file ({', '.join(FORMATS)}), got {got}")
+    unknown = f"expected an image file ({', '.join(FORMATS)}), got {got}"
+    return _open_other(encoded, limits, unknown, is_header_enough)
+
+
+def read_upright_size(encoded: bytes, limits: Limits, turns: bool = True) -> tuple[int, int]:
+    """Return width and height of an image in pixels; only its header is read.
+
+    Args:
+        turns: whether the image is turned as its EXIF tag says; a TIFF always is.
+
+    Raises:
+        InvalidImage: as `open_image`.
+    """
+    image = open_image(encoded, limits, is_header_enough=True)
+    width, height = image.size_wh
+    return (height, width) if image.orientation > 4 and (turns or image.format == "TIFF") else (width, height)
 
 
 def _open_jpeg(encoded: bytes, limits: Limits) -> EncodedImage:
@@ -218,25 +250,28 @@ def _damaged(image: EncodedImage, error: Exception) -> InvalidImage:
     return InvalidImage(f"JPEG of {len(image.encoded)} bytes is damaged: {error}")
 
 
-def _open_other(encoded: bytes, limits: Limits, unknown: str) -> EncodedImage:
+def _open_other(encoded: bytes, limits: Limits, unknown: str, is_header_enough: bool = False) -> EncodedImage:
     """Read a header with Pillow; `unknown` is the message for an unknown format."""
     png.check_chunks(encoded)
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         _check_size(*image.size, limits)
         _check_mode(image)
-        orientation = _known_orientation(image.getexif)
+        size_wh, orientation = image.size, _known_orientation(image.getexif)
         if isinstance(image, TiffImageFile):
             _check_size(image.tag_v2.get(TILE_WIDTH, 1), image.tag_v2.get(TILE_LENGTH, 1), limits)
-            image.load()  # applies the orientation
-            orientation = 1
+            # Pillow's size is upright, before or after the load, depending on its version.
+            size_wh = (image.tag_v2[IMAGE_WIDTH], image.tag_v2[IMAGE_LENGTH])
+            if not is_header_enough:
+                image.load()  # applies the orientation
+                size_wh, orientation = image.size, 1
     except InvalidImage:
         raise
     except UnidentifiedImageError:
         raise InvalidImage(unknown) from None
     except Exception as error:  # on damaged files Pillow's parsers raise many types
         raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
-    return EncodedImage(encoded, image.size, orientation, _opened=image)
+    return EncodedImage(encoded, size_wh, orientation, _opened=image)
 
 
 def _check_mode(image: Image.Image) -> None:

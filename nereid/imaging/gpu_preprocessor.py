@@ -16,6 +16,7 @@ from nvidia import nvimgcodec
 
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import EncodedImage, Limits, open_image
+from nereid.imaging.image_times import ImageTimes
 from nereid.imaging.kernel import BLOCK_XY, IMAGE, SOURCE, Source, build_channels, build_table, grid, options
 from nereid.imaging.transform import DATATYPES, Transform
 from nereid.serving_errors import InvalidConfig, ServingError, from_exception
@@ -67,6 +68,7 @@ class GpuPreprocessor:
             InvalidConfig: the limit is less than the tensor, or the decoder cannot use the GPU.
         """
         self.fallbacks = 0
+        self.times: Sequence[ImageTimes] = ()
         self._transform = transform
         self._limits = limits
         self._buffers = Buffers()
@@ -91,15 +93,22 @@ class GpuPreprocessor:
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
         """Write image `i` into row `i`; returns its error instead if it has one: its row is padding."""
+        self.times = [ImageTimes() for _ in images]
         if not images:
             return []
+        for times, encoded in zip(self.times, images, strict=True):
+            times.begin(encoded)
         with self.on_device():
             outcomes = self.decode(images)
+            for times in self.times:
+                times.decoded()
             sources = [each.source if isinstance(each, Decoded) else None for each in outcomes]
             self.resize(sources)
             # A consumer of the tensor by DLPack waits for CuPy's current stream, which is another one.
             # And the decoded pixels must stay until the kernel has read them.
             self.stream.synchronize()
+        for times in self.times:
+            times.end()
         return [each if isinstance(each, ServingError) else None for each in outcomes]
 
     def move(self, source: slice, target: slice) -> None:

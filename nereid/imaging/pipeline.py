@@ -7,6 +7,8 @@ from typing import Any
 from nereid.config.model_config import ModelConfig
 from nereid.contract import IMAGE as IMAGE_NAME
 from nereid.contract import format_bad_images
+from nereid.imaging.image_signals import Sink
+from nereid.imaging.image_times import ImageTimes
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preprocessor import CpuPreprocessor, Preprocessor
 from nereid.processes import available_cores
@@ -15,10 +17,14 @@ from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage, 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tensor` [N, ...] of all good requests; `outcomes` has each request's rows or its error."""
+    """`tensor` [N, ...] of all good requests; `outcomes` has each request's rows or its error.
+
+    `times` has those of each request's images.
+    """
 
     tensor: Any
     outcomes: list[slice | ServingError]
+    times: list[Sequence[ImageTimes]]
 
 
 class Pipeline:
@@ -29,12 +35,17 @@ class Pipeline:
 
     @classmethod
     def from_config(
-        cls, config: ModelConfig, max_batch_size: int | None = None, instances: int | None = None
+        cls,
+        config: ModelConfig,
+        max_batch_size: int | None = None,
+        instances: int | None = None,
+        sink: Sink | None = None,
     ) -> "Pipeline":
         """Build the pipeline of a `preprocess` model, on the device of its instance.
 
         Args:
             max_batch_size, instances: those of another model that runs the pipeline; default: the config's.
+            sink: receives the signals of each good image on a CPU; on a GPU there are none.
 
         Raises:
             InvalidConfig: a parameter is invalid, or contradicts another parameter or the tensors.
@@ -50,7 +61,7 @@ class Pipeline:
             raise InvalidConfig(f"model '{config.name}', max_batch_size: expected 1 or more, got {size}")
         if config.kind == "GPU":
             return cls(_on_gpu(config, settings, size))
-        return cls(_on_cpu(config, settings, size, instances or config.cpu_instances or 1))
+        return cls(_on_cpu(config, settings, size, instances or config.cpu_instances or 1, sink))
 
     def run(self, requests: Sequence[Sequence[bytes] | ServingError]) -> Batch:
         """Prepare the images of several requests; a request that is an error already keeps it.
@@ -60,12 +71,15 @@ class Pipeline:
         accepted = [images for images in requests if not isinstance(images, ServingError)]
         errors = self._prepare([image for images in accepted for image in images])
         outcomes: list[slice | ServingError] = []
+        times: list[Sequence[ImageTimes]] = []
         start = filled = 0
         for images in requests:
             if isinstance(images, ServingError):
                 outcomes.append(images)
+                times.append(())
                 continue
             count = len(images)
+            times.append(self._preprocessor.times[start : start + count])
             bad = {i: error for i, error in enumerate(errors[start : start + count]) if error is not None}
             if bad:
                 outcomes.append(_merge(bad, count))
@@ -76,7 +90,7 @@ class Pipeline:
                 outcomes.append(rows)
                 filled += count
             start += count
-        return Batch(self._preprocessor.tensor[:filled], outcomes)
+        return Batch(self._preprocessor.tensor[:filled], outcomes, times)
 
     def _prepare(self, images: Sequence[bytes]) -> Sequence[ServingError | None]:
         rows = len(self._preprocessor.tensor)
@@ -85,17 +99,20 @@ class Pipeline:
                 raise InferenceFailed(f"expected at most {rows} images per batch, got {len(images)}")
             return self._preprocessor.prepare(images)
         except Exception as error:  # if the device fails, every request fails
+            self._preprocessor.times = ()
             return [from_exception(error)] * len(images)
 
 
 IMAGE = (IMAGE_NAME, "TYPE_STRING", (1,))
 
 
-def _on_cpu(config: ModelConfig, settings: PreprocessSettings, size: int, instances: int) -> Preprocessor:
+def _on_cpu(
+    config: ModelConfig, settings: PreprocessSettings, size: int, instances: int, sink: Sink | None
+) -> Preprocessor:
     if settings.resources.gpu_memory_limit_bytes:
         raise InvalidConfig(f"model '{config.name}': gpu_memory_limit_bytes contradicts an instance on a CPU")
     threads = settings.resources.decode_threads or max(1, available_cores() // instances)
-    return CpuPreprocessor(settings.transform, settings.limits, size, threads)
+    return CpuPreprocessor(settings.transform, settings.limits, size, threads, sink)
 
 
 def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int) -> Preprocessor:

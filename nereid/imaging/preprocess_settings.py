@@ -28,10 +28,27 @@ PRESETS: dict[str, dict[str, str]] = {
     },
     # Source: ultralytics, data/augment.py, LetterBox; then pixels / 255.
     "letterbox": {"resize": "letterbox", "scale": "0.00392156862745098"},
+    # The same, by the name that users look for.
+    "yolo": {"resize": "letterbox", "scale": "0.00392156862745098"},
+    # Source: Megvii-BaseDetection/YOLOX, data/data_augment.py, preproc: no scale, padded below and right.
+    "yolox": {"resize": "letterbox", "pad_position": "after", "color_order": "BGR", "scale": "1"},
+    # Source: facebookresearch/detr, datasets/coco.py, make_coco_transforms; the sides of the export.
+    "detr": {
+        "resize": "exact",
+        "mean": "123.675, 116.28, 103.53",
+        "std": "58.395, 57.12, 57.375",
+    },
+    # Source: lyuwenyu/RT-DETR, rtdetrv2_pytorch/configs/rtdetrv2/include/dataloader.yml.
+    "rtdetr": {"resize": "exact", "scale": "0.00392156862745098"},
 }
 NORMALISATION = {"mean", "std", "scale"}
 # The parameters of a preset that a given parameter replaces, because they would contradict it.
-REPLACES = {"mean": {"scale"}, "std": {"scale"}, "scale": {"mean", "std"}, "resize": {"resize_shorter_px"}}
+REPLACES = {
+    "mean": {"scale"},
+    "std": {"scale"},
+    "scale": {"mean", "std"},
+    "resize": {"resize_shorter_px", "pad_position"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +126,10 @@ def _expand(given: Mapping[str, str], datatype: str) -> dict[str, str]:
     if "scale" in given and len(normalised) > 1:
         raise ValueError(f"scale contradicts {' and '.join(name for name in normalised if name != 'scale')}")
     parameters = _preset(given) | dict(given)
-    if "pad_color" in given and parameters.get("resize") != "letterbox":
+    margin = next((name for name in ("pad_color", "pad_position") if name in given), "")
+    if margin and parameters.get("resize") != "letterbox":
         raise ValueError(
-            f"pad_color contradicts resize = {parameters.get('resize', 'shorter_side')}: expected letterbox"
+            f"{margin} contradicts resize = {parameters.get('resize', 'shorter_side')}: expected letterbox"
         )
     if datatype == "UINT8":
         return {name: text for name, text in parameters.items() if name not in NORMALISATION}

@@ -11,6 +11,8 @@ import numpy as np
 
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import EncodedImage, Limits, open_image
+from nereid.imaging.image_signals import ImageMeter, Sink
+from nereid.imaging.image_times import ImageTimes
 from nereid.imaging.transform import DATATYPES, Transform
 from nereid.processes import return_memory
 from nereid.serving_errors import ServingError, from_exception
@@ -22,9 +24,13 @@ PATIENCE = 10
 
 
 class Preprocessor(Protocol):
-    """Fills `tensor` [max_batch_size, ...], NumPy's or CuPy's, which is allocated once."""
+    """Fills `tensor` [max_batch_size, ...], NumPy's or CuPy's, which is allocated once.
+
+    `times` has those of each image of the last batch.
+    """
 
     tensor: Any
+    times: Sequence[ImageTimes]
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
         """Write image `i` into row `i`; returns its error instead if it has one."""
@@ -64,12 +70,22 @@ class CpuPreprocessor:
     """Decodes and transforms the images of a batch in parallel, each on one of `threads` threads.
 
     The images in work have at most twice the pixels of the largest valid image, so that memory is bounded.
+    `sink` receives the signals of each good image.
     """
 
-    def __init__(self, transform: Transform, limits: Limits, max_batch_size: int, threads: int = 1) -> None:
+    def __init__(
+        self,
+        transform: Transform,
+        limits: Limits,
+        max_batch_size: int,
+        threads: int = 1,
+        sink: Sink | None = None,
+    ) -> None:
         self.tensor = np.empty((max_batch_size, *transform.shape), DATATYPES[transform.datatype])
+        self.times: Sequence[ImageTimes] = ()
         self._transform = transform
         self._limits = limits
+        self._meter = ImageMeter(transform, sink) if sink else None
         self._budget = PixelBudget(2 * limits.max_image_pixels)
         self._per_thread = threading.local()
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
@@ -78,33 +94,39 @@ class CpuPreprocessor:
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
         """Write image `i` into row `i`; returns its error instead if it has one."""
+        self.times = [ImageTimes() for _ in images]
         if self._pool is None or len(images) < 2:
-            return list(map(self._prepare_one, images, self.tensor))
-        return list(self._pool.map(self._prepare_one, images, self.tensor))
+            return list(map(self._prepare_one, images, self.tensor, self.times))
+        return list(self._pool.map(self._prepare_one, images, self.tensor, self.times))
 
     def move(self, source: slice, target: slice) -> None:
         """Copy rows of the tensor over earlier ones."""
         self.tensor[target] = self.tensor[source].copy()
 
-    def _prepare_one(self, encoded: bytes, row: np.ndarray) -> ServingError | None:
+    def _prepare_one(self, encoded: bytes, row: np.ndarray, times: ImageTimes) -> ServingError | None:
+        times.begin(encoded)
         image = None
         try:
             image = open_image(encoded, self._limits)
+            times.opened(image)
             with self._budget.taken(image.pixel_count):
                 if image.pixel_count > LARGE_PIXELS:
-                    self._patient.submit(self._run_transform, image, row).result()
+                    self._patient.submit(self._run_transform, image, row, times).result()
                 else:
-                    self._run_transform(image, row)
+                    self._run_transform(image, row, times)
+            if self._meter:
+                self._meter(encoded, image, row)
         except Exception as error:  # a bad image must not fail the others
             return from_exception(error)
         finally:
+            times.end()
             if image and image.pixel_count > LARGE_PIXELS:
                 del image
                 return_memory()
         return None
 
-    def _run_transform(self, image: EncodedImage, row: np.ndarray) -> None:
-        self._transform(image, row, self._buffers())
+    def _run_transform(self, image: EncodedImage, row: np.ndarray, times: ImageTimes) -> None:
+        self._transform(image, row, self._buffers(), times.decoded)
 
     def _buffers(self) -> Buffers:
         if not hasattr(self._per_thread, "buffers"):

@@ -1,5 +1,6 @@
 """Transformation of images to a network's input: turn upright, resize, crop or pad, normalise, lay out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, isfinite
@@ -18,6 +19,7 @@ CHOICES = {
     "resize": ("shorter_side", "exact", "letterbox"),
     "interpolation": tuple(FILTERS),
     "color_order": ("RGB", "BGR"),
+    "pad_position": ("around", "after"),
 }
 
 
@@ -56,6 +58,11 @@ class Placement:
         """The output pixels with the image; letterboxing pads the others."""
         return slice(self.at, self.at + self.span.count)
 
+    @property
+    def at_start(self) -> "Placement":
+        """Return the placement from the first output pixel on."""
+        return replace(self, at=0)
+
     def stored(self, is_flipped: bool) -> Span:
         """Return the same part of the stored image, which may be mirrored."""
         span = self.span
@@ -67,9 +74,9 @@ class Transform:
     """Transformation of an image to a network's input of `height_px` × `width_px`.
 
     `resize` is `shorter_side` (to `resize_shorter_px`, then crop the centre), `exact` (both sides) or
-    `letterbox` (to fit, then pad with `pad_color`). Then (pixel - mean) / std in pixel units, 0..255. `mean`,
-    `std` and `pad_color` have one number per channel in `color_order`; `background_color`, behind transparent
-    pixels, is R, G, B.
+    `letterbox` (to fit, then pad with `pad_color`, `around` the image or `after` it, at the bottom or right).
+    Then (pixel - mean) / std in pixel units, 0..255. `mean`, `std` and `pad_color` have one number per
+    channel in `color_order`; `background_color`, behind transparent pixels, is R, G, B.
 
     A JPEG is decoded at a fraction of its size, if that is at least `decode_margin` times the resized image:
     a value closer to 1 is faster and less exact. Source of the default: loadtest/results/parity.json.
@@ -87,6 +94,7 @@ class Transform:
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     pad_color: tuple[int, ...] = (114, 114, 114)
+    pad_position: str = "around"
     background_color: tuple[int, ...] = (255, 255, 255)
     exif_orientation: bool = True
     decode_margin: float = 1.05
@@ -134,18 +142,32 @@ class Transform:
             return _crop(height, self.height_px, self.height_px), _crop(width, self.width_px, self.width_px)
         if self.resize == "letterbox":
             ratio = min(self.height_px / height, self.width_px / width)
-            return _fit(height, ratio, self.height_px), _fit(width, ratio, self.width_px)
+            down, across = _fit(height, ratio, self.height_px), _fit(width, ratio, self.width_px)
+            return (down, across) if self.pad_position == "around" else (down.at_start, across.at_start)
         rows, columns = (int(self.resize_shorter_px * side / min(size_wh)) for side in (height, width))
         return _crop(height, rows, self.height_px), _crop(width, columns, self.width_px)
 
-    def __call__(self, image: EncodedImage, out: np.ndarray, buffers: Buffers) -> None:
+    def __call__(
+        self,
+        image: EncodedImage,
+        out: np.ndarray,
+        buffers: Buffers,
+        decoded: Callable[[], None] = lambda: None,
+    ) -> None:
         """Decode `image` and write the network's input for it into `out`, of `shape` and `datatype`.
+
+        Args:
+            image: the file.
+            out: the network's input.
+            buffers: memory of this thread.
+            decoded: called between the two.
 
         Raises:
             InvalidImage: the file is damaged.
         """
         plan = make_plan(self, image.size_wh, image.orientation, image.max_shrink)
         pixels = image.pixels(plan.shrink, self.background_color, buffers)
+        decoded()
         if self.color_order == "BGR":
             pixels = pixels[:, :, ::-1]
         targets = out if self.layout == "NCHW" else out.transpose(2, 0, 1)

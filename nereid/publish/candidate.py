@@ -52,7 +52,9 @@ def check_labels(source: Path, folder: Path) -> None:
     theirs, ours = source / LABELS, folder / LABELS
     if not theirs.is_file() or not ours.is_file():
         return
-    new, old = (path.read_text(errors="replace").splitlines() for path in (theirs, ours))
+    new, old = (
+        path.read_text(encoding="utf-8-sig", errors="replace").splitlines() for path in (theirs, ours)
+    )
     fix = "all versions of a model have the same labels; fix: nereid add it under another name"
     if len(new) != len(old):
         raise OperationFailed(f"'{theirs}': expected {len(old)} labels, got {len(new)}: {fix}")

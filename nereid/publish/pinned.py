@@ -10,11 +10,13 @@ from typing import Any
 
 from google.protobuf import text_format
 
+from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed
 from nereid.repository import pbtxt
 from nereid.repository.layout import Pin, config_files, versions_there
 from nereid.routes.target import RouteLocation, read_state
 from nereid.routing.assignment import Variant
+from nereid.text.reading_settings import BACKEND as READER
 
 # Begin and end of the first line of a written config; `nereid tune` recognizes its own profile by them.
 LIKE, WRITTEN = "# Like ", "written by nereid publish."
@@ -43,6 +45,24 @@ def pinned_variants(routes: Iterable[RouteLocation], pins: Iterable[Pin]) -> lis
                 if variant.model in by_model
             ]
     return found
+
+
+def models_around(repository: Path, pin: Pin | None) -> dict[str, Any]:
+    """Return the models around a network as an `ExaminationRequest` names them, for its pinned model.
+
+    Raises:
+        InvalidConfig: the config of the pinned model cannot be read.
+    """
+    if not pin:
+        return {"preprocess": None, "preprocess_version": 0}
+    reads = read_pbtxt(repository / pin.model / "config.pbtxt").get("backend") == READER
+    return {
+        "preprocess": repository / pin.preprocess if pin.preprocess else None,
+        "preprocess_version": pin.preprocess_version,
+        "after": repository / pin.after if pin.after else None,
+        "after_version": pin.after_version,
+        "reader": repository / pin.model if reads else None,
+    }
 
 
 def successor(name: str, old: int, new: int) -> str:

@@ -80,8 +80,7 @@ def publish(
         OSError: a file cannot be read or written.
     """
     start = time.monotonic()
-    if not 0 <= share <= MAX_SHARE:
-        raise WrongUsage(f"invalid share: expected 0 to {MAX_SHARE:.0%} of the traffic, got {share:.4g}")
+    check_share(share)
     with locked_repository(repository, record, report) as (log, unstaged):
         check_none_active(repository, f"publish a version of '{name}'")
         network, gates = find_network(repository, name), gates or Gates()
@@ -96,6 +95,18 @@ def publish(
         commit(log, replace(operation, actions=actions), workspace)
         models = tuple(each.model for each in actions if isinstance(each, Install) and not each.version)
         return Published(network.name, operation.version, models, measured, time.monotonic() - start)
+
+
+def check_share(share: float) -> None:
+    """Check the initial part of the traffic of a new version.
+
+    Raises:
+        WrongUsage: nothing would be left for the other variants.
+    """
+    if not 0 <= share <= MAX_SHARE:
+        raise WrongUsage(
+            f"invalid share: expected 0 to {MAX_SHARE:.0%} of the traffic, got {share * 100:.4g}%"
+        )
 
 
 def retire(
@@ -265,10 +276,9 @@ def _examination_request(
         candidate=staged,
         document=config.document,
         current=network.folder / str(current),
-        preprocess=workspace.repository / pin.preprocess if pin and pin.preprocess else None,
-        preprocess_version=pin.preprocess_version if pin else 0,
         labels=next((network.folder / name for name in labels if name), None),
         gates=gates,
+        **pinned.models_around(workspace.repository, pin),
     )
 
 

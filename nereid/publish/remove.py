@@ -1,6 +1,6 @@
 """Removal of a public name with all its models, and the reload of a model whose files were edited."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.engine.actions import Action, Install, Workspace
 from nereid.publish.engine.engine import begin, locked_repository, undo
 from nereid.publish.engine.journal import Journal
+from nereid.publish.pinned import successor
 from nereid.repository.check import check
-from nereid.repository.layout import config_files, model_folders, pins, readable_configs, steps_of
+from nereid.repository.layout import Pin, config_files, model_folders, pins, readable_configs, steps_of
 from nereid.routes.target import check_repository, find_routes, read_state
 from nereid.routing.assignment import Route
 from nereid.server.control import Control, Refused
@@ -26,6 +27,10 @@ class Parts:
 
     models: tuple[str, ...]
     files: tuple[str, ...] = ()
+
+    def without(self, models: Collection[str]) -> "Parts":
+        """Return the parts without some models, which stay."""
+        return Parts(tuple(each for each in self.models if each not in models), self.files)
 
 
 def remove(
@@ -69,29 +74,49 @@ def remove_parts(log: Journal, unstaged: Workspace, name: str, parts: Parts) -> 
 def find_parts(repository: Path, name: str) -> Parts:
     """Return the models behind a name; none if the repository does not have it.
 
+    Models that others run, too, such as the networks that find text, are left out.
+
     Raises:
-        WrongUsage: another model or route needs one of them.
+        WrongUsage: another model or route needs a pinned model of this name, or the model itself.
     """
     folders = {path.name for path in model_folders(repository)}
     if name not in folders:
         return Parts(())
     routes = {location.name: read_state(location).route() for location in find_routes(repository)}
-    if name not in routes:
-        parts = Parts((name,))
-    else:
-        all_pins = pins(repository, readable_configs(repository))
-        called = {each.model for each in routes[name].targets()}
-        networks = {pin.network for pin in all_pins if pin.model in called}
-        behind = [pin for pin in all_pins if pin.network in networks]
-        preprocesses = {pin.preprocess for pin in behind if pin.preprocess}
-        pinned = {pin.model for pin in behind} | called
-        ordered = [*sorted(networks), *sorted(preprocesses), *sorted(pinned - networks), name]
-        files = [f"{name}.route.json", f"{name}.route.history.jsonl"]
-        there = tuple(each for each in files if (repository / each).exists())
-        parts = Parts(tuple(each for each in ordered if each in folders), there)
-    if user := _user(repository, parts.models, routes):
+    outer = _pinned(repository, name, routes) if name in routes else (name,)
+    if user := _user(repository, outer, routes):
         raise WrongUsage(f"cannot remove '{name}': {user}; fix: remove or change that first")
-    return parts
+    if name not in routes:
+        return Parts(outer)
+    inner = [each for each in _inner(repository, outer) if not _user(repository, (*outer, each), routes)]
+    files = [f"{name}.route.json", f"{name}.route.history.jsonl"]
+    there = tuple(each for each in files if (repository / each).exists())
+    return Parts(tuple(each for each in (*inner, *outer) if each in folders), there)
+
+
+def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[str, ...]:
+    """Return the pinned models of all versions behind a route and of no other one, and the route."""
+    called = {each.model for each in routes[name].targets()}
+    of_others = {each.model for other, route in routes.items() if other != name for each in route.targets()}
+    all_pins = pins(repository, readable_configs(repository))
+    ours = [pin for pin in all_pins if pin.model in called]
+    versions = {pin.model for pin in all_pins if any(_is_version(pin, each) for each in ours)} - of_others
+    return (*sorted((versions | called) - {pin.network for pin in ours}), name)
+
+
+def _is_version(pin: Pin, known: Pin) -> bool:
+    """Return whether publishing makes this pinned model from a known one; others may run its network, too."""
+    name = successor(known.model, known.network_version, pin.network_version)
+    return pin.network == known.network and pin.model == name
+
+
+def _inner(repository: Path, pinned: Collection[str]) -> list[str]:
+    """Return the models that pinned models run, in the order of their loading."""
+    found = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
+    roles = [{getattr(pin, role) for pin in found} for role in ("network", "preprocess", "after")]
+    known = [each for role in roles for each in sorted(role)]
+    steps = {step for name in pinned for file in config_files(repository / name) for step in _steps(file)}
+    return [each for each in (*sorted(steps.difference(known)), *known) if each not in pinned]
 
 
 def _user(repository: Path, models: tuple[str, ...], routes: Mapping[str, Route]) -> str:

@@ -72,11 +72,11 @@ def _find_published(network: Network, source: Path) -> int:
     return version if networks and networks <= own <= theirs else 0
 
 
-def check(folder: Path, repository: Path, model: str) -> None:
-    """Refuse a folder, repository or model with which every file would be rejected.
+def check(folder: Path, repository: Path, model: str, share: float = 0) -> None:
+    """Refuse a folder, repository, model or share with which every file would be rejected.
 
     Raises:
-        WrongUsage: one of them does not exist, or one folder contains the other.
+        WrongUsage: one of them does not exist, or one folder contains the other, or the share is invalid.
         OperationFailed: a package is missing, or a route cannot be read.
         InvalidConfig: a config cannot be read.
     """
@@ -88,6 +88,7 @@ def check(folder: Path, repository: Path, model: str) -> None:
             f"cannot watch '{folder}': it contains the repository '{repository}', or is inside it; "
             "fix: watch a separate folder"
         )
+    publisher.check_share(share)
     check_repository(repository)
     if model:
         find_network(repository, model)

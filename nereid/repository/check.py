@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nereid.config.model_config import CONFIGS, ModelConfig, read_pbtxt
+from nereid.detection.detector import Detector
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.inference.signature import validate
 from nereid.repository import ensembles
@@ -180,6 +181,13 @@ def _preprocess(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
     yield "ok", f"returns images of {settings.transform.height_px}x{settings.transform.width_px} px"
 
 
+def _boxes(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    for version in profile.versions(model):
+        head = Detector.from_config(profile.config(model, version)).head
+        classes = f", {head.classes} classes" if head.classes else ""
+        yield "ok", f"head {head.name}{classes}"
+
+
 def _route(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
     config = profile.config(model, 1)
     path = route_file.path_of(config)
@@ -224,7 +232,11 @@ CHECKS: Mapping[str, Check] = {
     ),
     "fused": partial(_combination, ensembles.fused_problems, "its parts exist, and their tensors fit"),
     "preprocess": _preprocess,
+    "text_reader": partial(
+        _combination, ensembles.reader_problems, "its networks exist, and their tensors fit"
+    ),
     "ab_router": _route,
+    "boxes": _boxes,
 }
 
 

@@ -1,4 +1,4 @@
-"""Checks that ensembles and fused models fit the models that they consist of."""
+"""Checks that ensembles, fused models and readers fit the models that they consist of."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, read_pbtxt
+from nereid.inference.session import model_path
+from nereid.repository.layout import steps_of
 from nereid.repository.profile import Profile
 from nereid.serving_errors import InvalidConfig
+from nereid.text import reading_settings
+from nereid.text.characters import Characters
+from nereid.text.fields.specification import read_specification
+from nereid.text.reading_settings import ReadingSettings
+from nereid.triton.steps.after_network import open_after
 
 ITS_INPUT = "its input"
 
@@ -116,23 +123,24 @@ def fused_problems(profile: Profile, name: str) -> Iterator[str]:
     """
     config = profile.config(name, 1)
     parts = config.settings(FusedSettings)
-    for model, version in (
-        (parts.preprocess, parts.preprocess_version),
-        (parts.network, parts.network_version),
-    ):
+    for model, version in parts.models:
         config.sibling(model, version)
         if model not in profile.documents:  # reported by the check of the model itself
             return
     preprocess = profile.config(parts.preprocess, parts.preprocess_version)
     network = profile.config(parts.network, parts.network_version)
     profile.network(parts.network, parts.network_version)
-    for who, wanted, given in (
+    compared = [
         (f"the input of network '{parts.network}'", network.inputs, preprocess.outputs),
-        ("its output", config.outputs, network.outputs),
         (ITS_INPUT, config.inputs, preprocess.inputs),
-    ):
+    ]
+    if parts.after:
+        open_after(config, parts, network)
+    else:
+        compared.insert(1, ("its output", config.outputs, network.outputs))
+    for who, wanted, given in compared:
         yield from _differences(who, wanted, given)
-    yield from _differs_from_ensemble(profile.root / name / "config.pbtxt", parts)
+    yield from _differs_from_plain(profile.root / name / "config.pbtxt", {*parts.models})
 
 
 def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSpec, ...]) -> Iterator[str]:
@@ -147,11 +155,33 @@ def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSp
         yield f"{who}: expected {theirs}, got {ours}"
 
 
-def _differs_from_ensemble(plain: Path, parts: FusedSettings) -> Iterator[str]:
-    document = read_pbtxt(plain) if plain.exists() else {}
-    steps = document.get("ensemble_scheduling", {}).get("step", ())
-    expected = {(step["model_name"], int(step.get("model_version", -1))) for step in steps}
-    named = {(parts.preprocess, parts.preprocess_version), (parts.network, parts.network_version)}
-    for model, version in sorted(expected - named) if steps else ():
+def _differs_from_plain(plain: Path, named: set[tuple[str, int]]) -> Iterator[str]:
+    """Compare the models that a profile names with those of the plain config."""
+    expected = {*steps_of(read_pbtxt(plain))} if plain.exists() else set[tuple[str, int]]()
+    for model, version in sorted(expected - named):
         got = ", ".join(f"version {each} of '{other}'" for other, each in sorted(named - expected))
         yield f"expected version {version} of '{model}', a step of config.pbtxt, got {got}"
+
+
+def reader_problems(profile: Profile, name: str) -> Iterator[str]:
+    """Yield the problems of a reader of text that prevent a load, and its differences from the plain config.
+
+    Raises:
+        InvalidConfig: a parameter is invalid, or a network is missing.
+    """
+    config = profile.config(name, 1)
+    settings = config.settings(ReadingSettings)
+    for part, (model, version) in settings.parts.items():
+        config.sibling(model, version)
+        if model not in profile.documents:  # reported by the check of the model itself
+            return
+        network = profile.config(model, version)
+        if not settings.is_in_process and version not in profile.versions(model):
+            yield f"version {version} of '{model}' is not served, and the reader sends requests to it"
+        yield from reading_settings.tensor_problems(part, network)
+        profile.network(model, version)
+    Characters.from_file(model_path(profile.config(*settings.parts["network"])))
+    yield from reading_settings.own_problems(config, settings)
+    if path := reading_settings.fields_path(config, settings):
+        read_specification(path)
+    yield from _differs_from_plain(profile.root / name / "config.pbtxt", {*settings.parts.values()})

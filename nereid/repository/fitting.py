@@ -13,13 +13,14 @@ from typing import Any
 
 from nereid.config.model_config import ModelConfig, read_profile, with_instances
 from nereid.processes import available_bytes, available_cores
-from nereid.repository.layout import backend_of, hidden_models, readable_configs, steps_of
+from nereid.repository.layout import PARTS, backend_of, hidden_models, readable_configs, served_steps
 from nereid.routing.assignment import Route, parse_route, shares
 from nereid.routing.route_file import path_of, read
 from nereid.serving_errors import InvalidConfig
+from nereid.text.reading_settings import BACKEND as READER
 
 ROUTE = "ab_router"
-BACKENDS = frozenset({"fused", "onnxruntime", "preprocess", ROUTE})
+BACKENDS = frozenset({"boxes", "onnxruntime", "preprocess", ROUTE, *PARTS})
 # Instances of all models together, per core: while one model has nothing to do, the others use all cores.
 PER_CORE = 2
 # Python's lock limits an instance of a route to some 1,000 requests per second (docs/capacity.md).
@@ -27,6 +28,11 @@ CORES_PER_ROUTE = 8
 # One process of a network with shared weights. Part of the available memory for all instances: requests,
 # the page cache and other programs need the rest.
 INSTANCE_BYTES, MEMORY_PART = 70_000_000, 0.5
+# A process that reads text keeps the activations of its largest image. PSS of both processes of
+# `read_text_v1` in profile `cpu`, by hand (AMD EPYC, 2026-11-26), after 40 waybills of `tests.waybills` of
+# 0.15 to 0.95 megapixels: 542 and 517 MB one at a time, 681 and 607 MB with 8 in flight. After 4 megapixels
+# it was 1.7 GB (2026-11-25).
+READER_BYTES = 680_000_000
 DRIVER = Path("/proc/driver/nvidia/version")
 
 Documents = Mapping[str, Mapping[str, Any]]
@@ -72,7 +78,10 @@ def fitted(repository: Path, profile: str, machine: Machine, backends: Collectio
     wanted = demands(served, {name: route for name, route in routes.items() if route})
     is_open = [name for name, each in served.items() if _is_open(repository / name, each, backends)]
     of_route = [name for name in is_open if served[name].get("backend") == ROUTE]
-    found = counts({name: wanted[name] for name in is_open if name not in of_route}, machine)
+    readers = {
+        name for name, each in served.items() if each.get("backend") == READER and not served_steps(each)
+    }
+    found = counts({name: wanted[name] for name in is_open if name not in of_route}, machine, readers)
     if (instances := machine.cores // CORES_PER_ROUTE) > 1:
         found = replace(found, counts={**found.counts, **dict.fromkeys(of_route, instances)})
     return found
@@ -101,14 +110,20 @@ def demands(documents: Documents, routes: Mapping[str, Route]) -> dict[str, floa
     return found
 
 
-def counts(wanted: Mapping[str, float], machine: Machine) -> Fitted:
-    """Return the instances of each model, from the part of the requests that it must be able to answer."""
+def counts(wanted: Mapping[str, float], machine: Machine, readers: Collection[str] = ()) -> Fitted:
+    """Return the instances of each model, from the part of the requests that it must be able to answer.
+
+    Args:
+        readers: the models that read text in their own process, which needs more memory.
+    """
     cores = machine.cores
     found = {name: max(1, min(cores, ceil(PER_CORE * cores * share))) for name, share in wanted.items()}
-    affordable = machine.memory_bytes * MEMORY_PART / INSTANCE_BYTES
-    is_short = (total := sum(found.values())) > affordable
-    if is_short:
-        found = {name: max(1, int(count * affordable / total)) for name, count in found.items()}
+    allowed = machine.memory_bytes * MEMORY_PART
+    needed = sum(
+        count * (READER_BYTES if name in readers else INSTANCE_BYTES) for name, count in found.items()
+    )
+    if is_short := needed > allowed:
+        found = {name: max(1, int(count * allowed / needed)) for name, count in found.items()}
     return Fitted(machine, found, is_short)
 
 
@@ -133,9 +148,7 @@ def _is_open(folder: Path, document: Mapping[str, Any], backends: Collection[str
 def _parts(document: Mapping[str, Any], route: Route | None) -> dict[str, float]:
     """Return the models behind a model, and the part of its requests that each must be able to answer."""
     if not route:
-        # The siblings of a fused model run in its own process.
-        steps = steps_of(document) if document.get("backend") != "fused" else ()
-        return {name: 1.0 for name, _ in steps}
+        return {name: 1.0 for name, _ in served_steps(document)}
     weights, found = shares(route), dict[str, float]()
     for variant in route.variants:
         part = (weights[variant.name] + 1 / len(route.variants)) / 2

@@ -10,8 +10,23 @@ from nereid.config.model_config import CONFIGS, FusedSettings, ModelConfig, read
 from nereid.inference.threads import thread_counts
 from nereid.processes import available_cores
 from nereid.serving_errors import InvalidConfig
+from nereid.text import reading_settings
+from nereid.text.reading_settings import BACKEND, SERVED, ReadingSettings
 
+# Backends that turn the outputs of a network into those of the model.
+LAST_STEPS = frozenset({"boxes"})
 Documents = Mapping[str, Mapping[str, Any]]
+# Backends of models that name other models in parameters: each part has a parameter for its version, too.
+# `nereid publish` replaces the part `network`; the part `after` may be missing.
+NETWORK_PART, LAST_PART = "network", "after"
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "fused": ("preprocess", NETWORK_PART, LAST_PART),
+    BACKEND: reading_settings.PARTS,
+}
+SETTINGS: Mapping[str, type[FusedSettings] | type[ReadingSettings]] = {
+    "fused": FusedSettings,
+    BACKEND: ReadingSettings,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +70,14 @@ def is_model(folder: Path) -> bool:
 
 
 def hidden_models(repository: Path, profile: str) -> set[str]:
-    """Return the models that are used only by ensembles which `profile` replaces by other models.
+    """Return the models that are used only by models which `profile` replaces by others without them.
 
     Configs that cannot be read are left out; Triton reports them.
     """
     plain, served = readable_configs(repository), readable_configs(repository, profile)
-    replaced = {name for name in plain.keys() & served if _steps(plain[name]) and not _steps(served[name])}
+    replaced = {
+        name for name in plain.keys() & served if served_steps(plain[name]) and not served_steps(served[name])
+    }
     return _used_by({n: plain[n] for n in replaced}) - _used_by(served)
 
 
@@ -93,39 +110,59 @@ def config_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned model, with its versions of a network and a preprocessing; "" and 0 without preprocessing."""
+    """A pinned model, with its versions of a network, a preprocessing and a last step; "" and 0 for none."""
 
     model: str
     network: str
     network_version: int
     preprocess: str
     preprocess_version: int
+    after: str = ""
+    after_version: int = 0
 
 
 def pins(repository: Path, documents: Documents) -> list[Pin]:
-    """Return the pinned models: ensembles with one step on ONNX Runtime, and fused models."""
+    """Return the pinned models: ensembles with one step on ONNX Runtime, and those that name a network."""
     return [pin for name in documents if (pin := _pin(repository, name, documents))]
 
 
 def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the models and versions that a pinned model runs, in their order; version -1 if unpinned."""
-    if document.get("backend") == "fused":
-        given = {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
-        parts = [
-            (given.get(part, ""), given.get(f"{part}_version", "")) for part in ("preprocess", "network")
+    if parts := PARTS.get(str(document.get("backend"))):
+        given = parameters_of(document)
+        found = [
+            (given.get(part, ""), given.get(f"{part}_version", ""))
+            for part in parts
+            if part != LAST_PART or given.get(part)
         ]
-        return [(model, int(number) if number.isdecimal() else -1) for model, number in parts]
+        return [(model, int(number) if number.isdecimal() else -1) for model, number in found]
     steps = document.get("ensemble_scheduling", {}).get("step", ())
     return [(step["model_name"], int(step.get("model_version", -1))) for step in steps]
+
+
+def served_steps(document: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return the models and versions to which a model sends requests; those in its own process are not."""
+    default = SERVED if document.get("backend") == BACKEND else ""
+    is_alone = document.get("backend") in PARTS and parameters_of(document).get("networks", default) != SERVED
+    return [] if is_alone else steps_of(document)
+
+
+def parameters_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters of a config as texts."""
+    return {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
 
 
 def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
     steps = steps_of(documents[name])
     kinds = [backend_of(repository / model, documents.get(model, {})) for model, _ in steps]
-    if kinds.count("onnxruntime") != 1:
+    names_network = documents[name].get("backend") in PARTS
+    if "onnxruntime" not in kinds or (kinds.count("onnxruntime") != 1 and not names_network):
         return None
     preprocess = steps[kinds.index("preprocess")] if "preprocess" in kinds else ("", 0)
-    return Pin(name, *steps[kinds.index("onnxruntime")], *preprocess)
+    last = next((step for step, kind in zip(steps, kinds, strict=True) if kind in LAST_STEPS), ("", 0))
+    backend = str(documents[name].get("backend"))
+    place = PARTS[backend].index(NETWORK_PART) if names_network else kinds.index("onnxruntime")
+    return Pin(name, *steps[place], *preprocess, *last)
 
 
 def thread_budget(
@@ -143,13 +180,13 @@ def thread_budget(
     found = []
     for name, document in configs(repository, profile).items():
         backend = backend_of(repository / name, document)
-        if name in hidden or backend not in ("onnxruntime", "fused"):
+        if name in hidden or served_steps(document) or backend not in ("onnxruntime", *PARTS):
             continue
         config = ModelConfig.from_document({**document, "backend": backend}, repository / name, 1)
         network = config
-        if backend == "fused":
-            names = config.settings(FusedSettings)
-            network = config.sibling(names.network, names.network_version)
+        if backend in PARTS:
+            names = config.settings(SETTINGS[backend])
+            network = config.sibling(names.network, names.network_version).replacing(names.of_network)
         count = (instances or {}).get(name, config.cpu_instances)
         if processes := count * len(served_versions(repository / name, document)):
             threads = thread_counts(network.parameters, count)
@@ -175,12 +212,8 @@ def backend_of(folder: Path, document: Mapping[str, Any]) -> str:
     if document.get("backend"):
         return str(document["backend"])
     is_onnx = document.get("platform") == "onnxruntime_onnx" or any(folder.glob("*/model.onnx"))
-    return "onnxruntime" if is_onnx and not _steps(document) else ""
-
-
-def _steps(document: Mapping[str, Any]) -> list[str]:
-    return [step["model_name"] for step in document.get("ensemble_scheduling", {}).get("step", ())]
+    return "onnxruntime" if is_onnx and "ensemble_scheduling" not in document else ""
 
 
 def _used_by(documents: Documents) -> set[str]:
-    return {name for document in documents.values() for name in _steps(document)}
+    return {name for document in documents.values() for name, _ in served_steps(document)}

@@ -29,7 +29,7 @@ PLATFORMS = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorrt_plan": "tensorrt",
 }
-EMBEDDED_BACKENDS = ("ab_router", "fused", "onnxruntime", "preprocess", "python")
+EMBEDDED_BACKENDS = ("ab_router", "boxes", "fused", "onnxruntime", "preprocess", "python", "text_reader")
 # Backends of NVIDIA's image, which the embedded server does not have.
 IMAGE_BACKENDS = (
     "dali",

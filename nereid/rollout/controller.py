@@ -59,7 +59,7 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._location, self._find_server, self._log, self._clock = location, find_server, log, clock
-        self.journals = Journals(location.config.folder.parent, location.name)
+        self.journals = Journals.of(location)
         self._measurement: Measurement | None = None
         self._written_s = float("-inf")
         self._trouble = ""
@@ -116,8 +116,10 @@ class Controller:
         """Write a change of the route to the journal, after its hook; return whether it may happen."""
         pair = compared(present_table(self._location, present), state.plan.candidate, state.pair.control[0])
         if pair != state.pair:
-            reason = f"the variants have other versions than at the start: {pair}"
-            self._write(state, "pause", (reason,))
+            expected, got = (
+                f"version {each.candidate[1]} against {each.control[1]}" for each in (state.pair, pair)
+            )
+            self._write(state, "pause", (f"expected the variants of the start, {expected}, got {got}",))
             return False
         try:
             hooks.run(state.plan.hooks.before_step, "before_step", state)
@@ -147,28 +149,32 @@ class Controller:
         route = read_state(self._location).route()
         candidate = next((each for each in route.variants if each.name == state.plan.candidate), None)
         if candidate and server.is_ready(candidate.model, candidate.version):
-            self._write(state, "pause", (reason,))
+            self._say(reason)
+            self._write(state, "pause", ("the server does not serve the step, see the log",))
         else:
             self._decide(state, Verdict(Outcome.FAIL, (f"the candidate is not ready: {reason}",)))
 
     def _withdraw(self, state: State) -> None:
         """Take all traffic from the candidate; without a server, the file is changed for its next start."""
         record = self._find_server()
-        server = RunningServer(record) if record else None
-        reasons = state.reasons
+        server, reasons = RunningServer(record) if record else None, state.reasons
         try:
-            text = change_with_retry(self._location, withdrawn(state), server, SERVED_S)
+            text = self._withdrawn(state, server)
+        except ControlGone as error:
+            text, reasons = f"{self._location.name}: {error}", (*reasons, str(error))
+        else:
             status, _ = served_status(server, self._location.name, read_state(self._location).sha256)
             if server and status != SERVED:
                 raise NotReached(f"the route without the candidate is {status}")
-        except ControlGone as error:
-            text, reasons = f"{self._location.name}: {error}", (*reasons, str(error))
-        except NotReached as error:
-            text = f"{change_with_retry(self._location, withdrawn(state), None)}: {error}"
-            if record and self._find_server():
-                raise
         self._log(f"rollout {text}")
         self._write(state, "end", reasons)
+
+    def _withdrawn(self, state: State, server: RunningServer | None) -> str:
+        """Change the route file, even if the server does not respond; return a line about it."""
+        try:
+            return change_with_retry(self._location, withdrawn(state), server, SERVED_S)
+        except NotReached:
+            return change_with_retry(self._location, withdrawn(state), None)
 
     def _look(self, state: State) -> None:
         if sha256(route_file.read(self._location.path)[0]).hexdigest() != state.sha256:
@@ -182,7 +188,7 @@ class Controller:
         if self._measurement is None or not self._measurement.is_of(state):
             self._measurement, self._written_s = Measurement(state, now_s), float("-inf")
         measured = self._measurement
-        if measured.add(page, now_s):
+        if not measured.add(page, now_s):
             return
         verdict = measured.verdict()
         is_over = verdict.outcome != Outcome.CONTINUE
@@ -233,7 +239,8 @@ class Controller:
             found = differences(step, present.route()) if step else []
             edit = "; ".join(f"{each.path}: {each.old} → {each.new}" for each in found)
         except OperationFailed as error:
-            edit = str(error)
+            self._say(str(error))
+            edit = "its file is invalid, see the log"
         reason = f"the route was changed outside the rollout: {edit or 'see nereid route history'}"
         self._write(state, "pause", (reason,))
 
@@ -255,7 +262,7 @@ class Controller:
         if reason != self._trouble:
             self._trouble = reason
             with contextlib.suppress(OperationFailed, OSError):  # such as a full disk
-                self._write(state, "wait", (f"waiting: {reason}",))
+                self._write(state, "wait", (reason,))
 
     def _say(self, text: str) -> None:
         self._log(f"rollout {self._location.name} → {text}")

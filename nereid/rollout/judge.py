@@ -145,9 +145,9 @@ class Step:
     """The judgement of one step of a rollout.
 
     Args:
-        objectives: what the candidate must keep.
-        share: the candidate's configured part of the traffic, 0 to 1. With 1 there is no control, and only
-            the limits of the candidate alone are checked.
+        objectives: the limits.
+        share: the candidate's configured part of the traffic, 0 to 1. With 1, only the limits of the
+            candidate alone are checked.
         bounds: upper bounds of the latency buckets in seconds, without the last.
     """
 

@@ -68,19 +68,23 @@ class Measurement:
         mine = self.state
         return (mine.number, mine.step, mine.sha256) == (state.number, state.step, state.sha256)
 
-    def add(self, page: Page, now_s: float) -> str:
-        """Add a page; return why it does not count, empty if it does."""
+    def add(self, page: Page, now_s: float) -> bool:
+        """Add a page; return whether it counts: the first ones after a change belong to the old weights.
+
+        Raises:
+            NotReached: the server has restarted since the page before.
+        """
         before, self._page = self._page, page
         passed_s, self._last_s = now_s - self._last_s, now_s
         if before is None or now_s - self._began_s < SETTLE_S:
-            return "the first counts after a change belong to the old weights"
+            return False
         if page.pid != before.pid or not page.counts.is_continuation_of(before.counts):
-            return "the server's counters were reset"
+            raise NotReached("the server has restarted, and its counters were reset")
         self._was_closed |= self.state.pair.candidate not in page.open_breakers
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
         self._judged.add(counts.growth(before.counts, page.counts, self.state.pair, self.state.slow_s))
-        return ""
+        return True
 
     def total(self) -> judge.Look:
         """Return all counts of the step."""

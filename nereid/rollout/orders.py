@@ -15,7 +15,7 @@ from msgspec import Struct
 from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.rollout import counts
-from nereid.rollout.controller import LOOK_S, Controller
+from nereid.rollout.controller import LOOK_S, Controller, FindServer
 from nereid.rollout.counts import ERROR, Counts, Pair
 from nereid.rollout.histograms import quantile
 from nereid.rollout.judge import looks_needed, requests_needed
@@ -32,7 +32,7 @@ ORDERS: dict[Order, tuple[Phase, ...]] = {
     "pause": ("stepping", "measuring"),
     "resume": ("paused",),
     "promote": ("stepping", "measuring", "paused"),
-    "abort": ("stepping", "measuring", "paused", "withdrawing"),
+    "abort": ("stepping", "measuring", "paused"),
 }
 LOCK = "controller.lock"
 FORECAST_S = 10.0
@@ -54,11 +54,6 @@ class Forecast(Struct, frozen=True):
     what: str
 
 
-def journals(location: RouteLocation) -> Journals:
-    """Return the journals of a route's rollouts."""
-    return Journals(location.config.folder.parent, location.name)
-
-
 def start(location: RouteLocation, plan: RolloutPlan, record: ServerRecord | None, reason: str = "") -> State:
     """Write the start of a rollout; the controller begins with its first step.
 
@@ -70,7 +65,7 @@ def start(location: RouteLocation, plan: RolloutPlan, record: ServerRecord | Non
     table = present_table(location, read_state(location))
     pair, first = compared(table, plan.candidate), first_step(table.route, plan)
     slow_s = _slow_s(plan, _page(location, record), pair)
-    logs = journals(location)
+    logs = Journals.of(location)
     number = max(logs.numbers(), default=0) + 1
     risk = plan.risk / (len(plan.steps) - first)
     with logs.writing(number) as writer:
@@ -88,7 +83,7 @@ def order(location: RouteLocation, what: Order, reason: str = "") -> State:
     Raises:
         OperationFailed: no rollout is active, or its phase does not allow the order.
     """
-    logs = journals(location)
+    logs = Journals.of(location)
     active = logs.active()
     if active is None:
         raise OrderRefused(f"route '{location.name}' has no active rollout")
@@ -100,15 +95,13 @@ def order(location: RouteLocation, what: Order, reason: str = "") -> State:
         return _present(writer)
 
 
-def finish(
-    location: RouteLocation, find_server: Callable[[], ServerRecord | None], log: Callable[[str], None]
-) -> State:
+def finish(location: RouteLocation, find_server: FindServer, log: Callable[[str], None]) -> State:
     """Wait until an aborted rollout has ended; without a controller, withdraw the candidate here.
 
     Raises:
         OperationFailed: the candidate still has traffic.
     """
-    logs, deadline = journals(location), time.monotonic() + WAIT_S
+    logs, deadline = Journals.of(location), time.monotonic() + WAIT_S
     while (state := logs.active()) and state.phase == "withdrawing" and time.monotonic() < deadline:
         if not is_controlled(location):
             Controller(location, find_server, log).step()
@@ -121,14 +114,8 @@ def finish(
 
 def is_controlled(location: RouteLocation) -> bool:
     """Return whether a controller works for the route's repository."""
-    folder = folder_of(location.config.folder.parent)
-    if not folder.is_dir():
-        return False
-    try:
-        with files.locked_file(folder / LOCK, "nereid rollout controller", 0.0):
-            return False
-    except files.LockTimeout:
-        return True
+    lock = folder_of(location.config.folder.parent) / LOCK
+    return lock.exists() and files.is_locked(lock)
 
 
 def wait_controlled(location: RouteLocation) -> bool:

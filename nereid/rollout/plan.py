@@ -52,7 +52,7 @@ class RolloutPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     ] = 0.01
     slo_ms: Annotated[
         float,
-        Meta(ge=0, description="Latency above which a request is slow; 0 for the control's median."),
+        Meta(ge=0, description="A slower request is slow; 0 for 1.2 times the control's median."),
     ] = 0.0
     max_slow_ratio: Annotated[Ratio, Meta(description="Limit of the candidate's slow requests.")] = 1.0
     max_slow_increase: Annotated[

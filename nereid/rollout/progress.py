@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from nereid.errors import OperationFailed
+from nereid.metrics_page import Labels, render
 from nereid.rollout.rollout_journal import Phase, State, active_rollouts
 
 WORDS: dict[Phase, str] = {
@@ -13,13 +14,15 @@ WORDS: dict[Phase, str] = {
     "ended": "ended at step",
 }
 PREFIX = "nereid_rollout_"
+# Of each metric.
+LABELS = ("route", "candidate")
 METRICS = {
-    "active": "1 while a rollout of the route is active.",
-    "paused": "1 while the rollout is paused.",
-    "share": "Part of the traffic that the candidate has in this step, 0 to 1.",
-    "step": "Number of the step, from 0.",
-    "step_seconds": "Measured time of this step.",
-    "candidate_requests": "Requests of the candidate in this step.",
+    "active": ("gauge", "1 while a rollout of the route is active."),
+    "paused": ("gauge", "1 while the rollout is paused."),
+    "share": ("gauge", "Part of the traffic that the candidate has in this step, 0 to 1."),
+    "step": ("gauge", "Number of the step, from 0."),
+    "step_seconds": ("gauge", "Measured time of this step."),
+    "candidate_requests": ("gauge", "Requests of the candidate in this step."),
 }
 
 
@@ -29,7 +32,8 @@ def describe(state: State) -> str:
     text = f"rollout {state.number} of {state.plan.candidate}: {result}{WORDS[state.phase]} {state.step_name}"
     if state.phase == "measuring":
         text += f", after {state.elapsed_s:.0f} s"
-    return f"{text}: {'; '.join(state.reasons)}" if state.reasons else text
+    details = [*state.reasons, *([f"waiting: {state.waiting}"] if state.waiting else ())]
+    return f"{text}: {'; '.join(details)}" if details else text
 
 
 def metrics(repository: Path) -> str:
@@ -38,25 +42,21 @@ def metrics(repository: Path) -> str:
         states = active_rollouts(repository)
     except (OperationFailed, OSError):  # the controller logs it
         return ""
-    if not states:
-        return ""
-    lines = []
-    for name, text in METRICS.items():
-        lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} gauge"]
-        for route, state in states.items():
-            labels = f'route="{route}",candidate="{state.plan.candidate}"'
-            lines.append(f"{PREFIX}{name}{{{labels}}} {_value(name, state):.15g}")
-    return "\n".join(lines) + "\n"
+    samples: dict[tuple[str, Labels], float] = {
+        (name, (("route", route), ("candidate", state.plan.candidate))): value
+        for route, state in states.items()
+        for name, value in _values(state).items()
+    }
+    return render(samples, PREFIX, METRICS) if samples else ""
 
 
-def _value(name: str, state: State) -> float:
-    requests = max((pair[0].requests for pair in state.look.events.values()), default=0) if state.look else 0
-    values = {
+def _values(state: State) -> dict[str, float]:
+    tallies = state.look.events.values() if state.look else ()
+    return {
         "active": 1.0,
         "paused": float(state.phase == "paused"),
         "share": state.share,
         "step": float(state.step),
         "step_seconds": state.elapsed_s,
-        "candidate_requests": float(requests),
+        "candidate_requests": float(max((candidate.requests for candidate, _ in tallies), default=0)),
     }
-    return values[name]

@@ -20,6 +20,7 @@ from nereid.errors import OperationFailed
 from nereid.rollout.counts import Pair
 from nereid.rollout.judge import Look
 from nereid.rollout.plan import SHADOW, RolloutPlan
+from nereid.routes.target import RouteLocation
 
 # `stepping`: the weights of the step are not confirmed yet; `withdrawing`: the candidate loses its traffic.
 Phase = Literal["stepping", "measuring", "paused", "withdrawing", "ended"]
@@ -62,7 +63,7 @@ class State(Struct, frozen=True):
     """The state of a rollout after some of its lines.
 
     `intended` is the SHA-256 of the route file before a change that is not confirmed yet, empty without one;
-    `sha256` is that of the step's route file.
+    `sha256` is that of the step's route file. `waiting` says why nothing can be done now, empty otherwise.
     """
 
     number: int
@@ -80,6 +81,7 @@ class State(Struct, frozen=True):
     sha256: str = ""
     elapsed_s: float = 0.0
     look: Look | None = None
+    waiting: str = ""
 
     @property
     def is_active(self) -> bool:
@@ -104,6 +106,11 @@ class State(Struct, frozen=True):
 
     def after(self, line: Line) -> "State":
         """Return the state after one more line."""
+        if line.event == "wait":
+            return replace(self, waiting="; ".join(line.reasons))
+        return replace(self._after(line), waiting="")
+
+    def _after(self, line: Line) -> "State":
         last = len(self.plan.steps) - 1
         match line.event:
             case "change":
@@ -134,10 +141,6 @@ class State(Struct, frozen=True):
                 return replace(
                     self, phase="stepping", step=last, intended="", sha256="", reasons=line.reasons
                 )
-            case "wait":
-                return replace(self, reasons=line.reasons)
-            case "abort" if self.phase == "withdrawing":  # a second one ends it as it is
-                return replace(self, phase="ended", reasons=line.reasons)
             case "abort":
                 return replace(self, phase="withdrawing", result="aborted", intended="", reasons=line.reasons)
             case "end":
@@ -152,6 +155,11 @@ class Journals:
 
     repository: Path
     route: str
+
+    @classmethod
+    def of(cls, location: RouteLocation) -> "Journals":
+        """Return the journals of a route."""
+        return cls(location.config.folder.parent, location.name)
 
     @property
     def folder(self) -> Path:
@@ -176,7 +184,10 @@ class Journals:
         Raises:
             OperationFailed: the journal is damaged, or of another release.
         """
-        return _state(number, json_lines.read_all(self.path(number), Line))
+        state: State | None = None
+        for line in self.lines(number):
+            state = state.after(line) if state else _first(number, line)
+        return state
 
     def lines(self, number: int) -> tuple[Line, ...]:
         """Return all lines of a rollout, oldest first."""
@@ -249,13 +260,6 @@ def check_none_active(repository: Path, what: str) -> None:
             f"cannot {what}: the rollout of '{state.plan.candidate}' on route '{route}' is at step "
             f"{state.step_name}; fix: wait, or nereid rollout abort"
         )
-
-
-def _state(number: int, lines: Sequence[Line]) -> State | None:
-    state: State | None = None
-    for line in lines:
-        state = state.after(line) if state else _first(number, line)
-    return state
 
 
 def _first(number: int, line: Line) -> State | None:

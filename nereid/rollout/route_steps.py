@@ -35,13 +35,11 @@ def compared(table: Table, candidate: str, control: str = "") -> Pair:
             f"expected one variant with traffic as the control of '{candidate}', got "
             f"{', '.join(others) or 'none'}; fix: nereid route set, with weight 0 for the others"
         )
+    shadow = f"rollout-{candidate}"[:64]
+    if shadow in (each.name for each in variants):
+        raise WrongUsage(f"expected no variant '{shadow}', the name of the rollout's shadow; fix: rename it")
     versions = table.network_versions
-    return Pair((candidate, versions[candidate]), (others[0], versions[others[0]]), shadow_name(candidate))
-
-
-def shadow_name(candidate: str) -> str:
-    """Return the name of the rollout's shadow, which differs from those of variants."""
-    return f"rollout-{candidate}"[:64]
+    return Pair((candidate, versions[candidate]), (others[0], versions[others[0]]), shadow)
 
 
 def first_step(route: Route, plan: RolloutPlan) -> int:

@@ -1,7 +1,7 @@
 """Routes of a repository: their locations, files and histories."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -123,10 +123,11 @@ def find_routes(repository: Path) -> list[RouteLocation]:
     return [_location(repository / name) for name in _route_names(repository)[0]]
 
 
-def classifiers(repository: Path) -> list[str]:
-    """Return the models that classify images: the routes, or without routes all with `image` and `scores`."""
-    routes, _ = _route_names(repository)
-    return routes or sorted(name for name, config in _configs(repository) if _classifies(config))
+def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
+    """Return the models of a task by its outputs: its routes, or without a route all from `image` to them."""
+    found = {name: config for name, config in _configs(repository) if {*outputs} <= output_names(config)}
+    routes = [name for name, config in found.items() if config.get("backend") == BACKEND]
+    return routes or list(found)
 
 
 def preprocessing_of(repository: Path, name: str) -> ModelConfig | None:
@@ -141,11 +142,14 @@ def preprocessing_of(repository: Path, name: str) -> ModelConfig | None:
     return None
 
 
-def _classifies(config: Mapping[str, Any]) -> bool:
+def output_names(config: Mapping[str, Any]) -> set[str]:
+    """Return the outputs of a model for images, empty for other models; a route without any classifies."""
     inputs, outputs = (
-        {tensor.get("name") for tensor in config.get(kind, ())} for kind in ("input", "output")
+        {str(tensor.get("name")) for tensor in config.get(kind, ())} for kind in ("input", "output")
     )
-    return inputs == {IMAGE} and SCORES in outputs
+    if config.get("backend") == BACKEND:
+        return outputs or {SCORES}
+    return outputs if inputs == {IMAGE} else set()
 
 
 def _location(folder: Path) -> RouteLocation:

@@ -1,64 +1,78 @@
-"""Instances of models of the `fused` backend: a preprocessing model and a network in one process.
+"""Instances of models of the `fused` backend: the steps of an ensemble in one process.
 
-On a CPU every hop between processes costs about 1 ms of CPU; this model runs the code of both backends of
-the ensemble in one process.
+On a CPU every hop between processes costs about 1 ms of CPU; this model runs the code of the ensemble's
+backends in one process.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from nereid.config.model_config import FusedSettings, ModelConfig
-from nereid.imaging.pipeline import Batch, Pipeline
+from nereid.imaging.pipeline import Pipeline
 from nereid.serving_errors import InferenceFailed, InvalidConfig, ServingError
+from nereid.triton.model_trace import BatchTrace, ModelTracer
 from nereid.triton.onnx_model import open_session
-from nereid.triton.tensors import read_images, respond_to_batch
+from nereid.triton.quality_reporter import ImageSignals
+from nereid.triton.steps.after_network import Images, Outcome, open_after
+from nereid.triton.tensors import read_images, reject, respond
 
 
 class FusedModel:
-    """One instance: encoded images to scores, one outcome per request."""
+    """One instance: encoded images to the model's outputs, one outcome per request."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Open both siblings.
+        """Open the siblings.
 
         Raises:
-            InvalidConfig: a sibling is missing, or the tensors of the three models do not fit.
+            InvalidConfig: a sibling is missing, or the tensors of the models do not fit.
         """
         names = config.settings(FusedSettings)
         preprocess = config.sibling(names.preprocess, names.preprocess_version).replacing(names.of_preprocess)
         network = config.sibling(names.network, names.network_version).replacing(names.of_network)
-        self._pipeline = Pipeline.from_config(preprocess, config.max_batch_size, config.cpu_instances)
+        self._signals = ImageSignals(config)
+        self._pipeline = Pipeline.from_config(
+            preprocess, config.max_batch_size, config.cpu_instances, self._signals.sink
+        )
         self._session, self._metrics = open_session(config, network)
-        made, taken, scores = preprocess.outputs[0], network.inputs[0], network.outputs[0]
+        made, taken = preprocess.outputs[0], network.inputs[0]
         if taken.kind != made.kind:
             raise InvalidConfig(
                 f"model '{config.name}': input of '{names.network}': expected {taken.kind}, "
                 f"got {made.kind} from '{names.preprocess}'"
             )
-        if len(config.outputs) != 1 or config.outputs[0].kind != scores.kind:
-            got = ", ".join(f"'{each.name}' {each.kind}" for each in config.outputs)
-            raise InvalidConfig(
-                f"model '{config.name}': expected one output like '{scores.name}' of its network, "
-                f"{scores.kind}, got {got}"
-            )
-        self._input, self._output, self._response = taken.name, scores.name, config.outputs[0].name
+        self._after = open_after(config, names, network)
+        self._tracer = ModelTracer(config, begins=True, provider=self._session.provider)
+        self._input = taken.name
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Decode, transform and run the network once for all good images of the batch."""
-        batch = self._pipeline.run([read_images(request) for request in requests])
-        for outcome in batch.outcomes:
+        trace = self._tracer.begin(requests)
+        outcomes = self._run([self._after.accept(read_images(request)) for request in requests], trace)
+        for outcome in outcomes:
             if isinstance(outcome, ServingError):
                 self._metrics.rejected(outcome)
+        if trace:
+            trace.end(outcomes)
+        return [reject(each) if isinstance(each, ServingError) else respond(**each) for each in outcomes]
+
+    def _run(self, images: Sequence[Images], trace: BatchTrace | None) -> list[Outcome]:
+        batch = self._pipeline.run(images)
+        if trace:
+            trace.prepared(batch.times)
         if not len(batch.tensor):
-            return respond_to_batch(batch)
+            return [each if isinstance(each, ServingError) else {} for each in batch.outcomes]
+        begin_ns, wanted = time.time_ns(), self._after.wanted
         try:
-            (scores,) = self._session.run({self._input: batch.tensor}, [self._output])
+            results = self._session.run({self._input: batch.tensor}, wanted)
         except InferenceFailed as error:
-            failed: list[slice | ServingError] = [
-                error if isinstance(rows, slice) else rows for rows in batch.outcomes
-            ]
-            return respond_to_batch(Batch(batch.tensor, failed))
-        return respond_to_batch(batch, **{self._response: scores})
+            return [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
+        if trace:
+            trace.ran(begin_ns, len(batch.tensor))
+        return self._after.finish(batch, images, dict(zip(wanted, results, strict=True)))
 
     def close(self) -> None:
         """Report the end of the instance."""
+        self._tracer.close()
         self._metrics.closed(self._session.provider)
+        self._signals.close()

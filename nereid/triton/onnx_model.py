@@ -11,6 +11,7 @@ from nereid.inference.session import Outcome, Session, complete_config
 from nereid.inference.session_options import BackendSettings
 from nereid.serving_errors import Cancelled, ServingError
 from nereid.triton.metric_reporter import SessionMetrics
+from nereid.triton.model_trace import ModelTracer
 from nereid.triton.tensors import log_info, log_warn, read_tensors, reject, respond, version_folder
 
 # Triton 24.10 does not drop a cancelled request that waits for its instance. The check is a round trip to the
@@ -24,13 +25,18 @@ def backend_settings() -> BackendSettings:
     return BackendSettings.from_command_line(server_command_line())
 
 
-def open_session(config: ModelConfig, network: ModelConfig) -> tuple[Session, SessionMetrics]:
+def open_session(
+    config: ModelConfig, network: ModelConfig, metrics: SessionMetrics | None = None
+) -> tuple[Session, SessionMetrics]:
     """Open `network` for an instance of the model `config`, and log it once per model.
+
+    Args:
+        metrics: of the session; None for those of the model.
 
     Raises:
         InvalidConfig: the network cannot be served with its config.
     """
-    metrics = SessionMetrics(config.name, config.version)
+    metrics = metrics or SessionMetrics(config.name, config.version)
     start = time.perf_counter()
     instances = None if network is config else config.cpu_instances
     session = Session.from_config(network, backend_settings(), instances, metrics.ran)
@@ -52,20 +58,28 @@ class OnnxModel:
 
     def __init__(self, config: ModelConfig) -> None:
         self._session, self._metrics = open_session(config, network=config)
+        self._tracer = ModelTracer(config, provider=self._session.provider)
         self._last_s = 0.0
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Run the network once for all requests whose clients still wait."""
+        trace, begin_ns = self._tracer.begin(requests), time.time_ns()
         start, must_check = time.perf_counter(), self._last_s > MIN_RUN_FOR_CHECK_S
         is_wanted = [not (must_check and request.is_cancelled()) for request in requests]
-        outcomes = iter(self._run([*compress(requests, is_wanted)]))
-        responses = [self._respond(next(outcomes) if each else CLIENT_GONE) for each in is_wanted]
+        found = iter(self._run([*compress(requests, is_wanted)]))
+        outcomes = [next(found) if each else CLIENT_GONE for each in is_wanted]
+        if trace:
+            trace.ran(begin_ns, sum(is_wanted))
+        responses = [self._respond(each) for each in outcomes]
+        if trace:
+            trace.end(outcomes)
         if any(is_wanted):
             self._last_s = time.perf_counter() - start
         return responses
 
     def close(self) -> None:
         """Report the end of the instance."""
+        self._tracer.close()
         self._metrics.closed(self._session.provider)
 
     def _run(self, requests: Sequence[Any]) -> list[Outcome]:

@@ -15,12 +15,17 @@ from nereid.contract import ROUTE_OUTPUTS
 from nereid.routing import deadline
 from nereid.routing.assignment import ROUTE_THREADS, Table
 from nereid.routing.attempts import AdmittedRequest
+from nereid.routing.interfaces import NO_PARAMETERS, RoutedRequest
+from nereid.routing.request_trace import RequestTrace
 from nereid.routing.route_file import RouteWatch
 from nereid.routing.router import Router
 from nereid.serving_errors import InvalidRequest, ServingError, from_message
+from nereid.tasks import task_of
 from nereid.triton import stub_processes
 from nereid.triton.metric_reporter import MetricReporter
 from nereid.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX
+from nereid.triton.model_trace import open_tracer
+from nereid.triton.quality_reporter import RouteSignals, read_class_names
 from nereid.triton.tensors import log_info, log_warn, read_parameters, reject
 
 # Seconds between two looks at the route file.
@@ -37,18 +42,24 @@ class RouteModel:
             InvalidConfig: the route file is invalid, or its models do not fit.
         """
         self._config = config
+        self._tracer = open_tracer()
         self._outputs = [output.name for output in config.outputs if output.name not in ROUTE_OUTPUTS]
+        task = task_of(self._outputs, read_class_names(config))
         self._watch = RouteWatch(config, lambda model, version: pb_utils.is_model_ready(model, str(version)))
         self._metrics = MetricReporter(
             ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
         )
+        self._signals = RouteSignals(config, task, instance, self._warn)
         self._is_awake, self._is_closing = threading.Event(), threading.Event()
         self._router = Router(
             self._watch.table,
+            task,
             self._metrics,
             self._warn,
             can_answer=partial(stub_processes.can_answer, config.folder.parent),
             hurry=self._is_awake.set,
+            begin_trace=self._begin_trace,
+            observe=self._signals.observe,
         )
         self._show(self._watch.table)
         self._pool = ThreadPoolExecutor(ROUTE_THREADS)
@@ -69,6 +80,12 @@ class RouteModel:
         self._housekeeper.join()
         self._pool.shutdown()
         self._metrics.close()
+        self._signals.close()
+        if self._tracer:
+            self._tracer.close()
+
+    def _begin_trace(self, request: RoutedRequest) -> RequestTrace:
+        return RequestTrace(self._tracer, self._config.name, str(request) if self._tracer else "")
 
     def _handle(self, admitted: AdmittedRequest) -> None:
         try:
@@ -93,6 +110,7 @@ class RouteModel:
                 polled_s = time.monotonic()
                 self._router.revive()
                 self._poll()
+                self._signals.poll()
 
     def _poll(self) -> None:
         """Read the route file if it has changed; an invalid one changes nothing."""
@@ -159,7 +177,9 @@ class TritonRequest:
         """Return whether the client has disconnected; a round trip to the server."""
         return bool(self._request.is_cancelled())
 
-    def forward(self, model: str, version: int, timeout_s: float) -> Any:
+    def forward(
+        self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS
+    ) -> Any:
         """Send the request's own input tensors to a model: no byte is copied in Python."""
         # Without the request's trace: forwarded while tracing is on, it crashes Triton 24.10 with a SIGSEGV.
         request_id = self._request.request_id()
@@ -171,7 +191,7 @@ class TritonRequest:
             requested_output_names=self._outputs,
             # The timeout is for queues with a policy, the parameter for our own backends.
             timeout=int(timeout_s * 1e6),
-            parameters=deadline.within(timeout_s),
+            parameters={**deadline.within(timeout_s), **parameters},
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
         ).exec()
         if response.has_error():
@@ -179,10 +199,9 @@ class TritonRequest:
             raise from_message(response.error().message().replace(f"[request id: {request_id}] ", ""))
         return response
 
-    def scores(self, response: Any) -> np.ndarray:
-        """Return a response's first output."""
-        scores: np.ndarray = pb_utils.get_output_tensor_by_name(response, self._outputs[0]).as_numpy()
-        return scores
+    def arrays(self, response: Any, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """Return outputs of a response by name."""
+        return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
 
     def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
         """Send the response's own tensors, and the outputs of the route."""

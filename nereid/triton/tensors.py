@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from nereid.contract import IMAGE
+from nereid.contract import IMAGE, PROBE_HEADER
+from nereid.imaging.probe_image import ProbeImage
 from nereid.routing import deadline
 from nereid.serving_errors import InvalidRequest, ServingError, from_exception
 
@@ -18,11 +19,22 @@ if TYPE_CHECKING:  # image libraries cost time and memory, and only some backend
 
 def read_images(request: Any) -> list[bytes] | ServingError:
     """Return the encoded images of one request, its tensor `image`, BYTES [N, 1], or its error."""
+    return read_request(request)[0]
+
+
+def read_request(request: Any) -> tuple[list[bytes] | ServingError, Mapping[str, Any]]:
+    """Return the encoded images of one request, or its error, and its parameters.
+
+    Parameters that cannot be read are the error, and then empty.
+    """
+    parameters: Mapping[str, Any] = {}
     try:
-        deadline.check(read_parameters(request))
+        parameters = read_parameters(request)
+        deadline.check(parameters)
     except ServingError as error:
-        return from_exception(error)
-    return list(pb_utils.get_input_tensor_by_name(request, IMAGE).as_numpy().ravel())
+        return from_exception(error), parameters
+    images = pb_utils.get_input_tensor_by_name(request, IMAGE).as_numpy().ravel()
+    return [*map(ProbeImage, images)] if PROBE_HEADER in parameters else list(images), parameters
 
 
 def read_tensors(request: Any, is_on_gpu: bool = False) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import pinned
 from nereid.publish.engine import journal
 from nereid.repository import pbtxt
-from nereid.repository.layout import backend_of, configs, hidden_models, steps_of
+from nereid.repository.layout import backend_of, configs, hidden_models, served_steps, steps_of
 from nereid.routing import route_file
 from nereid.routing.assignment import parse_route
 from nereid.server.command_line import PLAIN_PROFILE
@@ -34,7 +34,10 @@ Settings = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """A model that can be tuned in a profile: the path and text of its config, and notes for the user."""
+    """A model that can be tuned in a profile: the path and text of its config, and notes for the user.
+
+    `steps` are the models to which it sends requests.
+    """
 
     model: str
     profile: str
@@ -42,6 +45,7 @@ class Tunable:
     text: str
     backend: str
     notes: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
 
 def tunable(repository: Path, model: str, profile: str) -> Tunable:
@@ -68,9 +72,9 @@ def tunable(repository: Path, model: str, profile: str) -> Tunable:
     if not path.exists():
         raise WrongUsage(f"cannot tune '{model}': it has no {PLAIN}; fix: write one")
     _check_ours(repository)
-    return Tunable(
-        model, profile, path, path.read_text(), backend, tuple(_notes(repository, model, profile, documents))
-    )
+    notes = tuple(_notes(repository, model, profile, documents))
+    called = tuple(dict.fromkeys(name for name, _ in served_steps(document)))
+    return Tunable(model, profile, path, path.read_text(), backend, notes, called)
 
 
 def _variants(folder: Path) -> str:

@@ -5,6 +5,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from nereid.text.reading_settings import BACKEND as READER
+from nereid.text.reading_settings import SERVED
 from nereid.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
 
 # One point of the space, in the order of its names; the empty one is the present config.
@@ -35,7 +37,7 @@ def space(config: Any, backend: str, cores: int) -> Space:
     if len(config.instance_group) <= 1:
         found[INSTANCES] = tuple(sorted({*_doublings(cores), cores, cores + max(1, cores // 2)}))
     is_on_cpu = all(group.kind != group.KIND_GPU for group in config.instance_group)
-    if is_on_cpu and backend in RUN_ROWS:
+    if is_on_cpu and (backend in RUN_ROWS or _reads_in_process(config, backend)):
         found[THREADS] = _doublings(cores)
     if is_on_cpu and backend == "preprocess":
         found[DECODE_THREADS] = _doublings(cores)
@@ -50,6 +52,11 @@ def space(config: Any, backend: str, cores: int) -> Space:
     if PREFERRED in found:  # without a preferred size, Triton prefers the largest batch
         found[PREFERRED] = tuple(value for value in found[PREFERRED] if value)
     return found
+
+
+def _reads_in_process(config: Any, backend: str) -> bool:
+    networks = config.parameters["networks"].string_value if "networks" in config.parameters else SERVED
+    return backend == READER and networks != SERVED
 
 
 def _doublings(limit: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from nereid.server.command_line import ServerOptions
 from nereid.server.control import Control, NotReached
 from nereid.server.embedded_server import EmbeddedServer, infer_path
 from nereid.server.ports import Ports, free_ports
-from nereid.tune import load_generator, photos
+from nereid.tune import load_generator, photos, profiles
 from nereid.tune.load_generator import HOST
 from nereid.tune.objective import Loads
 from nereid.tune.profiles import PLAIN, TUNED, Tunable, value_of, with_settings
@@ -29,6 +29,9 @@ from nereid.tune.space import Candidate
 
 LOAD_S, MIN_LOAD_S, POLL_S = 60.0, 1.0, 0.02
 TO_IMAGES = {"Inference-Header-Content-Length": "0"}
+# A tensor with at least this number of dims has a picture. An open side gets a size that networks with
+# strides up to 64 take; PP-OCR trains recognisers with lines of this width.
+PICTURE_DIMS, OPEN_SIDE_PX = 3, 320
 
 
 class TrialServer:
@@ -37,7 +40,7 @@ class TrialServer:
     Args:
         repository: the model repository; a copy is served.
         tuned: the model that is tuned.
-        images: encoded images that are sent in turn; none for the sample photo, 640x427.
+        images: encoded images that are sent in turn; none for the sample of the model's task.
         concurrencies: numbers of requests in flight.
         folder: an empty folder for the copy and the server's files.
         environment: the environment of the server.
@@ -55,7 +58,7 @@ class TrialServer:
         until_s: float = float("inf"),
     ) -> None:
         self._tuned = tuned
-        self._images = list(images) or [photos.jpeg(photos.SIZES_WH["640x427"])]
+        self._images = list(images)
         self._concurrencies = concurrencies
         self._folder = folder
         self._until_s = until_s
@@ -64,16 +67,22 @@ class TrialServer:
         self._plain = copy / tuned.model / PLAIN
         self._config = copy / tuned.model / CONFIGS / f"{TUNED}.pbtxt"
         self._requests: list[Path] = []
+        # The models to which it sends requests have their configs of the profile, too.
+        profiles.write(copy, profiles.tunable(copy, tuned.model, tuned.profile), {}, "", ())
         self._write(tuned.text)
         ports = Ports(*free_ports(3))
         options = ServerOptions(copy, TUNED, HOST, ports)
         (folder / "server").mkdir()
-        self.server = EmbeddedServer(options, folder / "server", environment, among=[tuned.model])
+        self.server = EmbeddedServer(
+            options, folder / "server", environment, among=[tuned.model, *tuned.steps]
+        )
 
     def __enter__(self) -> "TrialServer":
         self.server.__enter__()
         try:
-            bodies = request_bodies(self.served(), self._images)
+            config = self.served()
+            images = self._images or [photos.sample([each.name for each in config.output])]
+            bodies = request_bodies(config, images)
             path, port = infer_path(self._tuned.model), self.server.options.ports.http
             for number, (body, headers) in enumerate(bodies):
                 request = self._folder / f"request-{number}"
@@ -184,21 +193,31 @@ def _copy_or_link(source: str, target: str) -> None:
 
 
 def request_bodies(config: Any, images: Sequence[bytes]) -> list[tuple[bytes, dict[str, str]]]:
-    """Return bodies and headers of requests for a model: images, or tensors of the shapes in its config.
+    """Return bodies and headers of requests for a model: images, and tensors of the shapes in its config.
 
     Raises:
         WrongUsage: the model takes neither images nor numbers.
     """
     inputs = [each for each in config.input if not each.optional]
-    if [(each.name, _datatype(each)) for each in inputs] == [(IMAGE, "STRING")]:
+    if len(inputs) == 1 and _is_image(inputs[0]):
         return [(image, TO_IMAGES) for image in images]
+    sent = images if any(map(_is_image, inputs)) else [b""]
+    return [_tensors_body(config, inputs, image) for image in sent]
+
+
+def _is_image(tensor: Any) -> bool:
+    return (tensor.name, _datatype(tensor)) == (IMAGE, "STRING")
+
+
+def _tensors_body(config: Any, inputs: Sequence[Any], image: bytes) -> tuple[bytes, dict[str, str]]:
     tensors = []
     for each in inputs:
-        array = _array(config, each)
-        tensors.append(InferInput(each.name, list(array.shape), _datatype(each)))
+        array = _array(config, each, image)
+        datatype = _datatype(each).replace("STRING", "BYTES")
+        tensors.append(InferInput(each.name, list(array.shape), datatype))
         tensors[-1].set_data_from_numpy(array)
     body, header_bytes = InferenceServerClient.generate_request_body(tensors)
-    return [(body, {"Inference-Header-Content-Length": str(header_bytes)})]
+    return body, {"Inference-Header-Content-Length": str(header_bytes)}
 
 
 def _datatype(tensor: Any) -> str:
@@ -206,14 +225,18 @@ def _datatype(tensor: Any) -> str:
     return str(field.enum_type.values_by_number[tensor.data_type].name.removeprefix("TYPE_"))
 
 
-def _array(config: Any, tensor: Any) -> np.ndarray:
+def _array(config: Any, tensor: Any, image: bytes) -> np.ndarray:
+    is_picture = len(tensor.dims) >= PICTURE_DIMS
+    sides = [dim if dim > 0 else OPEN_SIDE_PX if is_picture else 1 for dim in tensor.dims]
+    shape = [1] * (config.max_batch_size > 0) + sides
+    if _is_image(tensor):
+        return np.full(shape, image, object)
     dtype = triton_to_np_dtype(_datatype(tensor)) if _datatype(tensor) != "STRING" else None
     if dtype is None:
         raise WrongUsage(
             f"'{config.name}' cannot be tuned: expected an input of images or numbers, "
             f"got '{tensor.name}' {_datatype(tensor)}"
         )
-    shape = [1] * (config.max_batch_size > 0) + [max(1, dim) for dim in tensor.dims]
     draw = np.random.default_rng(0)
     if np.issubdtype(dtype, np.floating):
         return draw.standard_normal(shape).astype(dtype)

@@ -6,6 +6,8 @@ from typing import Any
 from nereid.config.model_config import ModelConfig
 from nereid.imaging.pipeline import Pipeline
 from nereid.triton import inherited_sockets
+from nereid.triton.model_trace import ModelTracer
+from nereid.triton.quality_reporter import ImageSignals
 from nereid.triton.tensors import read_images, respond_to_batch
 
 
@@ -16,10 +18,22 @@ class TritonPythonModel:
         """Build the pipeline; a wrong or contradictory parameter fails the load."""
         inherited_sockets.close_connections()
         config = ModelConfig.from_args(args, may_use_gpu=True)
-        self.pipeline = Pipeline.from_config(config)
+        self.signals = ImageSignals(config)
+        self.pipeline = Pipeline.from_config(config, sink=self.signals.sink)
         self.output = config.outputs[0].name
+        self.tracer = ModelTracer(config)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Prepare all images of the batch; a bad image fails its own request only."""
+        trace = self.tracer.begin(requests)
         batch = self.pipeline.run([read_images(request) for request in requests])
-        return respond_to_batch(batch, **{self.output: batch.tensor})
+        responses = respond_to_batch(batch, **{self.output: batch.tensor})
+        if trace:
+            trace.prepared(batch.times)
+            trace.end(batch.outcomes)
+        return responses
+
+    def finalize(self) -> None:
+        """Report the signals of the last images."""
+        self.signals.close()
+        self.tracer.close()

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from nereid.assets import REPOSITORY
+from nereid.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.repository.layout import hidden_models
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
@@ -55,6 +55,15 @@ def both_profiles(tmp_path_factory):
         start(tmp_path_factory, "ensemble") as ensemble,
     ):
         yield {"cpu": fused, "ensemble": ensemble}
+
+
+@pytest.fixture(scope="session")
+def text_server(tmp_path_factory):
+    """A running server of the text models; it allows shared memory."""
+    pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+    options = ServerOptions(TEXT_REPOSITORY, "cpu", ports=Ports(*free_ports(3)), allow_shm=True)
+    with EmbeddedServer(options, tmp_path_factory.mktemp("text"), os.environ) as running:
+        yield running
 
 
 @pytest.fixture(scope="session", params=["cpu", "ensemble"])

@@ -9,6 +9,7 @@ import pytest
 
 from nereid.assets import CHELSEA, COFFEE
 from tests.e2e.conftest import url
+from tests.labels import LABEL, WORDS
 
 PYTHON = sys.executable
 
@@ -89,3 +90,13 @@ def test_every_program_is_in_the_docs_and_in_a_test(root):
     assert len(programs) >= 6
     assert [name for name in programs if f"clients/{name}" not in page] == []
     assert [name for name in programs if f"clients/{name}" not in tests] == []
+
+
+def test_read_program_prints_the_lines(root, text_server, tmp_path):
+    """Each line has its confidence, its text and its place."""
+    (tmp_path / "label.png").write_bytes(LABEL)
+
+    program = (PYTHON, "clients/python_read.py", tmp_path / "label.png", url(text_server, "http"))
+    lines = output_of(root, *program).splitlines()
+
+    assert [line.split(" ", 1)[1].partition(" (from ")[0] for line in lines] == WORDS

@@ -65,6 +65,7 @@ def test_a_pod_has_the_repository_and_the_mounted_route(overlay, root):
     assert (root / "models" / ROUTE).readlink() == root / "routes" / ROUTE
 
 
+@pytest.mark.slow
 def test_a_pod_follows_the_config_map(root):
     """A server of the prepared repository uses the weights that the kubelet mounts."""
     prepare("overlays/cpu", root)

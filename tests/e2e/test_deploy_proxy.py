@@ -22,9 +22,9 @@ import pytest
 from loadtest.attack.attacks import ATTACKS, Front
 from loadtest.background_load import PROTOCOLS, BackgroundLoad
 from nereid.assets import COFFEE
-from nereid.client.batch_split import Outcome
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import RequestRefused
+from nereid.client.model_client.batch_split import Outcome
 from nereid.client.prediction import Prediction
 from nereid.client.request import ProtocolName
 from nereid.gateway.admission import key_changes

@@ -83,6 +83,7 @@ def test_gateway_serves_callers_with_a_key_until_a_signal(both_profiles, tmp_pat
         assert process.wait(WATCHDOG_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep_alive_s", "is_kept"), [(90, True), (1, False)], ids=["default", "shorter"])
 def test_unused_connection_is_kept_for_a_load_balancer(both_profiles, tmp_path, keep_alive_s, is_kept):
     """The gateway closes an unused connection after its time, by default later than a load balancer."""
@@ -195,7 +196,7 @@ def test_second_signal_does_not_wait(tmp_path):
 
             assert process.wait(WATCHDOG_S) == -signal.SIGINT
         (line,) = log.read_text().splitlines()
-    assert re.match(r"20\d\d-.* INFO nereid.gateway: \{\"method\": \"GET\", \"path\": \"/healthz\"", line)
+    assert json.loads(line)["path"] == "/healthz"
 
 
 def workers_of(pid: int) -> list[int]:
@@ -247,7 +248,7 @@ def test_workers_are_one_gateway(both_profiles, tmp_path, nereid_key):
         wait_until(lambda: len({*workers_of(process.pid)} - {first}) == 2)
         wait_until(lambda: all(status == 200 for status, _ in pool.map(lambda _: post(address), range(20))))
         assert second in workers_of(process.pid)
-        assert requests_of(fetch(f"{address}/metrics")) >= 100
+        wait_until(lambda: requests_of(fetch(f"{address}/metrics")) >= 100)
 
         process.send_signal(signal.SIGTERM)
 

@@ -96,6 +96,7 @@ def test_a_run_that_is_cut_short_fails(target, tmp_path, number, code):
     assert run_and_signal(target, tmp_path / "report.json", number, "--thresholds=") == code
 
 
+@pytest.mark.slow
 def test_a_killed_worker_fails_the_run(target, tmp_path):
     """The other one's requests must not pass for the whole."""
     report = tmp_path / "report.json"
@@ -136,7 +137,7 @@ def test_a_fast_wrong_answer_is_a_failure(target, tmp_path):
     found = rows(report)
     assert code == 1
     for row in found.values():
-        assert row["failures"] == {"wrong class: expected 281, got 967": row["requests"]}
+        assert row["failures"] == {"wrong result: expected 281, got 967": row["requests"]}
         assert row["rate_per_s"] == 0
 
 
@@ -150,7 +151,7 @@ def test_own_photos_have_the_class_of_their_folder(target, tmp_path):
     code = load.run_locust(target, 3.0, report, ["--users", "2", "--images", str(photos)])
 
     failures = [reason for row in rows(report).values() for reason in row["failures"]]
-    assert (code, {*failures}) == (1, {"wrong class: expected 285, got 967"})
+    assert (code, {*failures}) == (1, {"wrong result: expected 285, got 967"})
     assert all(row["rate_per_s"] > 0 for row in rows(report).values())
     sent = json.loads(report.with_suffix(".locust.json").read_text())
     assert {each["name"] for each in sent} == {"classify own photos"}

@@ -32,6 +32,8 @@ from tests.networks import (
 )
 from tests.tables import cases
 
+pytestmark = pytest.mark.slow
+
 PROTOCOLS = ["http", "grpc"]
 # A model that does not load fails its own tests only.
 EACH_ALONE = ("--exit-on-error=false", "--strict-readiness=false")

@@ -8,10 +8,9 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,45 +33,15 @@ from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import url
+from tests.webpage import CONTRASTS, DESK, PHONE, VIOLATIONS, WATCHDOG_S, listening, running_browser, upload
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: extra dev")
-uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed: extra gateway")
 pytestmark = pytest.mark.slow
 
-WATCHDOG_S = 20
-PHONE, DESK = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
 MAX_PICTURE_BYTES, MAX_PHONE_PX = 280_000, 1_180
 # The route reports its counts every half second.
 METRICS_MS = 3_000
-MAX_PAGE_BYTES = 68_000
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Relative luminance and contrast as WCAG 2.2 defines them, of every text that is seen.
-CONTRASTS = """() => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const luminance = ([red, green, blue]) => {
-    const linear = [red, green, blue].map((each) => each / 255)
-      .map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
-  };
-  const ground = (element) => {
-    for (let each = element; each; each = each.parentElement) {
-      const colour = parse(getComputedStyle(each).backgroundColor);
-      if (colour.length === 3 || colour[3] === 1) return colour;
-    }
-    return [255, 255, 255];
-  };
-  const found = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    const text = walker.currentNode.data.trim();
-    if (!text || !element.checkVisibility() || element.closest(":disabled, option, .hidden, .skip")) continue;
-    const [dark, light] = [parse(getComputedStyle(element).color), ground(element)].map(luminance)
-      .sort((left, right) => left - right);
-    found.push([text, (light + 0.05) / (dark + 0.05)]);
-  }
-  return found;
-}"""
+MAX_PAGE_BYTES = 80_000
 TRAFFIC = """async (secret) => {
   const body = await (await fetch("samples/coffee.jpg")).blob();
   const headers = {Authorization: `Bearer ${secret}`, "Content-Type": body.type};
@@ -82,9 +51,6 @@ TRAFFIC = """async (secret) => {
   };
   send();
 }"""
-VIOLATIONS = """window.violations = [];
-addEventListener("securitypolicyviolation", (event) => violations.push(
-  `${event.effectiveDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`));"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +78,6 @@ class Seen:
     def violations(self) -> list[str]:
         """Return the violations of the Content-Security-Policy."""
         return self.page.evaluate("violations")
-
-
-@contextmanager
-def listening(app) -> Iterator[str]:
-    """Serve an application on a free port; yield its origin."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", access_log=False))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    deadline = time.monotonic() + WATCHDOG_S
-    while not server.started and thread.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert server.started
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(WATCHDOG_S)
 
 
 @pytest.fixture(scope="module")
@@ -178,16 +127,8 @@ def store_keys(path: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def browser():
     """A headless browser."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed; fix: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        # Chromium has no sandbox for root; the page is trusted.
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        running = playwright.chromium.launch(executable_path=found, args=arguments)
-        sync_api.expect.set_options(timeout=WATCHDOG_S * 1000)
+    with running_browser() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture
@@ -222,13 +163,6 @@ def sign_in(page, secret: str) -> None:
     page.get_by_role("button", name="Sign in").click()
     sync_api.expect(page.locator("#access-name")).to_contain_text("Key: ")
     page.keyboard.press("Escape")
-
-
-def upload(page, *files) -> None:
-    """Choose a file in the page's dialog, which the drop zone opens."""
-    with page.expect_file_chooser() as chooser:
-        page.locator("#drop").click()
-    chooser.value.set_files(*files)
 
 
 def classify_coffee(page) -> None:
@@ -587,7 +521,7 @@ def test_rollout_is_started_paused_and_aborted(visit, gateways):
     with service.in_background(repository, lambda: None, print):
         assert orders.wait_controlled(find_route(repository))
         page.get_by_role("button", name="Start a rollout of v2").click()
-        sync_api.expect(text).to_contain_text("changing the weights to step 1 %: waiting: no server runs")
+        sync_api.expect(text).to_contain_text("step 1 %: waiting: see nereid rollout status")
         page.get_by_role("button", name="Pause").click()
         sync_api.expect(text).to_contain_text("of v2: paused at step 1 %: pause through the gateway by route")
         other = visit("keyed", key="infer").page

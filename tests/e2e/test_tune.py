@@ -63,6 +63,7 @@ def assert_served_as_fused(repository, folder, instances: int) -> None:
     assert answer.labels[0].name == "espresso"
 
 
+@pytest.mark.slow
 def test_profile_is_served_fused(models, tmp_path):
     """In the profile, the other model has its config of `cpu`, since a server has one profile."""
     tuned = profiles.tunable(models, "classify_v1", "cpu")

@@ -156,6 +156,16 @@ def test_labels_of_another_number_are_refused(repository, file, tmp_path):
     assert contents(repository) == {}
 
 
+def test_labels_lose_their_byte_order_mark(repository, file, tmp_path):
+    """Editors on Windows write one, which would become part of the first label."""
+    (tmp_path / "labels.txt").write_text("ä\nb\nc\nd\ne\n", encoding="utf-8-sig")
+
+    add(repository, request(file, labels=tmp_path / "labels.txt"), None)
+
+    written = [path.read_bytes() for path in repository.glob("*/labels.txt")]
+    assert {each.decode() for each in written} == {"ä\nb\nc\nd\ne\n"}
+
+
 def test_name_that_is_taken_is_refused(repository, file):
     """The existing model stays, and the message names both alternatives."""
     add(repository, request(file), None)

@@ -3,7 +3,15 @@
 import pytest
 
 from nereid.errors import ServerError
-from nereid.server.installation import FOLDER, LIBRARY, STUB, assemble_backends, find_installation
+from nereid.server.command_line import environment
+from nereid.server.installation import (
+    FOLDER,
+    LIBRARY,
+    STUB,
+    assemble_backends,
+    cuda_folders,
+    find_installation,
+)
 
 
 def test_backends_are_the_wheels_and_ours(tmp_path):
@@ -11,7 +19,7 @@ def test_backends_are_the_wheels_and_ours(tmp_path):
     backends = assemble_backends(find_installation({}), tmp_path / "backends")
 
     found = {str(path.relative_to(backends)) for path in backends.rglob("*") if path.is_file()}
-    ours = ("onnxruntime", "preprocess", "fused", "ab_router")
+    ours = ("onnxruntime", "preprocess", "fused", "ab_router", "boxes", "text_reader")
     assert found == {
         "python/libtriton_python.so",
         "python/triton_python_backend_stub",
@@ -37,10 +45,28 @@ def test_backends_of_an_installed_triton_come_first(tmp_path):
 
     assert (backends / "python" / STUB).read_text() == f"backends/python/{STUB}"
     assert [path.name for path in (backends / "onnxruntime").iterdir()] == ["libtriton_onnxruntime.so"]
-    assert {path.parent.name for path in backends.glob("*/model.py")} == {"preprocess", "fused", "ab_router"}
+    assert {path.parent.name for path in backends.glob("*/model.py")} == {
+        "preprocess",
+        "text_reader",
+        "fused",
+        "ab_router",
+        "boxes",
+    }
 
 
 def test_missing_part_of_an_installed_triton_is_named(tmp_path):
     """A wrong folder is an error that names the variable."""
     with pytest.raises(ServerError, match=f"^{FOLDER} is '{tmp_path}', which has no bin/tritonserver$"):
         find_installation({FOLDER: str(tmp_path)})
+
+
+def test_cuda_libraries_of_pip_are_searched_last(tmp_path, monkeypatch):
+    """CuPy and ONNX Runtime do not find them alone; a CUDA of the machine comes first."""
+    folder = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
+    folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    words = environment(find_installation({}), {"LD_LIBRARY_PATH": "/opt/cuda"})["LD_LIBRARY_PATH"].split(":")
+
+    assert folder in cuda_folders()
+    assert words.index("/opt/cuda") < words.index(str(folder))

@@ -20,7 +20,9 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
-from nereid.cli.predictions import collect, printing
+from nereid.cli.image_commands.outcomes import printing
+from nereid.cli.image_commands.views import CLASSES
+from nereid.cli.image_files import collect
 from nereid.client import retry
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
@@ -34,8 +36,7 @@ from nereid.client.classifier_errors import (
     Unreachable,
     from_triton,
 )
-from nereid.client.prediction import Label, Prediction, Timings, label
-from nereid.client.request import wanted_outputs
+from nereid.client.prediction import PREDICTIONS, Label, Prediction, Timings, label
 from nereid.client.retry import Attempts, Budget
 from nereid.server.ports import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
@@ -513,7 +514,7 @@ def test_outputs_of_a_route_are_requested():
     """A classifier requests the scores and the outputs of the route, and no others."""
     outputs = [{"name": name} for name in ("version", "other", "scores", "route_reason", "variant")]
 
-    assert wanted_outputs({"name": "classify", "outputs": outputs}) == [
+    assert PREDICTIONS.wanted_outputs({"name": "classify", "outputs": outputs}) == [
         "route_reason",
         "scores",
         "variant",
@@ -672,7 +673,7 @@ def test_labels_are_not_markup(capsys):
     """A label is printed as it is."""
     labels = (Label(1, "a [red]b", 0.5),)
 
-    with printing("table") as write:
+    with printing("table", CLASSES) as write:
         write("cup.jpg", Prediction(labels, "m", "1", "", "", "id", Timings(1.0, 1.0)))
 
     assert "a [red]b" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from nereid.publish.examination import examine as examination
 from nereid.publish.examination import examiner
 from nereid.publish.examination.examine import ExaminationRequest, Gates, Rejected, Report, examine
 from nereid.publish.examination.measurements import check_headroom, check_memory, is_slower
-from nereid.publish.examination.outputs import difference
+from nereid.publish.examination.score_outputs import difference
 from nereid.repository.labels import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
 from nereid.serving_errors import InvalidConfig

@@ -26,14 +26,14 @@ class Chooser(Upstream):
         self.outcomes = {name.encode(): outcome for name, outcome in outcomes.items()}
         self.max_running = self.running = 0
 
-    async def classify(self, image: bytes, **options: object) -> object:
+    async def infer(self, image: bytes, **options: object) -> object:
         """Return the outcome of the image after other requests could begin."""
         self.running += 1
         self.max_running = max(self.max_running, self.running)
         await asyncio.sleep(0)
         self.running -= 1
         self.outcome = self.outcomes.get(image, PREDICTION)
-        return await super().classify(image, **options)
+        return await super().infer(image, **options)
 
 
 def batch(*images: str) -> dict:
@@ -171,7 +171,7 @@ async def test_readiness_is_probed_again_after_two_seconds():
     """A result is cached for two seconds."""
     now = [0.0]
     upstream = Upstream()
-    readiness = Readiness(upstream.classify, lambda: now[0])
+    readiness = Readiness(upstream.infer, lambda: now[0])
     for now[0], probes in ((0.0, 1), (1.9, 1), (2.1, 2)):
         assert (await readiness.state()).ready
         assert len(upstream.received) == probes

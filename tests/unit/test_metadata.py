@@ -86,11 +86,13 @@ def test_unknown_metadata_is_skipped(found, properties, files):
 
 
 def test_preprocessing_of_ultralytics(found):
-    """A classifier of Ultralytics sees pixels / 255 of the centre."""
+    """A classifier of Ultralytics sees pixels / 255 of the centre, a detector those of a letterbox."""
     metadata = found({"task": "classify", "imgsz": "[224, 224]"})
 
     assert dict(metadata.parameters) == {"resize_shorter_px": "224", "scale": str(1 / 255)}
-    assert found({"task": "detect", "imgsz": "[640, 640]"}).parameters == {}
+    assert found({"task": "segment", "imgsz": "[640, 640]"}).parameters == {}
+    detector = found({"task": "detect", "imgsz": "[640, 640]"})
+    assert (detector.task, detector.parameters["resize"]) == ("detect", "letterbox")
 
 
 def test_preprocessing_of_timm(found):

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from nereid.assets import COFFEE, REPOSITORY
-from nereid.cli.options import find_classifier
+from nereid.cli.options import CLASSIFIERS, find_model
 from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.errors import WrongUsage
 from nereid.gateway.models import PreviewRefused
@@ -47,7 +47,7 @@ def test_default_model(tmp_path, configs, name, expected):
     """`classify` comes first, then the only model that classifies; otherwise the names are listed."""
     folder = repository(tmp_path, **configs)
     try:
-        found = find_classifier(folder, name)
+        found = find_model(folder, name, CLASSIFIERS)
     except WrongUsage as error:
         found = str(error)
 

@@ -19,19 +19,31 @@ def test_a_folder_is_a_label_or_an_index(tmp_path):
     """Two classes may share a label, and an index may be a label; deeper folders belong to the first one."""
     files(tmp_path, "crane/a.jpg", "3/deep/b.png", "0/c.jpg", "d.jpg", "cup/note.txt")
 
-    photos = own(tmp_path, None, lambda photo: LABELS)
+    photos = own(tmp_path, frozenset(), lambda photo: LABELS)
 
     expected = {"crane/a.jpg": {0, 2}, "3/deep/b.png": {1, 3}, "0/c.jpg": {0}, "d.jpg": set()}
-    assert {each.content.decode(): each.classes for each in photos} == expected
+    assert {each.content.decode(): each.expected for each in photos} == expected
 
 
 def test_photos_without_a_folder_need_no_labels(tmp_path):
     """The server is not asked; --expect has the class of these photos."""
     files(tmp_path, "a.jpg")
 
-    photos = own(tmp_path, 7, lambda photo: pytest.fail("labels were asked for"))
+    photos = own(tmp_path, frozenset([7]), lambda photo: pytest.fail("labels were asked for"))
 
     assert photos == [Photo("own photos", b"a.jpg", frozenset([7]))]
+
+
+def test_a_folder_is_a_line_of_text(tmp_path):
+    """Where results are words, the name of a folder is the correct one."""
+    files(tmp_path, "RX123/a.jpg", "b.jpg")
+
+    photos = own(tmp_path, frozenset(["any"]))
+
+    assert {each.content.decode(): each.expected for each in photos} == {
+        "RX123/a.jpg": {"RX123"},
+        "b.jpg": {"any"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -50,7 +62,7 @@ def test_an_unknown_class_is_refused(tmp_path, labels, expected):
     files(tmp_path, "dog/a.jpg", "0/b.jpg")
 
     with pytest.raises(ValueError, match=expected):
-        own(tmp_path, None, lambda photo: labels)
+        own(tmp_path, frozenset(), lambda photo: labels)
 
 
 def test_too_many_photos_are_refused(tmp_path, monkeypatch):
@@ -60,4 +72,4 @@ def test_too_many_photos_are_refused(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(bytes(2**21))
 
     with pytest.raises(ValueError, match="expected at most 2 MiB of photos, got 4 MiB"):
-        own(tmp_path, None, lambda photo: [])
+        own(tmp_path, frozenset(), lambda photo: [])

@@ -25,6 +25,8 @@ LATE = DeadlineExceeded("late")
 class Numbers:
     """Stands for a preprocessor: an image is a number, which its row holds; `errors` are of bad ones."""
 
+    times = ()
+
     def __init__(self, size: int, errors=None) -> None:
         self.tensor = np.full((size, 2), -1.0, np.float32)
         self.errors = errors or {}

@@ -53,6 +53,13 @@ def settings(folder, parameters, **output):
             ),
         ),
         ({"preset": "letterbox"}, Transform(224, 224, resize="letterbox", std=(255.0,) * 3)),
+        ({"preset": "yolo"}, Transform(224, 224, resize="letterbox", std=(255.0,) * 3)),
+        (
+            {"preset": "yolox"},
+            Transform(224, 224, resize="letterbox", pad_position="after", color_order="BGR"),
+        ),
+        ({"preset": "detr"}, Transform(224, 224, resize="exact", **IMAGENET)),
+        ({"preset": "rtdetr"}, Transform(224, 224, resize="exact", std=(255.0,) * 3)),
         ({"resize": "exact"}, Transform(224, 224, resize="exact")),
     ],
     ids=[*PRESETS, "none"],
@@ -66,7 +73,7 @@ def test_preset_stands_for_its_numbers(tmp_path, parameters, expected):
 
 def _given(parameters):
     """Return the expected shorthands."""
-    scale = 0.00392156862745098 if parameters.get("preset") == "letterbox" else 0.0
+    scale = float(PRESETS.get(parameters.get("preset", ""), {}).get("scale", 0))
     return Shorthand(parameters.get("preset", ""), scale)
 
 

@@ -75,7 +75,7 @@ class Meeting:
     def __init__(self) -> None:
         self.both = threading.Barrier(2, timeout=60)
 
-    def __call__(self, image, out, buffers):
+    def __call__(self, image, out, buffers, decoded):
         """Wait."""
         self.both.wait()
 
@@ -90,7 +90,7 @@ class Fragile:
 
     shape, datatype = (1,), "FP32"
 
-    def __call__(self, image, out, buffers):
+    def __call__(self, image, out, buffers, decoded):
         """Fail for one of them."""
         if image.encoded == B:
             raise ZeroDivisionError("nothing to divide")
@@ -115,7 +115,7 @@ class Counting:
         self.now = self.most = 0
         self.lock = threading.Lock()
 
-    def __call__(self, image, out, buffers):
+    def __call__(self, image, out, buffers, decoded):
         """Take long enough for other threads to begin."""
         with self.lock:
             self.now += image.pixel_count

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loadtest.users.photo_set import ESPRESSO, Photo, sample
+from loadtest.users.photo_set import ESPRESSO, Photo, expectation, sample
 from loadtest.users.request_mix import (
     LENGTH,
-    Classification,
+    Answer,
     ImageRequest,
     RequestMix,
     fault,
@@ -35,7 +35,7 @@ def scores(best: int) -> bytes:
 
 def test_sizes_and_ways_are_mixed():
     """Small photos and plain requests are most; both variants are forced, and every key is used."""
-    requests = RequestMix(sample(None), ["v1", "v2"], 3, random.Random(1))
+    requests = RequestMix(sample(frozenset()), ["v1", "v2"], 3, random.Random(1))
 
     asked = [requests.next() for _ in range(4_000)]
 
@@ -57,25 +57,25 @@ def test_a_model_that_is_no_route_gets_no_headers(variants, keys):
 @pytest.mark.parametrize(
     ("question", "answer", "expected"),
     [
-        (ImageRequest(PHOTO), Classification(ESPRESSO, "v1"), ""),
-        (ImageRequest(PHOTO), Classification(ESPRESSO), ""),
-        (ImageRequest(PHOTO), Classification(281, "v1"), "wrong class: expected 967, got 281"),
-        (ImageRequest(TWO), Classification(281), "wrong class: expected 1 or 967, got 281"),
-        (ImageRequest(TWO), Classification(ESPRESSO), ""),
-        (ImageRequest(ANY), Classification(281), ""),
-        (ImageRequest(PHOTO, variant="v1"), Classification(ESPRESSO, "v1"), ""),
-        (ImageRequest(PHOTO, variant="v2"), Classification(ESPRESSO, "v1"), "expected 'v2', got 'v1'"),
-        (ImageRequest(PHOTO, variant="v2"), Classification(ESPRESSO), "expected 'v2', got ''"),
-        (ImageRequest(PHOTO, key="known"), Classification(ESPRESSO, "v1"), ""),
+        (ImageRequest(PHOTO), Answer(frozenset([ESPRESSO]), "v1"), ""),
+        (ImageRequest(PHOTO), Answer(frozenset([ESPRESSO])), ""),
+        (ImageRequest(PHOTO), Answer(frozenset([281]), "v1"), "wrong result: expected 967, got 281"),
+        (ImageRequest(TWO), Answer(frozenset([281])), "wrong result: expected 1 or 967, got 281"),
+        (ImageRequest(TWO), Answer(frozenset([ESPRESSO])), ""),
+        (ImageRequest(ANY), Answer(frozenset([281])), ""),
+        (ImageRequest(PHOTO, variant="v1"), Answer(frozenset([ESPRESSO]), "v1"), ""),
+        (ImageRequest(PHOTO, variant="v2"), Answer(frozenset([ESPRESSO]), "v1"), "expected 'v2', got 'v1'"),
+        (ImageRequest(PHOTO, variant="v2"), Answer(frozenset([ESPRESSO])), "expected 'v2', got ''"),
+        (ImageRequest(PHOTO, key="known"), Answer(frozenset([ESPRESSO]), "v1"), ""),
         (
             ImageRequest(PHOTO, key="known"),
-            Classification(ESPRESSO, "v2"),
+            Answer(frozenset([ESPRESSO]), "v2"),
             "from variant 'v1' to 'v2'",
         ),
-        (ImageRequest(PHOTO, key="new"), Classification(ESPRESSO, "v2"), ""),
+        (ImageRequest(PHOTO, key="new"), Answer(frozenset([ESPRESSO]), "v2"), ""),
         (
             ImageRequest(PHOTO, key="new"),
-            Classification(ESPRESSO),
+            Answer(frozenset([ESPRESSO])),
             "for a sticky key, got none",
         ),
     ],
@@ -118,7 +118,27 @@ def test_http_answer_is_read():
     """JSON first, then the tensors in its order."""
     body, size = http_answer(scores=scores(3), variant=V1)
 
-    assert read(http_outputs(body, size)) == Classification(3, "v1")
+    assert read(http_outputs(body, size)) == Answer(frozenset([3]), "v1")
+
+
+def test_lines_and_labels_are_read():
+    """The words of another task's output are its results; the response needs one of the expected ones."""
+    words = LENGTH.pack(2) + b"No" + LENGTH.pack(0) + LENGTH.pack(3) + "1é".encode()
+
+    got = read({"text": words, "variant": V1}, "text")
+
+    assert got == Answer(frozenset(["No", "", "1é"]), "v1")
+    label = ImageRequest(Photo("s", b"", expectation("No")))
+    statistics = RunStatistics()
+    assert fault(label, got, "http", statistics) == ""
+    assert fault(label, Answer(frozenset()), "http", statistics) == "wrong result: expected No, got nothing"
+    assert expectation("12") == {"12", 12}
+    assert expectation("") == frozenset()
+    assert read({"text": b""}, "text") == Answer(frozenset())
+    with pytest.raises(ValueError, match="expected words as BYTES"):
+        read({"text": words[:-1]}, "text")
+    with pytest.raises(ValueError, match=r"expected text, got the outputs \['scores'\]"):
+        read({"scores": b""}, "text")
 
 
 def test_grpc_answer_is_read():
@@ -127,7 +147,7 @@ def test_grpc_answer_is_read():
 
     answer = read(grpc_outputs(SimpleNamespace(outputs=outputs, raw_output_contents=[V1, scores(3)])))
 
-    assert answer == Classification(3, "v1")
+    assert answer == Answer(frozenset([3]), "v1")
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,26 @@
 """Plans of rollouts, their steps as routes, and the states that follow from a journal."""
 
+import contextlib
 import json
+import threading
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.errors import WrongUsage
-from nereid.rollout import plan
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish.drop_folder import TemporaryFailure
+from nereid.publish.publisher import retire
+from nereid.publish.watch import publication
+from nereid.rollout import hooks, plan
 from nereid.rollout.counts import Pair
-from nereid.rollout.progress import describe
-from nereid.rollout.rollout_journal import Journals, Line, State
+from nereid.rollout.progress import describe, metrics
+from nereid.rollout.rollout_journal import Journals, Line, RolloutActive, State
 from nereid.rollout.route_steps import at_step, compared, first_step, withdrawn
 from nereid.routes.target import RouteState
 from nereid.routing.assignment import Table, assign, format_route, parse_route
+from tests.publishing import NET, OTHER_ANSWERS, ROUTE, candidate, publish_number, store_published
 from tests.routes import document, variant
 
 KEYS = [f"key-{number}" for number in range(2000)]
@@ -153,3 +160,88 @@ def test_state_follows_from_the_lines(tmp_path):
     assert logs.active() is None
     assert [each.event for each in logs.lines(3)][:2] == ["start", "change"]
     assert isinstance(logs.lines(3)[0], Line)
+
+
+def test_waiting_keeps_the_reasons_of_a_decision():
+    """A rollback that the server does not serve yet still names its cause; the next event ends the wait."""
+    lines = [("fail", "worse"), ("wait", "no server runs")]
+    found = state(phase="measuring")
+    for event, reason in lines:
+        found = found.after(Line(datetime.now(UTC), event, reasons=(reason,)))
+
+    assert (found.phase, found.reasons, found.waiting) == ("withdrawing", ("worse",), "no server runs")
+    assert describe(found).endswith("rolling back from step 1 %: worse; waiting: no server runs")
+    ended = found.after(Line(datetime.now(UTC), "end", reasons=found.reasons))
+    assert (ended.result, ended.waiting) == ("rolled back", "")
+
+
+def test_name_of_the_shadow_is_free():
+    """A variant with that name would make the route invalid."""
+    names = [("old", 100), ("new", 0), ("rollout-new", 0)]
+    with pytest.raises(WrongUsage, match="expected no variant 'rollout-new'"):
+        compared(table(*(variant(name, f"net_{name}", weight) for name, weight in names)), "new")
+
+
+def test_publications_wait_for_the_end_of_a_rollout(tmp_path):
+    """`publish` and `retire` are rejected with the step; `nereid watch` tries the file again later."""
+    repository = tmp_path / "models"
+    repository.mkdir()
+    store_published(repository)
+    with Journals(repository, ROUTE).writing(1) as writer:
+        writer.write("start", plan=state().plan, pair=PAIR, slow_s=0.1, risk=0.01)
+    message = f"the rollout of 'new' on route '{ROUTE}' is at step 1 %; fix: wait, or nereid rollout abort"
+
+    with pytest.raises(RolloutActive, match=message):
+        publish_number(repository, tmp_path, None, 2)
+    with pytest.raises(RolloutActive, match=message):
+        retire(repository, NET, 1, None)
+    publishing = publication(repository, lambda: None, OTHER_ANSWERS, 0, print)
+    with pytest.raises(TemporaryFailure, match=message):
+        publishing(NET, candidate(tmp_path, 3))
+
+
+def test_metrics_are_those_of_active_rollouts(tmp_path):
+    """Names of routes are folders, which may contain a quotation mark."""
+    with Journals(tmp_path / "models", 'a"b').writing(1) as writer:
+        writer.write("start", plan=state().plan, pair=PAIR, slow_s=0.1, risk=0.01)
+        assert 'nereid_rollout_share{route="a\\"b",candidate="new"} 0.01' in metrics(tmp_path / "models")
+        writer.write("end")
+
+    assert metrics(tmp_path / "models") == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(204, ""), (500, "hook before_step 'http://.*' failed: HTTP Error 500")]
+)
+def test_hook_is_posted_as_json(status, message):
+    """A status of 400 or more is a failure."""
+    received = []
+
+    class Handler(BaseHTTPRequestHandler):
+        """Stands for the receiver of a hook."""
+
+        def do_POST(self) -> None:
+            """Record the request."""
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append((self.path, self.headers["Content-Type"], json.loads(body)))
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *words) -> None:
+            """Write no log."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/hook?token=a"
+        with pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext():
+            hooks.run(url, "before_step", state())
+
+    ((path, kind, body),) = received
+    assert (path, kind, body["event"]) == ("/hook?token=a", "application/json", "before_step")
+    assert body["rollout"]["plan"]["candidate"] == "new"
+
+
+def test_https_hooks_are_refused():
+    """The message has what a hook must be."""
+    with pytest.raises(WrongUsage, match="URL that begins with http://, got https:"):
+        plan.make_plan(candidate="new", hooks={"before_step": "https://example.org"})

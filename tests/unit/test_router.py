@@ -3,13 +3,14 @@
 import threading
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from nereid.contract import PROBE_HEADER
 from nereid.routing.assignment import Route, Salts, Shadow, Table, Variant
 from nereid.routing.attempts import DEATH_COUNTS_S, MAX_SUSPECTS
 from nereid.routing.router import CHECK_CLIENTS_S, MAX_UNCHECKED_WAIT_S, Router
@@ -24,6 +25,7 @@ from nereid.serving_errors import (
     ServingError,
     Unavailable,
 )
+from nereid.tasks.classification_outputs import ClassificationOutputs
 from nereid.triton.metrics import ROUTE_METRICS
 from tests.proof import REQUESTS
 from tests.tables import cases
@@ -52,6 +54,7 @@ class World:
         self.hurries = 0
         self.router = Router(
             in_use(route),
+            ClassificationOutputs(),
             self,
             self.log.append,
             lambda: self.now,
@@ -65,14 +68,16 @@ class World:
         self.hurries += 1
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
-        """Count like the metrics page; an unknown name fails the test."""
+        """Count like the metrics page; an unknown name or label fails the test."""
         kind = ROUTE_METRICS[name].kind
         assert kind != "GAUGE"
+        assert {*labels} == {*ROUTE_METRICS[name].labels}
         self.counts[name, tuple(sorted(labels.items()))] += value if kind == "COUNTER" else 1
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """Set the value of a gauge, like the metrics page."""
         assert ROUTE_METRICS[name].kind == "GAUGE"
+        assert {*labels} == {*ROUTE_METRICS[name].labels}
         self.counts[name, tuple(sorted(labels.items()))] = value
 
     def fail_once_each(self, model: str, *errors: Exception) -> None:
@@ -129,15 +134,16 @@ class Request:
         """Return whether the client has disconnected."""
         return self.is_gone
 
-    def forward(self, model: str, version: int, timeout_s: float) -> np.ndarray:
+    def forward(self, model: str, version: int, timeout_s: float, parameters: object = None) -> np.ndarray:
         """Send the request to a model of the world."""
         self._world.called.append(model)
         self.timeouts.append(timeout_s)
         return self._world.models[model]()
 
-    def scores(self, response: np.ndarray) -> np.ndarray:
+    def arrays(self, response: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the response, which consists of scores."""
-        return response
+        (name,) = names
+        return {name: response}
 
     def respond(self, response: np.ndarray, variant: str, version: str, reason: str) -> None:
         """Keep the answer."""
@@ -954,3 +960,21 @@ def test_routing_leaks_nothing():
     assert world.count("request_duration_seconds") >= total / 2
     # The breakers' windows vary in size; a leak of four bytes per request would exceed this limit.
     assert after - before < 4 * total
+
+
+def test_each_response_is_observed_after_it_was_sent(world):
+    """The quality signals get the variant's labels; neither a failure nor a probe is observed."""
+    seen = []
+
+    def observe(request, response, labels):
+        seen.append((list(request.answers), response is CAT, labels))
+        return {}
+
+    world.router = Router(in_use(ROUTE), ClassificationOutputs(), world, draw=lambda: 0.0, observe=observe)
+    world.send(TO_V2)
+    world.fail("m1", InferenceFailed("no"))
+    failed = world.send(TO_V1)
+    world.send({**TO_V2, PROBE_HEADER: "1"})
+
+    assert failed.answers == []
+    assert seen == [([("v2", "12", "variant")], True, {"variant": "v2", "version": "12"})]

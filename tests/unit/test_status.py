@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 from nereid.assets import REPOSITORY
 from nereid.cli.main import app
 from nereid.cli.observe_commands import status as command
-from nereid.observe.status import ModelStatus, ServerStatus, Status, memory_bytes
+from nereid.observe.status import ModelStatus, ServerStatus, Status
 from nereid.server import run_dir
 from nereid.server.run_dir import GatewayRecord
+from nereid.server.supervision.process_usage import memory_bytes
 from nereid.units import format_duration
 
 

@@ -5,7 +5,7 @@ import onnx
 from onnx import helper
 
 from nereid.publish.add import AddRequest, add
-from nereid.publish.examination.survey import activation_of, last_operator
+from nereid.publish.examination.score_outputs import activation_of, last_operator
 from nereid.publish.intake import description
 from tests.networks import constant, network, value
 from tests.tables import cases

@@ -147,6 +147,25 @@ def test_padding_is_normalised_like_the_picture(size_wh, color_order):
     np.testing.assert_allclose(out, ((canvas - MEAN) / STD).transpose(2, 0, 1), atol=1e-6)
 
 
+@pytest.mark.parametrize("size_wh", [(64, 64), (64, 16), (16, 64), (128, 32)], ids=str)
+def test_padding_after_the_picture_is_right_and_below(size_wh):
+    """With `pad_position` after, the picture begins at the top left, as YOLOX pads it."""
+    pad = (200, 100, 50)
+    image = Image.fromarray(noise(*size_wh[::-1]))
+    ratio = min(64 / size_wh[0], 64 / size_wh[1])
+    inner_wh = round(size_wh[0] * ratio), round(size_wh[1] * ratio)
+
+    out = apply(replace(LETTERBOX, pad_position="after", pad_color=pad), save(image))
+
+    canvas = Image.new("RGB", (64, 64), pad)
+    canvas.paste(resize(image, inner_wh, Image.Resampling.BILINEAR, True), (0, 0))
+    # One level: Pillow rounds to whole levels after each of its two passes.
+    np.testing.assert_allclose(out.transpose(1, 2, 0), np.asarray(canvas), atol=1)
+    is_pad = np.ones((64, 64), bool)
+    is_pad[: inner_wh[1], : inner_wh[0]] = False
+    assert (out.transpose(1, 2, 0)[is_pad] == pad).all()
+
+
 def test_padding_of_the_last_image_does_not_stay():
     """All of a row is written, so that no pixel of an earlier image stays in the padding."""
     out, buffers = np.empty(LETTERBOX.shape, np.float32), Buffers()

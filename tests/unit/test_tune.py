@@ -340,6 +340,7 @@ def test_table_marks_default_and_chosen():
     assert sum(each["is_default"] for each in document["candidates"]) == 1
 
 
+READS_IN_PROCESS = 'parameters { key: "networks" value { string_value: "in_process" } }'
 BATCHES = "max_batch_size", "preferred_batch_size", "max_queue_delay_microseconds"
 
 
@@ -351,10 +352,22 @@ BATCHES = "max_batch_size", "preferred_batch_size", "max_queue_delay_microsecond
         ("", "preprocess", {"instances", "decode_threads"}),
         ("", "python", {"instances"}),
         ("max_batch_size: 8 sequence_batching {}", "preprocess", {"instances", "decode_threads"}),
+        (READS_IN_PROCESS, "text_reader", {"instances", "intra_op_thread_count"}),
+        ("", "text_reader", {"instances"}),
         ("instance_group [ { kind: KIND_GPU } ]", "onnxruntime", {"instances"}),
         ("instance_group [ { count: 1 }, { count: 2 } ]", "python", set()),
     ],
-    ids=["fused", "no-batch", "preprocess", "other", "sequences", "gpu", "two-groups"],
+    ids=[
+        "fused",
+        "no-batch",
+        "preprocess",
+        "other",
+        "sequences",
+        "reader",
+        "reader-of-served-networks",
+        "gpu",
+        "two-groups",
+    ],
 )
 def test_space_has_what_the_backend_reads(text, backend, names):
     """The space has only settings with an effect."""

@@ -17,7 +17,7 @@ from nereid.gateway.failures import Failure
 from nereid.gateway.settings import Settings
 from nereid.gateway.v2.inference_body import CheckedBody, check_body
 from nereid.gateway.v2.message import CONTENTS, check_message
-from nereid.gateway.v2.tensor_checks import ELEMENT_BYTES
+from nereid.gateway.v2.tensor_checks import ELEMENT_BYTES, check_classification
 
 SETTINGS = Settings()
 # Values that Triton 24.10 ends or blocks on, among harmless ones.
@@ -182,3 +182,30 @@ def test_an_image_alone_is_a_request():
 
     check_is_safe(checked)
     assert b"".join(checked.parts) == COFFEE.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        ("scores", [-1, 1000], ""),
+        ("scores", [-1, -1], ""),
+        ("quality", [-1, 1], ""),
+        ("confidence", [-1, -1], "needs a fixed length, got [-1,-1]"),
+        ("confidence", [-1], "needs a fixed length, got [-1]"),
+        ("box", [-1, -1, 4, 2], "needs a fixed length"),
+        ("text", [-1, -1], "needs numbers, got BYTES"),
+        ("other", [-1, 1], "needs numbers, got no such output"),
+    ],
+)
+def test_classes_of_what_may_be_empty_are_refused(name, shape, reason):
+    """Triton 24.10 ends if it sorts texts, or nothing."""
+    datatype = "BYTES" if name == "text" else "FP32"
+    named = "another" if name == "other" else name
+    metadata = {"outputs": [{"name": named, "datatype": datatype, "shape": shape}]}
+    try:
+        check_classification(metadata, [name])
+        message = ""
+    except Failure as failure:
+        message = failure.message
+
+    assert (reason in message, bool(message)) == (True, bool(reason))

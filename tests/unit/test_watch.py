@@ -810,6 +810,14 @@ def test_watch_that_would_reject_every_file_is_wrong_usage(
     assert str(refused.value).startswith(reason.format(base))
 
 
+def test_watch_with_an_impossible_share_is_wrong_usage(repository, tmp_path):
+    """The share is checked before the first file, which would be rejected and moved."""
+    (tmp_path / "drop").mkdir()
+
+    with pytest.raises(WrongUsage, match=r"invalid share: expected 0 to 99% of the traffic, got 100%"):
+        watch.check(tmp_path / "drop", repository, "", share=1.0)
+
+
 def nereid(repository: Path, *words: str):
     """Run `nereid watch WORDS`, which fails immediately."""
     environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(repository.parent)}

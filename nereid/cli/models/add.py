@@ -18,6 +18,7 @@ from nereid.units import format_bytes, format_ms
 
 if TYPE_CHECKING:
     from nereid.publish.add import Proposal
+    from nereid.publish.examination.examine import FoundObject
 
 LAYOUTS = {False: "NCHW", True: "NHWC"}
 
@@ -42,7 +43,10 @@ def add(
     preprocess: Preprocess = None,
     labels: Annotated[
         Path | None,
-        typer.Option(help="Text file with one class name per line.", show_default="from the file's metadata"),
+        typer.Option(
+            help="Text file with one class name per line, or one character for a recogniser of text.",
+            show_default="from the file's metadata",
+        ),
     ] = None,
     activation: Annotated[
         str,
@@ -59,6 +63,34 @@ def add(
             min=0,
         ),
     ] = 0,
+    task: Annotated[
+        str,
+        typer.Option(
+            help="Kind of the outputs: `classify` for scores of classes, `detect` for boxes, `read` for the "
+            "characters of lines.",
+            show_default="found from the file",
+        ),
+    ] = "",
+    head: Annotated[
+        str,
+        typer.Option(
+            help="Layout of a detector's outputs, see docs/detection.md.",
+            show_default="found from names and shapes",
+        ),
+    ] = "",
+    score_threshold: Annotated[
+        float | None,
+        typer.Option(help="Smallest score of an object.", min=0, max=1, show_default="0.25"),
+    ] = None,
+    iou_threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest overlap of two objects of one class, intersection over union.",
+            min=0,
+            max=1,
+            show_default="0.45",
+        ),
+    ] = None,
     output: Annotated[
         str,
         typer.Option(
@@ -67,7 +99,10 @@ def add(
     ] = "",
     images: Annotated[
         list[Path] | None,
-        typer.Option(help="Photo whose top classes are shown. May be repeated.", show_default="two samples"),
+        typer.Option(
+            help="Photo whose top classes, objects or lines of text are shown. May be repeated.",
+            show_default="samples of the task",
+        ),
     ] = None,
     preview: Annotated[
         Path | None,
@@ -92,8 +127,7 @@ def add(
     as_json: AsJson = False,
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Add an ONNX classifier under a new name: examine it, show what it will be, ask, and serve it."""
-    from nereid.assets import SAMPLES
+    """Add an ONNX network under a new name: examine it, show what it will be, ask, and serve it."""
     from nereid.publish import add as adding
 
     if activation not in (known := ("auto", "none", "softmax", "sigmoid")):
@@ -112,13 +146,23 @@ def add(
         output,
         tuple(profile or adding.PROFILES),
         instances,
-        tuple(images or SAMPLES),
+        tuple(images or ()),
         replace,
         preview,
+        task,
+        head,
+        {
+            name: f"{number:g}"
+            for name, number in (("score_threshold", score_threshold), ("iou_threshold", iou_threshold))
+            if number is not None
+        },
     )
     record = find_server(context, own_repository(repository))
 
+    units = list[str]()
+
     def confirm(proposal: "Proposal") -> bool:
+        units.append(proposal.unit)
         if as_json:
             print(json.dumps(_document(name, proposal)))
         else:
@@ -131,33 +175,48 @@ def add(
         print(f"{error}; nothing has changed", file=sys.stderr)
         return
     latency = format_ms(done.report.latency_ms)
-    line = f"{name}: {served(record)}, {latency} per image, {done.seconds:.1f} s"
+    line = f"{name}: {served(record)}, {latency} per {units[0]}, {done.seconds:.1f} s"
     print(line, file=sys.stderr if as_json else sys.stdout)
 
 
 def screen(name: str, proposal: "Proposal") -> list[str]:
     """Return what a network will be as one screen of text."""
     form, report = proposal.form, proposal.report
-    height, width = form.sides_px
-    scores = "independent probabilities" if proposal.is_multi_label else "probabilities"
+    (height, width), span, unit = form.sides_px, proposal.value_range, proposal.unit
+    kind = "characters" if proposal.task == "read" else "names"
+    # A reader gives its recogniser BGR.
+    colours = proposal.parameters.get("color_order", "RGB" if proposal.parameters else "BGR")
     rows = [
-        ("input", f"{height} x {width} pixels, {form.image.datatype.removeprefix('TYPE_')}, "
-                  f"layout {LAYOUTS[form.is_last]}, colours {proposal.parameters.get('color_order', 'RGB')}"),
-        ("preprocessing", ", ".join(f"{key} {text}" for key, text in proposal.parameters.items())
-         + (f" (from {proposal.parameters_from})" if proposal.parameters_from else "")),
-        ("values", f"{proposal.value_range[0]:.3g} to {proposal.value_range[1]:.3g} for the photos below"),
-        ("scores", f"{form.classes} classes, {scores}"),
-        ("labels", f"{len(proposal.labels)} names from {proposal.labels_from}" if proposal.labels
+        ("input", f"{height} x {_pixels(width)}, {form.image.datatype.removeprefix('TYPE_')}, "
+                  f"layout {LAYOUTS[form.is_last]}, colours {colours}"),
+        *([("preprocessing", ", ".join(f"{key} {text}" for key, text in proposal.parameters.items())
+            + (f" (from {proposal.parameters_from})" if proposal.parameters_from else ""))]
+          if proposal.parameters else []),
+        *([("values", f"{span[0]:.3g} to {span[1]:.3g} for the photos below")] if span else []),
+        *proposal.about,
+        ("labels", f"{len(proposal.labels)} {kind} from {proposal.labels_from}" if proposal.labels
          else "none; fix: --labels FILE shows names instead of numbers"),
-        ("batches", "several images at a time" if proposal.can_batch else "one image at a time"),
+        ("batches", f"several {unit}s at a time" if proposal.can_batch else f"one {unit} at a time"),
         *(("change", each) for each in proposal.changes),
-        ("cost", f"{format_ms(report.latency_ms)} per image on one core, {proposal.processes} processes, "
+        ("cost", f"{format_ms(report.latency_ms)} per {unit} on one core, {proposal.processes} processes, "
                  f"about {format_bytes(proposal.memory_bytes)} with profile cpu"),
         *((image, ", ".join(_class(proposal, each) for each in top))
           for image, top in proposal.top_classes.items()),
+        *((image, ", ".join(map(_object, found)) or "no object")
+          for image, found in proposal.objects.items()),
+        *((image, " | ".join(lines) or "no text") for image, lines in proposal.lines.items()),
+        *(("uses", f"model '{each}', which the repository has already") for each in proposal.shared),
     ]  # fmt: skip
     width_of_first = max(len(first) for first, _ in rows)
     return [f"{name}:", *(f"  {first:<{width_of_first}}  {second}" for first, second in rows)]
+
+
+def _pixels(width: int) -> str:
+    return f"{width} pixels" if width > 0 else "any number of pixels"
+
+
+def _object(found: "FoundObject") -> str:
+    return f"{found.label} {found.score:.2f} at {', '.join(f'{each:.0f}' for each in found.box)}"
 
 
 def _class(proposal: "Proposal", index: int) -> str:

@@ -40,12 +40,16 @@ Share = Annotated[
 ]
 AcceptChange = Annotated[
     bool,
-    typer.Option("--accept-change", help="Publish although the scores differ from the current version's."),
+    typer.Option(
+        "--accept-change", help="Publish although scores or text differ from the current version's."
+    ),
 ]
 Tolerance = Annotated[
     float,
     typer.Option(
-        help="Maximum difference of scores from the current version, as a share of the largest score.", min=0
+        help="Maximum difference of scores from the current version, as a share of the largest score; for a "
+        "reader, the share of characters that differ.",
+        min=0,
     ),
 ]
 MaxSlowdown = Annotated[
@@ -77,7 +81,7 @@ def publish(
         list[Path] | None,
         typer.Option(
             help="Image file, or folder with images, for the comparison. May be repeated.",
-            show_default="the two sample photos",
+            show_default="samples of the task",
         ),
     ] = None,
     repository: Repository = REPOSITORY,
@@ -86,7 +90,7 @@ def publish(
 
     The network is examined in a separate process first. A rejected network never reaches the server.
     """
-    from nereid.cli.predictions import collect
+    from nereid.cli.image_files import collect
     from nereid.publish import publisher
 
     gates = publisher.Gates(

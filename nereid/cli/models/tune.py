@@ -61,7 +61,7 @@ def tune(
         list[Path] | None,
         typer.Option(
             help="Image file, or folder with images, to send. May be repeated.",
-            show_default="the sample photo, 640x427",
+            show_default="the sample photo, 640x427; for a reader a parcel label",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed for the settings that are tried.", min=0)] = 0,

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from nereid.cli.image_files import collect
 from nereid.cli.options import invalid_values, show_progress
-from nereid.cli.predictions import collect
 from nereid.cli.tables import console
 from nereid.errors import OperationFailed
 from nereid.processes import exit_on_sigterm

@@ -62,7 +62,7 @@ def watch(
     from nereid.publish import watch as watching
     from nereid.publish.publisher import Gates
 
-    watching.check(folder, repository, model)
+    watching.check(folder, repository, model, share)
     gates = Gates(
         tolerance=tolerance,
         is_change_accepted=accept_change,

@@ -60,7 +60,8 @@ MaxErrorRatio = Annotated[
 SloMs = Annotated[
     float | None,
     typer.Option(
-        help="Latency in milliseconds above which a request is slow.", show_default="the control's median"
+        help="Latency in milliseconds above which a request is slow.",
+        show_default="1.2 times the control's median",
     ),
 ]
 MaxLatencyIncrease = Annotated[
@@ -189,9 +190,9 @@ def plan_rollout(
 def status(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """Show the newest rollout of the route, and what it waits for."""
     from nereid.cli.rollout_commands import rollout_view as view
-    from nereid.rollout.orders import journals
+    from nereid.rollout.rollout_journal import Journals
 
-    view.print_status(journals(_location(repository, route)).latest(), as_json)
+    view.print_status(Journals.of(_location(repository, route)).latest(), as_json)
 
 
 @app.command()
@@ -240,9 +241,9 @@ def history(
 ) -> None:
     """List the rollouts of the route, newest first; or all events of one."""
     from nereid.cli.rollout_commands import rollout_view as view
-    from nereid.rollout.orders import journals
+    from nereid.rollout.rollout_journal import Journals
 
-    logs = journals(_location(repository, route))
+    logs = Journals.of(_location(repository, route))
     if number is None:
         view.print_rollouts([state for each in logs.numbers() if (state := logs.read(each))], as_json)
         return

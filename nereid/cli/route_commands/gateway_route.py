@@ -1,8 +1,11 @@
 """Adapter through which a gateway knows the models and the routes of a local repository."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.models import PreviewRefused
 from nereid.gateway.route_control import (
@@ -14,20 +17,22 @@ from nereid.gateway.route_control import (
     RouteState,
     VariantState,
 )
+from nereid.gateway.tasks.gateway_task import TASKS
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preview import preview
 from nereid.rollout import orders
 from nereid.rollout.plan import make_plan
 from nereid.rollout.progress import describe
-from nereid.rollout.rollout_journal import RolloutActive
+from nereid.rollout.rollout_journal import Journals, RolloutActive
 from nereid.routes import change
 from nereid.routes.change import Proposal, Propose
 from nereid.routes.served import NO_SERVER, SERVED, RunningServer, served_status
 from nereid.routes.target import (
     RouteLocation,
-    classifiers,
     find_route,
     find_routes,
+    models_with,
+    output_names,
     preprocessing_of,
     present_table,
     read_state,
@@ -53,8 +58,16 @@ class RepositoryModels:
         self._repository, self._find, self._first = repository, find, first
 
     def names(self) -> Sequence[str]:
-        """Return the models that classify: the routes, or all such models if there are no routes."""
-        return list(dict.fromkeys([*self._first, *classifiers(self._repository)]))
+        """Return the models of each task: its routes, or all such models if the task has no route."""
+        found = (name for task in TASKS for name in models_with(self._repository, task.outputs))
+        return list(dict.fromkeys([*self._first, *found]))
+
+    def outputs(self, name: str) -> Collection[str]:
+        """Return the outputs in the config of a model; empty if it cannot be read."""
+        try:
+            return output_names(read_pbtxt(self._repository / name / "config.pbtxt"))
+        except (InvalidConfig, OSError):
+            return ()
 
     def route(self, name: str) -> "RepositoryRoute | None":
         """Return the control of a route, or None for a model that is not a route."""
@@ -153,15 +166,14 @@ class RepositoryRoute:
         who = f"{order} through the gateway by {author}"
         try:
             target = find_route(self._repository, self._name)
-            is_controlled = orders.wait_controlled(target)
-            if not is_controlled and order in ("start", "resume", "promote"):
+            if order in ("start", "resume", "promote") and not orders.wait_controlled(target):
                 raise RouteConflict("no controller runs; fix: nereid serve, or nereid rollout controller")
             if order == "start":
                 plan = make_plan(candidate=candidate, **({"steps": steps} if steps else {}))
                 orders.start(target, plan, self._find(), who)
             else:
                 orders.order(target, order, who)
-            if order == "abort" and not is_controlled:
+            if order == "abort" and not orders.is_controlled(target):
                 orders.finish(target, self._find, lambda line: None)
         except (orders.OrderRefused, RolloutActive) as error:
             raise RouteConflict(str(error)) from None
@@ -173,11 +185,13 @@ class RepositoryRoute:
 
     def _rollout(self, target: RouteLocation) -> RolloutState | None:
         try:
-            state = orders.journals(target).latest()
+            state = Journals.of(target).latest()
         except OperationFailed:  # a damaged journal; the commands name it
             state = None
         if state is None:
             return None
+        if state.waiting:  # it may have addresses and paths of this machine
+            state = replace(state, waiting="see nereid rollout status")
         allowed: list[str] = [each for each, phases in orders.ORDERS.items() if state.phase in phases]
         return RolloutState(state.number, state.plan.candidate, state.phase, allowed, describe(state))
 

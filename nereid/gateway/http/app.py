@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,7 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nereid.client.async_classifier import AsyncClassifier
+from nereid.client.model_client.async_model_client import AsyncModelClient
+from nereid.client.request import CONCURRENCY, check_arguments
+from nereid.client.results.result_kind import ResultKind
 from nereid.gateway.admission.access import check_ring, identify
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import Code, Failure
@@ -41,12 +44,13 @@ def create_gateway(
         shared: state of the gateway's workers, None if it is a single process.
 
     Raises:
-        ValueError: keys are required, but none exist.
+        ValueError: keys are required, but none exist; or the address of the server is invalid.
     """
     check_ring(keys, settings)
+    check_arguments(settings.url, "http", CONCURRENCY, None)
 
-    def connect(model: str) -> AsyncClassifier:
-        return AsyncClassifier(settings.url, "http", model, settings.default_timeout_s)
+    def connect(model: str, kind: ResultKind[Any]) -> AsyncModelClient[Any]:
+        return AsyncModelClient(kind, settings.url, "http", model, settings.default_timeout_s)
 
     return build(settings, keys, Models(settings.model, source, connect), shared)
 
@@ -86,6 +90,8 @@ def rest_app(gateway: Gateway) -> Starlette:
         yield
         await gateway.models.close()
         gateway.triton.close()
+        if gateway.tracer:
+            gateway.tracer.close()
 
     described = (*OPERATIONS, Operation("GET", "/openapi.json", openapi, "open", None))
     operations = [
@@ -114,7 +120,7 @@ class Endpoint:
         """Handle one HTTP request of the operation."""
         request: GatewayRequest = scope["nereid.request"]
         gateway, operation = self._gateway, self._operation
-        request.endpoint = operation.path
+        request.endpoint, request.is_inference = operation.path, operation.is_limited
         request.key = identify(gateway.keys, self._keys_needed, request.headers, operation.need)
         if operation.is_limited:
             gateway.quotas.take(request.key)
@@ -122,7 +128,7 @@ class Endpoint:
             request.query(operation.query)
         if operation.is_of_model:
             name = scope["path_params"].get("model")
-            request.offered = await gateway.models.find(name) if name else gateway.models.default
+            request.offered = await gateway.models.find(name, operation.task)
         reply: GatewayResponse = await operation.run(gateway, request)
         await reply(scope, receive, send)
 

@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 from nereid.contract import ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
 from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import ErrorAnswer, Failure, invalid_request
-from nereid.gateway.http.tracing import child_of, is_word, new_request_id, new_traceparent
+from nereid.gateway.http.tracing import RequestSpans, is_word, new_request_id
 from nereid.gateway.models import OfferedModel
+from nereid.tracing.records import Tracer
 
 JSON = b"application/json"
 ROUTE_PREFIX = ROUTE_HEADER_PREFIX.encode()
@@ -39,28 +40,28 @@ class GatewayRequest:
 
     Attributes:
         headers: by lower-case name; the last value where repeated headers are allowed.
-        traceparent: trace context of this hop; `continues_trace` if the caller began the trace.
+        spans: spans of the request.
         began_s: arrival of the head, from `time.perf_counter`.
         offered: the model that the request is about, if any.
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
         model_name: a model that has answered by the v2 protocol.
+        is_inference: whether the request is for images, and so has a trace.
         body_bytes: received bytes of the body.
         images: number of images with a known outcome.
         stages_s: durations of the stages.
     """
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, tracer: Tracer | None = None) -> None:
         self.began_s = time.perf_counter()
         self.scope, self.receive = scope, receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
         self.request_id = given if is_word(given) else new_request_id()
-        continued = child_of(self.headers.get(b"traceparent", b""))
-        self.continues_trace = continued is not None
-        self.traceparent = continued or new_traceparent()
+        self.spans = RequestSpans(tracer, self.headers.get(b"traceparent", b"").decode("latin-1"))
         self.endpoint = self.variant = self.outcome = self.model_name = ""
         self.offered: OfferedModel | None = None
         self.key: Key | None = None
+        self.is_inference = False
         self.status = self.images = self.body_bytes = 0
         self.stages_s: dict[str, float] = {}
 
@@ -74,6 +75,13 @@ class GatewayRequest:
     def model_label(self) -> str:
         """The model as a label of metrics; "" for requests about no model."""
         return self.offered.name if self.offered else self.model_name
+
+    def end_stage(self, stage: str, began_s: float = 0.0) -> float:
+        """Record the duration of a stage that ends now, and return the seconds since the request arrived."""
+        now_s = self.elapsed_s()
+        self.stages_s[stage] = now_s - began_s
+        self.spans.add(stage, now_s - began_s)
+        return now_s
 
     def reject_repeats(self) -> None:
         """Reject repeated headers that must be unique.

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,11 +15,13 @@ from nereid.gateway.http.upload import ClientClosed
 from nereid.gateway.state import CLIENT_CLOSED, Gateway
 
 log = logging.getLogger("nereid.gateway")
+# One line of JSON for each request.
+access_log = logging.getLogger("nereid.gateway.access")
 CLIENT_CLOSED_STATUS = 499
 # Faults of the service; other outcomes are caused by callers or by load.
 FAULTS = frozenset({"inference_failed", "unavailable", "unreachable"})
 GATEWAY_FAILED = "the gateway failed; its log has the request id"
-IMAGE_ENDPOINTS = ("/predict", "/v1/classify")
+IMAGE_ENDPOINTS = ("/predict", "/v1/classify", "/v1/read", "/v1/waybill", "/v1/detect")
 # The first of several codes with a status stands for it.
 _CODES = {status: code for code, status in reversed(STATUS.items())}
 
@@ -35,11 +38,11 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = scope["nereid.request"] = GatewayRequest(scope, receive)
+        request = scope["nereid.request"] = GatewayRequest(scope, receive, self._gateway.tracer)
         own = [
             *head_of(scope["path"]),
             (b"x-request-id", request.request_id.encode()),
-            (b"traceparent", request.traceparent.encode()),
+            (b"traceparent", str(request.spans.context).encode()),
         ]
 
         async def send_with_headers(message: Message) -> None:
@@ -87,20 +90,29 @@ def record(gateway: Gateway, request: GatewayRequest) -> None:
         metrics.observe(*labels, stage, outcome, seconds)
     if endpoint in IMAGE_ENDPOINTS and not request.images:
         (request.offered or gateway.models.default).live.note(outcome, "", 0.0)
-    if log.isEnabledFor(logging.INFO):
-        log.info("%s", _log_line(request, outcome, total_s))
+    is_fault = outcome in FAULTS or outcome == "deadline_exceeded"
+    about = {"endpoint": endpoint, "model": request.model_label, "variant": request.variant}
+    if request.is_inference:
+        request.spans.end(request.request_id, outcome, is_fault, **about)
+    if access_log.isEnabledFor(logging.INFO):
+        access_log.info("%s", _log_line(request, outcome, total_s))
 
 
 def _log_line(request: GatewayRequest, outcome: str, total_s: float) -> str:
     return json.dumps(
         {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "method": request.scope["method"],
             "path": request.scope["path"],
             "status": request.status,
             "outcome": outcome,
             "ms": round(total_s * 1e3, 1),
             "request_id": request.request_id,
-            "trace_id": request.traceparent.split("-")[1],
+            "trace_id": request.spans.context.trace_id,
+            "model": request.model_label,
+            "variant": request.variant,
+            "bytes": request.body_bytes,
+            "stages_ms": {stage: round(seconds * 1e3, 3) for stage, seconds in request.stages_s.items()},
             "key_id": request.key.id if request.key else None,
         }
     )

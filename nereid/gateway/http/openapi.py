@@ -10,6 +10,7 @@ from nereid.gateway.answers import FailedResult, Result
 from nereid.gateway.failures import STATUS, Code, ErrorAnswer
 from nereid.gateway.http.operations import Operation
 from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, ImageBody
+from nereid.gateway.tasks.read_endpoints import ENCODINGS
 
 _WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
 _PARAMETERS = {
@@ -19,6 +20,10 @@ _PARAMETERS = {
     ),
     "variant": ("Variant of the route that answers; same as header x-variant.", _WORD),
     "version": ("Version of the model that answers; same as header x-model-version.", _WORD),
+    "encoding": (
+        "Encoding of the JSON: utf-8, or gbk, which has not all characters.",
+        {"type": "string", "enum": list(ENCODINGS)},
+    ),
     "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", _WORD),
 }
 _MODEL: dict[str, Any] = {
@@ -138,6 +143,6 @@ def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dic
 def by_status(codes: Sequence[Code]) -> dict[int, list[Code]]:
     """Return codes by their HTTP status."""
     found: dict[int, list[Code]] = {}
-    for code in codes:
+    for code in dict.fromkeys(codes):
         found.setdefault(STATUS[code], []).append(code)
     return found

@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from nereid.assets import SAMPLES
+from nereid.assets import CHELSEA, COFFEE, PARCEL_LABEL
 from nereid.gateway.admission.access import Need
 from nereid.gateway.admission.keys import Scope
 from nereid.gateway.answers import Answer, BatchAnswer
 from nereid.gateway.failures import Code, Failure, invalid_request
+from nereid.gateway.feedback import Feedback, FeedbackAnswer, feedback
 from nereid.gateway.gateway_metrics import CONTENT_TYPE
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
@@ -28,11 +30,10 @@ from nereid.gateway.route_control import (
     RouteView,
 )
 from nereid.gateway.state import Gateway
-
-CREDIT = {
-    "coffee": "Rachel Michetti, courtesy of Pikolo Espresso Bar, CC0",
-    "chelsea": "Stéfan van der Walt, CC0",
-}
+from nereid.gateway.tasks import one_image, read_endpoints
+from nereid.gateway.tasks.detect_endpoint import DetectAnswer, detect
+from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, GatewayTask
+from nereid.gateway.tasks.read_endpoints import ReadAnswer, WaybillAnswer, read, waybill
 
 
 class Access(Struct):
@@ -59,22 +60,36 @@ class RolloutChange(Struct, forbid_unknown_fields=True):
 
 
 class ModelName(Struct):
-    """A model that the gateway offers."""
+    """A model that the gateway offers, and its task: classify, read, waybill or detect; "" if not known."""
 
     name: str
+    task: str = ""
 
 
 class Sample(Struct):
-    """A sample photo."""
+    """A sample image, and the tasks that it suits."""
 
     name: str
     url: str
     credit: str
+    tasks: list[str]
+
+
+def _sample(path: Path, credit: str, *tasks: GatewayTask) -> Sample:
+    return Sample(path.stem, f"/samples/{path.name}", credit, [task.name for task in tasks])
+
+
+SAMPLES_OF_TASKS = [
+    _sample(COFFEE, "Rachel Michetti, courtesy of Pikolo Espresso Bar, CC0", CLASSIFY, DETECT),
+    _sample(CHELSEA, "Stéfan van der Walt, CC0", CLASSIFY, DETECT),
+    _sample(PARCEL_LABEL, "rendered for Nereid", READ, WAYBILL),
+]
 
 
 async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """List the models; the first one answers requests that name no model."""
-    return json_response([ModelName(name) for name in await gateway.models.names()])
+    """List the models; the first one of a task answers its requests that name no model."""
+    found = [(model.name, await gateway.models.task_of(model)) async for model in gateway.models.all()]
+    return json_response([ModelName(name, task.name if task else "") for name, task in found])
 
 
 async def live(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -142,14 +157,14 @@ async def healthz(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 
 async def readyz(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """Return whether the default model classifies an image."""
+    """Return whether the default model responds to an image."""
     ready = await gateway.models.default.readiness.state()
     return json_response(ready, 200 if ready.ready else 503)
 
 
 async def samples(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """List the sample photos."""
-    return json_response([Sample(path.stem, f"/samples/{path.name}", CREDIT[path.stem]) for path in SAMPLES])
+    """List the sample images."""
+    return json_response(SAMPLES_OF_TASKS)
 
 
 def _route(request: GatewayRequest) -> RouteView:
@@ -172,6 +187,7 @@ class Operation:
         errors: possible error codes, in addition to those of every operation.
         is_limited: whether quotas, rule headers and the timeout header apply.
         is_of_model: whether the operation is about one model: the default one, or the one in the path.
+        task: the task that the model must have; None for any.
     """
 
     method: str
@@ -186,6 +202,7 @@ class Operation:
     is_limited: bool = False
     is_of_model: bool = False
     response_type: str = "text/plain"
+    task: GatewayTask | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -203,21 +220,31 @@ _SERVER: tuple[Code, ...] = (
     "unreachable",
     "deadline_exceeded",
 )
-_IMAGE: tuple[Code, ...] = ("invalid_image", *_BODY, "rate_limited", *_SERVER)
-OPERATIONS = (
-    Operation(
+_IMAGE: tuple[Code, ...] = ("invalid_image", "not_found", *_BODY, "rate_limited", *_SERVER)
+_ONE_IMAGE = ("image/*", "application/octet-stream", FORM, JSON)
+
+
+def _of_one_image(
+    task: GatewayTask, run: Any, answer: Any, query: tuple[str, ...], *errors: Code
+) -> "Operation":
+    return Operation(
         "POST",
-        "/predict",
-        predict,
+        task.path,
+        run,
         "infer",
-        Answer,
-        PARAMETERS,
+        answer,
+        query,
         ImageBody,
-        ("image/*", "application/octet-stream", FORM, JSON),
-        _IMAGE,
-        True,
-        True,
-    ),
+        _ONE_IMAGE,
+        (*_IMAGE, *errors),
+        is_limited=True,
+        is_of_model=True,
+        task=task,
+    )
+
+
+OPERATIONS = (
+    _of_one_image(CLASSIFY, predict, Answer, PARAMETERS),
     Operation(
         "POST",
         "/v1/classify",
@@ -228,16 +255,20 @@ OPERATIONS = (
         BatchBody,
         (FORM, JSON),
         _IMAGE,
-        True,
-        True,
+        is_limited=True,
+        is_of_model=True,
+        task=CLASSIFY,
     ),
+    _of_one_image(READ, read, ReadAnswer, read_endpoints.PARAMETERS, "unencodable_text"),
+    _of_one_image(WAYBILL, waybill, WaybillAnswer, read_endpoints.PARAMETERS, "unencodable_text"),
+    _of_one_image(DETECT, detect, DetectAnswer, one_image.PARAMETERS),
     Operation(
         "POST",
         "/v1/preview",
         preview,
         "infer",
         None,
-        kinds=("image/*", "application/octet-stream", FORM, JSON),
+        kinds=_ONE_IMAGE,
         body=ImageBody,
         errors=("invalid_image", *_BODY, "rate_limited", "not_found", "deadline_exceeded"),
         is_limited=True,
@@ -276,6 +307,16 @@ OPERATIONS = (
         kinds=(JSON,),
         errors=("no_route_control", "conflict", "unavailable", *_BODY),
         is_of_model=True,
+    ),
+    Operation(
+        "POST",
+        "/v1/feedback",
+        feedback,
+        "infer",
+        FeedbackAnswer,
+        body=Feedback,
+        kinds=(JSON,),
+        errors=("unknown_request", "conflict", *_BODY),
     ),
     Operation("GET", "/v1/access", access, "open", Access),
     Operation("GET", "/metrics", metrics, "any", None),

@@ -19,6 +19,7 @@ from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
+from nereid.gateway.http.middleware import access_log
 from nereid.gateway.models import ModelSource
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway
@@ -134,7 +135,7 @@ def serve(
         raise WrongUsage(str(error)) from None
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if logs_requests:
-        logging.getLogger("nereid.gateway").setLevel(logging.INFO)
+        _log_requests()
     if listen.workers == 1:
         _serve_here(gateway, listen, announce)
         return
@@ -178,6 +179,15 @@ def _serve_here(gateway: Gateway, listen: Listen, announce: Callable[[dict[str, 
         server.run([opened])
     if server.failure:
         raise server.failure
+
+
+def _log_requests() -> None:
+    """Write the access log to stderr: only JSON, for programs."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    access_log.addHandler(handler)
+    access_log.setLevel(logging.INFO)
+    access_log.propagate = False
 
 
 def _check_certificate(listen: Listen) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from nereid.assets import SAMPLES
+from nereid.assets import PARCEL_LABEL, SAMPLES
 
 PAGE = Path(__file__).parents[1] / "page"
 _SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
@@ -58,8 +58,8 @@ async def docs_file(request: Request) -> Response:
 
 
 async def sample(request: Request) -> Response:
-    """Serve a sample photo."""
-    for path in SAMPLES:
+    """Serve a sample image."""
+    for path in (*SAMPLES, PARCEL_LABEL):
         if path.name == request.path_params["name"]:
             return FileResponse(path)
     raise HTTPException(404)

@@ -27,12 +27,13 @@
  * @typedef {{window_s: number, in_flight: number, limit: ?number, outcomes: Record<string, number>,
  *   variants: LiveVariant[], history: Rates[], is_ready: ?boolean, why_not_ready: string}} Live
  */
-/** @typedef {{name: string}} Model */
+/** @typedef {{name: string, task: string}} Model */
 /** @typedef {{keys_needed: boolean, name: ?string, scopes: string[]}} Access */
-/** @typedef {{name: string, url: string, credit: string}} Sample */
+/** @typedef {{name: string, url: string, credit: string, tasks: string[]}} Sample */
 
 const STORED = "nereid.key";
 let model = "";
+let task = "classify";
 
 /** A failed request: the gateway's error, or `no_connection` without a response. */
 export class ApiError extends Error {
@@ -70,15 +71,23 @@ export function useModel(/** @type {string} */ name) {
   model = name;
 }
 
+/** Name the task of later requests for images. */
+export function useTask(/** @type {string} */ name) {
+  task = name;
+}
+
+/** @returns {string} the task of requests for images */
+export const usedTask = () => task;
+
 /** Return the URL of an operation of the chosen model. */
 function modelAddress(/** @type {string} */ operation) {
   if (model) return address(`v1/models/${encodeURIComponent(model)}/${operation}`);
   return address(operation === "predict" ? operation : `v1/${operation}`);
 }
 
-/** Return the URL that classifies one image; empty options are omitted. */
+/** Return the URL that runs the chosen task on one image; empty options are omitted. */
 export function predictAddress(/** @type {Options} */ options) {
-  const url = modelAddress("predict");
+  const url = modelAddress(task === "classify" ? "predict" : task);
   for (const [name, value] of Object.entries(options)) {
     if (value !== "" && value !== undefined) url.searchParams.set(name, String(value));
   }
@@ -91,7 +100,7 @@ export function contentType(/** @type {Blob} */ file) {
 }
 
 /**
- * Classify the unchanged bytes of a file.
+ * Run the chosen task on the unchanged bytes of a file.
  * @param {Blob} file
  * @param {Options} options
  * @param {AbortSignal} signal

@@ -1,7 +1,8 @@
-/** Classification of one image: classes, variant, reason and timings. */
+/** One image: the result of its task, the variant, the reason and the timings. */
 
 import * as api from "./api.js";
-import { bars, byId, copyButton, errorBlock, make, milliseconds, percent, variantName } from "./dom.js";
+import { byId, copyButton, errorBlock, make, milliseconds, variantName } from "./dom.js";
+import { TASKS } from "./tasks.js";
 
 /** @type {Record<string, string>} */
 const REASONS = {
@@ -15,7 +16,7 @@ const REASONS = {
 };
 
 /**
- * Take images from the file dialog, drops, the clipboard and the samples; classify each immediately.
+ * Take images from the file dialog, drops, the clipboard and the samples; send each immediately.
  * @param {{onImage: (file: Blob) => void}} panels
  */
 export function startClassify({ onImage }) {
@@ -40,13 +41,15 @@ export function startClassify({ onImage }) {
     pending = new AbortController();
     const { signal } = pending;
     const options = chosenOptions();
+    const { file } = image;
+    const task = api.usedTask();
     showWaiting(image, options);
     const begin = performance.now();
     isRejected = false;
-    showPreview(image.file, signal);
+    showPreview(file, signal);
     try {
-      const answer = await api.predict(image.file, options, signal);
-      showAnswer(answer, performance.now() - begin);
+      const answer = await api.predict(file, options, signal);
+      showAnswer(answer, TASKS[task].show(answer, file), performance.now() - begin);
     } catch (error) {
       if (!signal.aborted) showError(error);
       isRejected = error.status === 401 || error.status === 403;
@@ -71,7 +74,11 @@ export function startClassify({ onImage }) {
   showSamples(takeSample);
   return {
     setRoute: offerVariants,
-    again: classify,
+    /** Show what belongs to another task or model. */
+    setModel() {
+      showSamples(takeSample);
+      classify();
+    },
     /** Repeat a request that was rejected for its key. */
     setAccess(maySee) {
       if (isRejected && maySee) classify();
@@ -111,7 +118,8 @@ function listen(/** @type {(file: ?Blob, name: string) => void} */ take) {
 
 /** @returns {api.Options} */
 function chosenOptions() {
-  return { top_k: byId("top-k").value, variant: byId("variant").value, route_key: byId("route-key").value };
+  const options = { variant: byId("variant").value, route_key: byId("route-key").value };
+  return api.usedTask() === "classify" ? { top_k: byId("top-k").value, ...options } : options;
 }
 
 function showImage(file, name) {
@@ -134,7 +142,7 @@ function showImage(file, name) {
 
 /** Show what the network sees of an image; a gateway without the repository does not know it. */
 async function showPreview(file, signal) {
-  const picture = await api.preview(file).catch(() => null);
+  const picture = api.usedTask() === "classify" ? await api.preview(file).catch(() => null) : null;
   if (signal.aborted) return;
   const image = byId("seen-image");
   byId("seen").hidden = !picture;
@@ -163,13 +171,12 @@ function showError(error) {
   byId("result").scrollIntoView({ block: "nearest" });
 }
 
-function showAnswer(answer, elapsedMs) {
-  const [best] = answer.predictions;
+function showAnswer(answer, /** @type {import("./tasks.js").Shown} */ { verdict, found }, elapsedMs) {
   const source = answer.variant ? variantName(answer.variant) : make("strong", {}, answer.model);
   const id = make("code", {}, answer.request_id);
-  byId("verdict").replaceChildren(make("strong", {}, best.label), ` ${percent(best.score)}`);
+  byId("verdict").replaceChildren(...verdict);
   byId("answer").replaceChildren(
-    bars(answer.predictions, answer.variant),
+    ...found,
     make("p", { class: "source" }, source, ` answered, ${reason(answer)}.`),
     timings(answer.timings_ms, elapsedMs),
     make(
@@ -227,14 +234,21 @@ function quote(word) {
   return `'${word.replaceAll("'", `'\\''`)}'`;
 }
 
+/** @type {?Promise<api.Sample[]>} */
+let samples = null;
+
+/** Offer the samples that suit the task. */
 async function showSamples(/** @type {(sample: api.Sample) => void} */ take) {
-  const samples = await api.samples().catch(() => []);
-  const buttons = samples.map((sample) =>
+  samples ??= api.samples().catch(() => []);
+  const task = api.usedTask();
+  const fitting = (await samples).filter(({ tasks }) => tasks.includes(task));
+  if (task !== api.usedTask()) return;
+  const buttons = fitting.map((sample) =>
     make(
       "button",
       { type: "button", class: "sample", title: sample.credit, onclick: () => take(sample) },
       make("img", { src: api.address(sample.url).href, alt: "", width: 48, height: 36 }),
-      sample.name,
+      sample.name.replaceAll("_", " "),
     ),
   );
   byId("samples").replaceChildren(...buttons);

@@ -22,7 +22,7 @@ const route = startRoute({
 const live = startLive({ onTick: route.refresh });
 const models = startModels({
   onModel: () => {
-    classify.again();
+    classify.setModel();
     route.refresh(true);
     live.restart();
   },

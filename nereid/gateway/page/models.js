@@ -1,22 +1,69 @@
-/** The model that the page shows; a list appears if the gateway offers several. */
+/** The task and the model that the page shows; a choice appears only if the gateway offers several. */
 
 import * as api from "./api.js";
+import { rove } from "./boxes.js";
 import { byId, make } from "./dom.js";
+import { TASKS } from "./tasks.js";
 
-/** Call `onModel` after each choice of another model. */
+/** Call `onModel` after each choice of another task or model. */
 export function startModels(/** @type {{onModel: () => void}} */ { onModel }) {
   const select = byId("model");
+  /** @type {api.Model[]} */
+  let models = [];
+  let task = "classify";
+
+  function choose(name) {
+    api.useModel(name === models[0]?.name ? "" : name);
+  }
+
+  function show() {
+    const names = models.filter((model) => model.task === task).map(({ name }) => name);
+    const chosen = select.value;
+    select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+    select.value = names.includes(chosen) ? chosen : (names[0] ?? "");
+    byId("model-field").hidden = names.length < 2;
+    api.useTask(task);
+    choose(select.value);
+    byId("classify-title").textContent = TASKS[task].title;
+    byId("again").textContent = TASKS[task].again;
+    byId("top-k-field").hidden = byId("compare").hidden = task !== "classify";
+    for (const tab of byId("tasks").children) tab.setAttribute("aria-selected", String(tab.dataset.task === task));
+  }
+
+  function chooseTask(name) {
+    if (name === task) return;
+    task = name;
+    show();
+    onModel();
+  }
+
+  function showTabs() {
+    const offered = Object.keys(TASKS).filter((name) => models.some((model) => model.task === name));
+    const shown = [...byId("tasks").children].map((tab) => tab.dataset.task);
+    byId("tasks").hidden = offered.length < 2;
+    if (offered.join() === shown.join()) return;
+    const tabs = offered.map((name) =>
+      make("button", { type: "button", role: "tab", "data-task": name, "aria-controls": "classify-panel", onclick: () => chooseTask(name) }, TASKS[name].title),
+    );
+    byId("tasks").replaceChildren(...tabs);
+    rove(byId("tasks"), tabs);
+  }
+
   select.addEventListener("change", () => {
-    api.useModel(select.value);
+    choose(select.value);
     onModel();
   });
   return {
     async refresh() {
-      const names = (await api.models().catch(() => [])).map(({ name }) => name);
-      const chosen = select.value;
-      select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
-      select.value = names.includes(chosen) ? chosen : (names[0] ?? "");
-      byId("model-field").hidden = names.length < 2;
+      const found = await api.models().catch(() => []);
+      // A server that does not respond leaves the task unknown.
+      models = found.map((model) => ({ ...model, task: model.task in TASKS ? model.task : "classify" }));
+      const isOffered = models.some((model) => model.task === task);
+      const before = task;
+      if (!isOffered && models.length) task = models[0].task;
+      showTabs();
+      show();
+      if (task !== before) onModel();
     },
   };
 }

@@ -118,8 +118,8 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Handle one call, and record its outcome."""
         gateway = self._gateway
         sent = [(key.encode(), _as_bytes(value)) for key, value in context.invocation_metadata() or ()]
-        request = GatewayRequest({"method": "gRPC", "path": name, "headers": sent}, _nothing)
-        request.endpoint = name
+        request = GatewayRequest({"method": "gRPC", "path": name, "headers": sent}, _nothing, gateway.tracer)
+        request.endpoint, request.is_inference = name, name == INFER
         try:
             request.reject_repeats()
             need: Need = "open" if name in OPEN else "infer"
@@ -153,7 +153,7 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         headers = inference.forwarded_headers(request)
         gateway.admission.check(timeout_s, request.owner)
         message = await self._message(request, context, timeout_s, self._max_bytes)
-        request.stages_s["receive"] = request.elapsed_s()
+        request.end_stage("receive")
         given = _parsed(v2.ModelInferRequest, message)
         path = inference.path_of(given.model_name, given.model_version)
         checked = check_message(settings, given)

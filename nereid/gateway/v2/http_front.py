@@ -7,8 +7,8 @@ import zlib
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse
 from nereid.gateway.http.operations import Operation
-from nereid.gateway.predict import cancelled_on_disconnect
 from nereid.gateway.state import Gateway
+from nereid.gateway.tasks.one_image import cancelled_on_disconnect
 from nereid.gateway.v2 import inference
 from nereid.gateway.v2.inference import LENGTH
 from nereid.gateway.v2.inference_body import check_body
@@ -29,7 +29,7 @@ async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     gateway.admission.check(timeout_s - request.elapsed_s(), request.owner)
     max_bytes = settings.max_body_bytes + MAX_HEAD_BYTES
     body = await gateway.uploads.whole(request, timeout_s - request.elapsed_s(), max_bytes)
-    request.stages_s["receive"] = request.elapsed_s()
+    request.end_stage("receive")
     body = await _unpacked(gateway, request, body, max_bytes, timeout_s)
     checked = check_body(settings, body, _json_bytes(request))
     async with cancelled_on_disconnect(request):

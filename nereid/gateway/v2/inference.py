@@ -101,8 +101,10 @@ async def run(
     if began_s >= timeout_s:
         raise Failure("deadline_exceeded", late)
     slot = await gateway.admission.take(timeout_s - began_s, request.owner, max(work) > LARGE_WORK)
-    request.stages_s["admission"] = request.elapsed_s() - began_s
-    sent_s = request.elapsed_s()
+    sent_s = request.end_stage("admission", began_s)
+    span = request.spans.context.child()
+    if request.spans.is_forwarded:
+        sent_headers.append((b"traceparent", str(span).encode()))
     try:
         async with asyncio.timeout(timeout_s - sent_s):
             response = await gateway.triton.request("POST", f"{path}/infer", sent_headers, checked.parts)
@@ -116,6 +118,7 @@ async def run(
         raise
     finally:
         request.stages_s["inference"] = request.elapsed_s() - sent_s
+        request.spans.add("inference", request.stages_s["inference"], span)
     is_ok = response.status == HTTPStatus.OK
     if is_ok and work == [1]:
         slot.answered()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from nereid.contract import IMAGE
+from nereid.contract import IMAGE, RESERVED_PARAMETERS, SCORES
 from nereid.gateway import image_size
 from nereid.gateway.failures import invalid_request
 from nereid.gateway.settings import Settings
@@ -65,6 +65,8 @@ def check_parameters(what: str, parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         check_text("the name of a parameter", name)
         check_text(f"parameter '{name[:128]}'", str(value))
+        if name.lower() in RESERVED_PARAMETERS:
+            raise invalid_request(f"parameter '{name}' is reserved; a trace comes as the header traceparent")
         if name.startswith(_SHARED_MEMORY):
             raise invalid_request(f"{what}: shared memory cannot be used through the gateway; send the data")
         if name in _NUMBERS and (type(value) is not int or value < 0):
@@ -168,20 +170,27 @@ def _split(name: str, shape: Sequence[int], count: int, data: memoryview) -> lis
 
 
 def check_classification(metadata: Any, outputs: Sequence[str]) -> None:
-    """Reject classes of outputs that are not numeric: Triton 24.10 ends.
+    """Reject classes of outputs that are not numeric, or that may be empty: Triton 24.10 ends.
 
     Args:
-        metadata: the model's metadata, with `outputs` that have `name` and `datatype`.
+        metadata: the model's metadata, with `outputs` that have `name`, `datatype` and `shape`.
         outputs: the outputs whose classes are wanted.
 
     Raises:
-        Failure: an output is unknown, or of type BYTES.
+        Failure: an output is unknown, of type BYTES, or of variable length, such as lines of text.
     """
-    datatypes = {each["name"]: each["datatype"] for each in metadata.get("outputs", ())}
+    described = {each["name"]: each for each in metadata.get("outputs", ())}
     for name in outputs:
-        if (datatype := datatypes.get(name)) not in ELEMENT_BYTES:
+        about = described.get(name, {})
+        if (datatype := about.get("datatype")) not in ELEMENT_BYTES:
             found = datatype or "no such output"
             raise invalid_request(f"output '{name[:128]}': classification needs numbers, got {found}")
+        # The first dimension is the batch. Scores have one value per class, even if their number is open.
+        shape = about.get("shape", ())
+        if name != SCORES and -1 in (shape[1:] or shape):
+            raise invalid_request(
+                f"output '{name[:128]}': classification needs a fixed length, got {_listed(shape)}"
+            )
 
 
 def _listed(shape: Sequence[int]) -> str:

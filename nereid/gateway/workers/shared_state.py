@@ -1,10 +1,10 @@
-"""The state that a worker shares with the others: buckets, metrics, and the load of the last minute."""
+"""The state that a worker shares with the others: buckets, answers, metrics, and the last minute's load."""
 
 import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from nereid.errors import OperationFailed
 from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.live import LastMinute
 from nereid.gateway.settings import Settings
+from nereid.gateway.workers.answer_memory import AnswerMemory
 
 # Seconds between two reports of a worker, and the age at which one no longer counts.
 REPORT_S, MAX_AGE_S = 1.0, 5.0
@@ -42,6 +43,7 @@ class SharedState:
     count: int
     folder: Path
     buckets: TokenBuckets
+    memory: AnswerMemory = field(default_factory=AnswerMemory)
 
     def share_metrics(self) -> None:
         """Store the metrics that this process creates from now on in files, which every worker can add up.

@@ -15,14 +15,18 @@ class VariantInUse(OperationFailed):
 
 
 def added(name: str, model: str, weight: float) -> Propose:
-    """Propose the present route with one more variant, version 1 of the pinned `model`."""
+    """Propose the present route with one more variant, version 1 of the pinned `model`.
+
+    It has the deadline of the default variant.
+    """
 
     def propose(present: RouteState) -> Proposal:
         route = present.route()
         if any(variant.model == model for variant in route.variants):
             return Proposal(route, "")
         number = int(weight) if weight == int(weight) else weight
-        variant = Variant(name=name, model=model, version=1, weight=number)
+        (default,) = [each for each in route.variants if each.name == route.default]
+        variant = Variant(name=name, model=model, version=1, weight=number, deadline_ms=default.deadline_ms)
         return Proposal(_checked(replace(route, variants=(*route.variants, variant))), f"publish {model}")
 
     return propose

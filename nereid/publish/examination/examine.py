@@ -20,7 +20,6 @@ from typing import IO, Any
 
 import msgspec
 
-from nereid.assets import SAMPLES
 from nereid.errors import OperationFailed
 from nereid.publish.intake.adaptation import Activation
 
@@ -32,7 +31,7 @@ class Gates:
     """Limits for a new version, compared with the current one.
 
     Args:
-        images: the images that both versions classify.
+        images: the images that both versions classify; () for those of the task.
         tolerance: maximum difference of outputs, relative to the current version's largest |output|.
         is_change_accepted: whether a larger difference is only noted.
         max_slowdown: maximum ratio of the median latencies.
@@ -40,7 +39,7 @@ class Gates:
         against: version to compare with; 0 for the version of a route's default variant.
     """
 
-    images: tuple[Path, ...] = SAMPLES
+    images: tuple[Path, ...] = ()
     tolerance: float = 0.05
     is_change_accepted: bool = False
     max_slowdown: float = 1.5
@@ -65,7 +64,10 @@ class ExaminationRequest:
         preprocess_version: the version of that model.
         labels: label file whose lines are counted against the classes of the output.
         gates: the limits, and the encoded golden images.
-        is_survey: whether the network is only run once, to see what its scores are.
+        is_survey: whether the network is only run once, to see what it returns.
+        after: folder of the model that turns the outputs into those of the pinned model; None for none.
+        after_version: the version of that model.
+        reader: folder of the model that reads text with the network; None for other networks.
     """
 
     model: str
@@ -77,6 +79,9 @@ class ExaminationRequest:
     labels: Path | None
     gates: Gates = Gates()
     is_survey: bool = False
+    after: Path | None = None
+    after_version: int = 0
+    reader: Path | None = None
 
     def to_json(self) -> bytes:
         """Return the request as one line of JSON."""
@@ -111,20 +116,33 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundObject:
+    """An object in an image: label, score, and box (left, top, right, bottom in pixels)."""
+
+    label: str
+    score: float
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Survey:
     """The results of a first run.
 
     Args:
-        activation: the function that turns the scores into probabilities; `none` if they are.
+        can_batch: whether the rows of a batch get the same outputs as alone.
+        activation: the function that turns scores into probabilities; `none` if they are.
         is_multi_label: whether the scores are independent probabilities, whose sum is not 1.
-        can_batch: whether the rows of a batch get the same scores as alone.
-        top_classes: per image the indices of the largest scores, the largest first.
+        top_classes: per image the indices of the largest scores, the largest first; () without scores.
+        objects: per image the objects, the best score first; () for other tasks.
+        lines: per image the lines of text; () for other tasks.
     """
 
-    activation: Activation
-    is_multi_label: bool
     can_batch: bool
-    top_classes: tuple[tuple[int, ...], ...]
+    activation: Activation = "none"
+    is_multi_label: bool = False
+    top_classes: tuple[tuple[int, ...], ...] = ()
+    objects: tuple[tuple[FoundObject, ...], ...] = ()
+    lines: tuple[tuple[str, ...], ...] = ()
 
 
 class Rejected(OperationFailed):

@@ -31,8 +31,7 @@ from nereid.publish.examination.measurements import (
     check_memory,
     measure_memory,
 )
-from nereid.publish.examination.outputs import check_outputs
-from nereid.publish.examination.samples import golden_samples, random_samples
+from nereid.publish.examination.outputs import answers_of, check_outputs
 from nereid.publish.examination.survey import survey
 from nereid.repository import onnx_file
 from nereid.repository.labels import InvalidLabels
@@ -77,7 +76,8 @@ def measure(
     network = Network("the network", config, request.candidate)
     check_labels(request.labels, config)
     progress("preparing inputs")
-    samples = golden_samples(request, config) if request.preprocess else random_samples(config)
+    answers = answers_of(request)
+    samples = answers.samples(config)
     network.run(samples[0])
     del network
     progress("measuring its memory")
@@ -87,7 +87,7 @@ def measure(
         current, current_bytes = measure_memory("the current version", config, request.current, samples[0])
     network, memory_bytes = measure_memory("the network", config, request.candidate, samples[0])
     progress(f"comparing outputs on {len(samples)} inputs")
-    difference = check_outputs(request, network, current, samples, notes)
+    difference = check_outputs(request.gates, answers, network, current, samples, notes)
     progress("measuring its latency")
     latency_ms, slowdown = check_latency(network, current, samples[0], request.gates.max_slowdown)
     max_ratio = request.gates.max_memory_ratio

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nereid.assets import SAMPLES
 from nereid.config.model_config import ModelConfig, TensorSpec
 from nereid.inference.signature import DATATYPES, sequence_controls
 from nereid.publish.examination.examine import ExaminationRequest, Rejected
@@ -20,10 +21,15 @@ FREE_DIM = 64
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request of a single row, and its name for messages."""
+    """One request of a single row, its name for messages, and its encoded image if it has one.
+
+    A line of text has the path of its image.
+    """
 
     name: str
     inputs: Arrays
+    encoded: bytes = b""
+    image: str = ""
 
 
 def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Sample]:
@@ -46,14 +52,13 @@ def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Sam
             f"preprocessing '{preprocess.name}' returns {output.kind}, but the network's inputs are {inputs}"
         )
     samples = []
-    for image in request.gates.images:
-        batch = pipeline.run([[image.read_bytes()]])
+    for image in request.gates.images or SAMPLES:
+        encoded = image.read_bytes()
+        batch = pipeline.run([[encoded]])
         if isinstance(batch.outcomes[0], ServingError):
             raise Rejected(f"golden image '{image}': {batch.outcomes[0]}")
         shape = (*([1] if config.max_batch_size else []), *wanted.network_dims)
-        samples.append(Sample(image.name, {wanted.name: batch.tensor.copy().reshape(shape)}))
-    if not samples:
-        raise Rejected("expected at least one golden image, got none; fix: name one with --images")
+        samples.append(Sample(image.name, {wanted.name: batch.tensor.copy().reshape(shape)}, encoded))
     return samples
 
 

@@ -1,4 +1,4 @@
-"""Changes of an ONNX file that make it a classifier of image batches: [N,3,H,W] in, FP32 [N,C] out.
+"""Changes of an ONNX file that make it a network for image batches: [N,3,H,W] in, FP32 [N,...] out.
 
 `description` records the choices of a version. The next version gets the same, and so the same changes.
 """
@@ -8,12 +8,22 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nereid.errors import WrongUsage
+from nereid.publish.intake.graph_edits import (
+    add_constant,
+    dims,
+    free_batch,
+    free_name,
+    inputs,
+    operators,
+    take_name,
+    to_fp32,
+)
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_runtimes import Runtime, supported_runtimes
 
 Activation = Literal["none", "softmax", "sigmoid"]
 ActivationRule = Activation | Literal["auto"]
-BATCH, PROBABILITIES = "N", "probabilities"
+PROBABILITIES = "probabilities"
 # ITU-R BT.601, as Pillow converts RGB to grey.
 LUMA = (0.299, 0.587, 0.114)
 GREY, RGB = 1, 3
@@ -57,8 +67,8 @@ def adapt(model: Any, choices: Choices) -> tuple[str, list[str]]:
         WrongUsage: the network has several outputs, and no choice names one of them.
     """
     scores = _scores(model, choices.output)
-    changes = [*_free_batch(model, scores), *_accept_colours(model)]
-    changes += [*_flatten(model, scores), *_to_fp32(model, scores), *_activate(model, scores, choices)]
+    changes = [*free_batch(model, [scores]), *_accept_colours(model)]
+    changes += [*_flatten(model, scores), *to_fp32(model, scores), *_activate(model, scores, choices)]
     if choices.names:
         changes += _rename(model, scores, choices.names)
     if changes:  # shapes of the network's inner tensors may have changed
@@ -96,6 +106,35 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime]) -> list[str]:
     return changes
 
 
+def adapt_outputs_of_file(path: Path) -> list[str]:
+    """Change an ONNX file with any outputs: its batch is variable, and its numbers are FP32."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    changes, outputs = fit_runtimes(model, supported_runtimes()), list(model.graph.output)
+    changes += [*free_batch(model, outputs, keeps_rank=True), *_accept_colours(model)]
+    for each in outputs:
+        changes += to_fp32(model, each)
+    if changes:
+        del model.graph.value_info[:]
+        onnx.save(model, path)
+    return changes
+
+
+def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Give the input and outputs of an ONNX file other names: first the input, then the outputs."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    outputs, changes = {each.name: each for each in model.graph.output}, list[str]()
+    for name, new in zip(present[1:], wanted[1:], strict=True):
+        changes += _rename(model, outputs[name], (wanted[0], new))
+    if changes:
+        del model.graph.value_info[:]
+        onnx.save(model, path)
+    return changes
+
+
 def fit_file(path: Path) -> list[str]:
     """Change an ONNX file as `fit_runtimes`."""
     import onnx
@@ -106,51 +145,12 @@ def fit_file(path: Path) -> list[str]:
     return changes
 
 
-def _inputs(model: Any) -> list[Any]:
-    weights = {each.name for each in model.graph.initializer}
-    return [each for each in model.graph.input if each.name not in weights]
-
-
-def _dims(value: Any) -> list[int]:
-    return [each.dim_value if each.HasField("dim_value") else -1 for each in value.type.tensor_type.shape.dim]
-
-
-def _free_batch(model: Any, scores: Any) -> Iterator[str]:
-    """Declare a fixed first dim of images and scores as variable."""
-    from onnx import TensorProto, helper
-
-    images = _inputs(model)
-    sizes = {_dims(each)[0] for each in images if _dims(each)}
-    if len(images) != 1 or sizes == {-1} or not sizes:
-        return
-    (size,) = sizes
-    for value in (images[0], *model.graph.output):
-        if _dims(value)[:1] == [size]:
-            value.type.tensor_type.shape.dim[0].dim_param = BATCH
-    # An operator inside may still have the fixed batch: the reshape hides it from the check of shapes.
-    shape, rows, target = (_free_name(model, name) for name in ("image_shape", "image_rows", "scores_shape"))
-    index, rest = _free_name(model, "first_dim"), _free_name(model, "other_dims")
-    for name, number in ((index, 0), (rest, -1)):
-        model.graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [1], [number]))
-    before = _take_name(model, scores, "fixed")
-    model.graph.node.extend(
-        [
-            helper.make_node("Shape", [images[0].name], [shape]),
-            helper.make_node("Gather", [shape, index], [rows]),
-            helper.make_node("Concat", [rows, rest], [target], axis=0),
-            helper.make_node("Reshape", [before, target], [scores.name]),
-        ]
-    )
-    del scores.type.tensor_type.shape.dim[2:]
-    yield f"the batch of {size} is declared as variable"
-
-
 def _accept_colours(model: Any) -> Iterator[str]:
     """Convert colours to grey in front of a network with one channel."""
     from onnx import TensorProto, helper
 
-    (image, *others) = _inputs(model) or [None]
-    shape = _dims(image) if image is not None else []
+    (image, *others) = inputs(model) or [None]
+    shape = dims(image) if image is not None else []
     if others or len(shape) != 4:
         return
     is_last = shape[3] == GREY and shape[1] != GREY
@@ -158,24 +158,24 @@ def _accept_colours(model: Any) -> Iterator[str]:
         return
     channel = 3 if is_last else 1
     given, element = image.name, image.type.tensor_type.elem_type
-    grey, colours = _free_name(model, f"{given}_grey"), _free_name(model, f"{given}_colours")
-    luma = _free_name(model, "luma")
-    dims = [1, 1, 1, RGB] if is_last else [1, RGB, 1, 1]
-    model.graph.initializer.append(helper.make_tensor(luma, TensorProto.FLOAT, dims, LUMA))
-    axes = _free_name(model, "luma_axes")
-    model.graph.initializer.append(helper.make_tensor(axes, TensorProto.INT64, [1], [channel]))
-    weighted, total = _free_name(model, "luma_weighted"), _free_name(model, "luma_sum")
+    grey, colours = free_name(model, f"{given}_grey"), free_name(model, f"{given}_colours")
+    luma = free_name(model, "luma")
+    shape_of_luma = [1, 1, 1, RGB] if is_last else [1, RGB, 1, 1]
+    add_constant(model, helper.make_tensor(luma, TensorProto.FLOAT, shape_of_luma, LUMA))
+    axes = free_name(model, "luma_axes")
+    add_constant(model, helper.make_tensor(axes, TensorProto.INT64, [1], [channel]))
+    weighted, total = free_name(model, "luma_weighted"), free_name(model, "luma_sum")
     nodes = [
         helper.make_node("Cast", [given], [colours], to=TensorProto.FLOAT),
         helper.make_node("Mul", [colours, luma], [weighted]),
         _reduce_sum(model, weighted, axes, channel, total),
     ]
     if element == TensorProto.UINT8:
-        rounded = _free_name(model, "luma_rounded")
+        rounded = free_name(model, "luma_rounded")
         nodes.append(helper.make_node("Round", [total], [rounded]))
         total = rounded
     nodes.append(helper.make_node("Cast", [total], [grey], to=element))
-    for node in _graph_nodes(model):
+    for node in operators(model):
         for position, name in enumerate(node.input):
             if name == given:
                 node.input[position] = grey
@@ -207,25 +207,13 @@ def _flatten(model: Any, scores: Any) -> Iterator[str]:
     """Remove dims of 1 behind the classes, such as [N,C,1,1]."""
     from onnx import helper
 
-    shape = _dims(scores)
+    shape = dims(scores)
     if len(shape) < 3 or set(shape[2:]) != {1}:
         return
-    before = _take_name(model, scores, "unflattened")
+    before = take_name(model, scores, "unflattened")
     model.graph.node.append(helper.make_node("Flatten", [before], [scores.name], axis=1))
     del scores.type.tensor_type.shape.dim[2:]
     yield f"output '{scores.name}' is flattened from {shape} to {shape[:2]}"
-
-
-def _to_fp32(model: Any, scores: Any) -> Iterator[str]:
-    from onnx import TensorProto, helper
-
-    element = scores.type.tensor_type.elem_type
-    if element not in (TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16):
-        return
-    before = _take_name(model, scores, "uncast")
-    model.graph.node.append(helper.make_node("Cast", [before], [scores.name], to=TensorProto.FLOAT))
-    scores.type.tensor_type.elem_type = TensorProto.FLOAT
-    yield f"output '{scores.name}' is converted from {TensorProto.DataType.Name(element)} to FP32"
 
 
 def _activate(model: Any, scores: Any, choices: Choices) -> Iterator[str]:
@@ -233,7 +221,7 @@ def _activate(model: Any, scores: Any, choices: Choices) -> Iterator[str]:
 
     if choices.activation == "none":
         return
-    before, name = scores.name, _free_name(model, PROBABILITIES)
+    before, name = scores.name, free_name(model, PROBABILITIES)
     if choices.activation == "softmax":
         node = helper.make_node("Softmax", [before], [name], axis=1)
     else:
@@ -247,40 +235,13 @@ def _rename(model: Any, scores: Any, names: tuple[str, str]) -> Iterator[str]:
     """Give the input and the scores other names, with a copy of the tensor; used names stay as they are."""
     from onnx import helper
 
-    image, wanted = _inputs(model)[:1], names[0]
-    if image and image[0].name != wanted and _free_name(model, wanted) == wanted:
+    image, wanted = inputs(model)[:1], names[0]
+    if image and image[0].name != wanted and free_name(model, wanted) == wanted:
         yield f"input '{image[0].name}' is named '{wanted}'"
         model.graph.node.insert(0, helper.make_node("Identity", [wanted], [image[0].name]))
         image[0].name = wanted
     wanted = names[1]
-    if scores.name != wanted and _free_name(model, wanted) == wanted:
+    if scores.name != wanted and free_name(model, wanted) == wanted:
         yield f"output '{scores.name}' is named '{wanted}'"
         model.graph.node.append(helper.make_node("Identity", [scores.name], [wanted]))
         scores.name = wanted
-
-
-def _take_name(model: Any, output: Any, suffix: str) -> str:
-    """Rename the inner tensor of an output, so that another node can return the output."""
-    inner = _free_name(model, f"{output.name}_{suffix}")
-    for node in _graph_nodes(model):
-        for names in (node.input, node.output):
-            for position, name in enumerate(names):
-                if name == output.name:
-                    names[position] = inner
-    return inner
-
-
-def _graph_nodes(model: Any) -> Iterator[Any]:
-    """Yield the operators of the graph and of its subgraphs; functions have names of their own."""
-    for graph in onnx_graph.graphs(model.graph):
-        yield from graph.node
-
-
-def _free_name(model: Any, wanted: str) -> str:
-    used = {each for node in _graph_nodes(model) for each in (*node.input, *node.output)}
-    used |= {each.name for each in (*model.graph.initializer, *model.graph.input)}
-    number, name = 1, wanted
-    while name in used:
-        number += 1
-        name = f"{wanted}_{number}"
-    return name

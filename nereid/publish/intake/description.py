@@ -20,6 +20,8 @@ class Description(Struct, frozen=True, forbid_unknown_fields=True):
         output: the output with the scores; empty for the only one. The next version gets the same.
         activation: function to append, or `auto` to decide after a run. The next version gets the same.
         changes: what was changed in the file, one sentence each.
+        task: of the network, which decides how the next version is changed.
+        head: layout of a detector's outputs; empty for other networks.
     """
 
     source: str
@@ -27,6 +29,8 @@ class Description(Struct, frozen=True, forbid_unknown_fields=True):
     output: str = ""
     activation: ActivationRule = "auto"
     changes: tuple[str, ...] = ()
+    task: str = "classify"
+    head: str = ""
 
 
 def read(version_folder: Path) -> Description | None:

@@ -1,7 +1,8 @@
-"""The form of a user's classifier: its input, its scores, and the preprocessing that fits."""
+"""The form of a user's network: its input, its outputs, and the preprocessing that fits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nereid.errors import WrongUsage
 from nereid.imaging.preprocess_settings import PRESETS, REPLACES
@@ -18,52 +19,79 @@ NORMALISATION = ("preset", "mean", "std", "scale")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A classifier's input and scores as tensors of Triton.
+    """A network's input and outputs as tensors of Triton.
 
-    `is_last` is true for the layout NHWC, `is_grey` for a network that had one channel before its changes.
+    Args:
+        outputs: those that are served, by role; the first one of a classifier are its scores.
+        is_last: whether the layout is NHWC.
+        is_grey: whether the network had one channel before its changes.
+        classes: the number of classes; 0 if the shapes do not have it.
+        head: the layout of a detector's outputs; empty for other networks.
     """
 
     image: Tensor
-    scores: Tensor
+    outputs: tuple[Tensor, ...]
     is_last: bool
     is_grey: bool
+    classes: int
+    head: str = ""
 
     @property
     def sides_px(self) -> tuple[int, int]:
-        """Height and width of the input."""
+        """Height and width of the input; -1 for any width."""
         height, width = self.image.dims[:2] if self.is_last else self.image.dims[1:]
         return height, width
 
     @property
-    def classes(self) -> int:
-        """The number of classes."""
-        return self.scores.dims[0]
+    def scores(self) -> Tensor:
+        """The scores of a classifier."""
+        return self.outputs[0]
 
 
-def read(original: Signature, signature: Signature, scores: str, size_px: int) -> Form:
+class Preprocessing(NamedTuple):
+    """Parameters of a preprocessing, and whether some come from the file's metadata."""
+
+    parameters: dict[str, str]
+    is_from_file: bool = False
+
+
+def read(
+    original: Signature,
+    signature: Signature,
+    outputs: tuple[Tensor, ...],
+    size_px: int,
+    classes: int | None = None,
+    head: str = "",
+) -> Form:
     """Read the form of an adapted network.
 
     Args:
         original: the inputs and outputs in the user's file.
         signature: those after the changes.
-        scores: name of the output with the scores.
+        outputs: those that are served, by role.
         size_px: height and width, for a network that accepts any size; 0 if it does not.
+        classes: the number of classes; None for the first dim of the first output.
+        head: the layout of a detector's outputs.
 
     Raises:
-        WrongUsage: the network does not take images and return scores.
+        WrongUsage: the network does not take images.
     """
-    image, is_last = _input(signature.inputs, size_px)
+    image, is_last = read_input(signature.inputs, size_px)
     was_grey = any(CHANNELS not in each.shape and 1 in each.shape[1:] for each in original.inputs.values())
-    return Form(image, _output(signature.outputs, scores), is_last, was_grey)
+    number = outputs[0].dims[0] if classes is None else classes
+    return Form(image, outputs, is_last, was_grey, number, head)
 
 
-def preprocessing(form: Form, given: Mapping[str, str]) -> dict[str, str]:
-    """Return all parameters of the preprocessing: the given ones, and those that the form determines.
+def preprocessing(form: Form, known: Mapping[str, str], given: Mapping[str, str]) -> Preprocessing:
+    """Return all parameters of the preprocessing: the known and the given ones, and those of the form.
+
+    A given normalisation or preset replaces all that are known from the file.
 
     Raises:
         WrongUsage: nothing says how the network's pixels are normalised.
     """
-    found = {key: _per_channel(key, text) for key, text in given.items()}
+    known = _known_parameters(form, known, given)
+    found = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
     if form.is_grey and found.get("color_order", "RGB") != "RGB":
         raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
     if form.image.datatype != "TYPE_UINT8" and not any(found.get(key) for key in NORMALISATION):
@@ -80,14 +108,11 @@ def preprocessing(form: Form, given: Mapping[str, str]) -> dict[str, str]:
             usual = int(preset.get("resize_shorter_px", USUAL_SIDE_PX))
             if not preset or side != USUAL_SIDE_PX:
                 found["resize_shorter_px"] = str(round(usual * side / USUAL_SIDE_PX))
-    return found
+    return Preprocessing(found, bool(known))
 
 
-def known_parameters(form: Form, known: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of a file's metadata that fit the form and the given parameters.
-
-    A given normalisation or preset replaces them all.
-    """
+def _known_parameters(form: Form, known: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a file's metadata that fit the form and the given parameters."""
     if any(key in given for key in NORMALISATION):
         return {}
     without = {other for key in given for other in REPLACES.get(key, ())}
@@ -101,7 +126,8 @@ def _per_channel(key: str, text: str) -> str:
     return ", ".join([text] * CHANNELS) if key in ("mean", "std") and "," not in text else text
 
 
-def _input(inputs: Mapping[str, NetworkTensor], size_px: int) -> tuple[Tensor, bool]:
+def read_input(inputs: Mapping[str, NetworkTensor], size_px: int) -> tuple[Tensor, bool]:
+    """Return the input, and whether its layout is NHWC; arguments and errors as `read`."""
     if len(inputs) != 1:
         raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs) or 'none'}")
     ((name, tensor),) = inputs.items()
@@ -126,11 +152,17 @@ def _input(inputs: Mapping[str, NetworkTensor], size_px: int) -> tuple[Tensor, b
     return Tensor(name, tensor.datatype, dims), is_last
 
 
-def _output(outputs: Mapping[str, NetworkTensor], name: str) -> Tensor:
-    tensor = outputs[name]
+def scores_of(signature: Signature, name: str) -> tuple[Tensor, ...]:
+    """Return the output with the scores of a classifier.
+
+    Raises:
+        WrongUsage: it does not have one number per class.
+    """
+    tensor = signature.outputs[name]
     if len(tensor.shape) != 2 or tensor.shape[1] < 1 or tensor.datatype != "TYPE_FP32":
         raise WrongUsage(
             f"output '{name}': expected scores as FP32 [N,classes], got {describe(tensor)}; "
-            "fix: name another output with --output, or export the network with a fixed number of classes"
+            "fix: name another output with --output, or export the network with a fixed number of classes, "
+            "or --task detect if it returns boxes"
         )
-    return Tensor(name, tensor.datatype, tensor.shape[1:])
+    return (Tensor(name, tensor.datatype, tensor.shape[1:]),)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nereid.imaging.preprocess_settings import PRESETS
+from nereid.publish.intake.recogniser import characters_of
+
 LABEL_FILES = ("labels.txt", "classes.txt")
 # Keys of ONNX metadata with class names; `names` is Ultralytics'.
 LABEL_KEYS = ("names", "classes", "labels", "class_names", "id2label")
@@ -24,12 +27,16 @@ class Metadata:
         labels_from: their origin, for messages.
         parameters: parameters of the preprocessing.
         parameters_from: their origin.
+        task: the kind of network by Ultralytics' names; empty if unknown.
+        characters: those of a recogniser of text; () if there are none.
     """
 
     labels: tuple[str, ...] = ()
     labels_from: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
     parameters_from: str = ""
+    task: str = ""
+    characters: tuple[str, ...] = ()
 
 
 def read(network: Path, model: Any) -> Metadata:
@@ -38,7 +45,8 @@ def read(network: Path, model: Any) -> Metadata:
     documents = {name: _document(network.parent / name) for name in CONFIG_FILES}
     labels, labels_from = _labels(network.parent, properties, documents)
     parameters, parameters_from = _ultralytics(properties) or _timm(documents["config.json"]) or ({}, "")
-    return Metadata(labels, labels_from, parameters, parameters_from)
+    task, characters = properties.get("task", ""), characters_of(model)
+    return Metadata(labels, labels_from, parameters, parameters_from, task, characters)
 
 
 def _document(path: Path) -> Mapping[str, Any]:
@@ -55,7 +63,7 @@ def _labels(
     for name in LABEL_FILES:
         if (folder / name).is_file():
             return tuple(
-                (folder / name).read_text(errors="replace").splitlines()
+                (folder / name).read_text(encoding="utf-8-sig", errors="replace").splitlines()
             ), f"'{name}' next to the file"
     for key in LABEL_KEYS:
         if found := _names(_literal(properties.get(key, ""))):
@@ -91,7 +99,9 @@ def _names(found: Any) -> tuple[str, ...]:
 
 
 def _ultralytics(properties: Mapping[str, str]) -> tuple[dict[str, str], str] | None:
-    """Return Ultralytics' preprocessing of classifiers: shorter side, centre crop, pixels / 255."""
+    """Return Ultralytics' preprocessing: a letterbox, or for classifiers shorter side and centre crop."""
+    if properties.get("task") == "detect":
+        return dict(PRESETS["yolo"]), "the file's metadata of Ultralytics"
     if properties.get("task") != "classify":
         return None
     sizes = _literal(properties.get("imgsz", ""))

@@ -4,18 +4,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nereid.errors import WrongUsage
-from nereid.publish.examination.examine import ExaminationRequest, Rejected, Survey, survey
+from msgspec.structs import replace as replace_fields
+
+from nereid.publish.examination.examine import ExaminationRequest, Rejected, survey
 from nereid.publish.intake import adaptation, description
-from nereid.publish.intake.adaptation import Activation, ActivationRule, Choices
 from nereid.publish.intake.description import Description
+from nereid.publish.intake.tasks.registry import named_task
 from nereid.repository import onnx_file
+
+RECOGNISER = Description(source="", sha256="", task="read")
 
 
 def adapt_successor(request: ExaminationRequest, source: Path, report: Callable[[str], None]) -> None:
     """Change a staged network as the current version was changed, and write its description.
 
-    A network without a description was copied by hand: only its opset and IR version may change.
+    A network without a description was copied by hand: only its opset and IR version may change. A recogniser
+    has only one form, so it is changed without a description, too.
 
     Args:
         request: the examination that follows, of the staged version.
@@ -29,6 +33,8 @@ def adapt_successor(request: ExaminationRequest, source: Path, report: Callable[
     assert request.current is not None
     path = onnx_file.network_path(request.candidate, request.document)
     past = description.read(request.current)
+    if past is None and request.reader:
+        past = RECOGNISER
     changes = adaptation.fit_file(path) if past is None else _repeat(request, path, past, source, report)
     for change in changes:
         report(f"changed: {change}")
@@ -41,29 +47,23 @@ def _repeat(
     source: Path,
     report: Callable[[str], None],
 ) -> list[str]:
-    original, document = onnx_file.read(path), request.document
-    names = (document["input"][0]["name"], document["output"][0]["name"])
+    original, document, task = onnx_file.read(path), request.document, named_task(past.task)
+    assert request.current is not None
+    (image,), outputs = document["input"], document["output"]
+    names = [image["name"], *(each["name"] for each in outputs)]
+    choices = task.input.repeated(path, onnx_file.network_path(request.current, document), past, image)
     content = path.read_bytes()
-    adaptation.adapt_file(path, Choices(past.output, names=names))
+    adapted = task.adapt(path, choices, names=names)
     seen = survey(replace(request, current=None), progress=lambda line: report(f"examination: {line}"))
     if not seen.can_batch and int(document.get("max_batch_size", 0)) > 1:
-        raise Rejected("the network computes one image at a time, but the current version computes batches")
-    path.write_bytes(content)
-    activation = activation_to_append(past.activation, seen)
-    _, changes = adaptation.adapt_file(path, Choices(past.output, activation, names))
-    found = Description(source.name, original.sha256, past.output, past.activation, tuple(changes))
-    description.write(request.candidate, found)
-    return changes
-
-
-def activation_to_append(rule: ActivationRule, seen: Survey) -> Activation:
-    """Return the activation to append to scores that were seen in a first run.
-
-    Raises:
-        WrongUsage: the rule is an activation, but the scores are probabilities already.
-    """
-    if rule not in ("auto", "none") and seen.activation == "none":
-        raise WrongUsage(
-            f"cannot append a {rule}: the scores are probabilities already; fix: leave out --activation"
+        raise Rejected(
+            f"the network computes one {task.input.unit} at a time, but the current version computes batches"
         )
-    return seen.activation if rule == "auto" else rule
+    path.write_bytes(content)
+    activation = task.activation(choices, seen)
+    adapted = task.adapt(path, choices, activation, names)
+    found = replace_fields(past, source=source.name, sha256=original.sha256, changes=tuple(adapted.changes))
+    description.write(request.candidate, found)
+    for note in adapted.notes:
+        report(f"note: {note}")
+    return adapted.changes

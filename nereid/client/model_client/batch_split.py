@@ -1,10 +1,10 @@
-"""Batches of `classify_many`: the outcome of each image, and the images to send again. No I/O."""
+"""Batches of `infer_many`: the outcome of each image, and the images to send again. No I/O."""
 
 import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from nereid.client.classifier_errors import ClassifierError, UnusableImage
 from nereid.client.images import Unusable
@@ -12,9 +12,11 @@ from nereid.client.prediction import Prediction
 from nereid.contract import read_bad_images, read_batch_limit
 
 Outcome: TypeAlias = Prediction | ClassifierError
+# A result, of any kind.
+Value = TypeVar("Value")
 
 
-class BatchSplit:
+class BatchSplit(Generic[Value]):
     """Images that share a request until the server rejects it.
 
     After a rejection, good images are sent again without the bad ones, or in smaller requests.
@@ -28,7 +30,7 @@ class BatchSplit:
     def __init__(self, images: Sequence[bytes | Unusable], names: Sequence[str], limit: int) -> None:
         self.limit = limit
         self._names = names
-        self._outcomes: dict[int, Prediction | ClassifierError | Unusable] = {}
+        self._outcomes: dict[int, Value | ClassifierError | Unusable] = {}
         self._images: dict[int, bytes] = {}
         for place, image in enumerate(images):
             if isinstance(image, bytes):
@@ -41,9 +43,9 @@ class BatchSplit:
         """Return the images of the next request, or None after all have an outcome."""
         return [self._images[place] for place in self._requests[0]] if self._requests else None
 
-    def succeeded(self, predictions: Sequence[Prediction]) -> None:
-        """Record the predictions of the current request."""
-        self._outcomes.update(zip(self._requests.popleft(), predictions, strict=True))
+    def succeeded(self, results: Sequence[Value]) -> None:
+        """Record the results of the current request."""
+        self._outcomes.update(zip(self._requests.popleft(), results, strict=True))
 
     def failed(self, error: ClassifierError | OSError) -> None:
         """Record the error of the current request, and queue the images that may still succeed."""
@@ -62,13 +64,13 @@ class BatchSplit:
         else:
             self._outcomes.update(dict.fromkeys(places, error))
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[Value | ClassifierError]:
         """Return the outcome of each image, in the order of the images."""
         return [_named(self._outcomes[place], name) for place, name in enumerate(self._names)]
 
 
-def _named(outcome: Prediction | ClassifierError | Unusable, name: str) -> Outcome:
-    if isinstance(outcome, Prediction):
+def _named(outcome: Any, name: str) -> Any:
+    if not isinstance(outcome, Exception):
         return replace(outcome, image=name)
     if isinstance(outcome, ClassifierError):
         error = copy.copy(outcome)  # images that share a request share its error

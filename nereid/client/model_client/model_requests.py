@@ -3,15 +3,14 @@
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
-from nereid.client import prediction
-from nereid.client.batch_split import BatchSplit, Outcome
 from nereid.client.classifier_errors import ClassifierError, Unreachable
 from nereid.client.images import Unusable
-from nereid.client.prediction import Prediction, Timings
+from nereid.client.model_client.batch_split import BatchSplit
+from nereid.client.prediction import Timings
 from nereid.client.request import (
     NO_LIMIT,
     CheckedOptions,
@@ -19,26 +18,33 @@ from nereid.client.request import (
     ProtocolName,
     check_options,
     image_tensor,
-    wanted_outputs,
 )
+from nereid.client.results.result_kind import Result, ResultKind
 from nereid.client.retry import Attempts, Budget
 from nereid.client.sans_io import Flow, Pause, Rpc
 from nereid.client.shared_memory import Regions
-from nereid.contract import SCORES
 
 
-class ModelRequests:
-    """Sends the requests of a classifier; keeps the model's outputs, its batch limit and the retry budget.
+class ModelRequests(Generic[Result]):
+    """Sends the requests of a client; keeps the model's outputs, its batch limit and the retry budget.
 
     Args:
         protocol: protocol of the connection.
         model: name of the model.
+        kind: the results that the model must have.
         timeout_s: default time limit of a request, in seconds.
         regions: shared memory for the images; None sends images in the request.
     """
 
-    def __init__(self, protocol: ProtocolName, model: str, timeout_s: float, regions: Regions | None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        protocol: ProtocolName,
+        model: str,
+        kind: ResultKind[Result],
+        timeout_s: float,
+        regions: Regions | None,
+    ) -> None:
+        self.model, self.kind = model, kind
         self.batch_limit = NO_LIMIT
         self._protocol = protocol
         self._timeout_s = timeout_s
@@ -47,7 +53,7 @@ class ModelRequests:
         self._outputs: list[str] = []
 
     def check(self, batch_size: int, options: Options) -> None:
-        """Check the arguments of `classify_many`.
+        """Check the arguments of `infer_many`.
 
         Raises:
             ValueError: an argument is invalid.
@@ -56,7 +62,7 @@ class ModelRequests:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         check_options(options, self._timeout_s)
 
-    def start(self, options: Options, is_for_scores: bool = False) -> "ImageRequest":
+    def start(self, options: Options, is_for_scores: bool = False) -> "ImageRequest[Result]":
         """Check the options of a request, and start its time limit.
 
         Raises:
@@ -88,14 +94,15 @@ class ModelRequests:
         if not self._outputs:
             options = {"as_json": True} if self._protocol == "grpc" else {}
             metadata = yield Rpc("get_model_metadata", attempts.remaining_s(), (self.model,), options)
-            self._outputs = wanted_outputs(metadata)
+            self._outputs = self.kind.wanted_outputs(metadata)
         if self._regions is None:
             result = yield self._infer(checked, attempts, image_tensor(self._protocol, files))
         else:
             infer = partial(self._infer, checked, attempts)
             result = yield from self._regions.infer(files, attempts, infer)
-        if not prediction.is_complete(result, len(files)):
-            raise Unreachable("the peer is not a Triton server: its response lacks scores of all images")
+        if not self.kind.is_complete(result, len(files)):
+            names = ", ".join(self.kind.outputs)
+            raise Unreachable(f"the peer is not a Triton server: its response lacks {names} of all images")
         return result
 
     def _infer(self, checked: CheckedOptions, attempts: Attempts, tensor: Any) -> Rpc:
@@ -104,17 +111,17 @@ class ModelRequests:
         return Rpc("infer", remaining_s, (self.model,), arguments)
 
 
-class ImageRequest:
-    """One request of a classifier, from the encoding of its images; its parts share the time limit."""
+class ImageRequest(Generic[Result]):
+    """One request of a client, from the encoding of its images; its parts share the time limit."""
 
     def __init__(
-        self, requests: ModelRequests, checked: CheckedOptions, attempts: Attempts, began_s: float
+        self, requests: ModelRequests[Result], checked: CheckedOptions, attempts: Attempts, began_s: float
     ) -> None:
         self._requests, self._checked, self._attempts = requests, checked, attempts
         self._began_s, self._encoded_s = began_s, 0.0
 
-    def predictions(self, files: list[bytes]) -> Flow[list[Prediction]]:
-        """Return the predictions of encoded images that share a request.
+    def results(self, files: list[bytes]) -> Flow[list[Result]]:
+        """Return the results of encoded images that share a request.
 
         Raises:
             ClassifierError: the error of the last attempt.
@@ -125,23 +132,24 @@ class ImageRequest:
         encode_ms = round((self._encoded_s - self._began_s) * 1e3, 3)
         request_ms = round((time.perf_counter() - self._encoded_s) * 1e3, 3)
         timings = Timings(encode_ms, request_ms, self._attempts.count)
-        return prediction.read(result, self._requests.model, self._checked.request_id, timings)
+        return self._requests.kind.read(result, self._requests.model, self._checked.request_id, timings)
 
-    def scores(self, file: bytes) -> Flow[np.ndarray]:
-        """Return the scores of one encoded image, float32[C]; errors as `predictions`."""
+    def arrays(self, file: bytes) -> Flow[dict[str, np.ndarray]]:
+        """Return the outputs for one encoded image, each [1, …], by name; errors as `results`."""
         result = yield from self._requests.send(self._checked, self._attempts, [file])
-        scores: np.ndarray = result.as_numpy(SCORES)[0]
-        return scores
+        return {name: result.as_numpy(name) for name in self._requests.kind.outputs}
 
-    def outcomes(self, images: Sequence[bytes | Unusable], names: Sequence[str]) -> Flow[list[Outcome]]:
+    def outcomes(
+        self, images: Sequence[bytes | Unusable], names: Sequence[str]
+    ) -> Flow[list[Result | ClassifierError]]:
         """Return the outcome of each image, or of its failed encoding; split a batch that is rejected."""
-        batch = BatchSplit(images, names, self._requests.batch_limit)
+        batch = BatchSplit[Result](images, names, self._requests.batch_limit)
         while files := batch.next_request():
             try:
-                predictions = yield from self.predictions(files)
+                results = yield from self.results(files)
             except (ClassifierError, OSError) as error:  # OSError: full shared memory
                 batch.failed(error)
             else:
-                batch.succeeded(predictions)
+                batch.succeeded(results)
         self._requests.batch_limit = min(self._requests.batch_limit, batch.limit)
         return batch.outcomes()

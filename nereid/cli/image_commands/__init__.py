@@ -1,0 +1,1 @@
+"""Commands that send images to a running server, one for each task."""

@@ -1,0 +1,1 @@
+"""Requests to one model of one server, whatever its task: blocking, and for asyncio."""

@@ -1,0 +1,1 @@
+"""Results of the tasks: what a client reads from the outputs of a model."""

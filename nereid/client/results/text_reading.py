@@ -1,0 +1,122 @@
+"""Text that was read from an image, and the fields of a document."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nereid.client.prediction import Timings
+from nereid.client.results.result_kind import ResultKind
+from nereid.contract import BOX, CONFIDENCE, FIELD, TEXT
+
+# Corners (x, y) in pixels of the upright image, clockwise from the top left of the text.
+Corners: TypeAlias = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextLine:
+    """One line of text.
+
+    Attributes:
+        text: its characters.
+        confidence: mean probability of the characters, 0..1.
+        box: its four corners (x, y) in pixels of the upright image, clockwise from the text's top left.
+    """
+
+    text: str
+    confidence: float
+    box: Corners
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A character that a checksum proved wrong; `position` is its index in the value, from 0."""
+
+    position: int
+    read: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a document.
+
+    Attributes:
+        name: name in the definition of the document.
+        value: its text; None if the field was not found.
+        confidence: probability of its characters, 0..1.
+        box: its four corners, as those of a line; None if the field was not found.
+        valid: whether its checksum is right; None for a field without a checksum.
+        corrected: the characters that its checksum corrected.
+    """
+
+    name: str
+    value: str | None
+    confidence: float
+    box: Corners | None
+    valid: bool | None
+    corrected: tuple[Correction, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The text of one image, and the model that read it.
+
+    Attributes:
+        lines: in reading order; none if the image has no text.
+        fields: those of the document; none from a model that reads only lines.
+        model, version, variant, reason, request_id, timings, image: as of a `Prediction`.
+    """
+
+    lines: tuple[TextLine, ...]
+    fields: tuple[Field, ...]
+    model: str
+    version: str
+    variant: str
+    reason: str
+    request_id: str
+    timings: Timings
+    image: str = ""
+
+
+def _count(result: Any) -> int:
+    text, confidence, box = (result.as_numpy(name) for name in (TEXT, CONFIDENCE, BOX))
+    is_sound = text.ndim == 2 and confidence.shape == text.shape and box.shape == (*text.shape, 4, 2)
+    return len(text) if is_sound else -1
+
+
+def _values(result: Any) -> list[tuple[tuple[TextLine, ...], tuple[Field, ...]]]:
+    text, confidence, box = (result.as_numpy(name) for name in (TEXT, CONFIDENCE, BOX))
+    field = result.as_numpy(FIELD)
+    fields = [()] * len(text) if field is None else field
+    return [
+        (
+            tuple(map(_line, texts, confidences, boxes)),
+            tuple(_field(json.loads(entry)) for entry in entries),
+        )
+        for texts, confidences, boxes, entries in zip(text, confidence, box, fields, strict=True)
+    ]
+
+
+def _line(text: bytes, confidence: np.float32, box: np.ndarray) -> TextLine:
+    return TextLine(text.decode(), float(confidence), _corners(box.tolist()))
+
+
+def _field(entry: Mapping[str, Any]) -> Field:
+    return Field(
+        entry["name"],
+        entry["value"],
+        float(entry["confidence"]),
+        None if entry["box"] is None else _corners(entry["box"]),
+        entry["valid"],
+        tuple(Correction(each["position"], each["from"], each["to"]) for each in entry["corrected"]),
+    )
+
+
+def _corners(box: list[list[float]]) -> Corners:
+    return tuple((float(x), float(y)) for x, y in box)
+
+
+READINGS = ResultKind("read", (TEXT, CONFIDENCE, BOX), (FIELD,), _count, _values, Reading)

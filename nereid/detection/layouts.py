@@ -1,0 +1,267 @@
+"""The layouts in which detectors return objects, and what each turns into: candidates in network pixels."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+# Pixels per cell of the grids on which YOLO networks predict.
+# Source: Megvii-BaseDetection/YOLOX, models/yolo_head.py.
+STRIDES_PX = (8, 16, 32)
+# A larger exponent is beyond any image, and overflows.
+MAX_EXPONENT = 80.0
+# Anchors per cell of YOLOv5. Source: ultralytics/yolov5, models/yolov5s.yaml.
+ANCHORS_PER_CELL = 3
+
+
+class Output(NamedTuple):
+    """An output of a network: name, Triton's datatype, dims without the batch, -1 for variable ones."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+
+
+class Frame(NamedTuple):
+    """Height and width of the network's input, in pixels."""
+
+    height_px: int
+    width_px: int
+
+
+class Candidates(NamedTuple):
+    """Possible objects of one image.
+
+    Attributes:
+        boxes: float64[K, 4]: left, top, right, bottom in pixels of the network's input.
+        scores: float32[K].
+        classes: int64[K].
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
+
+
+Rows = Sequence[np.ndarray]
+Decode = Callable[[Rows, Frame, float], Candidates]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A layout of a detector's outputs.
+
+    Attributes:
+        form: the outputs as messages show them.
+        find: returns the outputs by their role; () if the layout does not fit.
+        decode: one image's outputs by role, the frame and the smallest score to candidates.
+        count_classes: number of classes, from the outputs by role; 0 if the shapes do not have it.
+        suppresses: whether the network has removed boxes of the same object itself.
+    """
+
+    form: str
+    find: Callable[[Sequence[Output]], tuple[Output, ...]]
+    decode: Decode
+    count_classes: Callable[[Sequence[Output]], int]
+    suppresses: bool = False
+
+
+def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
+    """Return the number of cells of all grids over a frame."""
+    return sum((frame.height_px // stride) * (frame.width_px // stride) for stride in strides_px)
+
+
+def _only_matrix(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    """Return the only output with two dims; some exports return the grids, too."""
+    found = [each for each in outputs if len(each.dims) == 2]
+    return tuple(found) if len(found) == 1 else ()
+
+
+def _find_rows(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    found = _only_matrix(outputs)
+    return found if found and found[0].dims[1] > 5 else ()
+
+
+def _find_columns(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    found = _only_matrix(outputs)
+    return found if found and found[0].dims[0] > 4 else ()
+
+
+def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    """Return logits [Q, K] and boxes [Q, 4]; other outputs, such as hidden states, are skipped."""
+    matrices = [each for each in outputs if len(each.dims) == 2]
+    boxes = [each for each in matrices if each.dims[1] == 4]
+    if len(boxes) > 1:
+        boxes = [each for each in boxes if "box" in each.name.lower()]
+    logits = [each for each in matrices if each not in boxes and each.dims[1] > 0]
+    if len(logits) > 1:
+        logits = [each for each in logits if any(word in each.name.lower() for word in ("logit", "class"))]
+    if len(boxes) != 1 or len(logits) != 1 or boxes[0].dims[0] != logits[0].dims[0]:
+        return ()
+    return logits[0], boxes[0]
+
+
+def _find_suppressed(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    """Return [M, 6 or 7]; or [M, 5] and classes [M]; or the number, boxes [M, 4], scores [M], classes [M]."""
+    matrices = [each for each in outputs if len(each.dims) == 2]
+    vectors = [each for each in outputs if len(each.dims) == 1 and each.dims != (1,)]
+    single = [each for each in outputs if each.dims in ((), (1,))]
+    if len(matrices) != 1:
+        return ()
+    width = matrices[0].dims[1]
+    if len(outputs) == 1 and width in (6, 7):
+        return tuple(matrices)
+    if len(outputs) == len(vectors) + 1 == 2 and width == 5:
+        return matrices[0], vectors[0]
+    if len(outputs) != 4 or len(single) != 1 or len(vectors) != 2 or width != 4:
+        return ()
+    classes = [each for each in vectors if "INT" in each.datatype] or [
+        each for each in vectors if any(word in each.name.lower() for word in ("class", "label"))
+    ]
+    if len(classes) != 1:
+        return ()
+    (scores,) = (each for each in vectors if each not in classes)
+    return single[0], matrices[0], scores, classes[0]
+
+
+def _yolov5(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [A, 5 + C]: centre, size in pixels, objectness, probability of each class."""
+    (found,) = rows
+    found = found[found[:, 4] >= threshold]
+    classes, best = _best(found[:, 5:])
+    scores = found[:, 4] * best
+    is_likely = scores >= threshold
+    boxes = _corners(found[is_likely, :4].astype(np.float64))
+    return Candidates(boxes, scores[is_likely], classes[is_likely])
+
+
+def _yolox(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [A, 5 + C]: as YOLOv5, but offsets in cells and logarithms of sizes in cells."""
+    (found,) = rows
+    is_likely = found[:, 4] >= threshold
+    found, cells = found[is_likely], cell_places(frame)[is_likely]
+    strides_px = cells[:, 2:]
+    raw = found[:, :4].astype(np.float64)
+    centers = (raw[:, :2] + cells[:, :2]) * strides_px
+    sizes = np.exp(np.minimum(raw[:, 2:], MAX_EXPONENT)) * strides_px
+    classes, best = _best(found[:, 5:])
+    scores = found[:, 4] * best
+    kept = scores >= threshold
+    boxes = _corners(np.concatenate([centers, sizes], axis=1)[kept])
+    return Candidates(boxes, scores[kept], classes[kept])
+
+
+def cell_places(frame: Frame) -> np.ndarray:
+    """Return column, row and stride of every cell, float64[cells, 3], in the order of YOLOX."""
+    parts = []
+    for stride in STRIDES_PX:
+        rows, columns = np.mgrid[: frame.height_px // stride, : frame.width_px // stride]
+        parts.append(np.stack([columns.ravel(), rows.ravel(), np.full(rows.size, stride)], axis=1))
+    places: np.ndarray = np.concatenate(parts).astype(np.float64)
+    return places
+
+
+def _yolov8(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [4 + C, A]: centre, size in pixels, probability of each class; no objectness."""
+    (found,) = rows
+    scores = found[4:].max(0)
+    is_likely = scores >= threshold
+    classes = found[4:, is_likely].argmax(0)
+    boxes = _corners(found[:4, is_likely].T.astype(np.float64))
+    return Candidates(boxes, scores[is_likely], classes)
+
+
+def _detr(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode logits [Q, C + 1], the last class being no object, and boxes [Q, 4]."""
+    logits, boxes = rows
+    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    probabilities = powers / powers.sum(1, keepdims=True)
+    return _queries(probabilities[:, :-1], boxes, frame, threshold)
+
+
+def _detr_sigmoid(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode logits [Q, C] of independent classes, and boxes [Q, 4]."""
+    logits, boxes = rows
+    powers = np.exp(-np.abs(logits.astype(np.float64)))
+    return _queries(np.where(logits >= 0, 1, powers) / (1 + powers), boxes, frame, threshold)
+
+
+def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: Frame, threshold: float) -> Candidates:
+    """Return candidates from probabilities [Q, C] and boxes [Q, 4]: centre and size as parts of the frame."""
+    classes, best = _best(probabilities)
+    scores = best.astype(np.float32)
+    kept = scores >= threshold
+    height, width = frame
+    sized = boxes[kept].astype(np.float64) * (width, height, width, height)
+    return Candidates(_corners(sized), scores[kept], classes[kept])
+
+
+def _suppressed(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode the result of a network with NMS inside: corners in pixels of its input."""
+    boxes, scores, classes = _suppressed_parts(rows)
+    kept = (scores >= threshold) & (classes >= 0)
+    return Candidates(boxes[kept].astype(np.float64), scores[kept], classes[kept].astype(np.int64))
+
+
+def _suppressed_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if len(rows) == 4:
+        number, boxes, scores, classes = rows
+        count = max(0, int(number.reshape(-1)[0]))
+        return boxes[:count], scores[:count], classes[:count]
+    if len(rows) == 2:
+        found, classes = rows
+        return found[:, :4], found[:, 4], classes
+    (found,) = rows
+    scores = found[:, 4] if found.shape[1] == 6 else found[:, 4] * found[:, 5]
+    return found[:, :4], scores, found[:, -1]
+
+
+def used_rows(rows: Rows) -> Rows:
+    """Return the rows that have a meaning: the others of a network with NMS inside may hold anything."""
+    if len(rows) < 4:
+        return rows
+    count = max(0, int(rows[0].reshape(-1)[0]))
+    return [rows[0], *(each[:count] for each in rows[1:])]
+
+
+def _best(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return index and score of each row's best class, the first of equal ones."""
+    classes = scores.argmax(1)
+    return classes, np.take_along_axis(scores, classes[:, None], 1)[:, 0]
+
+
+def _corners(boxes: np.ndarray) -> np.ndarray:
+    """Return left, top, right, bottom of boxes [K, 4] with centre and size."""
+    half = boxes[:, 2:] / 2
+    return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "yolov5": Layout("[N,anchors,5+classes]", _find_rows, _yolov5, lambda found: found[0].dims[1] - 5),
+    "yolov8": Layout("[N,4+classes,anchors]", _find_columns, _yolov8, lambda found: found[0].dims[0] - 4),
+    "yolox": Layout(
+        "[N,anchors,5+classes], not decoded", _find_rows, _yolox, lambda found: found[0].dims[1] - 5
+    ),
+    "detr": Layout(
+        "logits [N,Q,classes+1] and boxes [N,Q,4]",
+        _find_queries,
+        _detr,
+        lambda found: found[0].dims[1] - 1,
+        suppresses=True,
+    ),
+    "detr_sigmoid": Layout(
+        "logits [N,Q,classes] and boxes [N,Q,4]",
+        _find_queries,
+        _detr_sigmoid,
+        lambda found: found[0].dims[1],
+        suppresses=True,
+    ),
+    "nms": Layout(
+        "[N,M,6 or 7], or [N,M,5] and classes [N,M], or number, boxes [N,M,4], scores, classes [N,M]",
+        _find_suppressed,
+        _suppressed,
+        lambda found: 0,
+        suppresses=True,
+    ),
+}

@@ -1,0 +1,1 @@
+"""The tasks that a gateway offers: their models, endpoints and answers."""

@@ -1,0 +1,131 @@
+"""`POST /v1/read` and `POST /v1/waybill`: the text of an image, and the fields of a document."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from nereid.client.results.text_reading import Corners, Field, Reading
+from nereid.gateway.answers import TimingsMs
+from nereid.gateway.failures import Failure, invalid_request
+from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.state import Gateway
+from nereid.gateway.tasks import one_image
+from nereid.gateway.tasks.gateway_task import READ, WAYBILL, GatewayTask
+from nereid.tasks.text_encoding import NotInEncoding, encode_gbk
+
+PARAMETERS = (*one_image.PARAMETERS, "encoding")
+UTF_8, _ = ENCODINGS = "utf-8", "gbk"
+# A point (x, y) and the four corners of a box.
+Point = Annotated[list[float], Meta(min_length=2, max_length=2)]
+Box = Annotated[list[Point], Meta(min_length=4, max_length=4)]
+
+
+class TextLineAnswer(Struct):
+    """One line: text, confidence in 0..1, and corners in pixels of the upright image from its top left."""
+
+    text: str
+    confidence: float
+    box: Box
+
+
+class CorrectionAnswer(Struct, rename={"read": "from", "value": "to"}):
+    """A character that the checksum of a field corrected, and its position from 0."""
+
+    position: int
+    read: str
+    value: str
+
+
+class FieldAnswer(Struct):
+    """One field; `value` and `box` are null if it was not found, `valid` is null without a checksum."""
+
+    name: str
+    value: str | None
+    confidence: float
+    box: Box | None
+    valid: bool | None
+    corrected: list[CorrectionAnswer]
+
+
+class ReadAnswer(Struct):
+    """The lines of text in an image, in reading order, and the variant that answered."""
+
+    request_id: str
+    model: str
+    variant: str
+    version: str
+    reason: str
+    lines: list[TextLineAnswer]
+    timings_ms: TimingsMs
+
+
+class WaybillAnswer(Struct):
+    """The fields of a document, its lines of text, and the variant that answered."""
+
+    request_id: str
+    model: str
+    variant: str
+    version: str
+    reason: str
+    fields: list[FieldAnswer]
+    lines: list[TextLineAnswer]
+    timings_ms: TimingsMs
+
+
+async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Read the text of one image."""
+    found, timings, encoding = await _found(gateway, request, READ)
+    return _encoded(ReadAnswer(*_source(request, found), _lines(found), timings), encoding)
+
+
+async def waybill(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Read the fields of one document."""
+    found, timings, encoding = await _found(gateway, request, WAYBILL)
+    fields = [_field(each) for each in found.fields]
+    return _encoded(WaybillAnswer(*_source(request, found), fields, _lines(found), timings), encoding)
+
+
+async def _found(
+    gateway: Gateway, request: GatewayRequest, task: GatewayTask
+) -> tuple[Reading, TimingsMs, str]:
+    given = request.query(PARAMETERS)
+    encoding = given.get("encoding", UTF_8).lower()
+    if encoding not in ENCODINGS:
+        raise invalid_request(f"encoding must be one of {', '.join(ENCODINGS)}, got {encoding[:32]!r}")
+    options = one_image.read_options(request, given)
+    found, timings = await one_image.answer_one(gateway, request, task, options)
+    return found, timings, encoding
+
+
+def _source(request: GatewayRequest, found: Reading) -> tuple[str, str, str, str, str]:
+    return request.request_id, found.model, found.variant, found.version, found.reason
+
+
+def _lines(found: Reading) -> list[TextLineAnswer]:
+    return [TextLineAnswer(line.text, line.confidence, _box(line.box)) for line in found.lines]
+
+
+def _field(field: Field) -> FieldAnswer:
+    corrected = [CorrectionAnswer(each.position, each.read, each.value) for each in field.corrected]
+    box = None if field.box is None else _box(field.box)
+    return FieldAnswer(field.name, field.value, field.confidence, box, field.valid, corrected)
+
+
+def _box(corners: Corners) -> list[list[float]]:
+    return [[*point] for point in corners]
+
+
+def _encoded(answer: Any, encoding: str) -> GatewayResponse:
+    """Return an answer as JSON in an encoding.
+
+    Raises:
+        Failure: the encoding has no form for a character of the text.
+    """
+    response = json_response(answer)
+    if encoding == UTF_8:
+        return response
+    try:
+        body = encode_gbk(response.body.decode())
+    except NotInEncoding as error:
+        raise Failure("unencodable_text", str(error)) from None
+    return GatewayResponse(body, JSON + b"; charset=gbk", headers=[(b"cache-control", b"no-store")])

@@ -1,0 +1,106 @@
+"""The last answers of a gateway, in memory that its workers share, for feedback about them."""
+
+import fcntl
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import inf
+from struct import Struct
+
+# An answer belongs to one set of places. In a full set, the oldest answer is forgotten.
+SETS, PLACES = 2**13, 8
+# Digest of the request, time, index of the best class, digest of its label, whether feedback came, names.
+ENTRY = Struct("=16sdi8sB112s")
+SET_BYTES = PLACES * ENTRY.size
+_SEPARATOR = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """The answer that feedback is about; `is_first` is False if it had feedback before."""
+
+    model: str
+    variant: str
+    is_correct: bool
+    is_first: bool
+
+
+class AnswerMemory:
+    """The last 65,536 answers, which forked processes share; a killed process leaves no lock.
+
+    Args:
+        clock: time of a clock that all processes share, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._file = os.memfd_create("nereid-answers")
+        weakref.finalize(self, os.close, self._file)
+        os.ftruncate(self._file, SETS * SET_BYTES)
+        self._memory = mmap.mmap(self._file, SETS * SET_BYTES)
+
+    def remember(self, name: str, model: str, variant: str, index: int, label: str) -> None:
+        """Store the best class of an answer.
+
+        Args:
+            name: id of the request; a later answer with the same id replaces it.
+            model, variant: names for the metrics; an answer with longer names is not stored.
+            index, label: the best class.
+        """
+        names = f"{model}{_SEPARATOR}{variant}".encode()
+        if len(names) > 112:
+            return
+        key = _digest(name, 16)
+        with self._locked(key) as begin:
+            place = self._find(begin, key)
+            if place is None:
+                place = min(self._places(begin), key=self._age_key)
+            ENTRY.pack_into(self._memory, place, key, self._clock(), index, _label_digest(label), 0, names)
+
+    def rate(self, name: str, label: str | int) -> Rated | None:
+        """Compare an answer with the true class, a label or an index; None if the answer is not known."""
+        key = _digest(name, 16)
+        with self._locked(key) as begin:
+            place = self._find(begin, key)
+            if place is None:
+                return None
+            _, at_s, index, digest, has_feedback, names = ENTRY.unpack_from(self._memory, place)
+            ENTRY.pack_into(self._memory, place, key, at_s, index, digest, 1, names)
+        is_correct = label == index if isinstance(label, int) else _label_digest(label) == digest
+        model, variant = names.rstrip(b"\0").decode().partition(_SEPARATOR)[::2]
+        return Rated(model, variant, is_correct, not has_feedback)
+
+    @contextmanager
+    def _locked(self, key: bytes) -> Iterator[int]:
+        """Give the place where the set of a key begins, which no other process changes meanwhile."""
+        number = int.from_bytes(key[:8]) % SETS
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, number)
+        try:
+            yield number * SET_BYTES
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
+
+    def _find(self, begin: int, key: bytes) -> int | None:
+        return next((place for place in self._places(begin) if self._memory[place : place + 16] == key), None)
+
+    def _age_key(self, place: int) -> float:
+        key, at_s, *_ = ENTRY.unpack_from(self._memory, place)
+        return at_s if any(key) else -inf
+
+    @staticmethod
+    def _places(begin: int) -> range:
+        return range(begin, begin + SET_BYTES, ENTRY.size)
+
+
+def _digest(text: str, size: int) -> bytes:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=size).digest()
+
+
+def _label_digest(label: str) -> bytes:
+    """Return the digest of a label without regard to case and surrounding spaces."""
+    return _digest(label.strip().casefold(), 8)

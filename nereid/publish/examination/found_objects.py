@@ -1,0 +1,105 @@
+"""Outputs of a detector: they are compared as the objects that callers get."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nereid.config.model_config import ModelConfig
+from nereid.detection.detector import Detector, Objects, outputs_by_role
+from nereid.detection.matching import match
+from nereid.publish.examination.examine import ExaminationRequest, FoundObject, Rejected, Survey
+from nereid.publish.examination.output_meaning import Change, image_pair, is_close
+from nereid.publish.examination.samples import Arrays, Sample, golden_samples
+from nereid.repository.onnx_file import OnnxFile
+from nereid.serving_errors import ServingError
+
+# Objects that a survey shows per image.
+SHOWN = 10
+# An object that falls below the threshold is looked for down to this part of it: a score of 0.26 that becomes
+# 0.24 is a small change.
+SEARCHED = 0.5
+
+
+class FoundObjects:
+    """Outputs that a `boxes` model turns into objects."""
+
+    def __init__(self, request: ExaminationRequest) -> None:
+        """Read the `boxes` model.
+
+        Raises:
+            InvalidConfig: it is invalid, or does not fit the network.
+        """
+        assert request.after is not None
+        self._request = request
+        self._detector = Detector.from_config(ModelConfig.from_file(request.after, request.after_version))
+        threshold = self._detector.score_threshold
+        self._lenient = replace(self._detector, score_threshold=threshold * SEARCHED)
+
+    def samples(self, config: ModelConfig) -> list[Sample]:
+        """Return the golden images."""
+        return golden_samples(self._request, config)
+
+    def pair(self, samples: Sequence[Sample]) -> tuple[Sample, Sample]:
+        """Return two images."""
+        return image_pair(samples)
+
+    def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
+        """Return whether all numbers are equal."""
+        return is_close(alone, together)
+
+    def first_run(
+        self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
+    ) -> Survey:
+        """Return the objects in each image."""
+        found = (self._find(self._detector, *each) for each in zip(samples, outputs, strict=True))
+        return Survey(can_batch, objects=tuple(self._named(each) for each in found))
+
+    def notes(
+        self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
+    ) -> Iterator[str]:
+        """Yield a note if no object is found: such an image compares nothing."""
+        for sample, arrays in zip(samples, outputs, strict=True):
+            if not len(self._find(self._detector, sample, arrays).scores):
+                yield f"no object is found in {sample.name}; fix: --images with photos of your objects"
+
+    def changes(
+        self, samples: Sequence[Sample], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[Change]:
+        """Yield the difference of each object: that of its score, or 1 - IoU of its box if that is more."""
+        for each in zip(samples, before, after, strict=True):
+            yield from self._changes(*each)
+
+    def _changes(self, sample: Sample, before: Arrays, after: Arrays) -> Iterator[Change]:
+        old, new = (self._find(self._lenient, sample, each) for each in (before, after))
+        for pair in match(old, new):
+            scores = [
+                each.scores[at] for each, at in zip((old, new), pair.places, strict=True) if at is not None
+            ]
+            if max(scores) >= self._detector.score_threshold:
+                was, now = (self._text(each, at) for each, at in zip((old, new), pair.places, strict=True))
+                yield Change(pair.difference, f"object in {sample.name}: expected {was}, got {now}")
+
+    def _find(self, detector: Detector, sample: Sample, outputs: Arrays) -> Objects:
+        try:
+            size_wh = detector.upright_size(sample.encoded)
+            return detector.find(size_wh, outputs_by_role(detector, outputs))
+        except ServingError as error:
+            raise Rejected(f"{sample.name}: {error}") from None
+
+    def _named(self, found: Objects) -> tuple[FoundObject, ...]:
+        rows = zip(found.classes[:SHOWN], found.scores[:SHOWN], found.boxes[:SHOWN], strict=True)
+        return tuple(
+            FoundObject(self._detector.label(int(index)), float(score), _corners(box))
+            for index, score, box in rows
+        )
+
+    def _text(self, found: Objects, at: int | None) -> str:
+        if at is None:
+            return "none"
+        places = ", ".join(f"{each:.0f}" for each in found.boxes[at])
+        return f"'{self._detector.label(int(found.classes[at]))}' {found.scores[at]:.2f} at {places}"
+
+
+def _corners(box: Any) -> tuple[float, float, float, float]:
+    left, top, right, bottom = map(float, box)
+    return left, top, right, bottom

@@ -1,0 +1,133 @@
+"""Outputs that are numbers, such as scores: they are compared value by value with the current version's."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from nereid.config.model_config import ModelConfig
+from nereid.publish.examination.examine import ExaminationRequest, Survey
+from nereid.publish.examination.output_meaning import Change, image_pair, is_close
+from nereid.publish.examination.samples import Arrays, Sample, golden_samples, random_samples
+from nereid.publish.intake.adaptation import Activation
+from nereid.repository import onnx_graph
+from nereid.repository.onnx_file import OnnxFile
+
+# Rounding of a softmax in half precision over 1,000 classes stays below this.
+PROBABILITY_SLACK = 0.01
+# Operators that keep the values of an activation in front of them.
+KEEPING = frozenset({"Cast", "Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "DequantizeLinear"})
+SIGMOIDS = frozenset({"Sigmoid", "HardSigmoid"})
+TOP = 3
+
+
+class Scores:
+    """Outputs that go to the callers as they are."""
+
+    def __init__(self, request: ExaminationRequest) -> None:
+        self._request = request
+
+    def samples(self, config: ModelConfig) -> list[Sample]:
+        """Return the golden images if there is a preprocessing, else random inputs."""
+        return golden_samples(self._request, config) if self._request.preprocess else random_samples(config)
+
+    def pair(self, samples: Sequence[Sample]) -> tuple[Sample, Sample]:
+        """Return two images."""
+        return image_pair(samples)
+
+    def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
+        """Return whether all numbers are equal."""
+        return is_close(alone, together)
+
+    def first_run(
+        self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
+    ) -> Survey:
+        """Return the kind of the scores, and the top classes."""
+        (name,) = outputs[0]
+        rows = np.concatenate([each[name] for each in outputs])
+        activation, is_multi_label = activation_of(rows, last_operator(file.model, name))
+        top = tuple(tuple(map(int, np.argsort(-row, kind="stable")[:TOP])) for row in rows)
+        return Survey(can_batch, activation, is_multi_label, top)
+
+    def notes(
+        self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
+    ) -> Iterator[str]:
+        """Yield a note if scores are not probabilities; scores are outputs for images, or with labels."""
+        for entry, arrays in product(config.document.get("output", ()), outputs):
+            scores = arrays[entry["name"]]
+            is_score = self._request.preprocess or entry.get("label_filename")
+            if not is_score or scores.dtype.kind != "f":
+                continue
+            total = float(scores.sum(dtype=np.float64)) / (len(scores) if config.max_batch_size else 1)
+            if abs(total - 1) > PROBABILITY_SLACK or scores.min() < 0:
+                yield (
+                    f"output '{entry['name']}' does not contain probabilities: expected sum 1, "
+                    f"got {total:.3g}; fix: append a softmax with nereid add --activation softmax"
+                )
+
+    def changes(
+        self, samples: Sequence[Sample], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[Change]:
+        """Yield the largest difference of each output."""
+        tolerance = self._request.gates.tolerance
+        for sample, olds, news in zip(samples, before, after, strict=True):
+            for name, old in olds.items():
+                text = _describe_change(sample.name, name, old, news[name], tolerance)
+                yield Change(difference(old, news[name]), text)
+
+
+def activation_of(rows: np.ndarray, operator: str) -> tuple[Activation, bool]:
+    """Return the activation that turns scores into probabilities, and whether they are multi-label.
+
+    Args:
+        rows: the scores of several images, float[N, C].
+        operator: computes them, as `last_operator` returns it.
+    """
+    is_fraction = bool(rows.min() >= -PROBABILITY_SLACK and rows.max() <= 1 + PROBABILITY_SLACK)
+    sums_to_1 = bool(np.all(np.abs(rows.sum(1, dtype=np.float64) - 1) <= PROBABILITY_SLACK))
+    if rows.shape[1] == 1:  # a softmax of one class is always 1
+        return "none" if is_fraction and (operator in SIGMOIDS or not sums_to_1) else "sigmoid", True
+    if is_fraction and sums_to_1:
+        return "none", False
+    if is_fraction and operator in SIGMOIDS:
+        return "none", True
+    return "softmax", False
+
+
+def last_operator(model: Any, output: str) -> str:
+    """Return the operator that computes an output, without those that only convert or reshape it."""
+    producers = {name: node for node in onnx_graph.nodes(model) for name in node.output}
+    node = producers.get(output)
+    while node is not None and node.op_type in KEEPING:
+        node = producers.get(node.input[0])
+    return "" if node is None else str(node.op_type)
+
+
+def difference(before: Any, after: Any) -> float:
+    """Return the largest |after - before|, relative to the largest |before|; infinity for another shape."""
+    if before.shape != after.shape:
+        return inf
+    if not before.size:
+        return 0.0
+    if before.dtype.kind == "O":
+        return 0.0 if np.array_equal(before, after) else inf
+    old, new = before.astype(np.float64), after.astype(np.float64)
+    change, size = np.abs(new - old).max(), np.abs(old).max()
+    if not change:
+        return 0.0
+    return float(change / size) if size else inf
+
+
+def _describe_change(sample: str, name: str, before: Any, after: Any, tolerance: float) -> str:
+    """Return the difference of an output from the current version as text, with both top classes."""
+    if before.shape != after.shape:
+        return f"output '{name}' on {sample}: expected shape {list(before.shape)}, got {list(after.shape)}"
+    text = (
+        f"output '{name}' on {sample}: expected a difference of at most {tolerance:g} of the current "
+        f"version's largest value, got {difference(before, after):.3g}"
+    )
+    if before.dtype.kind == "O" or before.size < 2:
+        return text
+    return f"{text} (top class {int(before.argmax())} before, {int(after.argmax())} now)"

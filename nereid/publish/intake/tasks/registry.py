@@ -1,0 +1,44 @@
+"""The known tasks, and the choice of one for a file."""
+
+from collections.abc import Mapping
+
+from nereid.errors import WrongUsage
+from nereid.inference.signature import Signature
+from nereid.publish.intake.metadata import Metadata
+from nereid.publish.intake.tasks.classification import Classification
+from nereid.publish.intake.tasks.detection import Detection
+from nereid.publish.intake.tasks.reading import Reading
+from nereid.publish.intake.tasks.task import Task
+
+DEFAULT = Classification.name
+# In the order in which a file is tried.
+TASKS: Mapping[str, Task] = {each.name: each for each in (Reading(), Classification(), Detection())}
+
+
+def choose_task(name: str, signature: Signature, meta: Metadata, size_px: int) -> Task:
+    """Return the task with a name; without one, the task that recognises the file, else classification.
+
+    Raises:
+        WrongUsage: no task has that name, or the metadata names another kind of network.
+    """
+    if name:
+        return named_task(name)
+    if meta.task and meta.task not in TASKS:
+        raise WrongUsage(
+            f"the file's metadata names the task '{meta.task}': expected one of {', '.join(sorted(TASKS))}; "
+            "fix: --task, if its outputs are those of that task"
+        )
+    return next(
+        (each for each in TASKS.values() if each.recognises(signature, meta, size_px)), TASKS[DEFAULT]
+    )
+
+
+def named_task(name: str) -> Task:
+    """Return the task with a name.
+
+    Raises:
+        WrongUsage: there is none.
+    """
+    if name not in TASKS:
+        raise WrongUsage(f"invalid task: expected one of {', '.join(sorted(TASKS))}, got '{name}'")
+    return TASKS[name]

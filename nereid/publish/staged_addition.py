@@ -1,0 +1,336 @@
+"""The new files of an addition: staged, examined, and described as a proposal."""
+
+import codecs
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.imaging.preview import Preview, preview
+from nereid.inference.signature import Signature
+from nereid.publish import candidate
+from nereid.publish.companions import copy_companions
+from nereid.publish.configs import Models, Names, Properties
+from nereid.publish.engine.actions import Workspace
+from nereid.publish.examination.examine import (
+    ExaminationRequest,
+    FoundObject,
+    Gates,
+    Report,
+    Survey,
+    examine,
+    survey,
+)
+from nereid.publish.intake import description, metadata
+from nereid.publish.intake.adaptation import ActivationRule
+from nereid.publish.intake.description import Description
+from nereid.publish.intake.form import Form
+from nereid.publish.intake.metadata import Metadata
+from nereid.publish.intake.tasks.image_input import PROCESS_BYTES
+from nereid.publish.intake.tasks.registry import choose_task
+from nereid.publish.intake.tasks.task import Choices, Task
+from nereid.publish.pinned import models_around
+from nereid.repository import fitting, onnx_file
+from nereid.repository.check import check
+from nereid.repository.layout import Pin, pins, readable_configs
+from nereid.routing.assignment import Route, Salts, Variant, format_route
+from nereid.serving_errors import InvalidConfig, InvalidImage
+from nereid.text.characters import split_characters
+
+PROFILES = ("cpu", "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """The ONNX file to add, and the properties of its models.
+
+    Args:
+        source: the file, or a folder with it and its external data.
+        name: the public name.
+        parameters: parameters of the preprocessing, a `preset` among them.
+        labels: a file with one class or character per line; None for the names in the file's metadata.
+        activation: function to append to the scores; `auto` decides after a run.
+        size_px: height and width of the input, for a network that accepts any size.
+        output: the output with the scores, for a network with several outputs.
+        profiles: hardware profiles to write configs for.
+        instances: processes of the pinned model on a CPU; None for those that fit the machine.
+        is_replacing: whether models of that name are removed first.
+        images: photos whose top classes, objects or lines are shown; () for those of the task.
+        preview: PNG file to write, with what the network sees of the photos.
+        task: `classify`, `detect` or `read`; empty to find it from the file.
+        head: layout of a detector's outputs; empty to find it from names and shapes.
+        last_step: parameters of the model after the network, such as `score_threshold`.
+    """
+
+    source: Path
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    labels: Path | None = None
+    activation: ActivationRule = "auto"
+    size_px: int = 0
+    output: str = ""
+    profiles: tuple[str, ...] = PROFILES
+    instances: int | None = None
+    images: tuple[Path, ...] = ()
+    is_replacing: bool = False
+    preview: Path | None = None
+    task: str = ""
+    head: str = ""
+    last_step: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def choices(self) -> Choices:
+        """The choices about the network."""
+        labels = _lines(self.labels) if self.labels else ()
+        return Choices(self.size_px, self.output, self.activation, self.head, self.last_step, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A model before it is added: how its file is read, what changes, and what it costs.
+
+    Args:
+        task: of the network.
+        form: input and outputs of the network.
+        about: rows for the screen: a word, and what the network returns.
+        parameters: all parameters of the preprocessing.
+        parameters_from: origin of those that the request does not contain; empty if there are none.
+        value_range: smallest and largest number that the network receives for the photos; None without
+            a preprocessing of its own.
+        labels: class names, or characters; empty if there are none.
+        labels_from: their origin.
+        can_batch: whether the network computes several images at a time.
+        changes: what is changed in the file, one sentence each.
+        report: measurements.
+        processes, memory_bytes: those that a server with the profile `cpu` gets.
+        top_classes: per image the indices of the largest scores, the largest first.
+        objects: per image the objects, the best score first.
+        lines: per image the lines of text.
+        models: those behind the route, in the order of their loading.
+        unit: one row of the network's batch, in words.
+        shared: default models that are used, too, and are in the repository already.
+    """
+
+    task: str
+    form: Form
+    about: Sequence[tuple[str, str]]
+    parameters: Mapping[str, str]
+    parameters_from: str
+    value_range: tuple[float, float] | None
+    labels: Sequence[str]
+    labels_from: str
+    can_batch: bool
+    changes: Sequence[str]
+    report: Report
+    processes: int
+    memory_bytes: int
+    top_classes: Mapping[str, Sequence[int]]
+    objects: Mapping[str, Sequence[FoundObject]]
+    lines: Mapping[str, Sequence[str]]
+    models: tuple[str, ...]
+    unit: str
+    shared: tuple[str, ...]
+
+
+class Staging:
+    """The new files of an addition, written step by step to the staging folder."""
+
+    def __init__(self, request: AddRequest, names: Names, workspace: Workspace) -> None:
+        self._request, self._names, self._workspace = request, names, workspace
+        self._new = workspace.staging / "new"
+        self._version = self._new / names.network / "1"
+        self._network = self._version / "model.onnx"
+        self._images = request.images
+
+    def stage(self, user: str) -> Proposal:
+        """Write all files, and examine the network."""
+        request, names = self._request, self._names
+        original = candidate.network_file(request.source, "model.onnx").resolve()
+        candidate.stage(request.source, self._version, "model.onnx")
+        found = onnx_file.read(self._network)
+        meta = metadata.read(original, found.model)
+        task, choices = choose_task(request.task, found.signature, meta, request.size_px), request.choices
+        self._images = tuple(dict.fromkeys(request.images or task.input.samples))
+        content = self._network.read_bytes()
+        adapted = task.adapt(self._network, choices)
+        kind = self._form(task, found.signature, adapted.outputs, len(meta.labels))
+        labels, labels_from = self._labels(task, meta, kind)
+        given = task.input.preprocessing(kind, meta.parameters, request.parameters)
+        shared = copy_companions(task.input.companions, names.route, self._workspace.repository, self._new)
+        properties = Properties(given.parameters, bool(labels), True, request.instances, shared)
+        models = self._write(task, kind, properties, labels)
+        seen_by_network = self._preview()
+        self._report(f"{request.source.name}: staged as '{names.network}'")
+        seen = survey(self._examination(models), progress=self._progress)
+        if (activation := task.activation(choices, seen)) != "none":
+            self._network.write_bytes(content)
+            adapted = task.adapt(self._network, choices, activation)
+            kind = self._form(task, found.signature, adapted.outputs, len(labels))
+            if seen.lines:  # the reader leaves out lines by their probabilities, which have changed
+                seen = survey(self._examination(models), progress=self._progress)
+        models = self._write(task, kind, properties._replace(can_batch=seen.can_batch), labels)
+        measured = self._examine(models, adapted.notes)
+        rule = (request.output, request.activation)
+        changes = tuple(adapted.changes)
+        about = Description(request.source.name, found.sha256, *rule, changes, task.name, kind.head)
+        description.write(self._version, about)
+        candidate.write_checksums(self._version, request.source, user)
+        return self._proposal(
+            task,
+            kind,
+            seen,
+            measured,
+            parameters=given.parameters,
+            parameters_from=meta.parameters_from if given.is_from_file else "",
+            value_range=(seen_by_network.lowest, seen_by_network.highest) if seen_by_network else None,
+            labels=labels,
+            labels_from=labels_from,
+            changes=changes,
+            models=(*(each for each in shared if not self._is_there(each)), *[*models.configs()][:-1]),
+            shared=tuple(filter(self._is_there, shared)),
+        )
+
+    def _proposal(self, task: Task, kind: Form, seen: Survey, measured: Report, **origins: Any) -> Proposal:
+        request = self._request
+        readers = {request.name} if models_around(self._new, self._pin())["reader"] else set()
+        alone = fitting.counts({request.name: 1.0}, fitting.Machine.present(), readers).counts
+        instances = request.instances or alone[request.name]
+        names = _titles(self._images)
+        return Proposal(
+            task=task.name,
+            form=kind,
+            about=task.rows(kind, seen),
+            can_batch=seen.can_batch,
+            report=measured,
+            processes=instances + 1,
+            memory_bytes=instances * task.input.process_bytes(measured.memory_bytes) + PROCESS_BYTES,
+            top_classes=dict(zip(names, seen.top_classes, strict=False)),
+            objects=dict(zip(names, seen.objects, strict=False)),
+            lines=dict(zip(names, seen.lines, strict=False)),
+            unit=task.input.unit,
+            **origins,
+        )
+
+    def _form(self, task: Task, original: Signature, outputs: Sequence[str], labels: int) -> Form:
+        signature = onnx_file.read(self._network).signature
+        return task.read_form(original, signature, outputs, self._request.choices, labels)
+
+    def _labels(self, task: Task, meta: Metadata, kind: Form) -> tuple[tuple[str, ...], str]:
+        """Return the class names and their origin; names of the metadata that do not fit are left out."""
+        path, (labels, origin) = self._request.labels, task.input.labels(meta)
+        if path:
+            return _lines(path), f"'{path.name}'"
+        if labels and kind.classes and len(labels) != kind.classes:
+            self._report(
+                f"note: {origin} has {len(labels)} class names, but the network has "
+                f"{kind.classes} classes; they are not used"
+            )
+            return (), ""
+        return labels, origin
+
+    def _is_there(self, model: str) -> bool:
+        return (self._workspace.repository / model).exists()
+
+    def _preview(self) -> Preview | None:
+        """Preprocess the photos before the network runs, and write what it will see.
+
+        Raises:
+            WrongUsage: a parameter is unknown or invalid, or a photo cannot be read.
+        """
+        request = self._request
+        if not (name := self._pin().preprocess):
+            if request.preview:
+                raise WrongUsage("a recogniser has no preview of whole images; fix: leave out --preview")
+            return None
+        try:
+            config = ModelConfig.from_file(self._new / name, 1)
+            settings = PreprocessSettings.from_config(config)
+            found = preview(settings, {str(path): path.read_bytes() for path in self._images})
+        except InvalidConfig as error:
+            text = str(error).partition(f"model '{name}': ")
+            raise WrongUsage(f"preprocessing: {text[2] or text[0]}") from None
+        except InvalidImage as error:
+            raise WrongUsage(f"--images: {error}") from None
+        if request.preview:
+            request.preview.write_bytes(found.png)
+            self._report(f"preview: '{request.preview}' shows what the network sees of each photo")
+        return found
+
+    def _write(self, task: Task, kind: Form, properties: Properties, labels: Sequence[str]) -> Models:
+        names = self._names
+        models = task.models(names, kind, self._request.choices, properties)
+        for name, texts in models.configs().items():
+            folder = self._new / name
+            (folder / "1").mkdir(parents=True, exist_ok=True)
+            for profile, text in texts.items():
+                if not profile or profile in self._request.profiles:
+                    path = folder / "configs" / f"{profile}.pbtxt" if profile else folder / "config.pbtxt"
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(text)
+            if name != names.network:
+                (folder / "1" / ".gitkeep").touch()
+            if name in models.labelled:
+                self._write_labels(folder / candidate.LABELS, labels)
+        variant = Variant("v1", names.pinned, 1, 100, deadline_ms=models.deadline_ms)
+        salts = Salts(variants=names.route, shadows=f"{names.route} shadows")
+        route = Route(variants=(variant,), default="v1", salts=salts)
+        (self._new / f"{names.route}.route.json").write_bytes(format_route(route))
+        return models
+
+    def _write_labels(self, path: Path, labels: Sequence[str]) -> None:
+        if self._request.labels:
+            path.write_bytes(self._request.labels.read_bytes().removeprefix(codecs.BOM_UTF8))
+        else:
+            path.write_text("".join(f"{label}\n" for label in labels))
+
+    def _examine(self, models: Models, notes: Sequence[str]) -> Report:
+        """Check the files as a server would, and examine the network; the notes are the first of the report.
+
+        Raises:
+            OperationFailed: a model cannot be loaded, or the network is rejected.
+        """
+        if failures := [finding for finding in check(self._new) if finding.verdict == "fail"]:
+            raise OperationFailed("; ".join(f"{each.model}, {each.what}: {each.found}" for each in failures))
+        measured = examine(self._examination(models), progress=self._progress)
+        measured = replace(measured, notes=(*notes, *measured.notes))
+        for note in measured.notes:
+            self._report(f"note: {note}")
+        return measured
+
+    def _pin(self) -> Pin:
+        (found,) = [
+            pin for pin in pins(self._new, readable_configs(self._new)) if pin.model == self._names.pinned
+        ]
+        return found
+
+    def _examination(self, models: Models) -> ExaminationRequest:
+        folder = self._new / self._names.network
+        return ExaminationRequest(
+            model=self._names.network,
+            candidate=self._version,
+            document=read_pbtxt(folder / "config.pbtxt"),
+            current=None,
+            labels=folder / candidate.LABELS if self._names.network in models.labelled else None,
+            gates=Gates(images=self._images),
+            **models_around(self._new, self._pin()),
+        )
+
+    def _report(self, line: str) -> None:
+        self._workspace.report(line)
+
+    def _progress(self, line: str) -> None:
+        self._report(f"examination: {line}")
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    """Return the lines of a label file; other line breaks of Unicode may be characters of a recogniser."""
+    return tuple(split_characters(path.read_text(encoding="utf-8-sig", errors="replace")))
+
+
+def _titles(images: Sequence[Path]) -> list[str]:
+    """Return the names of files; if two of them are equal, their paths as given."""
+    names = [each.name for each in images]
+    return [name if names.count(name) == 1 else str(each) for name, each in zip(names, images, strict=True)]

@@ -1,0 +1,1 @@
+"""Reading of text: boxes, rectified crops, characters, and the fields of a document."""

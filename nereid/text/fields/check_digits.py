@@ -1,0 +1,150 @@
+"""Checksums of numbers on parcels and goods. Letters are upper case, and spaces were removed before."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+DIGITS = "0123456789"
+# Values 0 to 35 of ISO 7064's alphanumeric systems.
+ALPHANUMERIC = DIGITS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+GS1_LENGTHS = frozenset({8, 12, 13, 14, 18})
+# Source: UPU S10-12, weights of the serial number's digits.
+S10_WEIGHTS = (8, 6, 4, 2, 3, 5, 9, 7)
+# Source: ISO 3166-1, alpha-2 codes that are officially assigned (249, January 2024).
+_COUNTRIES = """
+    AD AE AF AG AI AL AM AO AQ AR AS AT AU AW AX AZ BA BB BD BE BF BG BH BI BJ BL BM BN BO BQ BR BS
+    BT BV BW BY BZ CA CC CD CF CG CH CI CK CL CM CN CO CR CU CV CW CX CY CZ DE DJ DK DM DO DZ EC EE
+    EG EH ER ES ET FI FJ FK FM FO FR GA GB GD GE GF GG GH GI GL GM GN GP GQ GR GS GT GU GW GY HK HM
+    HN HR HT HU ID IE IL IM IN IO IQ IR IS IT JE JM JO JP KE KG KH KI KM KN KP KR KW KY KZ LA LB LC
+    LI LK LR LS LT LU LV LY MA MC MD ME MF MG MH MK ML MM MN MO MP MQ MR MS MT MU MV MW MX MY MZ NA
+    NC NE NF NG NI NL NO NP NR NU NZ OM PA PE PF PG PH PK PL PM PN PR PS PT PW PY QA RE RO RS RU RW
+    SA SB SC SD SE SG SH SI SJ SK SL SM SN SO SR SS ST SV SX SY SZ TC TD TF TG TH TJ TK TL TM TN TO
+    TR TT TV TW TZ UA UG UM US UY UZ VA VC VE VG VI VN VU WF WS YE YT ZA ZM ZW
+"""
+COUNTRIES = frozenset(_COUNTRIES.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """A rule for check digits.
+
+    Attributes:
+        holds: whether a number fulfils the rule; false for other lengths and characters.
+        covers: whether the rule depends on the character at a place of a number of this length.
+    """
+
+    holds: Callable[[str], bool]
+    covers: Callable[[int, int], bool] = lambda place, length: True
+
+
+def upu_s10(number: str) -> bool:
+    """Check a postal item's number: two letters, eight digits and their check digit, and a country.
+
+    The check digit is 11 - (weighted sum mod 11), where 10 becomes 0 and 11 becomes 5. The letters are not
+    covered, but the country must exist.
+
+    Source: UPU standard S10-12. Vectors: RB123456785GB, RB123456785US
+    (github.com/jkeen/tracking_number_data).
+    """
+    service, serial, country = number[:2], number[2:-2], number[-2:]
+    if len(number) != 13 or not _is_digits(serial) or not (service.isascii() and service.isalpha()):
+        return False
+    check = 11 - _weighted(serial[:8], S10_WEIGHTS) % 11
+    return country in COUNTRIES and int(serial[8]) == {10: 0, 11: 5}.get(check, check)
+
+
+def ups_1z(number: str) -> bool:
+    """Check a number of UPS: `1Z`, 15 letters or digits, and the check digit.
+
+    Letters count as (ASCII code - 63) mod 10; weights are 1 and 2 in turn, modulo 10.
+
+    Source: UPS, Guide to Labeling. Vectors: 1Z5R89390357567127, 1Z879E930346834440
+    (github.com/jkeen/tracking_number_data), 1Z999AA10123456784 (UPS developer guide).
+    """
+    body, check = number[2:-1], number[-1:]
+    if len(number) != 18 or not number.startswith("1Z") or not set(body) <= set(ALPHANUMERIC):
+        return False
+    values = [int(each) if each in DIGITS else (ord(each) - 63) % 10 for each in body]
+    total = sum(value * weight for value, weight in zip(values, cycle((1, 2)), strict=False))
+    return check == str(-total % 10)
+
+
+def gs1(number: str) -> bool:
+    """Check an SSCC-18 or a GTIN-8, -12, -13 or -14: weights 3 and 1 in turn from the right, modulo 10.
+
+    Source: GS1 General Specifications, 7.9. Vectors: GTIN-13 6291041500213 (GS1's calculator), GTIN-12
+    036000241457, SSCC-18 000123450000000027 (github.com/jkeen/tracking_number_data).
+    """
+    if len(number) not in GS1_LENGTHS or not _is_digits(number):
+        return False
+    return _weighted(number[::-1], (1, 3)) % 10 == 0
+
+
+def fedex_12(number: str) -> bool:
+    """Check a number of FedEx Express: weights 3, 1, 7 in turn, modulo 11, then modulo 10.
+
+    Source and vectors: 986578788855, 477179081230, 799531274483 (github.com/jkeen/tracking_number_data).
+    """
+    if len(number) != 12 or not _is_digits(number):
+        return False
+    return _weighted(number[:-1], (3, 1, 7)) % 11 % 10 == int(number[-1])
+
+
+def luhn(number: str) -> bool:
+    """Check digits by Luhn's rule (mod 10): from the right, every second digit counts twice.
+
+    Source: ISO/IEC 7812-1, annex B. Vectors: 79927398713, 17893729974 (Wikipedia, Luhn algorithm).
+    """
+    if len(number) < 2 or not _is_digits(number):
+        return False
+    values = [int(digit) * weight for digit, weight in zip(number[::-1], cycle((1, 2)), strict=False)]
+    return sum(value // 10 + value % 10 for value in values) % 10 == 0
+
+
+def mod_11(number: str) -> bool:
+    """Check digits by weights 1, 2, 3, … from the right, modulo 11; the last may be X for 10.
+
+    Source: ISO 2108:1992 (ISBN-10). Vectors: 0306406152, 080442957X (Wikipedia, ISBN).
+    """
+    body, check = number[:-1], number[-1:]
+    if not body or not _is_digits(body) or check not in {*DIGITS, "X"}:
+        return False
+    total = sum(int(digit) * weight for weight, digit in enumerate(body[::-1], 2))
+    return (total + (10 if check == "X" else int(check))) % 11 == 0
+
+
+def mod_37_36(number: str) -> bool:
+    """Check letters and digits by ISO 7064's hybrid system mod 37,36.
+
+    DPD prints it on its parcels, and its check character is a letter or a digit. The pure system mod 37,2
+    needs a `*`, and no carrier of this list uses it.
+
+    Source: ISO/IEC 7064:2003, 9. Vector: A12425GABC1234002M (IFPI, GRid standard, appendix).
+    """
+    if len(number) < 2 or not set(number) <= set(ALPHANUMERIC):
+        return False
+    carry = 36
+    for character in number[:-1]:
+        carry = (carry + ALPHANUMERIC.index(character)) % 36 or 36
+        carry = carry * 2 % 37
+    return (carry + ALPHANUMERIC.index(number[-1])) % 36 == 1
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _weighted(digits: str, weights: Sequence[int]) -> int:
+    """Return the sum of digits times weights, which repeat."""
+    return sum(int(digit) * weight for digit, weight in zip(digits, cycle(weights), strict=False))
+
+
+CHECKSUMS: Mapping[str, Checksum] = {
+    "upu_s10": Checksum(upu_s10, lambda place, length: 2 <= place < length - 2),
+    "ups_1z": Checksum(ups_1z, lambda place, length: place >= 2),
+    "gs1": Checksum(gs1),
+    "fedex_12": Checksum(fedex_12),
+    "luhn": Checksum(luhn),
+    "mod_11": Checksum(mod_11),
+    "mod_37_36": Checksum(mod_37_36),
+}

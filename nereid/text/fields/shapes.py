@@ -1,0 +1,115 @@
+"""The texts that a pattern accepts, place by place; and the bound on the work that a pattern can cause."""
+
+from collections.abc import Iterator
+from re import _constants as code  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+# Longest text that is compared with a pattern; a pattern's open end is cut here.
+MAX_CHARACTERS = 64
+# Most ways in which a pattern may match from one place.
+MAX_WAYS = 1000
+# The group of a pattern that is its value; without it, the whole match is.
+VALUE = "value"
+DIGITS = frozenset("0123456789")
+LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+# Characters that fit at a place, and whether the place belongs to the value.
+Place = tuple[frozenset[str], bool]
+Shape = tuple[Place, ...]
+
+
+def count_ways(pattern: str) -> int:
+    """Return an upper bound of the ways in which a pattern may match, from one place of a text.
+
+    A search tries no more. Repetitions inside repetitions multiply, as in `(a+)+`, which is why such patterns
+    are rejected.
+
+    Raises:
+        re.error: the pattern is not a regular expression.
+    """
+    return _ways(parser.parse(pattern))
+
+
+def shapes(pattern: str) -> tuple[Shape, ...]:
+    """Return each sequence of places that a pattern accepts, in upper case.
+
+    Raises:
+        ValueError: the pattern has parts that do not stand for one character each, such as `(?=…)` or `.`.
+    """
+    tree = parser.parse(pattern)
+    group = tree.state.groupdict.get(VALUE)
+    return tuple(_sequences(tree, group is None, group))
+
+
+def width_range(pattern: str) -> tuple[int, int]:
+    """Return the least and the largest number of characters that a pattern accepts."""
+    least, most = parser.parse(pattern).getwidth()
+    return int(least), int(most)
+
+
+def _ways(tree: Any) -> int:
+    """Multiply the ways of the parts; the result stays below twice the square of the limit."""
+    ways = 1
+    for operation, argument in tree:
+        ways = min(ways * _ways_of(operation, argument), MAX_WAYS + 1)
+    return ways
+
+
+def _ways_of(operation: Any, argument: Any) -> int:
+    if operation is code.BRANCH:
+        return sum(map(_ways, argument[1]))
+    if operation is code.SUBPATTERN:
+        return _ways(argument[-1])
+    if operation in {code.MAX_REPEAT, code.MIN_REPEAT, code.POSSESSIVE_REPEAT}:
+        least, most, body = argument
+        inner, most = _ways(body), min(int(most), MAX_CHARACTERS)
+        if inner == 1:
+            return max(most - min(int(least), most), 0) + 1
+        return MAX_WAYS + 1 if most > MAX_WAYS.bit_length() else sum(inner**n for n in range(least, most + 1))
+    if operation in {code.ASSERT, code.ASSERT_NOT}:
+        return _ways(argument[1])
+    if operation is code.ATOMIC_GROUP:
+        return _ways(argument)
+    if operation in {code.GROUPREF, code.GROUPREF_EXISTS}:
+        return MAX_WAYS + 1
+    return 1
+
+
+def _sequences(tree: Any, is_value: bool, group: int | None) -> list[Shape]:
+    found: list[Shape] = [()]
+    for operation, argument in tree:
+        further = list(_places(operation, argument, is_value, group))
+        found = [before + after for before in found for after in further]
+        if len(found) > MAX_WAYS:
+            raise ValueError(f"expected at most {MAX_WAYS} forms, got more")
+    return found
+
+
+def _places(operation: Any, argument: Any, is_value: bool, group: int | None) -> Iterator[Shape]:
+    if operation is code.SUBPATTERN:
+        yield from _sequences(argument[-1], is_value or argument[0] == group, group)
+    elif operation is code.BRANCH:
+        for each in argument[1]:
+            yield from _sequences(each, is_value, group)
+    elif operation in {code.MAX_REPEAT, code.MIN_REPEAT}:
+        least, most, body = argument
+        for count in range(least, min(int(most), MAX_CHARACTERS) + 1):
+            yield from _sequences([*body] * count, is_value, group)
+    elif operation is code.AT:
+        yield ()
+    else:
+        yield ((_accepted(operation, argument), is_value),)
+
+
+def _accepted(operation: Any, argument: Any) -> frozenset[str]:
+    """Return the characters of one place: digits and capital letters."""
+    if operation is code.LITERAL:
+        return frozenset({chr(argument).upper()})
+    if operation is code.CATEGORY and argument is code.CATEGORY_DIGIT:
+        return DIGITS
+    if operation is code.RANGE:
+        return frozenset(map(chr, range(argument[0], argument[1] + 1))) & (DIGITS | LETTERS)
+    if operation is code.IN:
+        return frozenset().union(*(_accepted(*each) for each in argument))
+    raise ValueError(f"expected letters, digits, classes and repetitions, got {str(operation).lower()}")

@@ -1,0 +1,1 @@
+"""The last steps of models, after their networks."""

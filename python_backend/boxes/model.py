@@ -1,0 +1,25 @@
+"""Triton adapter of the `boxes` backend; all behaviour is in `nereid.triton.steps.boxes_model`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nereid.config.model_config import ModelConfig
+from nereid.triton import inherited_sockets
+from nereid.triton.steps.boxes_model import BoxesModel
+
+
+class TritonPythonModel:
+    """Outputs of a detector and the image's header to boxes, one outcome per request."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Read head, thresholds and labels; a wrong one fails the load."""
+        inherited_sockets.close_connections()
+        self.model = BoxesModel(ModelConfig.from_args(args))
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Find the objects of each request; a bad one fails alone."""
+        return self.model.execute(requests)
+
+    def finalize(self) -> None:
+        """Report the end of the instance."""
+        self.model.close()

@@ -1,0 +1,25 @@
+"""Triton adapter of the `text_reader` backend; all behaviour is in `nereid.triton.reader_model`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nereid.config.model_config import ModelConfig
+from nereid.triton import inherited_sockets
+from nereid.triton.reader_model import ReaderModel
+
+
+class TritonPythonModel:
+    """Encoded images to lines of text, one outcome per request."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Open the networks, or check their configs; a missing or wrong one fails the load."""
+        inherited_sockets.close_connections()
+        self.model = ReaderModel(ModelConfig.from_args(args))
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Read a batch; a bad image fails its own request only."""
+        return self.model.execute(requests)
+
+    def finalize(self) -> None:
+        """Report the end of the instance."""
+        self.model.close()

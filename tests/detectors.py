@@ -1,0 +1,152 @@
+"""Detectors for tests: networks that return the same boxes for every image, in each layout of heads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from nereid.detection.layouts import STRIDES_PX, Frame, cell_places
+from nereid.publish.add import AddRequest, add
+from tests.networks import constant, network, value
+
+SIDE = 64
+CLASSES = ("cat", "dog", "bird")
+FRAME = Frame(SIDE, SIDE)
+CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
+# Left, top, right, bottom in pixels of the network's input, score, class. All numbers are exact in every head
+# (exponentials of 0, sigmoids of 0 and 1000), so that every path must return the same bits.
+Objects: TypeAlias = tuple[tuple[tuple[float, ...], float, int], ...]
+KNOWN: Objects = (
+    ((8.0, 16.0, 24.0, 32.0), 1.0, 1),
+    ((24.0, 16.0, 56.0, 48.0), 0.5, 0),
+)
+HEADS = ("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "nms")
+
+
+@dataclass(frozen=True)
+class TestDetector:
+    """A detector that ignores its image.
+
+    Args:
+        head: the layout of its outputs.
+        objects: what it returns.
+        batch: the first dim; None for a variable one.
+    """
+
+    __test__ = False
+
+    head: str
+    objects: Objects = KNOWN
+    batch: int | None = None
+
+    def outputs(self) -> Mapping[str, np.ndarray]:
+        """Return the outputs for one image, without the batch."""
+        rows: Mapping[str, np.ndarray] = getattr(self, f"_{self.head}")()
+        return rows
+
+    def build(self) -> onnx.ModelProto:
+        """Build the network."""
+        first = self.batch if self.batch is not None else "N"
+        nodes, weights, results = [], [], []
+        nodes.append(helper.make_node("ReduceMean", ["image"], ["mean"], axes=[1, 2, 3], keepdims=0))
+        nodes.append(helper.make_node("Mul", ["mean", "zero"], ["zeros"]))
+        weights.append(constant("zero", np.zeros((), np.float32)))
+        for name, rows in self.outputs().items():
+            kind = "INT64" if rows.dtype == np.int64 else "FP32"
+            element = TensorProto.INT64 if kind == "INT64" else TensorProto.FLOAT
+            shape = constant(f"{name}_dims", np.array([-1] + [1] * rows.ndim))
+            weights += [shape, constant(f"{name}_rows", rows[None])]
+            nodes += [
+                helper.make_node("Reshape", ["zeros", shape.name], [f"{name}_zeros"]),
+                helper.make_node("Cast", [f"{name}_zeros"], [f"{name}_cast"], to=element),
+                helper.make_node("Add", [f"{name}_cast", f"{name}_rows"], [name]),
+            ]
+            results.append(value(name, kind, [first, *rows.shape]))
+        return network(nodes, [value("image", "FP32", [first, 3, SIDE, SIDE])], results, weights)
+
+    def _sized(self) -> np.ndarray:
+        """Return centre and size of each object."""
+        boxes = np.array([each[0] for each in self.objects], np.float32).reshape(-1, 4)
+        return np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
+
+    def _rows(self, anchors: int) -> np.ndarray:
+        rows = np.zeros((anchors, 5 + len(CLASSES)), np.float32)
+        for place, (sized, (_, score, index)) in enumerate(zip(self._sized(), self.objects, strict=True)):
+            rows[place, :4], rows[place, 4], rows[place, 5 + index] = sized, 1, score
+        return rows
+
+    def _yolov5(self) -> dict[str, np.ndarray]:
+        return {"output0": self._rows(3 * CELLS)}
+
+    def _yolov8(self) -> dict[str, np.ndarray]:
+        return {"output0": np.delete(self._rows(CELLS), 4, axis=1).T.copy()}
+
+    def _yolox(self) -> dict[str, np.ndarray]:
+        rows, cells = np.zeros((CELLS, 5 + len(CLASSES)), np.float32), cell_places(FRAME)
+        for place, row in enumerate(self._rows(len(self.objects))):
+            # An object is on the first free cell of the grid whose stride is its width.
+            stride = row[2] if row[2] in STRIDES_PX else STRIDES_PX[0]
+            at = np.flatnonzero(cells[:, 2] == stride)[place]
+            rows[at] = row
+            rows[at, :2] = row[:2] / stride - cells[at, :2]
+            rows[at, 2:4] = np.log(row[2:4] / stride)
+        return {"output": rows}
+
+    def _queries(self, columns: int) -> tuple[np.ndarray, np.ndarray]:
+        logits = np.full((10, columns), -1000, np.float32)
+        boxes = np.full((10, 4), 0.5, np.float32)
+        boxes[: len(self.objects)] = self._sized() / SIDE
+        return logits, boxes
+
+    def _detr(self) -> dict[str, np.ndarray]:
+        logits, boxes = self._queries(len(CLASSES) + 1)
+        logits[:, -1] = 0
+        for place, (_, score, index) in enumerate(self.objects):
+            logits[place, index] = _logit(score)
+        return {"logits": logits, "pred_boxes": boxes}
+
+    def _detr_sigmoid(self) -> dict[str, np.ndarray]:
+        logits, boxes = self._queries(len(CLASSES))
+        for place, (_, score, index) in enumerate(self.objects):
+            logits[place, index] = _logit(score)
+        return {"logits": logits, "pred_boxes": boxes}
+
+    def _nms(self) -> dict[str, np.ndarray]:
+        count = len(self.objects)
+        boxes, scores = np.full((20, 4), 7, np.float32), np.full(20, 0.9, np.float32)
+        classes = np.full(20, -1, np.int64)
+        for place, (box, score, index) in enumerate(self.objects):
+            boxes[place], scores[place], classes[place] = box, score, index
+        return {
+            "num_dets": np.array([count], np.int64),
+            "det_boxes": boxes,
+            "det_scores": scores,
+            "det_classes": classes,
+        }
+
+
+def _logit(score: float) -> float:
+    """Return the number whose sigmoid is the score, 1000 for 1."""
+    return 1000.0 if score == 1 else float(np.log(score / (1 - score)))
+
+
+def moved(objects: Objects = KNOWN, right: float = 4.0) -> Objects:
+    """Return the objects, moved to the right."""
+    return tuple(
+        ((box[0] + right, box[1], box[2] + right, box[3]), score, index) for box, score, index in objects
+    )
+
+
+def add_detector(folder: Path, name: str = "cars") -> Path:
+    """Add a detector of the head `yolov8` to a new repository in a folder; return the repository."""
+    (folder / "labels.txt").write_text("\n".join(CLASSES) + "\n")
+    onnx.save(TestDetector("yolov8").build(), folder / f"{name}.onnx")
+    request = AddRequest(
+        folder / f"{name}.onnx", name, {"preset": "yolo"}, folder / "labels.txt", task="detect"
+    )
+    add(repository := folder / "models", request, None)
+    return repository

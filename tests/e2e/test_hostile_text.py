@@ -1,0 +1,106 @@
+"""Damaged and hostile images for a reader of text: each is read or refused, in bounded time and memory."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from nereid.contract import MAX_LINES
+from nereid.server.supervision import process_usage
+from tests.e2e.conftest import url
+from tests.labels import LABEL, WORDS, label
+from tests.pictures import save
+from tests.proof import REQUESTS
+from tests.routes import WATCHDOG_S
+from tests.unit.image_mutations import mutated_files
+
+pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+pytestmark = pytest.mark.slow
+# A request takes about 0.2 s of a core; `make proof` sends 10,000.
+IMAGES = REQUESTS // 2
+CALLERS = 4
+GROWTH_BYTES = 256 * 2**20
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Encode pixels."""
+    return save(Image.fromarray(pixels))
+
+
+def hostile_pictures() -> Iterator[tuple[str, bytes]]:
+    """Yield images that are whole, and made to find very many boxes, or odd ones."""
+    random = np.random.default_rng(1)
+    yield "noise", png(random.integers(0, 256, (736, 736, 3), np.uint8))
+    for size in (4, 8, 16, 32):
+        rows, columns = np.mgrid[0:736, 0:1200] // size
+        yield f"chess of {size}", png(np.where((rows + columns) % 2, 255, 0).astype(np.uint8))
+        yield f"bars of {size}", png(np.where(columns % 2, 255, 0).astype(np.uint8))
+    dots = np.full((1500, 1500), 255, np.uint8)
+    for top in range(5, 1490, 14):
+        for left in range(5, 1490, 14):
+            dots[top : top + 7, left : left + 3] = 0
+    yield "10,000 strokes", png(dots)
+    for width, height in ((1, 1), (1, 3000), (3000, 1), (2, 2), (5000, 20), (20, 5000), (6000, 4000)):
+        yield f"{width} x {height}", png(np.zeros((height, width), np.uint8))
+    picture = label(*WORDS)
+    for turn in (90, 180, 270):
+        yield f"turned by {turn}", save(picture.rotate(turn, expand=True))
+    yield "mirrored", save(picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+
+
+@pytest.fixture
+def memory(text_server):
+    """Give a function that returns the memory of the server and its children, in bytes."""
+    return lambda: sum(each.memory_bytes for each in process_usage.read_tree(text_server.pid, "server"))
+
+
+def outcome(client: httpx.Client, address: str, image: bytes) -> str:
+    """Send an image; returns an empty text for an answer, else the refusal."""
+    response = client.post(address, content=image, headers={"inference-header-content-length": "0"})
+    if response.status_code == 200:
+        size = int(response.headers["inference-header-content-length"])
+        shapes = {each["name"]: each["shape"] for each in json.loads(response.content[:size])["outputs"]}
+        assert shapes["text"][0] == 1
+        assert shapes["text"][1] <= MAX_LINES
+        assert shapes["box"] == [*shapes["text"], 4, 2]
+        return ""
+    assert response.status_code == 400, response.text
+    return str(response.json()["error"])
+
+
+def send_all(text_server, images) -> list[tuple[str, str]]:
+    """Send images with several callers; returns the name and the outcome of each."""
+    address = f"http://{url(text_server, 'http')}/v2/models/read_text/infer"
+    with httpx.Client(timeout=WATCHDOG_S) as client, ThreadPoolExecutor(CALLERS) as pool:
+        return list(pool.map(lambda named: (named[0], outcome(client, address, named[1])), images))
+
+
+def test_hostile_images_are_read_within_bounds(text_server, memory):
+    """Noise, thousands of strokes, and images of odd sizes are answered, and the memory stays bounded."""
+    send_all(text_server, [("label", LABEL)])
+    before = memory()
+
+    found = send_all(text_server, hostile_pictures())
+
+    assert {name: text for name, text in found if text} == {}
+    assert memory() - before < 4 * GROWTH_BYTES
+
+
+def test_mutated_images_are_read_or_refused(text_server, memory):
+    """Each damaged image has an answer or a refusal; then the reader still reads, in the same memory."""
+    picture = label(*WORDS).resize((225, 125))
+    send_all(text_server, mutated_files(IMAGES // 10, picture))
+    before = memory()
+
+    found = send_all(text_server, mutated_files(IMAGES, picture))
+
+    refused = [text for _, text in found if text]
+    assert len(found) == IMAGES
+    assert IMAGES / 10 < len(refused) < IMAGES * 9 / 10
+    assert [text for text in refused if "invalid image: " not in text] == []
+    assert memory() - before < GROWTH_BYTES
+    assert send_all(text_server, [("label", LABEL)]) == [("label", "")]

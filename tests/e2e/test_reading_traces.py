@@ -1,0 +1,58 @@
+"""The trace of a reader whose networks are models of the server: their spans are below its own."""
+
+import json
+import random
+import shutil
+import urllib.request
+from collections import Counter
+
+import pytest
+
+from nereid.assets import PARCEL_LABEL, TEXT_REPOSITORY
+from tests.otlp import receiving, root_of
+from tests.routes import WATCHDOG_S, wait_until
+from tests.supervised import serving
+
+pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+pytestmark = pytest.mark.slow
+
+NETWORKS = ("text_detect", "text_direction", "text_recognise")
+STAGES = ("decode", "detect", "boxes", "crops", "direction", "recognise")
+
+
+def test_networks_of_a_reader_are_in_its_trace(tmp_path):
+    """A request in a sampled trace is one tree, with the span of each network below that of the reader."""
+    repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
+    trace, caller = f"{random.getrandbits(128):032x}", "b" * 16
+    headers = {"traceparent": f"00-{trace}-{caller}-01", "Inference-Header-Content-Length": "0"}
+    with receiving() as receiver:
+        words = "--otlp", receiver.endpoint, "--trace-share", "0", "--access-log", "--profile", "ensemble"
+        with serving(repository, tmp_path / "run", *words) as served:
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{served.ports['http']}/v2/models/read_text/infer",
+                PARCEL_LABEL.read_bytes(),
+                headers,
+            )
+            with urllib.request.urlopen(request, timeout=WATCHDOG_S) as response:
+                assert response.status == 200
+            names = ("route read_text", "attempt v1", "read_text_v1", *STAGES, *NETWORKS)
+            spans = receiver.wait_for(trace, *names)
+            (line,) = wait_until(
+                lambda: [
+                    found
+                    for text in served.log.splitlines()
+                    if text.startswith("{") and (found := json.loads(text))["trace_id"] == trace
+                ],
+                "the line of the request",
+            )
+
+    root_of(spans, caller)
+    (reader,) = (each for each in spans if each.name == "read_text_v1")
+    networks = [each for each in spans if each.name in NETWORKS]
+    assert {each.parent for each in networks} == {reader.span}
+    assert all(reader.begin_ns <= each.begin_ns <= each.end_ns <= reader.end_ns for each in networks)
+    assert all(each.about["nereid.queue_ms"] >= 0 for each in networks)
+    assert Counter(each.name for each in spans)["network"] == len(networks)
+    assert line["name"] == "route read_text"
+    assert {*STAGES} <= {*line["stages_ms"]}
+    assert sum(line["stages_ms"].values()) == pytest.approx(line["ms"], rel=0.01)

@@ -1,0 +1,61 @@
+"""Readers with the default networks, and rendered pages for them."""
+
+import io
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import onnxruntime
+from PIL import Image, ImageDraw, ImageFont
+
+from nereid.assets import TEXT_REPOSITORY
+from nereid.imaging.decode import Limits
+from nereid.text.characters import Characters
+from nereid.text.reader import Networks, TextReader
+
+RECOGNISER = TEXT_REPOSITORY / "text_recognise" / "1" / "model.onnx"
+LINES = ("HELLO WORLD 2026", "RB123456785GB", "second row")
+
+
+@cache
+def session(name: str) -> onnxruntime.InferenceSession:
+    """Open a network of the text repository on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3  # the networks have weights that no operator uses
+    return onnxruntime.InferenceSession(str(TEXT_REPOSITORY / name / "1" / "model.onnx"), options)
+
+
+def networks() -> Networks:
+    """Return the default networks in this process."""
+
+    def run(name: str, tensor: Any) -> Any:
+        return session(name).run(None, {"x": tensor})
+
+    return Networks(
+        lambda tensor: run("text_detect", tensor)[0],
+        lambda tensor: run("text_direction", tensor)[0],
+        lambda tensor: tuple(run("text_recognise", tensor)),
+    )
+
+
+def reader(limits: Limits | None = None, other: Networks | None = None, **options: Any) -> TextReader:
+    """Return a reader with the default networks, or with other ones."""
+    return TextReader(other or networks(), Characters.from_file(RECOGNISER), limits, **options)
+
+
+def page(lines: Sequence[str] = LINES, size_px: int = 32, width: int = 640) -> Image.Image:
+    """Draw lines of text below each other."""
+    image = Image.new("RGB", (width, 40 + len(lines) * 2 * size_px), "white")
+    draw = ImageDraw.Draw(image)
+    font = ImageFont.load_default(size_px)
+    for place, line in enumerate(lines):
+        draw.text((30, 20 + place * 2 * size_px), line, "black", font)
+    return image
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    """Return an image as a file."""
+    with io.BytesIO() as file:
+        image.save(file, form, **options)
+        return file.getvalue()

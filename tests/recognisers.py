@@ -1,0 +1,129 @@
+"""Recognisers as users have them: the default one before its adaptation, and tiny ones of every form."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from nereid.assets import TEXT_REPOSITORY
+from nereid.publish.intake.recogniser import characters_of
+from nereid.text.characters import KEY
+from tests.networks import constant, value
+
+ADAPTED = TEXT_REPOSITORY / "text_recognise" / "1" / "model.onnx"
+CHARACTERS = ("a", "b", "ß", "\u2028", "文")
+STEP_PX = 8
+SEED = 28
+
+
+def raw(target: Path, is_softmax: bool = True, characters: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Write the default recogniser as its training framework exports it; return its characters.
+
+    Args:
+        target: the file.
+        is_softmax: whether it returns probabilities, or else logits.
+        characters: those of the metadata, () for none; None for its own.
+    """
+    model = onnx.load(ADAPTED)
+    own = characters_of(model)
+    best, _ = [node for node in model.graph.node if node.op_type in ("ArgMax", "ReduceMax")]
+    name, classes = best.input[0], len(own) + 2
+    (last,) = [node for node in model.graph.node if list(node.output) == [name]]
+    dropped = {"ArgMax", "ReduceMax"}
+    kept = [node for node in model.graph.node if node.op_type not in dropped and (is_softmax or node != last)]
+    del model.graph.node[:], model.graph.output[:]
+    model.graph.node.extend(kept)
+    model.graph.output.append(value(name if is_softmax else last.input[0], "FP32", ["N", "T", classes]))
+    if characters is not None:
+        del model.metadata_props[:]
+        write_characters(model, characters)
+    onnx.checker.check_model(model)
+    onnx.save(model, target)
+    return own
+
+
+def retrained(target: Path) -> Path:
+    """Write the recogniser with slightly other weights, as another training gives them."""
+    network = onnx.load(ADAPTED)
+    random = np.random.default_rng(SEED)
+    for tensor in network.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 1:
+            weights = numpy_helper.to_array(tensor)
+            changed = weights * (1 + random.normal(0, 1e-3, weights.shape)).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
+    onnx.save(network, target)
+    return target
+
+
+def write_characters(model: onnx.ModelProto, characters: Sequence[str]) -> None:
+    """Write characters to the metadata of a network, unless there are none."""
+    if characters:
+        model.metadata_props.add(key=KEY, value="\n".join(characters))
+
+
+@dataclass(frozen=True)
+class TestRecogniser:
+    """A recogniser that draws its classes from the mean colour of every eight columns.
+
+    Args:
+        datatype: of the classes.
+        has_softmax: whether it returns probabilities.
+        batch: the first dim; None for a variable one.
+        shape: dims of the input behind the batch.
+        classes: the number of classes, with blank and space.
+    """
+
+    __test__ = False
+
+    opset: int = 17
+    datatype: str = "FP32"
+    has_softmax: bool = False
+    batch: int | None = None
+    shape: tuple[int | str, ...] = (3, 48, "W")
+    classes: int = len(CHARACTERS) + 2
+    characters: tuple[str, ...] = CHARACTERS
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weights of each class for each colour."""
+        return np.random.default_rng(7).standard_normal((3, self.classes)).astype(np.float32) * 4
+
+    def build(self) -> onnx.ModelProto:
+        """Build the network."""
+        element = {"FP16": TensorProto.FLOAT16, "FP64": TensorProto.DOUBLE, "FP32": TensorProto.FLOAT}
+        pool: dict[str, Any] = {"kernel_shape": [48, STEP_PX], "strides": [48, STEP_PX]}
+        nodes = [
+            helper.make_node("AveragePool", ["x"], ["means"], **pool),
+            helper.make_node("Transpose", ["means"], ["steps"], perm=[0, 3, 1, 2]),
+            helper.make_node("Reshape", ["steps", "dims"], ["colours"]),
+            helper.make_node("MatMul", ["colours", "weights"], ["logits"]),
+            helper.make_node("Softmax", ["logits"], ["values"], axis=2)
+            if self.has_softmax
+            else helper.make_node("Identity", ["logits"], ["values"]),
+            helper.make_node("Cast", ["values"], ["classes"], to=element[self.datatype]),
+        ]
+        first = self.batch if self.batch is not None else "N"
+        graph = helper.make_graph(
+            nodes,
+            "recogniser",
+            [value("x", "FP32", [first, *self.shape])],
+            [value("classes", self.datatype, [first, "T", self.classes])],
+            [constant("weights", self.weights), constant("dims", np.array([0, -1, 3]))],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        write_characters(model, self.characters)
+        onnx.checker.check_model(model)
+        return model
+
+    def probabilities(self, lines: np.ndarray) -> np.ndarray:
+        """Return the reference, float64[N, T, classes], for lines [N, 3, 48, W]."""
+        rows, _, _, width = lines.shape
+        means = lines.astype(np.float64).reshape(rows, 3, 48, width // STEP_PX, STEP_PX).mean((2, 4))
+        logits = means.transpose(0, 2, 1) @ self.weights.astype(np.float64)
+        powers = np.exp(logits - logits.max(2, keepdims=True))
+        found: np.ndarray = powers / powers.sum(2, keepdims=True)
+        return found

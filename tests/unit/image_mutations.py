@@ -1,0 +1,160 @@
+"""Image files of all kinds, and random changes of them that are the same each time."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+from PIL import Image
+
+SIZES = (0, 1, 2, 7, 63, 65, 255, 256, 4_000, 8_000, 16_384, 16_385, 32_767, 65_535)
+
+
+def save(image, image_format, **options):
+    """Encode a Pillow image."""
+    target = io.BytesIO()
+    image.save(target, image_format, **options)
+    return target.getvalue()
+
+
+def smooth():
+    """Return a smooth picture with some noise, 96 x 72 pixels."""
+    random = np.random.default_rng(0)
+    rows, columns = np.mgrid[0:72, 0:96]
+    levels = np.stack([rows * 3, columns * 2, rows + columns], axis=-1) + random.integers(0, 30, (72, 96, 3))
+    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
+
+
+def good_files(image=None):
+    """Return an image, or the smooth one, as one file of each kind, by name."""
+    image = image or smooth()
+    exif = Image.Exif()
+    exif[274] = 6
+    wide = Image.fromarray(np.asarray(image)[:, :, 0].astype(np.uint16) * 250)
+    palette = image.quantize(32)
+    frames = {"save_all": True, "append_images": [palette.rotate(180)]}
+    return {
+        "png": save(image, "PNG", exif=exif),
+        "palette png": save(palette, "PNG", transparency=3),
+        "16-bit png": save(wide, "PNG"),
+        "rgba png": save(image.convert("RGBA"), "PNG"),
+        "jpeg": save(image, "JPEG", quality=90),
+        "progressive jpeg": save(image, "JPEG", progressive=True, exif=exif),
+        "grey jpeg": save(image.convert("L"), "JPEG", exif=exif),
+        "cmyk jpeg": save(image.convert("CMYK"), "JPEG"),
+        "progressive cmyk jpeg": save(image.convert("CMYK"), "JPEG", progressive=True, exif=exif),
+        "gif": save(palette, "GIF", **frames),
+        "bmp": save(image, "BMP"),
+        "palette bmp": save(palette, "BMP"),
+        "tiff": save(image, "TIFF", exif=exif),
+        "lzw tiff": save(image, "TIFF", compression="tiff_lzw"),
+        "jpeg tiff": save(image, "TIFF", compression="jpeg"),
+        "16-bit tiff": save(wide, "TIFF"),
+        "webp": save(image, "WEBP", exif=exif),
+        "lossless webp": save(image.convert("RGBA"), "WEBP", lossless=True),
+    }
+
+
+def flip_bits(file, random, _files):
+    """Flip one to twenty bits anywhere."""
+    for place in random.integers(0, len(file), random.integers(1, 21)):
+        file[place] ^= 1 << random.integers(0, 8)
+    return file
+
+
+def flip_header_bits(file, random, _files):
+    """Flip one to four bits of the first 200 bytes, where the structure is."""
+    for place in random.integers(0, min(200, len(file)), random.integers(1, 5)):
+        file[place] ^= 1 << random.integers(0, 8)
+    return file
+
+
+def truncate(file, random, _files):
+    """Cut the end off."""
+    return file[: random.integers(0, len(file))]
+
+
+def splice(file, random, files):
+    """Replace the end by the end of another file, or by a part of this file."""
+    other = files[random.integers(0, len(files))] if random.integers(0, 2) else bytes(file)
+    return file[: random.integers(0, len(file))] + other[random.integers(0, len(other)) :]
+
+
+def blank(file, random, _files):
+    """Overwrite a part with one value."""
+    start = random.integers(0, len(file))
+    end = min(len(file), start + random.integers(1, 200))
+    file[start:end] = bytes([random.choice([0x00, 0xFF, 0x55])]) * (end - start)
+    return file
+
+
+def lie(file, random, _files):
+    """Write another width, height, length or offset into an intact header."""
+    if random.integers(0, 2):
+        small, large = (int(size) for size in random.choice(SIZES, 2))
+    else:
+        small, large = (int(2**exponent) for exponent in random.uniform(0, 15, 2))
+    if file[:3] == b"\xff\xd8\xff":
+        return _lie_in_jpeg(file, random, small, large)
+    if file[:4] == b"\x89PNG":
+        file[16:24] = struct.pack(">II", small, large)
+        if random.integers(0, 3) == 0:
+            file[24 + random.integers(0, 5)] = random.integers(0, 17)
+        file[29:33] = struct.pack(">I", zlib.crc32(file[12:29]))
+    elif file[:3] == b"GIF":
+        frame = file.find(b"\x2c", 13)
+        place = 6 if random.integers(0, 2) or frame < 0 else frame + 1 + 4 * random.integers(0, 2)
+        file[place : place + 4] = struct.pack("<HH", small, large)
+    elif file[:2] == b"BM":
+        field = int(random.choice([10, 14, 18, 22, 28, 30, 34, 46]))
+        file[field : field + 4] = struct.pack("<i", int(random.choice([-large, small, large])))
+    elif file[:4] == b"RIFF":
+        place = int(random.choice([4, 16, 24, 27, 26, 21]))
+        file[place : place + 4] = struct.pack("<HH", small, large)
+    else:
+        _lie_in_tiff(file, random, small, large)
+    return file
+
+
+def _lie_in_jpeg(file, random, small, large):
+    """Change the size in the frame header, or the length of any segment."""
+    places, place = [], 2
+    while place + 4 <= len(file) and file[place] == 0xFF and file[place + 1] != 0xDA:
+        places.append(place)
+        place += 2 + int.from_bytes(file[place + 2 : place + 4])
+    frames = [place for place in places if 0xC0 <= file[place + 1] <= 0xC2]
+    if frames and random.integers(0, 2):
+        file[frames[0] + 5 : frames[0] + 9] = struct.pack(">HH", small, large)
+    else:
+        place = int(random.choice(places))
+        file[place + 2 : place + 4] = struct.pack(">H", small)
+    return file
+
+
+def _lie_in_tiff(file, random, small, large):
+    """Change the count, the type or the value of any field."""
+    order = "<" if file[:2] == b"II" else ">"
+    (directory,) = struct.unpack_from(order + "I", file, 4)
+    (count,) = struct.unpack_from(order + "H", file, directory)
+    entry = directory + 2 + 12 * int(random.integers(0, count))
+    kind = random.integers(0, 4)
+    if kind == 0:
+        struct.pack_into(order + "I", file, entry + 4, large)
+    elif kind == 1:
+        struct.pack_into(order + "H", file, entry + 2, int(random.integers(0, 14)))
+    else:
+        struct.pack_into(order + "I", file, entry + 8, int(random.choice([small, large, 2**31, 2**32 - 1])))
+
+
+MUTATIONS = (flip_bits, flip_header_bits, truncate, splice, blank, lie, lie)
+
+
+def mutated_files(count, image=None):
+    """Yield name and bytes of that many files of an image, the same ones each time."""
+    good = good_files(image)
+    names, files = list(good), list(good.values())
+    random = np.random.default_rng(0)
+    for index in range(count):
+        mutate = MUTATIONS[index // len(names) % len(MUTATIONS)]
+        name = names[index % len(names)]
+        yield f"{index}: {name}, {mutate.__name__}", bytes(mutate(bytearray(good[name]), random, files))

@@ -1,0 +1,417 @@
+"""Recognisers of the user's own: added, published and removed, without a server."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from PIL import Image
+
+from nereid.assets import COFFEE, PARCEL_LABEL, STATE, TEXT_REPOSITORY
+from nereid.cli.models.add import screen
+from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish.add import AddRequest, add
+from nereid.publish.examination.examine import ExaminationRequest
+from nereid.publish.examination.read_lines import ReadLines
+from nereid.publish.examination.samples import Sample
+from nereid.publish.intake import description
+from nereid.publish.publisher import Gates, publish
+from nereid.publish.remove import remove
+from nereid.publish.versions import versions
+from nereid.repository.check import check
+from nereid.repository.layout import Pin, configs, hidden_models, pins
+from nereid.text.characters import Characters
+from nereid.text.reading_settings import ReadingSettings
+from tests.publishing import OTHER_ANSWERS, classifier
+from tests.readers import reader
+from tests.recognisers import TestRecogniser, raw
+from tests.tables import cases
+
+pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+
+FINDERS = ("text_detect", "text_direction")
+# These tests compare text: other programs may take the cores meanwhile.
+ANY_SPEED = Gates(max_slowdown=100)
+# Reads the characters of bright lines with confidence.
+BRIGHT = TestRecogniser(has_softmax=True, classes=11, characters=tuple("abcdefghi"))
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """The path of a repository that does not exist yet."""
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def file(tmp_path):
+    """The default recogniser, as its training framework exports it."""
+    raw(tmp_path / "own.onnx")
+    return tmp_path / "own.onnx"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A recogniser that costs no time."""
+    onnx.save(TestRecogniser(has_softmax=True).build(), tmp_path / "tiny.onnx")
+    return tmp_path / "tiny.onnx"
+
+
+@pytest.fixture
+def bright(tmp_path):
+    """A recogniser that costs no time and reads text."""
+    onnx.save(BRIGHT.build(), tmp_path / "bright.onnx")
+    return tmp_path / "bright.onnx"
+
+
+@pytest.fixture
+def texts(repository):
+    """A copy of the default models that read text."""
+    shutil.copytree(TEXT_REPOSITORY, repository, ignore=shutil.ignore_patterns(*STATE))
+    return repository
+
+
+def request(file, **more) -> AddRequest:
+    """Return the request for a reader `own`."""
+    return AddRequest(file, "own", **{"task": "read", **more})
+
+
+def models(repository) -> set[str]:
+    """Return the names of the models."""
+    return {path.name for path in repository.iterdir() if path.is_dir()}
+
+
+def failures(repository) -> list:
+    """Return the failures and notes of a check."""
+    return [each for each in check(repository) if each.verdict != "ok"]
+
+
+def proposal(repository, made):
+    """Add a reader; return its proposal."""
+    found = []
+    add(repository, made, None, confirm=lambda each: not found.append(each))
+    return found[0]
+
+
+@pytest.mark.slow
+def test_logits_without_characters_become_a_reader(repository, tmp_path):
+    """The file gets a softmax and its characters; the lines are those of the default reader."""
+    characters = raw(tmp_path / "own.onnx", is_softmax=False, characters=())
+    (tmp_path / "characters.txt").write_text("\n".join(characters) + "\n")
+    proposals = []
+
+    done = add(
+        repository,
+        request(tmp_path / "own.onnx", labels=tmp_path / "characters.txt"),
+        None,
+        confirm=lambda each: not proposals.append(each),
+    )
+
+    assert (done.model, done.pinned) == ("own_network", ("own_v1",))
+    assert models(repository) == {*FINDERS, "own_network", "own_v1", "own"}
+    assert failures(repository) == []
+    assert pins(repository, configs(repository)) == [Pin("own_v1", "own_network", 1, "", 0)]
+    assert hidden_models(repository, "cpu") == {*FINDERS, "own_network"}
+    (changed,) = proposals
+    (expected,) = reader().read([PARCEL_LABEL.read_bytes()])
+    assert changed.lines == {PARCEL_LABEL.name: tuple(line.text for line in expected)}
+    assert any("a softmax is appended" in each for each in changed.changes)
+    assert any(
+        f"{len(characters)} characters from 'characters.txt'" in each for each in screen("own", changed)
+    )
+    assert len(Characters.from_file(repository / "own_network" / "1" / "model.onnx")) == len(characters) + 2
+    assert description.read(repository / "own_network" / "1").task == "read"
+
+
+@pytest.mark.slow
+def test_recogniser_is_known_by_its_characters(repository, file):
+    """The task need not be named; the number of processes can be."""
+    add(repository, request(file, task="", instances=1, profiles=("cpu",)), None)
+
+    for profile, networks in ((None, "served"), ("cpu", "in_process")):
+        config = ModelConfig.from_file(repository / "own_v1", 1)
+        if profile:
+            config = ModelConfig.from_document(configs(repository, profile)["own_v1"], config.folder, 1)
+        settings = config.settings(ReadingSettings)
+        assert (settings.network, settings.detect, settings.networks) == ("own_network", FINDERS[0], networks)
+        assert config.cpu_instances == 1
+
+
+@cases(
+    ("more", "message"),
+    {
+        "preprocessing": ({"parameters": {"preset": "imagenet"}}, "no parameters of a preprocessing"),
+        "size": ({"size_px": 48}, "no size, head or thresholds"),
+        "blank": ({"images": (Path("blank.png"),)}, r"blank.png': expected lines of text, found none; fix: "),
+        "no image": ({"images": (Path(__file__),)}, "golden image '.*': invalid image"),
+        "preview": ({"preview": Path("seen.png")}, "no preview of whole images"),
+    },
+)
+def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, more, message):
+    """The message names the option, and nothing has changed."""
+    monkeypatch.chdir(repository.parent)
+    Image.new("RGB", (640, 480), "white").save("blank.png")
+
+    with pytest.raises(OperationFailed, match=message):
+        add(repository, request(file, **more), None)
+
+    assert models(repository) == set()
+
+
+@cases(
+    ("name", "folder", "message"),
+    {
+        "name of a finder": ("text_detect", "", "'text_detect' is a model that finds text .*; fix: "),
+        "other model": (
+            "own",
+            "text_detect",
+            "'text_detect' that does not find text: 'detect', inputs .* fix: ",
+        ),
+        "no model": ("own", "text_direction", "'text_direction' that does not find text: unable to .* fix: "),
+    },
+)
+def test_networks_that_find_text_keep_their_names(repository, tiny, name, folder, message):
+    """A reader would run a network that does not find text, or replace the one of other readers."""
+    if folder:
+        (repository / folder).mkdir(parents=True)
+    if folder == "text_detect":
+        text = (TEXT_REPOSITORY / "text_direction" / "config.pbtxt").read_text()
+        (repository / folder / "config.pbtxt").write_text(text.replace("text_direction", folder))
+
+    with pytest.raises(WrongUsage, match=message):
+        add(repository, AddRequest(tiny, name, task="read"), None)
+
+
+def test_model_that_is_not_written_may_exist(repository, tiny):
+    """A reader has no preprocess model of its own."""
+    (repository / "own_preprocess").mkdir(parents=True)
+
+    add(repository, request(tiny), None)
+
+    assert models(repository) == {*FINDERS, "own_preprocess", "own_network", "own_v1", "own"}
+
+
+def test_images_keep_their_lines(repository, bright, tmp_path):
+    """Equal file names, an image that is named twice and one without text lose no line."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(PARCEL_LABEL, tmp_path / folder / "label.jpg")
+    Image.new("RGB", (640, 480), "white").save(tmp_path / "blank.png")
+    first, second = (tmp_path / folder / "label.jpg" for folder in ("a", "b"))
+
+    found = proposal(repository, request(bright, images=(first, tmp_path / "blank.png", second, first)))
+
+    assert list(found.lines) == [str(first), "blank.png", str(second)]
+    assert found.lines[str(first)] == found.lines[str(second)] != ()
+    assert found.lines["blank.png"] == ()
+    assert found.report.notes == ("no text is read in blank.png; fix: --images with text as you read it",)
+
+
+def test_images_have_the_limits_of_the_reader(texts, file):
+    """An image that the reader rejects is not examined."""
+    config = texts / "read_text_v1" / "config.pbtxt"
+    limit = 'parameters { key: "max_image_side_px" value { string_value: "100" } }\n'
+    config.write_text(config.read_text() + limit)
+
+    with pytest.raises(OperationFailed, match=r"parcel_label.jpg': .* expected at most 100 pixels a side"):
+        publish(texts, "read_text", file, None, ANY_SPEED)
+
+
+def test_image_without_a_word_is_noted(repository, tiny):
+    """A photo with something like text compares nothing, and says so."""
+    done = add(repository, request(tiny, images=(COFFEE,)), None)
+
+    assert done.report.notes == ("no text is read in coffee.jpg; fix: --images with text as you read it",)
+
+
+def test_characters_that_are_not_utf8_are_refused(repository, file, tmp_path):
+    """A dictionary in GBK would give other characters without an error."""
+    (tmp_path / "characters.txt").write_bytes("文\n字\n".encode("gbk"))
+
+    with pytest.raises(WrongUsage, match="--labels: expected characters in UTF-8"):
+        add(repository, request(file, labels=tmp_path / "characters.txt"), None)
+
+
+def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
+    """The reader sends lines in batches, so a line that changes others is an error before it is served."""
+    model = TestRecogniser(has_softmax=True).build()
+    (product,) = [node for node in model.graph.node if node.op_type == "MatMul"]
+    place, product.input[0] = list(model.graph.node).index(product), "mixed"
+    mean = helper.make_node("ReduceMean", ["colours"], ["mean"], axes=[0], keepdims=1)
+    for node in (helper.make_node("Sub", ["colours", "mean"], ["mixed"]), mean):
+        model.graph.node.insert(place, node)
+    onnx.save(model, tmp_path / "own.onnx")
+
+    with pytest.raises(WrongUsage, match="expected a network that reads several lines at a time"):
+        add(repository, request(tmp_path / "own.onnx"), None)
+
+
+@pytest.mark.slow
+def test_lines_are_those_of_the_network_with_its_softmax(repository, bright, tmp_path):
+    """The reader leaves out lines by their probabilities, not by the logarithms in the user's file."""
+    model = BRIGHT.build()
+    (last,) = [node for node in model.graph.node if node.op_type == "Softmax"]
+    last.op_type = "LogSoftmax"
+    onnx.save(model, tmp_path / "other.onnx")
+
+    expected = proposal(repository, request(bright)).lines
+    found = proposal(repository, request(tmp_path / "other.onnx", is_replacing=True)).lines
+
+    assert found == expected != {PARCEL_LABEL.name: ()}
+
+
+@pytest.fixture
+def answers():
+    """The meaning of the default recogniser's outputs."""
+    folder = TEXT_REPOSITORY / "text_recognise"
+    around = {"preprocess": None, "preprocess_version": 0, "reader": TEXT_REPOSITORY / "read_text_v1"}
+    document = read_pbtxt(folder / "config.pbtxt")
+    return ReadLines(ExaminationRequest("own", folder / "1", document, None, labels=None, **around))
+
+
+def best(classes) -> list[dict[str, np.ndarray]]:
+    """Return the outputs of the default recogniser for lines with the given classes."""
+    probability = np.ones((1, len(classes[0])), np.float32)
+    return [{"index": np.array([each]), "probability": probability} for each in classes]
+
+
+@cases(
+    ("changed", "is_same"),
+    {"equal": ({}, True), "one character": ({3: 9000}, True), "many": (dict.fromkeys(range(8), 7), False)},
+)
+def test_batch_is_compared_by_its_text(answers, changed, is_same):
+    """A quantised network takes its scale over the batch: a character may change to one of any class."""
+    first, second = [*range(1, 21)], [*range(21, 41)]
+    other = [changed.get(place, each) for place, each in enumerate(first)]
+
+    assert answers.is_same(best([first, second]), best([other, second])) is is_same
+
+
+@cases(("widths", "second"), {"two widest": ((8, 24, 16), 16), "only one": ((24,), 12)})
+def test_batch_has_two_lines_of_text(answers, widths, second):
+    """The shorter one has zeros at the right, as in a batch of the reader."""
+    samples = [Sample(str(width), {"x": np.ones((1, 3, 48, width), np.float32)}) for width in widths]
+
+    found = [each.inputs["x"] for each in answers.pair(samples)]
+
+    assert [each.shape for each in found] == [(1, 3, 48, 24)] * 2
+    assert [int(each[0, 0, 0].sum()) for each in found] == [24, second]
+
+
+def test_characters_of_the_current_version_are_no_option(repository, tmp_path):
+    """They may contain U+FFFD, and a message about their number does not name an option of `nereid add`."""
+    first = TestRecogniser(has_softmax=True, characters=("a", "b", "\N{REPLACEMENT CHARACTER}", "c", "d"))
+    onnx.save(first.build(), tmp_path / "first.onnx")
+    onnx.save(TestRecogniser(has_softmax=True, characters=()).build(), tmp_path / "bare.onnx")
+    onnx.save(TestRecogniser(has_softmax=True, characters=(), classes=12).build(), tmp_path / "other.onnx")
+    add(repository, request(tmp_path / "first.onnx"), None)
+
+    done = publish(repository, "own", tmp_path / "bare.onnx", None, OTHER_ANSWERS)
+
+    assert done.version == 2
+    with pytest.raises(
+        WrongUsage, match=r"got 5 from the current version; fix: write .* metadata 'character'"
+    ):
+        publish(repository, "own", tmp_path / "other.onnx", None, OTHER_ANSWERS)
+
+
+@pytest.mark.slow
+def test_next_version_is_changed_and_compared_by_its_text(repository, file, tmp_path):
+    """Equal text passes with the characters of the current version; other characters are a difference."""
+    add(repository, request(file), None)
+    characters = raw(tmp_path / "bare.onnx", characters=())
+    raw(tmp_path / "other.onnx", characters=characters[::-1])
+
+    done = publish(repository, "own", tmp_path / "bare.onnx", None, ANY_SPEED)
+
+    assert (done.version, done.pinned, done.report.difference) == (2, ("own_v2",), 0)
+    assert any("characters are written" in each for each in versions(repository, "own", None)[1][0].changes)
+    assert len(Characters.from_file(repository / "own_network" / "2" / "model.onnx")) == len(characters) + 2
+    assert failures(repository) == []
+    with pytest.raises(
+        OperationFailed,
+        match=r"text of parcel_label\.jpg: expected at most 0\.05 .*: 'NEREID PARCEL' before, .*-change",
+    ):
+        publish(repository, "own", tmp_path / "other.onnx", None, ANY_SPEED)
+    assert publish(repository, "own", tmp_path / "other.onnx", None, OTHER_ANSWERS).report.difference > 0.5
+
+
+@pytest.mark.slow
+def test_default_reader_takes_a_recogniser_as_it_is_exported(texts, file):
+    """No description says how version 1 was changed: a recogniser has only one form. The deadline stays."""
+    done = publish(texts, "read_text", file, None, ANY_SPEED)
+
+    assert (done.model, done.pinned) == ("text_recognise", ("read_text_v2", "read_waybill_v2"))
+    route = json.loads((texts / "read_text.route.json").read_text())
+    assert [each["deadline_ms"] for each in route["variants"]] == [30_000, 30_000]
+    assert [each for each in check(texts) if each.verdict == "fail"] == []
+
+
+def test_networks_that_find_text_are_shared(texts, tiny):
+    """They stay as long as a reader uses them, also while the user's reader is replaced."""
+    before = models(texts)
+    proposals = []
+
+    add(texts, request(tiny), None, confirm=lambda each: not proposals.append(each))
+    add(texts, request(tiny, is_replacing=True), None)
+
+    assert proposals[0].shared == FINDERS
+    assert proposals[0].models == ("own_network", "own_v1")
+    assert remove(texts, "own", None) == ("own_network", "own_v1", "own")
+    assert models(texts) == before
+    assert remove(texts, "read_text", None) == ("read_text_v1", "read_text")
+    assert remove(texts, "read_waybill", None) == (
+        *FINDERS,
+        "text_recognise",
+        "read_waybill_v1",
+        "read_waybill",
+    )
+    assert models(texts) == set()
+
+
+def test_newest_network_that_finds_text_is_used(texts, tiny):
+    """A repository may have a better one than the package."""
+    publish(texts, "text_detect", texts / "text_detect" / "1" / "model.onnx", None, ANY_SPEED)
+
+    add(texts, request(tiny), None)
+
+    settings = ModelConfig.from_file(texts / "own_v1", 1).settings(ReadingSettings)
+    assert settings.parts == {
+        "detect": ("text_detect", 2),
+        "direction": ("text_direction", 1),
+        "network": ("own_network", 1),
+    }
+    assert [each for each in check(texts) if each.verdict == "fail"] == []
+
+
+def test_only_reader_is_replaced_and_removed(repository, tiny):
+    """Its networks that find text came with it: they survive a replacement, and go with the reader."""
+    add(repository, request(tiny), None)
+    assert json.loads((repository / "own.route.json").read_text())["variants"][0]["deadline_ms"] == 30_000
+    add(repository, request(tiny, is_replacing=True), None)
+
+    assert failures(repository) == []
+    assert remove(repository, "own", None) == (*FINDERS, "own_network", "own_v1", "own")
+    assert models(repository) == set()
+
+
+def test_classifier_is_not_taken_for_a_recogniser(repository, tmp_path):
+    """With `--task read`, the message says what a recogniser takes."""
+    onnx.save(classifier(), tmp_path / "own.onnx")
+
+    with pytest.raises(WrongUsage, match=r"expected one input for lines of text, .* got 'images' FLOAT"):
+        add(repository, request(tmp_path / "own.onnx"), None)
+
+
+def test_metadata_alone_do_not_make_a_recogniser(repository, tmp_path):
+    """A classifier may have a key `character`, too: its outputs have no steps."""
+    model = classifier()
+    model.metadata_props.add(key="character", value="a")
+    onnx.save(model, tmp_path / "own.onnx")
+
+    found = proposal(repository, request(tmp_path / "own.onnx", task="", parameters={"preset": "imagenet"}))
+
+    assert found.task == "classify"

@@ -1,0 +1,132 @@
+"""The last step of a `fused` model: rows of a network, or the objects in each image."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nereid.assets import REPOSITORY
+from nereid.config.model_config import FusedSettings, ModelConfig, read_profile
+from nereid.imaging.pipeline import Batch
+from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage, InvalidRequest
+from nereid.triton.steps.after_network import AfterNetwork, open_after
+from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
+from tests.pictures import save
+from tests.tables import cases
+
+BOXES = np.array([box for box, _, _ in KNOWN], np.float32)
+SMALL, LARGE = (save(Image.new("RGB", (side, side))) for side in (SIDE, 2 * SIDE))
+
+
+@pytest.fixture(scope="module")
+def cars(tmp_path_factory) -> Path:
+    """A repository with a detector."""
+    return add_detector(tmp_path_factory.mktemp("cars"))
+
+
+def opened(repository: Path, model: str) -> AfterNetwork:
+    """Open the last step of a fused model."""
+    folder = repository / model
+    config = ModelConfig.from_document(read_profile(folder, "cpu"), folder, 1)
+    names = config.settings(FusedSettings)
+    return open_after(config, names, config.sibling(names.network, names.network_version))
+
+
+def test_each_image_gets_its_own_objects(cars):
+    """Boxes are in pixels of each image; an error and a row that is not finite fail alone."""
+    step, broken = opened(cars, "cars_v1"), InvalidImage("broken")
+    rows = np.stack([TestDetector("yolov8").outputs()["output0"]] * 3)
+    rows[1] = np.nan
+    places = [slice(0, 1), broken, slice(1, 2), slice(2, 3)]
+
+    small, failed, nan, large = step.finish(
+        Batch(None, places, []), [[SMALL], broken, [SMALL], [LARGE]], {"output0": rows}
+    )
+
+    assert step.wanted == ("output0",)
+    assert {name: array.tolist() for name, array in small.items()} == {
+        "box": [BOXES.tolist()],
+        "score": [[score for _, score, _ in KNOWN]],
+        "label": [[CLASSES[index].encode() for _, _, index in KNOWN]],
+    }
+    assert large["box"].tolist() == [(2 * BOXES).tolist()]
+    assert failed is broken
+    assert isinstance(nan, InferenceFailed)
+
+
+def test_detector_accepts_one_image_per_request(cars):
+    """Several images, or none, are an error of their request; an earlier error stays."""
+    step, broken = opened(cars, "cars_v1"), InvalidImage("broken")
+
+    assert step.accept([SMALL]) == [SMALL]
+    assert step.accept(broken) is broken
+    for images in ([], [SMALL, LARGE]):
+        refused = step.accept(images)
+        assert isinstance(refused, InvalidRequest)
+        assert str(refused) == f"invalid request: expected one image per request, got {len(images)}"
+
+
+def test_classifier_passes_on_the_rows_of_each_request():
+    """Without a last step, a request has any number of images, and gets their rows."""
+    step, broken = opened(REPOSITORY, "classify_v1"), InvalidImage("broken")
+    scores = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+    found = step.finish(
+        Batch(None, [slice(0, 2), broken, slice(2, 3)], []),
+        [[SMALL] * 2, broken, [SMALL]],
+        {step.wanted[0]: scores},
+    )
+
+    assert step.accept([SMALL, LARGE]) == [SMALL, LARGE]
+    assert found[1] is broken
+    assert [found[place]["scores"].tolist() for place in (0, 2)] == [[[0, 1], [2, 3]], [[4, 5]]]
+
+
+@cases(
+    ("path", "before", "after", "message"),
+    {
+        "another backend": (
+            "cars_v1/configs/cpu.pbtxt",
+            '"cars_boxes"',
+            '"cars_preprocess"',
+            "model 'cars_v1', after: expected a model of backend boxes, got 'cars_preprocess' of backend "
+            "'preprocess'",
+        ),
+        "missing": ("cars_v1/configs/cpu.pbtxt", '"cars_boxes"', '"absent"', "absent"),
+        "other outputs": (
+            "cars_v1/configs/cpu.pbtxt",
+            'name: "score"',
+            'name: "scores"',
+            "model 'cars_v1': expected the outputs of 'cars_boxes', 'box' TYPE_FP32 [-1, 4], 'score' ",
+        ),
+        "other network": (
+            "cars_network/config.pbtxt",
+            '"output0"',
+            '"output1"',
+            "model 'cars_v1': 'cars_boxes' needs 'output0' TYPE_FP32 [7, 84], network 'cars_network' returns "
+            "'output1' TYPE_FP32 [7, 84]",
+        ),
+    },
+)
+def test_step_that_does_not_fit_fails_the_load(cars, tmp_path, path, before, after, message):
+    """The message names the models, what was expected and what came."""
+    repository = Path(shutil.copytree(cars, tmp_path / "models"))
+    text = (repository / path).read_text()
+    assert before in text
+    (repository / path).write_text(text.replace(before, after))
+
+    with pytest.raises(InvalidConfig, match=re.escape(message)):
+        opened(repository, "cars_v1")
+
+
+def test_output_unlike_that_of_the_network_fails_the_load(tmp_path):
+    """A classifier has one output, with the dims of its network."""
+    repository = Path(shutil.copytree(REPOSITORY, tmp_path / "models"))
+    path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
+    path.write_text(path.read_text().replace("dims: [ 1000 ]", "dims: [ 10 ]"))
+
+    with pytest.raises(InvalidConfig, match=r"expected one output like 'scores' of its network, .*\[10\]"):
+        opened(repository, "classify_v1")

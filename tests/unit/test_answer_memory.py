@@ -1,0 +1,173 @@
+"""Feedback about answers: what is remembered, by which worker, and for how long."""
+
+import base64
+import os
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from nereid.gateway.workers.answer_memory import PLACES, SETS, AnswerMemory, Rated
+from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
+
+CAPACITY = SETS * PLACES
+
+
+@pytest.mark.parametrize(
+    ("label", "is_correct"),
+    [("espresso", True), (" Espresso ", True), (967, True), ("cup", False), (968, False), ("967", False)],
+)
+def test_label_or_index_is_compared(label, is_correct):
+    """A label counts without regard to case; an index is a number."""
+    memory = AnswerMemory()
+    memory.remember("id", "classify", "v1", 967, "espresso")
+
+    assert memory.rate("id", label) == Rated("classify", "v1", is_correct, True)
+    assert memory.rate("id", label) == Rated("classify", "v1", is_correct, False)
+    assert memory.rate("other", label) is None
+
+
+def test_later_answer_replaces_an_earlier_one():
+    """A client that repeats an id gives feedback about its last answer."""
+    memory = AnswerMemory()
+    memory.remember("id", "classify", "v1", 1, "one")
+    memory.rate("id", 1)
+    memory.remember("id", "classify", "v2", 2, "two")
+
+    assert memory.rate("id", 2) == Rated("classify", "v2", True, True)
+
+
+def test_recent_answers_are_known_and_old_ones_forgotten():
+    """Half of the capacity is known almost always; after twice the capacity, almost nothing old is left."""
+    now = [0.0]
+    memory = AnswerMemory(lambda: now[0])
+    for number in range(3 * CAPACITY):
+        now[0] += 1
+        memory.remember(f"id-{number}", "m", "v", number % 1000, "")
+
+    def known(numbers: range) -> float:
+        return sum(memory.rate(f"id-{number}", 0) is not None for number in numbers) / len(numbers)
+
+    assert known(range(5 * CAPACITY // 2, 3 * CAPACITY)) > 0.95
+    assert known(range(CAPACITY)) < 0.01
+
+
+def test_memory_does_not_grow():
+    """The table has its size from the beginning."""
+    memory = AnswerMemory()
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            memory.remember(f"id-{number}", "m", "v", number, "label")
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2000, 20_000):
+            memory.remember(f"id-{number}", "m", "v", number, "label")
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert after - before < 4096
+
+
+def test_long_names_are_left_out():
+    """An entry has a fixed size."""
+    memory = AnswerMemory()
+    memory.remember("id", "m" * 200, "v", 1, "label")
+
+    assert memory.rate("id", 1) is None
+
+
+FORKED = """
+import os, time
+from nereid.gateway.workers.answer_memory import AnswerMemory
+memory = AnswerMemory()
+for number in range(3_000):
+    memory.remember(f"id-{number}", "m", "v", number, "label")
+read, write = os.pipe()
+start = time.monotonic() + 0.5
+for worker in range(4):
+    if not os.fork():
+        time.sleep(max(0, start - time.monotonic()))
+        first = sum(memory.rate(f"id-{number}", number).is_first for number in range(3_000))
+        os.write(write, b"%d\\n" % first)
+        os._exit(0)
+for worker in range(4):
+    os.wait()
+print(sum(map(int, os.read(read, 1000).split())))
+"""
+
+
+def test_workers_count_each_answer_once():
+    """Four processes that give feedback about the same 3,000 answers are first 3,000 times together."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=WATCHDOG_S, env=os.environ
+    )
+
+    assert (done.stdout.split(), done.stderr) == (["3000"], "")
+
+
+def feedback(made, **body):
+    """Send feedback; return status and body."""
+    answer = send(made, "POST", "/v1/feedback", json=body)
+    return answer.status_code, answer.json()
+
+
+def test_feedback_is_counted_once_by_variant():
+    """The metrics have correct and wrong answers by model and variant."""
+    made = gateway(Upstream())
+    for name in ("a", "b"):
+        send(
+            made,
+            "POST",
+            "/predict",
+            content=IMAGE,
+            headers={"content-type": "image/jpeg", "x-request-id": name},
+        )
+
+    assert feedback(made, request_id="a", label="espresso") == (
+        200,
+        {"request_id": "a", "model": "classify", "variant": "v1", "correct": True},
+    )
+    assert feedback(made, request_id="b", label=3)[1]["correct"] is False
+    status, body = feedback(made, request_id="a", label="espresso")
+    assert (status, body["error"]["code"]) == (409, "conflict")
+    status, body = feedback(made, request_id="c", label="espresso")
+    assert (status, body["error"]["code"]) == (404, "unknown_request")
+    page = send(made, "GET", "/metrics").text
+    for result in ("correct", "wrong"):
+        labels = f'{{model="classify",result="{result}",variant="v1"}}'
+        assert f"nereid_gateway_feedback_total{labels} 1.0" in page
+
+
+def test_images_of_a_batch_have_their_own_feedback():
+    """An image is named by its id or, without one, by its position."""
+    made = gateway(Upstream())
+    image = base64.b64encode(IMAGE).decode()
+    body = {"images": [{"id": "cup", "image": image}, {"image": image}]}
+    send(made, "POST", "/v1/classify", json=body, headers={"x-request-id": "batch"})
+
+    assert feedback(made, request_id="batch", image="cup", label=967)[0] == 200
+    assert feedback(made, request_id="batch", image=1, label=967)[0] == 200
+    assert feedback(made, request_id="batch", image=0, label=967)[0] == 404
+    assert feedback(made, request_id="batch", label=967)[0] == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"request_id": "a"}, {"request_id": "", "label": "x"}, {"request_id": "a", "label": -1}, {"label": "x"}],
+)
+def test_wrong_feedback_is_rejected(body):
+    """Feedback without an id or a label is invalid."""
+    assert feedback(gateway(Upstream()), **body)[0] == 400
+
+
+def test_feedback_needs_the_scope_infer():
+    """Where keys exist, feedback needs one that may classify."""
+    made = gateway(Upstream(), replace(SMALL, keys_needed=True), RING)
+    body = {"request_id": "a", "label": 1}
+
+    answer = send(made, "POST", "/v1/feedback", json=body, headers={"x-api-key": "route"})
+
+    assert answer.status_code == 403

@@ -1,0 +1,425 @@
+"""Boxes from the outputs of detectors: every head, the way back to the image, and suppression."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nereid.contract import MAX_OBJECTS
+from nereid.detection import detector as detectors
+from nereid.detection.detector import Detector, Objects
+from nereid.detection.head import Head, UnknownHead, find_head
+from nereid.detection.layouts import LAYOUTS, STRIDES_PX, Frame, Output
+from nereid.detection.matching import Pair, match
+from nereid.detection.suppression import suppress
+from nereid.imaging.decode import Limits
+from nereid.imaging.transform import Transform
+from nereid.serving_errors import InferenceFailed
+from nereid.tasks.detection_outputs import iou
+from tests.detectors import CELLS, CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
+from tests.tables import cases
+
+SAME = Transform(SIDE, SIDE, resize="exact")
+
+
+def outputs_of(head: str) -> list[Output]:
+    """Return the outputs of a test detector."""
+    return [
+        Output(name, "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32", rows.shape)
+        for name, rows in TestDetector(head).outputs().items()
+    ]
+
+
+def detector_of(head: str, **more) -> Detector:
+    """Return the detector of a test network."""
+    return Detector(
+        find_head(outputs_of(head), FRAME, head), more.pop("transform", SAME), Limits(), CLASSES, **more
+    )
+
+
+def rows_of(detector: Detector, arrays) -> list[np.ndarray]:
+    """Return arrays by role."""
+    return [arrays[each.name] for each in detector.head.outputs]
+
+
+# --- a slow plain reference, without NumPy's vectors ---
+
+
+def plain_candidates(head: str, arrays: list, threshold: float) -> list[tuple]:
+    """Return (box, score, class) of every row, in float64 for boxes and float32 for scores."""
+    found = []
+    if head in ("yolov5", "yolox"):
+        (rows,) = arrays
+        cells = [
+            (column, row, stride)
+            for stride in STRIDES_PX
+            for row in range(SIDE // stride)
+            for column in range(SIDE // stride)
+        ]
+        for place, row in enumerate(rows):
+            best = max(range(len(row) - 5), key=lambda index: row[5 + index])
+            score = row[4] * row[5 + best]
+            x, y, w, h = (float(each) for each in row[:4])
+            if head == "yolox":
+                column, line, stride = cells[place]
+                x, y = (x + column) * stride, (y + line) * stride
+                w, h = (float(np.exp(np.float64(min(each, 80)))) * stride for each in (w, h))
+            if row[4] >= np.float32(threshold) and score >= np.float32(threshold):
+                found.append(((x - w / 2, y - h / 2, x + w / 2, y + h / 2), score, best))
+    elif head == "yolov8":
+        (columns,) = arrays
+        for anchor in range(columns.shape[1]):
+            scores = [columns[4 + index, anchor] for index in range(len(columns) - 4)]
+            best = max(range(len(scores)), key=lambda index: scores[index])
+            x, y, w, h = (float(each) for each in columns[:4, anchor])
+            if scores[best] >= np.float32(threshold):
+                found.append(((x - w / 2, y - h / 2, x + w / 2, y + h / 2), scores[best], best))
+    elif head == "nms":
+        count, boxes, scores, classes = arrays
+        for place in range(int(count[0])):
+            if scores[place] >= np.float32(threshold) and classes[place] >= 0:
+                found.append((tuple(map(float, boxes[place])), scores[place], int(classes[place])))
+    return found
+
+
+def plain_iou(one, other) -> float:
+    """Return intersection over union."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    common = max(width, 0) * max(height, 0)
+    areas = [(each[2] - each[0]) * (each[3] - each[1]) for each in (one, other)]
+    union = areas[0] + areas[1] - common
+    return common / union if union > 0 else 0.0
+
+
+def plain_objects(head: str, arrays: list, size_wh, threshold: float, iou: float) -> list[tuple]:
+    """Return the objects of an image whose sides are resized to the frame."""
+    found = sorted(plain_candidates(head, arrays, threshold), key=lambda each: -each[1])
+    kept: list[tuple] = []
+    results = []
+    for box, score, index in found:
+        placed = [
+            min(max(each * size_wh[axis % 2] / SIDE, 0), size_wh[axis % 2]) for axis, each in enumerate(box)
+        ]
+        if placed[2] <= placed[0] or placed[3] <= placed[1]:
+            continue
+        if head != "nms" and any(index == other and plain_iou(k, box) > iou for k, other in kept):
+            continue
+        kept.append((box, index))
+        results.append((tuple(np.float32(each) for each in placed), score, index))
+    return results[:MAX_OBJECTS]
+
+
+numbers = st.floats(-2, 2, width=32)
+fractions = st.sampled_from([0.0, 0.125, 0.25, 0.3, 0.5, 0.75, 0.9, 1.0]).map(np.float32)
+sides = st.floats(-20, 90, width=32)
+
+
+@st.composite
+def network_outputs(draw, head: str):
+    """Draw outputs of a network with few likely rows."""
+    arrays = {name: rows.copy() for name, rows in TestDetector(head).outputs().items()}
+    count = draw(st.integers(0, 12))
+    if head in ("yolov5", "yolox"):
+        (rows,) = arrays.values()
+        rows[:] = 0
+        low_high = numbers if head == "yolox" else sides
+        for place in draw(st.lists(st.integers(0, len(rows) - 1), min_size=count, max_size=count)):
+            rows[place, :4] = [draw(low_high) for _ in range(4)]
+            rows[place, 4:] = [draw(fractions) for _ in range(1 + len(CLASSES))]
+    elif head == "yolov8":
+        (columns,) = arrays.values()
+        columns[:] = 0
+        for place in draw(st.lists(st.integers(0, CELLS - 1), min_size=count, max_size=count)):
+            columns[:4, place] = [draw(sides) for _ in range(4)]
+            columns[4:, place] = [draw(fractions) for _ in CLASSES]
+    else:
+        number, boxes, scores, classes = arrays.values()
+        number[0] = count
+        for place in range(count):
+            boxes[place] = [draw(sides) for _ in range(4)]
+            scores[place], classes[place] = draw(fractions), draw(st.integers(-1, 5))
+    return list(arrays.values())
+
+
+@pytest.mark.parametrize("head", ["yolov5", "yolov8", "yolox", "nms"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_objects_equal_the_plain_reference(head, data):
+    """Boxes, scores, classes and their order are those of the plain reference, bit for bit."""
+    arrays = data.draw(network_outputs(head))
+    size_wh = data.draw(st.tuples(st.integers(1, 300), st.integers(1, 300)))
+    threshold, iou = (
+        data.draw(st.sampled_from([0.0625, 0.25, 0.3])),
+        data.draw(st.sampled_from([0.2, 0.45, 1])),
+    )
+    detector = detector_of(head, score_threshold=threshold, iou_threshold=iou)
+
+    found = detector.find(size_wh, arrays)
+
+    wanted = plain_objects(head, arrays, size_wh, threshold, iou)
+    assert [tuple(box) for box in found.boxes] == [box for box, _, _ in wanted]
+    assert found.scores.tolist() == [float(score) for _, score, _ in wanted]
+    assert found.classes.tolist() == [index for _, _, index in wanted]
+    assert (found.boxes.dtype, found.scores.dtype, found.boxes.shape[1]) == (np.float32, np.float32, 4)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_known_objects_of_every_head(head):
+    """The detectors of the e2e tests return what they were built with."""
+    detector = detector_of(head)
+    found = detector.find((SIDE, SIDE), rows_of(detector, TestDetector(head).outputs()))
+
+    assert found.boxes.tolist() == [list(box) for box, _, _ in KNOWN]
+    assert found.scores.tolist() == [score for _, score, _ in KNOWN]
+    assert [detector.label(index) for index in found.classes] == [CLASSES[index] for _, _, index in KNOWN]
+
+
+@cases(
+    ("form", "arrays"),
+    {
+        "rows of six": (
+            {"output": (2, 6)},
+            [np.array([[1, 2, 11, 22, 0.5, 2], [0, 0, 8, 8, 0.1, 1]], np.float32)],
+        ),
+        "rows of seven": (
+            {"output": (2, 7)},
+            [np.array([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1]], np.float32)],
+        ),
+        "boxes and classes": (
+            {"dets": (2, 5), "labels": (2,)},
+            [np.array([[1, 2, 11, 22, 0.5], [0, 0, 8, 8, 0.1]], np.float32), np.array([2, 1])],
+        ),
+        "number without a dim": (
+            {"num": (), "boxes": (2, 4), "scores": (2,), "labels": (2,)},
+            [
+                np.array(1),
+                np.array([[1, 2, 11, 22], [0, 0, 8, 8]], np.float32),
+                np.array([0.5, np.nan], np.float32),
+                np.array([2, 1]),
+            ],
+        ),
+    },
+)
+def test_forms_of_suppressed_outputs(form, arrays):
+    """Each form with NMS inside is recognised; rows beyond the number may hold anything."""
+    outputs = [
+        Output(name, "TYPE_INT64" if name in ("labels", "num") else "TYPE_FP32", dims)
+        for name, dims in form.items()
+    ]
+
+    head = find_head(outputs, FRAME)
+    found = Detector(head, SAME, Limits()).find((SIDE, SIDE), arrays)
+
+    assert head.name == "nms"
+    assert found.boxes.tolist() == [[1, 2, 11, 22]]
+    assert (found.scores.tolist(), found.classes.tolist()) == ([0.5], [2])
+
+
+def matrix(*dims: int, name: str = "output0") -> Output:
+    """Return an output of FP32."""
+    return Output(name, "TYPE_FP32", dims)
+
+
+@cases(
+    ("outputs", "labels", "name"),
+    {
+        "yolov5": ([matrix(25200, 85)], 0, "yolov5"),
+        "yolov5 for large images": ([matrix(3 * (6400 + 1600 + 400 + 100), 85)], 0, "yolov5"),
+        "yolov5 with its grids": ([matrix(25200, 85), matrix(3, 80, 80, 85, name="340")], 0, "yolov5"),
+        "yolov8": ([matrix(84, 8400)], 0, "yolov8"),
+        "yolov8 with one class": ([matrix(5, 8400)], 1, "yolov8"),
+        "end to end": ([matrix(300, 6)], 80, "nms"),
+        "detr": ([matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")], 91, "detr"),
+        "rt-detr": ([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
+    },
+)
+def test_certain_heads_are_found(outputs, labels, name):
+    """Names and shapes of real exports decide the head of a network for 640 x 640 pixels."""
+    assert find_head(outputs, Frame(640, 640), labels=labels).name == name
+
+
+@cases(
+    ("outputs", "name", "message"),
+    {
+        "yolox or decoded": (
+            [matrix(8400, 85)],
+            "",
+            r"uncertain layout of 'output0' FP32 \[N, 8400, 85\]; .*yolox: ",
+        ),
+        "variable anchors": ([matrix(-1, 85)], "", "uncertain layout .*; fix: --head with one of yolov5: "),
+        "detr without labels": (
+            [matrix(100, 92, name="logits"), matrix(100, 4, name="boxes")],
+            "",
+            "fix: --head with one of detr: .*; detr_sigmoid: ",
+        ),
+        "scores": ([matrix(1000)], "", r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
+        "none": ([], "", "got none"),
+        "unknown": ([matrix(25200, 85)], "ssd", "invalid head: expected one of yolov5, .*, got 'ssd'"),
+        "other form": ([matrix(25200, 85)], "detr", r"head detr: expected logits .*, got 'output0' FP32"),
+        "yolox of another size": ([matrix(3549, 85)], "yolox", "expected 8,400 anchors, .*, got 3,549"),
+    },
+)
+def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
+    """The message has the outputs, and the layouts that are possible."""
+    with pytest.raises(UnknownHead, match=message):
+        find_head(outputs, Frame(640, 640), name)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("head", HEADS)
+def test_numbers_that_are_not_finite_are_errors(head, bad):
+    """NaN and infinity are counted in the message."""
+    detector, arrays = detector_of(head), dict(TestDetector(head).outputs())
+    name = next(each for each, rows in arrays.items() if rows.dtype == np.float32)
+    arrays[name] = arrays[name].copy()
+    arrays[name][0, 0] = bad
+
+    with pytest.raises(
+        InferenceFailed, match=f"output '{name}': expected finite numbers, got NaN .* in 1 of "
+    ):
+        detector.find((SIDE, SIDE), rows_of(detector, arrays))
+
+
+def test_output_of_another_shape_is_an_error():
+    """A network whose output changes its shape cannot be read."""
+    detector = detector_of("yolov8")
+
+    with pytest.raises(InferenceFailed, match=r"expected shape \[7, 84\] per image, got \[7, 80\]"):
+        detector.find((SIDE, SIDE), [np.zeros((7, 80), np.float32)])
+
+
+TRANSFORMS = {
+    "exact": Transform(48, 80, resize="exact"),
+    "letterbox": Transform(64, 64, resize="letterbox"),
+    "letterbox at the start": Transform(64, 96, resize="letterbox", pad_position="after"),
+    "crop": Transform(48, 32, resize_shorter_px=60),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@settings(max_examples=60, deadline=None)
+@given(size_wh=st.tuples(st.integers(1, 400), st.integers(1, 400)), place=st.tuples(*[st.floats(0, 1)] * 2))
+def test_the_way_back_undoes_the_resize(transform, size_wh, place):
+    """A point of the image that the network sees comes back to where it was."""
+    rows, columns = transform.place(size_wh)
+    there = [
+        placed.at - placed.span.offset + part * size / placed.span.scale
+        for placed, part, size in zip((columns, rows), place, size_wh, strict=True)
+    ]
+    detector = replace(detector_of("yolov8"), transform=transform)
+
+    back = detector._in_image(np.array([[*there, *there]]), size_wh)
+
+    np.testing.assert_allclose(back, [[place[axis % 2] * size_wh[axis % 2] for axis in range(4)]], atol=1e-9)
+
+
+def test_boxes_in_the_margin_are_left_out():
+    """A box in the letterbox's border has no area in the image; a box across its edge is clipped."""
+    objects = (((0.0, 0.0, 64.0, 16.0), 0.9, 0), ((8.0, 8.0, 24.0, 24.0), 0.5, 1))
+    arrays = TestDetector("yolov8", objects).outputs()
+    detector = detector_of("yolov8", transform=TRANSFORMS["letterbox"])
+
+    found = detector.find((128, 64), rows_of(detector, arrays))
+
+    assert found.boxes.tolist() == [[16, 0, 48, 16]]
+
+
+def test_numbers_of_candidates_and_objects_are_bounded(monkeypatch):
+    """Of more candidates than MAX_CANDIDATES, and more objects than MAX_OBJECTS, the best remain."""
+    rows = np.zeros((400, 6), np.float32)
+    places = np.arange(400)
+    rows[:, 0], rows[:, 1] = places % 60, places // 60
+    rows[:, 2:4] = rows[:, :2] + 1
+    rows[:, 4] = np.linspace(0.5, 1, 400)
+    head = find_head([matrix(400, 6)], FRAME)
+
+    found = Detector(head, SAME, Limits()).find((SIDE, SIDE), [rows])
+
+    assert found.scores.tolist() == rows[::-1, 4][:MAX_OBJECTS].tolist()
+    monkeypatch.setattr(detectors, "MAX_CANDIDATES", 7)
+    assert (
+        Detector(head, SAME, Limits()).find((SIDE, SIDE), [rows]).scores.tolist()
+        == rows[::-1, 4][:7].tolist()
+    )
+
+
+boxes = st.lists(st.tuples(*[st.integers(0, 12)] * 4), max_size=25).map(
+    lambda corners: np.array([[*sorted(c[::2]), *sorted(c[1::2])] for c in corners], np.float64).reshape(
+        -1, 4
+    )[:, [0, 2, 1, 3]]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    boxes=boxes, iou=st.sampled_from([0.0, 0.25, 0.45, 0.5, 1.0]), limit=st.integers(1, 10), data=st.data()
+)
+def test_suppression_equals_the_plain_reference(boxes, iou, limit, data):
+    """A box stays if no better box of its class that stays overlaps more than the threshold."""
+    classes = np.array(
+        data.draw(st.lists(st.integers(0, 2), min_size=len(boxes), max_size=len(boxes))), np.int64
+    )
+    kept: list[int] = []
+    for place, box in enumerate(boxes):
+        others = [other for other in kept if classes[other] == classes[place]]
+        if all(plain_iou(boxes[other], box) <= iou for other in others):
+            kept.append(place)
+
+    assert suppress(boxes, classes, iou, limit).tolist() == kept[:limit]
+
+
+def test_overlap_of_boxes_without_area():
+    """Empty boxes overlap nothing, not even themselves."""
+    assert iou(np.zeros((1, 4)), np.zeros((2, 4))).tolist() == [[0, 0]]
+
+
+def objects(*found) -> Objects:
+    """Return objects of (box, score, class)."""
+    return Objects(
+        np.array([box for box, _, _ in found], np.float32).reshape(-1, 4),
+        np.array([score for _, score, _ in found], np.float32),
+        np.array([index for _, _, index in found], np.int64),
+    )
+
+
+BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)
+
+
+@cases(
+    ("one", "other", "pairs"),
+    {
+        "equal": ([(BOX, 0.5, 1)], [(BOX, 0.5, 1)], [((0, 0), 0.0)]),
+        "moved": ([(BOX, 0.5, 1)], [(NEAR, 0.5, 1)], [((0, 0), 0.2)]),
+        "other score": ([(BOX, 0.75, 1)], [(BOX, 0.5, 1)], [((0, 0), 0.25)]),
+        "other class": ([(BOX, 0.5, 1)], [(BOX, 0.25, 2)], [((0, None), 0.5), ((None, 0), 0.25)]),
+        "missing": ([(BOX, 0.5, 1), (FAR, 0.25, 1)], [(FAR, 0.25, 1)], [((0, None), 0.5), ((1, 0), 0.0)]),
+        "two of one place": (
+            [(BOX, 0.5, 1), (NEAR, 0.5, 1)],
+            [(NEAR, 0.5, 1), (BOX, 0.5, 1)],
+            [((0, 1), 0.0), ((1, 0), 0.0)],
+        ),
+        "best overlap before best score": (
+            [(NEAR, 0.75, 1), (BOX, 0.5, 1)],
+            [(BOX, 0.5, 1)],
+            [((0, None), 0.75), ((1, 0), 0.0)],
+        ),
+        "none": ([], [], []),
+    },
+)
+def test_objects_of_two_detectors_are_matched(one, other, pairs):
+    """Objects of one class with overlapping boxes are pairs, the others miss their partner."""
+    found = match(objects(*one), objects(*other))
+
+    assert [each.places for each in found] == [places for places, _ in pairs]
+    assert [each.difference for each in found] == pytest.approx([difference for _, difference in pairs])
+    assert all(isinstance(each, Pair) for each in found)
+
+
+def test_every_head_of_the_tests_is_a_layout():
+    """No layout is without a test."""
+    assert set(HEADS) == set(LAYOUTS)
+    assert Head("nms", (matrix(3, 6),), FRAME).classes == 0

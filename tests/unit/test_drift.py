@@ -1,0 +1,359 @@
+"""Series of a metrics page, their history, and the comparison with a reference."""
+
+import datetime
+import json
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from nereid.drift import series
+from nereid.drift.baseline import Measured, from_traffic
+from nereid.drift.comparison import Target, VariantDrift, compare, why_not
+from nereid.drift.drift_metrics import metrics
+from nereid.drift.drift_report import accuracy, agreement, wilson
+from nereid.drift.monitor import RouteDrift, State
+from nereid.drift.recording import History, Slot
+from nereid.errors import OperationFailed
+from nereid.routing.reference_file import (
+    Reference,
+    ReferenceWatch,
+    format_reference,
+    json_schema,
+    parse_reference,
+    path_of,
+)
+from nereid.serving_errors import InvalidConfig
+from nereid.triton.metrics import IMAGE_METRICS, ROUTE_QUALITY_METRICS
+
+TARGET = Target("v1", "net_v1", 1, "7", "net_v1", 1)
+NOW = 1_000_000.0
+PAGE = """
+nereid_route_confidence_bucket{le="0.1",model_instance="r_0_0",route="r",variant="v1",version="7"} 1
+nereid_route_confidence_bucket{le="0.5",model_instance="r_0_0",route="r",variant="v1",version="7"} 3
+nereid_route_confidence_bucket{le="+Inf",model_instance="r_0_0",route="r",variant="v1",version="7"} 10
+nereid_route_confidence_bucket{le="+Inf",model_instance="r_0_1",route="r",variant="v1",version="7"} 5
+nereid_route_confidence_count{model_instance="r_0_0",route="r",variant="v1",version="7"} 10
+nereid_route_predicted_total{class="3",model_instance="r_0_0",route="r",variant="v1",version="7"} 8
+nereid_route_predicted_total{class="other",model_instance="r_0_0",route="r",variant="v1",version="7"} 2
+nereid_route_shadow_requests_total{model_instance="r_0_0",route="r",shadow="s",outcome="agreed"} 4
+nereid_route_requests_total{model_instance="r_0_0",outcome="ok",reason="weight",route="r"} 10
+nereid_image_aspect_bucket{le="0.4",model="net_v1",version="1"} 0
+nereid_image_aspect_bucket{le="+Inf",model="net_v1",version="1"} 6
+nereid_image_aspect_sum{model="net_v1",version="1"} 6.5
+nv_inference_count{model="r",version="1"} 10
+"""
+
+
+def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> Measured:
+    """Return random signals of images."""
+    rng = np.random.default_rng(seed)
+    found = Measured(images=images)
+    for name in found.values:
+        found.values[name] = rng.beta(4, 4, images).tolist()
+    found.values["brightness"] = np.clip(rng.normal(brightness, 0.1, images), 0, 1).tolist()
+    found.best = rng.integers(0, 5, images).tolist()
+    return found
+
+
+def reference_of(measured: Measured, target: Target = TARGET) -> Reference:
+    """Return a reference of one variant."""
+    classes = (0, 1, 2)
+    created = datetime.datetime.fromtimestamp(NOW - 60, datetime.UTC)
+    return Reference(created, "photos", (measured.reference(target, classes),), classes)
+
+
+def window_of(measured: Measured) -> series.Growth:
+    """Return signals as the growth of a metrics page."""
+    mine = measured.reference(TARGET, (0, 1, 2))
+    found: series.Growth = {}
+    for name, histogram in mine.signals.items():
+        bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+        is_input = name in IMAGE_METRICS
+        key = (
+            series.image_series("net_v1", 1, name) if is_input else series.route_series("r", "v1", "7", name)
+        )
+        found[key] = dict(zip(bounds, histogram.counts, strict=True))
+    classes = dict(zip(["0", "1", "2", "other"], mine.classes, strict=True))
+    return found | {series.route_series("r", "v1", "7", "class"): classes}
+
+
+def test_page_is_read_by_series():
+    """Instances are kept apart, and metrics without a signal are left out."""
+    page = series.read(PAGE)
+
+    grown = series.growth({}, page)
+    assert grown == {
+        "route|r|v1|7|confidence": {"0.1": 1, "0.5": 2, "+Inf": 12},
+        "route|r|v1|7|class": {"3": 8, "other": 2},
+        "shadow|r|s": {"agreed": 4},
+        "image|net_v1|1|aspect": {"+Inf": 6},
+    }
+    assert series.growth(page, page) == {}
+
+
+def test_restarted_instance_is_not_counted_backwards():
+    """A counter that fell has an unknown growth; the other instance's growth counts."""
+    old = series.read(PAGE)
+    text = PAGE.replace("} 10\n", "} 4\n").replace("} 5\n", "} 9\n").replace("} 1\n", "} 3\n")
+
+    grown = series.growth(old, series.read(text))
+
+    assert grown == {"route|r|v1|7|confidence": {"+Inf": 4}}
+
+
+def test_every_signal_has_its_buckets():
+    """Each histogram of the quality metrics is a signal, with bounds that the page's labels keep."""
+    kinds = {**ROUTE_QUALITY_METRICS, **IMAGE_METRICS}
+
+    assert set(series.SIGNALS) == {name for name, kind in kinds.items() if kind.buckets} | {"class"}
+    for name, bounds in series.BOUNDS.items():
+        assert list(bounds) == sorted(set(bounds)), name
+        assert [float(f"{bound:g}") for bound in bounds] == list(bounds), name
+
+
+def test_history_is_bounded():
+    """The oldest slots are dropped; a page with too many series is cut."""
+    history = History(max_slots=10)
+    for number in range(1000):
+        history.add(Slot(NOW + number, 1.0, {"route|r|v1|7|confidence": {"0.5": 1}}))
+    line = 'nereid_image_aspect_bucket{{le="+Inf",model="m{}",version="1"}} 1\n'
+
+    page = series.read("".join(line.format(number) for number in range(5000)))
+
+    window, covered_s = history.window(NOW + 999, 3600)
+    assert (len(history.slots), window["route|r|v1|7|confidence"], covered_s) == (10, {"0.5": 10}, 10.0)
+    assert len(page) == series.MAX_SERIES
+
+
+def test_window_has_only_recent_slots(tmp_path):
+    """Older slots stay in the history, and the history survives in its file."""
+    history = History()
+    for age_s in (7200, 3000, 10):
+        history.add(Slot(NOW - age_s, 60.0, {"route|r|v1|7|entropy": {"0.1": age_s}}))
+    history.store(tmp_path)
+
+    found = History.load(tmp_path)
+
+    assert found.slots == history.slots
+    assert found.window(NOW, 3600) == ({"route|r|v1|7|entropy": {"0.1": 3010}}, 120.0)
+    assert found.last_growth("route|r|v1|7|") == NOW - 10
+    assert found.last_growth("route|r|v2|") is None
+    assert list(History.load(tmp_path / "missing").slots) == []
+
+
+def test_classes_count_only_with_their_reference():
+    """Before a reference, the route counted other classes: they would look like drift."""
+    history = History()
+    classes, entropy = "route|r|v1|7|class", "route|r|v1|7|entropy"
+    for age_s in (300, 40, 10):
+        history.add(Slot(NOW - age_s, 10.0, {classes: {"0": 1}, entropy: {"0.1": 1}}))
+
+    assert history.window_since(NOW - 60, NOW, 3600) == {classes: {"0": 2}, entropy: {"0.1": 3}}
+    assert history.window_since(NOW, NOW, 3600) == {entropy: {"0.1": 3}}
+
+
+def verdicts(window: series.Growth, reference: Reference, **options: object) -> dict[str, str]:
+    """Return the verdict of each signal."""
+    return {each.signal: each.verdict for each in compare(TARGET, "r", window, reference, **options)}
+
+
+def test_same_images_are_no_drift():
+    """The same distribution gives no alarm, in any signal."""
+    found = verdicts(window_of(drawn(2)), reference_of(drawn(1)))
+
+    assert found == dict.fromkeys(series.SIGNALS, "ok")
+
+
+def test_only_the_changed_signal_drifts():
+    """Darker images raise the signal of brightness alone."""
+    found = verdicts(window_of(drawn(2, brightness=0.35)), reference_of(drawn(1)))
+
+    assert {signal for signal, verdict in found.items() if verdict == "drift"} == {"brightness"}
+
+
+def test_few_images_are_not_compared():
+    """A signal needs the minimum number of images, and a reference of its own."""
+    without = reference_of(drawn(1))
+    mine = without.variants[0]
+    less = msgspec.structs.replace(mine, signals={"aspect": mine.signals["aspect"]}, classes=())
+    without = msgspec.structs.replace(without, variants=(less,))
+
+    assert set(verdicts(window_of(drawn(2, 150)), reference_of(drawn(1))).values()) == {"too few"}
+    assert verdicts(window_of(drawn(2)), without) == dict.fromkeys(series.SIGNALS, "no reference") | {
+        "aspect": "ok"
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (TARGET, ""),
+        (Target("v2", "net_v1", 1, "7"), "the reference does not have this variant"),
+        (
+            Target("v1", "net_v1", 2, "8"),
+            "the reference is of version 1 of 'net_v1', the route serves version 2",
+        ),
+        (
+            Target("v1", "other", 1, "7"),
+            "the reference is of version 1 of 'net_v1', the route serves version 1",
+        ),
+    ],
+    ids=["same", "new variant", "new version", "other model"],
+)
+def test_reference_of_another_model_is_not_used(target, reason):
+    """A reference belongs to one version of one model."""
+    assert why_not(target, reference_of(drawn(1))).startswith(reason)
+    assert why_not(target, None) == "the route has no reference"
+
+
+def test_reference_survives_its_file(tmp_path):
+    """What is written is read again, and fits the published schema."""
+    reference = reference_of(drawn(1))
+    text = format_reference(reference)
+
+    assert parse_reference(text, "r") == reference
+    Draft202012Validator(json_schema()).validate(json.loads(text))
+
+
+def test_published_schema_of_references_is_the_one_in_use(root):
+    """docs/reference.schema.json is the schema that the monitor checks."""
+    schema = json.loads((root / "docs" / "reference.schema.json").read_text())
+
+    assert schema == json.loads(json.dumps(json_schema()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        b"\xff",
+        b'{"created": "2026-11-25T00:00:00", "source": "x", "variants": []}',
+        format_reference(reference_of(drawn(1))).replace(b'"bounds"', b'"bonds"', 1),
+        format_reference(reference_of(drawn(1))).replace(b'"classes": [\n  0,', b'"classes": ['),
+    ],
+    ids=["empty", "no fields", "not UTF-8", "no time zone", "misspelt", "other number of classes"],
+)
+def test_wrong_reference_is_rejected(text):
+    """A damaged file is refused with the command that makes a new one."""
+    with pytest.raises(InvalidConfig, match="nereid drift baseline"):
+        parse_reference(text, "r.reference.json")
+
+
+def test_reference_is_read_again_when_it_changes(tmp_path):
+    """A route without a valid file counts no classes; the reason is kept."""
+    watch = ReferenceWatch(path := path_of(tmp_path, "r"))
+    seen = [watch.poll()]
+    path.write_bytes(format_reference(reference_of(drawn(1))))
+    seen += [watch.poll(), watch.poll()]
+    classes = watch.classes
+    path.write_text("{")
+    seen.append(watch.poll())
+
+    assert (seen, classes) == ([False, True, False, True], frozenset({0, 1, 2}))
+    assert (watch.reference, watch.classes) == (None, None)
+    assert "nereid drift baseline" in watch.problem
+
+
+def recorded(seconds: float, measured: Measured) -> History:
+    """Return a history of the last `seconds` in ten slots, of which the newest has all images."""
+    history = History()
+    for number in range(10):
+        grown = window_of(measured) if number == 9 else {}
+        history.add(Slot(NOW - seconds + (number + 1) * seconds / 10, seconds / 10, grown))
+    return history
+
+
+def test_traffic_becomes_a_reference():
+    """Recorded growth gives the histograms of its images, with the classes of the old reference."""
+    measured, lines = drawn(3), []
+    others = [TARGET, Target("v2", "net_v2", 1, "8")]
+
+    created = datetime.datetime.fromtimestamp(NOW - 7200, datetime.UTC)
+    old = msgspec.structs.replace(reference_of(drawn(1)), created=created)
+    found = from_traffic(recorded(3600, measured), "r", others, 3600, NOW, old, lines.append)
+    first = from_traffic(recorded(3600, measured), "r", others, 3600, NOW, None, lines.append)
+
+    assert found.variants == (measured.reference(TARGET, (0, 1, 2)),)
+    assert (first.classes, first.variants[0].classes) == ((), ())
+    assert len(lines) == 2
+    assert lines[0].startswith("variant 'v2' is left out: 0 images")
+
+
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        (History(), "expected 1 h 0 min of recorded traffic, got 0 s"),
+        (recorded(600, drawn(1)), "expected 1 h 0 min of recorded traffic, got 10 min"),
+        (recorded(3600, drawn(1, 20)), "expected at least 100 images"),
+    ],
+    ids=["nothing", "ten minutes", "20 images"],
+)
+def test_too_little_traffic_is_an_error(history, message):
+    """The error names what is there, and what is missing."""
+    with pytest.raises(OperationFailed, match=message):
+        from_traffic(history, "r", [TARGET], 3600, NOW, None, print)
+
+
+def test_gauges_have_every_signal():
+    """Each compared signal has a score and a limit by both measures; without a reference there is nothing."""
+    found = compare(TARGET, "r", window_of(drawn(2)), reference_of(drawn(1)))
+    variant = VariantDrift("v1", "net_v1", 1, 400, 12.0, 60.0, "", found)
+    not_compared = VariantDrift("v2", "net_v2", 1, 0, None, None, "no reference")
+
+    page = metrics(State(NOW, 3600, 3600, (RouteDrift("r", "photos", (variant, not_compared)),)))
+
+    for signal in series.SIGNALS:
+        for measure in ("psi", "js"):
+            labels = f'{{route="r",variant="v1",signal="{signal}",measure="{measure}"}} '
+            assert f"nereid_drift_score{labels}" in page
+            assert f"nereid_drift_limit{labels}" in page
+    assert 'nereid_drift_window_requests{route="r",variant="v1"} 400\n' in page
+    assert 'nereid_drift_reference_age_seconds{route="r",variant="v1"} 60\n' in page
+    assert 'nereid_drift_last_request_seconds{route="r",variant="v1"} 12\n' in page
+    assert "v2" not in page
+    assert metrics(None) == metrics(State(NOW, 1, 1, (RouteDrift("r", "", (not_compared,)),))) == ""
+
+
+def test_shadows_agree_over_time():
+    """Each half hour has its own row, the newest first."""
+    history = History()
+    for age_s, agreed in ((4000, 5), (100, 8), (50, 1)):
+        history.add(Slot(NOW - age_s, 60, {"shadow|r|s": {"agreed": agreed, "disagreed": 1, "shed": 9}}))
+
+    assert [msgspec.structs.astuple(each) for each in agreement(history, "r", NOW)] == [
+        ("s", 0.0, 11, 9),
+        ("s", 3600.0, 6, 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("correct", "answers", "interval"),
+    # Source of the numbers: Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
+    [
+        (81, 263, (0.2553, 0.3662)),
+        (15, 148, (0.0624, 0.1605)),
+        (0, 20, (0.0, 0.1611)),
+        (1, 29, (0.0061, 0.1718)),
+    ],
+)
+def test_interval_is_that_of_wilson(correct, answers, interval):
+    """The interval agrees with published numbers."""
+    assert wilson(correct, answers) == pytest.approx(interval, abs=5e-5)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_accuracy_counts_feedback_by_variant():
+    """A variant with wrong answers only has an accuracy, too."""
+    found = accuracy(Counter({("v1", "correct"): 3, ("v1", "wrong"): 1, ("v2", "wrong"): 2}))
+
+    assert [(each.variant, each.answers, each.correct) for each in found] == [("v1", 4, 3), ("v2", 2, 0)]
+
+
+def test_path_is_next_to_the_route_file():
+    """Triton ignores files in the repository's folder."""
+    assert path_of(Path("models"), "classify") == Path("models/classify.reference.json")

@@ -1,0 +1,194 @@
+"""The drift monitor in front of metrics pages that a test writes."""
+
+import datetime
+import json
+import os
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from nereid.drift.drift_report import report
+from nereid.drift.monitor import STATE_FILE, Monitor, Server, State, Timing
+from nereid.drift.recording import RECORDING_FILE
+from nereid.errors import OperationFailed
+from nereid.routing.reference_file import Histogram, Reference, VariantReference, format_reference, path_of
+from nereid.server.ports import Ports
+from nereid.server.run_dir import ServerRecord
+from nereid.server.supervision import health
+from nereid.triton.metrics import ROUTE_QUALITY_METRICS
+from tests.routes import document, replace, store_adding, store_router, variant
+
+CONFIDENCE = ROUTE_QUALITY_METRICS["confidence"].buckets
+BOUNDS = [*(f"{bound:g}" for bound in CONFIDENCE), "+Inf"]
+
+
+class World:
+    """A repository with a route, a metrics page, and a monitor whose clock the test moves."""
+
+    def __init__(self, base: Path, port: int) -> None:
+        self.repository, self.run_dir = base / "models", base / "run"
+        for folder in (self.repository, self.run_dir):
+            folder.mkdir()
+        store_adding(self.repository, "net", 1.0, 2.0)
+        store_router(self.repository, "r")
+        content = document(variant("v1", "net", 1), variant("v2", "net", 1, version=2))
+        replace(self.repository / "r.route.json", json.dumps(content).encode())
+        self.now, self.pid, self.log = 1e9, 1, list[str]()
+        self.counts = dict.fromkeys(BOUNDS, 0)
+        self.port, self.is_running = port, True
+        self.monitor = Monitor(
+            self.repository, self.find, self.log.append, Timing(60, 3600, 200), lambda: self.now
+        )
+
+    def find(self) -> Server | None:
+        """Return the server, if it runs."""
+        ports = Ports(1, 2, self.port)
+        record = ServerRecord(self.pid, "127.0.0.1", ports, str(self.repository), "ensemble", "")
+        return Server(record, self.run_dir) if self.is_running else None
+
+    def page(self, path: str) -> health.Page:
+        """Return the metrics page: confidences of one variant, cumulative."""
+        labels = 'model_instance="r_0_0",route="r",variant="v1",version="1"'
+        lines, below = [], 0
+        for bound, count in self.counts.items():
+            below += count
+            lines.append(f'nereid_route_confidence_bucket{{le="{bound}",{labels}}} {below}')
+        return HTTPStatus.OK, health.TEXT, "\n".join(lines) + "\n"
+
+    def look(self, *added: int) -> State:
+        """Add images to the buckets, and look a minute later."""
+        for bound, count in zip(BOUNDS, added, strict=False):
+            self.counts[bound] += count
+        self.now += 60
+        self.monitor.look()
+        assert self.monitor.state
+        return self.monitor.state
+
+    def store_reference(self, *counts: int) -> None:
+        """Store a reference of the variant v1, with the confidences in these buckets."""
+        filled = (*counts, *[0] * (len(BOUNDS) - len(counts)))
+        signals = {"confidence": Histogram(CONFIDENCE, filled)}
+        created = datetime.datetime.fromtimestamp(self.now - 30, datetime.UTC)
+        mine = VariantReference("v1", "net", 1, "1", sum(counts), signals)
+        path = path_of(self.repository, "r")
+        path.write_bytes(format_reference(Reference(created, "test", (mine,))))
+        os.utime(path, (self.now - 30, self.now - 30))
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Serve a metrics page."""
+    worlds: list[World] = []
+    with health.serve(lambda path: worlds[0].page(path), "127.0.0.1", 0, "metrics") as port:
+        worlds.append(World(tmp_path, port))
+        yield worlds[0]
+
+
+def test_growth_is_compared_with_the_reference(world):
+    """The first page is the base; the same distribution is fine, another one is logged once."""
+    world.store_reference(100, 100, 100)
+    world.look(1000, 0, 0)
+
+    same = world.look(100, 100, 100).routes[0].variants[0]
+    other = world.look(1000, 0, 0).routes[0].variants[0]
+    world.look(100, 0, 0)
+
+    assert (same.requests, same.has_drifted, same.reference_age_s) == (300, False, 150)
+    assert (other.requests, other.has_drifted, other.idle_s) == (1300, True, 0)
+    assert world.log == ["drift: variant 'v1' of 'r' exceeds its limit: confidence"]
+
+
+def test_window_forgets_old_images(world):
+    """After an hour without traffic there is nothing to compare, and the log says so."""
+    world.store_reference(100, 100, 100)
+    world.look()
+    world.look(1000, 0, 0)
+    world.now += 3600
+
+    found = world.look().routes[0].variants[0]
+
+    assert (found.requests, found.signals[0].verdict) == (0, "too few")
+    assert found.idle_s == 3660
+    assert world.log[1:] == ["drift: variant 'v1' of 'r' has no signal over its limit"]
+
+
+def test_restarted_server_counts_from_zero(world):
+    """The counts of a new server are all new, even if they are larger than those of the old one."""
+    world.look(10)
+    world.look(10)
+    world.counts = dict.fromkeys(BOUNDS, 0)
+    world.pid = 2
+
+    found = world.look(30)
+
+    assert found.routes[0].variants[0].requests == 40
+
+
+def test_route_without_a_reference_is_recorded(world):
+    """So traffic can become the first reference; a variant that it lacks is named, too."""
+    world.look()
+    first = world.look(50).routes[0]
+    world.store_reference(100, 100, 100)
+    second = world.look().routes[0]
+
+    assert [each.problem for each in first.variants] == ["the route has no reference"] * 2
+    assert (first.variants[0].requests, first.variants[0].signals) == (50, ())
+    assert [each.problem for each in second.variants] == ["", "the reference does not have this variant"]
+
+
+def test_invalid_files_are_named(world):
+    """A damaged reference, or a damaged route, is shown with the fix."""
+    path_of(world.repository, "r").write_text("{")
+    reference = world.look().routes[0].variants[0].problem
+    (world.repository / "r.route.json").write_text("{")
+    route = world.look().routes[0].problem
+
+    assert "nereid drift baseline" in reference
+    assert "nereid route revert" in route
+
+
+def test_look_is_due_once_a_minute_and_after_a_new_reference(world):
+    """A user who stores a reference need not wait for the next minute."""
+    found = [world.monitor.is_due()]
+    world.look()
+    found.append(world.monitor.is_due())
+    world.store_reference(100, 100, 100)
+    found.append(world.monitor.is_due())
+    world.look()
+    found.append(world.monitor.is_due())
+    world.now += 60
+    found.append(world.monitor.is_due())
+
+    assert found == [True, False, True, False, True]
+
+
+def test_trouble_is_logged_once(world):
+    """A page that does not respond ends nothing, and fills no log."""
+    world.look()
+    world.port = 1
+    for _ in range(3):
+        world.monitor.look()
+    trouble = list(world.log)
+    world.is_running = False
+    world.monitor.look()
+
+    assert len(trouble) == 1
+    assert trouble[0].startswith("drift: ConnectionRefusedError")
+    assert world.log == trouble
+
+
+def test_commands_read_the_state(world):
+    """The report has the state of the last look; a route that is not known yet is an error."""
+    with pytest.raises(OperationFailed, match="has not looked yet"):
+        report(world.run_dir, "r", [])
+    world.look()
+    state = world.look(5)
+
+    found = report(world.run_dir, "r", [])
+
+    assert (found.at, found.route) == (state.at, state.routes[0])
+    assert {each.name for each in world.run_dir.iterdir()} == {STATE_FILE, RECORDING_FILE}
+    assert all(each.stat().st_mode & 0o077 == 0 for each in world.run_dir.iterdir())
+    with pytest.raises(OperationFailed, match="does not know route 'other'"):
+        report(world.run_dir, "other", [])

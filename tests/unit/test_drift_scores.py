@@ -1,0 +1,121 @@
+"""Distances of histograms against their definitions, and the rate of false alarms of their limits."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nereid.drift.scores import (
+    MIN_IMAGES,
+    MIN_SHARE,
+    PRIOR,
+    add_up,
+    distance,
+    joined,
+    limit,
+    rounded_down,
+)
+
+histograms = st.integers(2, 20).flatmap(
+    lambda size: st.tuples(
+        st.lists(st.integers(0, 500), min_size=size, max_size=size),
+        st.lists(st.integers(0, 500), min_size=size, max_size=size),
+    )
+)
+counts = st.lists(st.integers(0, 500), min_size=2, max_size=25).filter(any)
+
+
+def shares(histogram: list[int]) -> list[float]:
+    """Return the shares of buckets with the prior, in float64."""
+    total = sum(histogram) + PRIOR * len(histogram)
+    return [(count + PRIOR) / total for count in histogram]
+
+
+def entropy(values: list[float]) -> float:
+    """Return the entropy in bits."""
+    return -sum(value * math.log2(value) for value in values)
+
+
+@given(histograms)
+def test_distances_are_those_of_the_definitions(pair):
+    """PSI sums the differences times the logarithm of the ratios; Jensen-Shannon compares entropies."""
+    p, q = map(shares, pair)
+
+    found = distance(*pair)
+
+    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    divergence = entropy(middle) - (entropy(p) + entropy(q)) / 2
+    assert found.psi == pytest.approx(
+        sum((a - b) * math.log(a / b) for a, b in zip(p, q, strict=True)), abs=1e-9
+    )
+    assert found.js == pytest.approx(math.sqrt(max(0.0, divergence)), abs=1e-6)
+
+
+@given(histograms)
+def test_distances_are_symmetric_and_bounded(pair):
+    """Both are 0 for equal histograms; Jensen-Shannon is at most 1."""
+    found, other, same = distance(*pair), distance(*pair[::-1]), distance(pair[0], pair[0])
+
+    assert (found.psi, found.js) == pytest.approx((other.psi, other.js), abs=1e-9)
+    assert (same.psi, same.js) == pytest.approx((0, 0), abs=1e-7)
+    assert found.psi >= 0
+    assert 0 <= found.js <= 1
+
+
+@given(counts, st.booleans())
+def test_groups_have_every_bucket_once(histogram, is_ordered):
+    """No image is lost, and each group has enough images, if there is more than one."""
+    groups = joined(histogram, is_ordered)
+
+    assert sorted(place for group in groups for place in group) == list(range(len(histogram)))
+    sizes = add_up(histogram, groups)
+    assert sum(sizes) == sum(histogram)
+    if len(groups) > 1:
+        assert min(sizes) >= max(MIN_SHARE * sum(histogram), MIN_IMAGES)
+    if is_ordered:
+        assert all(group == list(range(group[0], group[-1] + 1)) for group in groups)
+
+
+@pytest.mark.parametrize(("images", "expected"), [(7, 7), (99, 99), (201, 200), (1234, 1200), (98765, 98000)])
+def test_sizes_of_windows_are_rounded_down(images, expected):
+    """A limit for fewer images is higher, and so never too low."""
+    assert rounded_down(images) == expected
+
+
+@pytest.mark.parametrize(("size", "images"), [(300, 200), (300, 10_000), (5_000, 1_000)])
+@pytest.mark.parametrize("buckets", [3, 12, 30])
+def test_chance_rarely_exceeds_a_limit(size, images, buckets):
+    """At a risk of 1 % per comparison, 0.3 to 2 % of 5,000 pairs of samples exceed the limit."""
+    rng = np.random.default_rng(buckets)
+    truth = rng.dirichlet(np.full(buckets, 3.0))
+    old = rng.multinomial(size, truth)
+    groups = joined(old.tolist())
+    reference = add_up(old.tolist(), groups)
+    most = limit(reference, images, 0.01)
+
+    drawn = rng.multinomial(images, np.array(reference) / size, 5_000)
+    refs = rng.multinomial(size, np.array(reference) / size, 5_000)
+    found = [distance(a.tolist(), b.tolist()) for a, b in zip(refs, drawn, strict=True)]
+
+    for measure in ("psi", "js"):
+        over = np.mean([getattr(each, measure) > getattr(most, measure) for each in found])
+        assert 0.003 <= over <= 0.02, measure
+
+
+def test_limit_is_smaller_for_more_images():
+    """More images show smaller differences; a limit does not flicker."""
+    reference = (50, 100, 100, 50)
+    found = [limit(reference, images, 1e-5) for images in (200, 1_000, 10_000)]
+
+    assert [each.psi for each in found] == sorted((each.psi for each in found), reverse=True)
+    limit.cache_clear()
+    assert limit(reference, 200, 1e-5) == found[0]
+
+
+def test_single_group_never_drifts():
+    """A signal with one value in the reference cannot be compared, and is never over its limit."""
+    most = limit((300,), 200, 1e-5)
+
+    assert distance([300], [200]).psi <= most.psi

@@ -1,0 +1,301 @@
+"""Fields out of lines: candidates, labels, corrections, and bounds."""
+
+import json
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nereid.assets import TEXT_REPOSITORY
+from nereid.contract import MAX_LINES
+from nereid.text.fields.check_digits import CHECKSUMS
+from nereid.text.fields.corrections import Correction, Reading, read_number
+from nereid.text.fields.field_search import Field, find_candidates, find_fields, missing_fields
+from nereid.text.fields.specification import Format, parse_specification, read_specification
+from nereid.text.line import Line
+
+WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")
+UPS, FEDEX, S10, SSCC = "1Z999AA10123456784", "790535312317", "RB123456785GB", "000123450000000027"
+
+
+def line(text, left=0.0, top=0.0, width=None, height=20.0, confidence=0.9):
+    """Return a level line; by default a character is half as wide as it is high."""
+    wide = sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
+    right, bottom = left + (wide * height / 2 if width is None else width), top + height
+    box = np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float32)
+    return Line(text, confidence, box)
+
+
+def turned(given_line, degrees):
+    """Return the line on a page that is turned about the origin."""
+    angle = np.deg2rad(degrees)
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    return Line(given_line.text, given_line.confidence, (given_line.box @ turn).astype(np.float32))
+
+
+def tracking(*lines):
+    """Return the tracking number of a waybill with these lines."""
+    return find_fields(lines, WAYBILL)[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "value"),
+    [
+        ([line("TRACKING #: 1Z 999 AA1 01 2345 6784")], UPS),
+        ([line("1Z999AA10123456784")], UPS),
+        ([line("1z999aa10123456784")], UPS),
+        ([line("RB 123 456 785 GB")], S10),
+        ([line("RB123456785.GB")], S10),
+        ([line("ＲＢ１２３４５６７８５ＧＢ")], S10),
+        ([line("TRK# 7905-3531-2317")], FEDEX),
+        ([line("TRK#"), line("7905 3531 2317", top=30)], FEDEX),
+        ([line("TRKB"), line("7905 3531 2317", top=30)], FEDEX),
+        ([line("TRK#"), line("7905 3531", left=60), line("2317", left=160)], FEDEX),
+        ([line("(00) 0 0012345 000000002 7")], SSCC),
+        ([line("运单号：SF1234567890123")], "SF1234567890123"),
+        ([line("运单号SF1234567890123收件人")], "SF1234567890123"),
+        ([line("运 单 号 SF 1234 5678 90123")], "SF1234567890123"),
+        ([line("运单号:SF 1234 5678 9012 3")], "SF1234567890123"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_number_is_found(lines, value):
+    """A number is found in its printed forms: grouped, split over boxes, full-width, under its label."""
+    assert tracking(*lines).value == value
+
+
+@pytest.mark.parametrize("degrees", [-90, -10, 3, 10, 90, 180])
+def test_turned_page_is_read_alike(degrees):
+    """The direction of the text does not matter: boxes turn with it."""
+    lines = [
+        line("TRK#"),
+        line("7905 3531", left=60),
+        line("2317", left=160),
+        line("9865 7878 8855", top=300),
+    ]
+
+    assert tracking(*(turned(each, degrees) for each in lines)).value == FEDEX
+
+
+def test_number_near_its_label_wins():
+    """Of two numbers of one format, the one at the label is the field, wherever it is."""
+    lines = [line("SF1111111111111"), line("运单号", top=100), line("SF2222222222222", top=130)]
+
+    assert tracking(*lines).value == "SF2222222222222"
+
+
+def test_number_with_a_valid_checksum_wins():
+    """A label does not make a wrong number right."""
+    found = tracking(line("TRACKING # 1Z999AA10123456785"), line(S10, top=300))
+
+    assert (found.value, found.valid) == (S10, True)
+
+
+def test_weak_format_needs_its_label():
+    """Twelve digits alone are not a tracking number."""
+    assert tracking(line(FEDEX)) == Field("tracking_number")
+
+
+def test_part_of_a_number_is_not_a_number():
+    """A part whose checksum holds by chance is neither taken from a longer number, nor from a misread one."""
+    assert CHECKSUMS["fedex_12"].holds("123456789012")
+
+    assert tracking(line("运单号:SF 1234 5678 9012 3")).value == "SF1234567890123"
+    assert tracking(line("运单号:5F 1234 5678 9012 3")).value is None
+    assert tracking(line("TRK# 1234.5678 9012")).value is None
+    assert tracking(line("TRK# 1234 5678 9012"), line("3", left=260)).value == "123456789012"
+
+
+def test_wrong_number_is_shown_as_such():
+    """A number whose checksum does not hold is returned as it was read, and is not valid."""
+    found = tracking(line("1Z999AA10123456785"))
+
+    assert (found.value, found.valid, found.corrected) == ("1Z999AA10123456785", False, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "corrected"),
+    [
+        ("RBI23456785GB", S10, [(2, "I", "1")]),
+        ("RB1Z34S6785GB", S10, [(3, "Z", "2"), (6, "S", "5")]),
+        ("lZ999AA1O123456784", UPS, [(0, "l", "1"), (8, "O", "0")]),
+        ("1Z 999 AA1 0I 2345 678A", UPS, [(9, "I", "1"), (17, "A", "4")]),
+    ],
+)
+def test_look_alikes_are_corrected(text, value, corrected):
+    """A letter at the place of a digit becomes it if the checksum holds then, and the answer names it."""
+    found = tracking(line(text))
+
+    assert (found.value, found.valid) == (value, True)
+    assert found.corrected == tuple(Correction(*each) for each in corrected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RBI23456784GB",  # the checksum is wrong with 1
+        "RB1Z3AS678SGB",  # four characters
+        "R8123456785GB",  # no checksum covers the letters
+        "RB12345678EGB",  # not alike
+    ],
+)
+def test_nothing_is_corrected_without_proof(text):
+    """A correction that the checksum does not prove is not made."""
+    found = tracking(line(text))
+
+    assert found.valid is not True
+    assert not found.corrected
+
+
+def test_two_corrections_that_fit_prove_nothing():
+    """If two values are equally near, neither is valid."""
+    numbers = [f"1Z{letters}1234567890123" for letters in ("OO", "QD")]
+    check = next(digit for digit in "0123456789" if CHECKSUMS["ups_1z"].holds(numbers[0] + digit))
+    assert CHECKSUMS["ups_1z"].holds(numbers[1] + check)
+
+    reading, _ = read_number(
+        f"1Z001234567890123{check}", (Format(pattern=r"1Z[A-Z]{2}\d{14}", checksum="ups_1z"),)
+    )
+
+    assert reading == Reading(f"1Z001234567890123{check}", False)
+
+
+def test_sides_have_their_own_numbers():
+    """Sender and recipient each get the postcode and the phone of their block."""
+    lines = [
+        line("寄件人：李雷 13800138000"),
+        line("北京市朝阳区 100020", top=30),
+        line("收件人", top=120),
+        line("韩梅梅 +86 139-1234-5678", top=150),
+        line("上海市 200120", top=180),
+    ]
+    found = {each.name: each.value for each in find_fields(lines, WAYBILL)}
+
+    assert (found["sender_phone"], found["recipient_phone"]) == ("13800138000", "+86 139-1234-5678")
+    assert (found["sender_postcode"], found["recipient_postcode"]) == ("100020", "200120")
+
+
+def test_weight_and_date_are_found():
+    """Values with separators keep them."""
+    found = {each.name: each.value for each in find_fields([line("重量: 2.5 kg 日期 2026-11-25")], WAYBILL)}
+
+    assert (found["weight"], found["date"]) == ("2.5 kg", "2026-11-25")
+
+
+def test_box_is_that_of_the_value():
+    """The box has the value without the label, over all boxes that it is split into."""
+    found = tracking(line("TRK# 7905", confidence=0.8), line("3531 2317", left=100))
+
+    np.testing.assert_allclose(found.box, [[50, 0], [190, 0], [190, 20], [50, 20]], atol=0.01)
+    assert found.confidence == pytest.approx(0.8)
+
+
+def test_document_is_json():
+    """A field is a JSON object with the keys of the contract."""
+    found = tracking(line("RBI23456785GB"))
+
+    assert json.loads(json.dumps(found.document())) == {
+        "name": "tracking_number",
+        "value": S10,
+        "confidence": 0.9,
+        "box": [[0.0, 0.0], [130.0, 0.0], [130.0, 20.0], [0.0, 20.0]],
+        "valid": True,
+        "corrected": [{"position": 2, "from": "I", "to": "1"}],
+    }
+    assert Field("a").document() == {
+        "name": "a",
+        "value": None,
+        "confidence": 0.0,
+        "box": None,
+        "valid": None,
+        "corrected": [],
+    }
+
+
+def test_missing_required_fields_are_named():
+    """A required field is missing if it was not found, or if its checksum does not hold."""
+    for lines, missing in (
+        ([], ["tracking_number"]),
+        ([line("1Z999AA10123456785")], ["tracking_number"]),
+        ([line(UPS)], []),
+    ):
+        assert missing_fields(find_fields(lines, WAYBILL), WAYBILL) == missing
+
+
+def test_candidates_are_ranked():
+    """Further candidates follow the best one."""
+    found = find_candidates([line(S10, top=200), line("TRACKING NO " + UPS)], WAYBILL)
+
+    assert [each.reading.value for each in found["tracking_number"]] == [UPS, S10]
+
+
+def test_group_of_a_pattern_is_the_value():
+    """A pattern that is searched may name the part that is the value."""
+    form = {"pattern": r"PIN ?(?P<value>\d{4})", "joined": False}
+    rules = parse_specification(json.dumps({"fields": [{"name": "pin", "formats": [form]}]}).encode())
+
+    assert find_fields([line("your PIN 1234")], rules)[0].value == "1234"
+    assert find_fields([line("your SPIN 1234")], rules)[0].value is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.text(max_size=60),
+            st.lists(st.floats(allow_nan=True, width=32), min_size=8, max_size=8),
+            st.floats(0, 1),
+        ),
+        max_size=12,
+    )
+)
+def test_any_lines_are_answered(lines):
+    """No text and no box raises; the answer is one JSON object for each field."""
+    made = [
+        Line(text, confidence, np.array(box, np.float32).reshape(4, 2)) for text, box, confidence in lines
+    ]
+
+    with np.errstate(all="ignore"):
+        found = find_fields(made, WAYBILL)
+
+    assert [each.name for each in found] == [rule.name for rule in WAYBILL.fields]
+    json.dumps([each.document() for each in found])
+
+
+@given(st.text(alphabet="0123456789OISBZGQlo", min_size=1, max_size=20))
+def test_a_valid_reading_holds(text):
+    """A valid reading has a checksum that holds, and each correction is where it says."""
+    read = read_number(text, WAYBILL.fields[0].formats)
+
+    if read and read[0].valid:
+        assert CHECKSUMS[read[1].checksum].holds(read[0].value)
+        assert all(read[0].value[each.position] == each.after for each in read[0].corrections)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["words", "digits"])
+def test_ten_thousand_lines_are_bounded(kind):
+    """Only the first `MAX_LINES` lines count, and each field has a bounded number of candidates."""
+    draw = random.Random(1)
+    alphabet = "0123456789OISBZ lAZ- ：收件人运单号tracking"
+    texts = {
+        "words": lambda: "".join(draw.choice(alphabet) for _ in range(draw.randint(1, 80))),
+        "digits": lambda: " ".join("1" * draw.randint(1, 4) for _ in range(60)),
+    }
+    lines = [
+        line(
+            texts[kind](),
+            draw.random() * 2000,
+            draw.random() * 3000,
+            draw.randint(1, 300),
+            draw.randint(1, 40),
+        )
+        for _ in range(10_000)
+    ]
+
+    assert [each.document() for each in find_fields(lines, WAYBILL)] == [
+        each.document() for each in find_fields(lines[:MAX_LINES], WAYBILL)
+    ]

@@ -1,0 +1,107 @@
+"""The file that says which fields a document has."""
+
+import json
+import re
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from nereid.assets import TEXT_REPOSITORY
+from nereid.serving_errors import InvalidConfig
+from nereid.text.fields.shapes import MAX_WAYS, count_ways, shapes
+from nereid.text.fields.specification import json_schema, parse_specification, read_specification
+
+WAYBILL = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
+
+
+def specification(**changes):
+    """Return the JSON of a specification with one field of one format, with changes to the format."""
+    form = {"pattern": r"\d{12}", **changes}
+    return json.dumps({"fields": [{"name": "number", "formats": [form]}]}).encode()
+
+
+def test_published_schema_is_the_one_in_use(root):
+    """docs/fields.schema.json is the schema that is checked (`make docs`), and the default file fits it."""
+    schema = json.loads((root / "docs" / "fields.schema.json").read_text())
+
+    assert schema == json_schema()
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(json.loads(WAYBILL.read_text()))
+
+
+def test_default_file_is_read():
+    """The default waybill has a required tracking number."""
+    read = read_specification(WAYBILL)
+
+    assert [each.name for each in read.fields if each.required] == ["tracking_number"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "Input data was truncated"),
+        (b"\xff", "JSON"),
+        (b"{}", "Object missing required field `fields`"),
+        (b'{"fields": []}', "Expected `array` of length >= 1"),
+        (specification(checksum="crc"), "Invalid enum value 'crc'"),
+        (specification(paterns=""), "Object contains unknown field `paterns`"),
+        (specification(pattern="("), "pattern '(': missing ), unterminated subpattern"),
+        (specification(pattern="(a+)+"), "pattern '(a+)+': expected at most 1,000 ways to match, got more"),
+        (specification(pattern="a?" * 30 + "b"), "pattern 'a?a?"),
+        (specification(pattern="(a|a){30}"), "pattern '(a|a){30}': expected at most 1,000 ways"),
+        (specification(pattern=r"(\d)\1"), r"pattern '(\d)\1': expected at most 1,000 ways"),
+        (specification(pattern=".{12}", checksum="gs1"), "pattern '.{12}': expected letters, digits"),
+        (specification(checksum="gs1", joined=False), "expected joined with a checksum"),
+        (specification(needs_label=True), "field 'number': expected labels for a format with needs_label"),
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+def test_wrong_file_is_rejected(text, message):
+    """An invalid specification is rejected with the expected and the given value."""
+    with pytest.raises(InvalidConfig) as error:
+        parse_specification(text)
+
+    assert message in str(error.value)
+
+
+def test_missing_file_is_named(tmp_path):
+    """A file that cannot be read is named with the reason."""
+    with pytest.raises(
+        InvalidConfig, match=re.escape(f"cannot read '{tmp_path / 'none.json'}': No such file")
+    ):
+        read_specification(tmp_path / "none.json")
+
+
+def test_names_must_differ():
+    """Two fields of one name are rejected."""
+    field = {"name": "a", "formats": [{"pattern": "1"}]}
+
+    with pytest.raises(InvalidConfig, match="names of fields must differ, got a, a"):
+        parse_specification(json.dumps({"fields": [field, field]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ways"),
+    [
+        ("abc", 1),
+        (r"\d{2,4}", 3),
+        (r"\d+", 64),
+        ("ab|cd|e", 3),
+        ("(?:a?b?)c", 4),
+        ("(?:ab?)?", 3),
+        ("(?:ab?){2}", 4),
+        ("(a*)*", MAX_WAYS + 1),
+        ("(?=a*)b*", MAX_WAYS + 1),
+    ],
+)
+def test_ways_are_counted(pattern, ways):
+    """The bound on the work of a pattern multiplies its choices."""
+    assert count_ways(pattern) == ways
+
+
+def test_shapes_are_the_texts_of_a_pattern():
+    """A shape has the characters of each place, and whether the place belongs to the value."""
+    assert shapes("a(?P<value>[0-1b]{1,2})") == (
+        ((frozenset("A"), False), (frozenset("01B"), True)),
+        ((frozenset("A"), False), (frozenset("01B"), True), (frozenset("01B"), True)),
+    )

@@ -1,0 +1,93 @@
+"""Two versions of a detector are compared as the objects that callers get."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nereid.publish.examination.examine import ExaminationRequest, FoundObject, Rejected
+from nereid.publish.examination.found_objects import SHOWN, FoundObjects
+from nereid.publish.examination.samples import Sample
+from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
+from tests.pictures import save
+from tests.tables import cases
+
+PHOTO = Sample("photo", {}, save(Image.new("RGB", (SIDE, SIDE))))
+LEFT, RIGHT, LOWER = ((8.0, 8.0, 24.0, 24.0), (40.0, 8.0, 56.0, 24.0), (12.0, 8.0, 24.0, 24.0))
+
+
+@pytest.fixture(scope="module")
+def found_objects(tmp_path_factory) -> FoundObjects:
+    """The meaning of the outputs of a detector with the default thresholds, 0.25 and 0.45."""
+    after = add_detector(tmp_path_factory.mktemp("cars")) / "cars_boxes"
+    return FoundObjects(
+        ExaminationRequest("cars_network", after, {}, None, None, 0, None, after=after, after_version=1)
+    )
+
+
+def outputs(*objects) -> dict[str, np.ndarray]:
+    """Return the outputs of a network that finds objects in one image."""
+    return {name: rows[None] for name, rows in TestDetector("yolov8", objects).outputs().items()}
+
+
+@cases(
+    ("before", "after", "changes"),
+    {
+        "equal": ([(LEFT, 0.5, 0)], [(LEFT, 0.5, 0)], [(0, "'cat' 0.50 at 8, 8, 24, 24", None)]),
+        "falls below the threshold": (
+            [(LEFT, 0.26, 0)],
+            [(LEFT, 0.24, 0)],
+            [(0.02, "'cat' 0.26 at 8, 8, 24, 24", "'cat' 0.24 at 8, 8, 24, 24")],
+        ),
+        "never an object": ([(LEFT, 0.24, 0)], [(LEFT, 0.2, 0)], []),
+        "gone": ([(LEFT, 0.75, 0)], [], [(0.75, "'cat' 0.75 at 8, 8, 24, 24", "none")]),
+        "new": ([], [(RIGHT, 0.5, 1)], [(0.5, "none", "'dog' 0.50 at 40, 8, 56, 24")]),
+        "smaller box": (
+            [(LEFT, 0.5, 0)],
+            [(LOWER, 0.5, 0)],
+            [(0.25, "'cat' 0.50 at 8, 8, 24, 24", "'cat' 0.50 at 12, 8, 24, 24")],
+        ),
+        "another class": (
+            [(LEFT, 0.5, 0)],
+            [(LEFT, 0.5, 1)],
+            [
+                (0.5, "'cat' 0.50 at 8, 8, 24, 24", "none"),
+                (0.5, "none", "'dog' 0.50 at 8, 8, 24, 24"),
+            ],
+        ),
+    },
+)
+def test_each_object_has_its_difference(found_objects, before, after, changes):
+    """Objects are searched below the threshold: a small change of a score is a small difference."""
+    found = list(found_objects.changes([PHOTO], [outputs(*before)], [outputs(*after)]))
+
+    # Scores are float32.
+    assert [each.difference for each in found] == pytest.approx([each[0] for each in changes], abs=1e-6)
+    assert [each.text for each in found] == [
+        f"object in photo: expected {was}, got {now or was}" for _, was, now in changes
+    ]
+
+
+def test_photo_without_an_object_is_noted(found_objects):
+    """Such a photo compares nothing; one with objects has no note."""
+    (note,) = found_objects.notes(None, [PHOTO], [outputs((LEFT, 0.2, 0))])
+
+    assert note == "no object is found in photo; fix: --images with photos of your objects"
+    assert list(found_objects.notes(None, [PHOTO], [outputs(*KNOWN)])) == []
+
+
+def test_survey_shows_the_best_objects(found_objects):
+    """Of many objects the best are shown, with names and boxes."""
+    many = [((x, y, x + 4, y + 4), 1 - (x + 8 * y) / 1000, 2) for y in (0.0, 8.0) for x in range(0, 64, 8)]
+
+    survey = found_objects.first_run(None, [PHOTO, PHOTO], [outputs(*KNOWN), outputs(*many)], True)
+
+    assert survey.can_batch
+    assert survey.objects[0] == tuple(FoundObject(CLASSES[index], score, box) for box, score, index in KNOWN)
+    assert len(survey.objects[1]) == SHOWN < len(many)
+    assert survey.objects[1][0].box == (0, 0, 4, 4)
+
+
+def test_outputs_that_cannot_be_read_are_a_rejection(found_objects):
+    """The message names the photo."""
+    with pytest.raises(Rejected, match=r"photo: .*expected shape \[7, 84\]"):
+        found_objects.first_run(None, [PHOTO], [{"output0": np.zeros((1, 7, 80), np.float32)}], True)

@@ -1,0 +1,221 @@
+"""The tasks of a gateway in front of fake upstreams: models by their outputs, answers, encodings."""
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nereid.client.classifier_errors import RequestRefused
+from nereid.client.prediction import Timings
+from nereid.client.results.detected_objects import DETECTIONS, DetectedObject, Detection
+from nereid.client.results.text_reading import READINGS, Correction, Field, Reading, TextLine
+from nereid.gateway.models import Models
+from nereid.gateway.state import build
+from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, task_of
+from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, asynchronous, send
+
+BOX = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
+CORNERS = [[1.0, 2.0], [5.0, 2.0], [5.0, 4.0], [1.0, 4.0]]
+SOURCE = ("read_text", "1", "v1", "weight", "id", Timings(0, 1))
+LINES = (TextLine("快递 A", 0.5, BOX),)
+FIELDS = (
+    Field("number", "RA1", 0.5, BOX, True, (Correction(1, "O", "0"),)),
+    Field("weight", None, 0.0, None, None),
+)
+READING, WAYBILL_READING = Reading(LINES, (), *SOURCE), Reading(LINES, FIELDS, *SOURCE)
+DETECTION = Detection((DetectedObject("cat", 0.5, (1.0, 2.0, 3.0, 4.0)),), *SOURCE)
+OUTPUTS: dict[str, Collection[str]] = {
+    "classify": ["scores", "variant"],
+    "read_text": ["text", "confidence", "box"],
+    "read_waybill": ["text", "confidence", "box", "field"],
+    "cars": ["box", "score", "label"],
+}
+RESULTS = {
+    "classify": PREDICTION,
+    "read_text": READING,
+    "read_waybill": WAYBILL_READING,
+    "cars": DETECTION,
+}
+LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS}]
+
+
+class Several(Source):
+    """Models of several tasks, with their outputs."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names, self.looked_up = list(names), list[str]()
+
+    def names(self) -> list[str]:
+        """Return the names."""
+        return self._names
+
+    def outputs(self, name: str) -> list[str]:
+        """Record the name, and return the outputs; none of an unknown model."""
+        self.looked_up.append(name)
+        return [*OUTPUTS.get(name, [])]
+
+
+def gateway(*names: str, **results: Any) -> Any:
+    """Return a gateway of these models, the first one as the default."""
+
+    def connect(name: str, kind: Any) -> Upstream:
+        return Upstream({**RESULTS, **results}[name])
+
+    return build(SMALL, NO_KEYS, Models(names[0], Several(names), connect))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        (["scores"], CLASSIFY),
+        (["text", "confidence", "box"], READ),
+        (["text", "confidence", "box", "field", "variant"], WAYBILL),
+        (["box", "score", "label"], DETECT),
+        (["box", "score"], None),
+        ([], None),
+    ],
+    ids=["classifier", "reader", "waybill", "detector", "other", "none"],
+)
+def test_outputs_are_the_task(outputs, expected):
+    """A reader of documents has its own task, though it has all outputs of a reader."""
+    assert task_of(outputs) is expected
+
+
+def test_every_task_has_its_answer():
+    """Each endpoint finds the first model of its task, whatever the default is."""
+    made = gateway(*RESULTS)
+
+    read, waybill, detect = (
+        send(made, "POST", path, content=IMAGE).json() for path in ("/v1/read", "/v1/waybill", "/v1/detect")
+    )
+
+    for answer in (read, waybill, detect):
+        timings = answer.pop("timings_ms")
+        assert {*timings} == {"receive", "admission", "inference", "total"}
+        assert len(answer.pop("request_id")) == 32
+        source = [answer.pop(name) for name in ("model", "variant", "version", "reason")]
+        assert source == ["read_text", "v1", "1", "weight"]
+    assert read == {"lines": LINE_ANSWERS}
+    field = {"name": "number", "value": "RA1", "confidence": 0.5, "box": CORNERS, "valid": True}
+    missing = {"name": "weight", "value": None, "confidence": 0.0, "box": None, "valid": None}
+    assert waybill == {
+        "fields": [
+            {**field, "corrected": [{"position": 1, "from": "O", "to": "0"}]},
+            {**missing, "corrected": []},
+        ],
+        "lines": LINE_ANSWERS,
+    }
+    assert detect == {"objects": [{"label": "cat", "score": 0.5, "box": [1.0, 2.0, 3.0, 4.0]}]}
+    assert send(made, "POST", "/predict", content=IMAGE).json()["predictions"]
+
+
+def test_reader_of_documents_reads_lines_too():
+    """Without a plain reader, `/v1/read` uses it; by name it works in any case."""
+    made = gateway("classify", "read_waybill")
+
+    for path in ("/v1/read", "/v1/models/read_waybill/read"):
+        answer = send(made, "POST", path, content=IMAGE).json()
+        assert (answer["lines"], "fields" in answer) == (LINE_ANSWERS, False)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("/v1/models/read_text/predict", 400, "model 'read_text' reads text"),
+        ("/v1/models/read_text/classify", 400, "fix: POST /v1/models/read_text/read"),
+        ("/v1/models/classify/read", 400, "fix: POST /v1/models/classify/predict"),
+        ("/v1/models/read_text/waybill", 400, "fix: POST /v1/models/read_text/read"),
+        ("/v1/waybill", 404, "got: classify classifies images, read_text reads text"),
+        ("/v1/detect", 404, "no model finds objects here"),
+        ("/v1/models/cars/detect", 404, "unknown model 'cars'"),
+    ],
+)
+def test_other_task_names_what_fits(path, status, message):
+    """Nothing is sent to a model that cannot do it."""
+    answer = send(gateway("classify", "read_text"), "POST", path, content=IMAGE)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, message in error["message"]) == (status, True)
+
+
+def test_gbk_is_for_old_consumers():
+    """The same JSON in GBK, and the media type has the charset."""
+    made = gateway("read_text")
+
+    answer = send(made, "POST", "/v1/read?encoding=GBK", content=IMAGE)
+
+    assert answer.headers["content-type"] == "application/json; charset=gbk"
+    assert json.loads(answer.content.decode("gbk"))["lines"] == LINE_ANSWERS
+    assert "快递".encode("gbk") in answer.content
+
+
+@pytest.mark.parametrize("path", ["/v1/read", "/v1/waybill"])
+def test_text_that_gbk_lacks_is_an_error(path):
+    """The message has the character; the image counts as read."""
+    lines = (TextLine("café ☕", 0.5, BOX),)
+    result = replace(WAYBILL_READING, lines=lines)
+    made = gateway("read_waybill", read_waybill=result)
+
+    answer = send(made, "POST", f"{path}?encoding=gbk", content=IMAGE)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unencodable_text")
+    assert "☕" in answer.json()["error"]["message"]
+    page = made.metrics.page().decode()
+    assert f'requests_total{{endpoint="{path}",model="read_waybill",outcome="unencodable_text"' in page
+    assert f'images_total{{endpoint="{path}",model="read_waybill",outcome="ok"' in page
+    assert send(made, "POST", path, content=IMAGE).status_code == 200
+
+
+def test_models_have_their_task():
+    """The list of models is what the page makes its tabs of; an unknown task is empty."""
+    made = gateway(*RESULTS, "odd")
+
+    found = {each["name"]: each["task"] for each in send(made, "GET", "/v1/models").json()}
+
+    expected = {"classify": "classify", "read_text": "read", "read_waybill": "waybill", "cars": "detect"}
+    assert found == {**expected, "odd": ""}
+
+
+def test_outputs_are_found_once():
+    """Later requests do not wait for them."""
+    source = Several(["read_text"])
+    made = build(SMALL, NO_KEYS, Models("read_text", source, lambda name, kind: Upstream(READING)))
+
+    for _ in range(3):
+        send(made, "POST", "/v1/read", content=IMAGE)
+
+    assert source.looked_up == ["read_text"]
+
+
+@asynchronous
+async def test_unknown_outputs_leave_the_choice_to_the_server():
+    """While the server does not respond, each endpoint sends to the model that it would use."""
+    source, kinds = Several(["odd"]), list[str]()
+
+    def connect(name: str, kind: Any) -> Upstream:
+        kinds.append(kind.action)
+        return Upstream(RequestRefused("model 'odd' has no output 'scores'"))
+
+    models = Models("odd", source, connect)
+    for task in (CLASSIFY, READ, DETECT, DETECT):
+        (await models.find(None, task)).upstream(task.kind)
+        (await models.find("odd", task)).upstream(task.kind)
+
+    assert kinds == ["classify", READINGS.action, DETECTIONS.action]
+    assert source.looked_up == ["odd"]  # not again before a pause
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "is_ready"),
+    [("read_text", READING, True), ("cars", DETECTION, True), ("cars", RequestRefused("gone"), False)],
+)
+def test_readiness_is_that_of_the_task(name, result, is_ready):
+    """The probe is an image for the model's own task."""
+    made = gateway(name, **{name: result})
+
+    answer = send(made, "GET", "/readyz")
+
+    assert answer.json()["ready"] == is_ready

@@ -1,0 +1,196 @@
+"""Results on a terminal, in CSV and on drawings; the options of the commands."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from nereid.cli.image_commands.drawing import Drawings, draw_marks
+from nereid.cli.image_commands.outcomes import Outcomes, printing
+from nereid.cli.image_commands.views import OBJECTS, TEXTS, View
+from nereid.cli.main import app
+from nereid.cli.options import CLASSIFIERS, READERS, find_any_model, find_model
+from nereid.client.classifier_errors import RequestRefused
+from nereid.client.prediction import Timings
+from nereid.client.results.detected_objects import DetectedObject, Detection
+from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
+from nereid.errors import WrongUsage
+
+BOX = ((10.0, 20.0), (50.0, 20.0), (50.0, 40.0), (10.0, 40.0))
+SOURCE = ("model", "1", "v1", "weight", "id", Timings(1, 2), "a.jpg")
+FIELDS = (
+    Field("number", "RA100", 0.5, BOX, True, (Correction(3, "O", "0"),)),
+    Field("weight", None, 0.0, None, None),
+    Field("code", "12", 0.25, tuple((x + 0.05, y - 0.05) for x, y in BOX), False),
+)
+READING = Reading((TextLine("a [red]b", 0.5, BOX),), FIELDS, *SOURCE)
+EMPTY = Reading((), (), *SOURCE)
+DETECTION = Detection((DetectedObject("cat", 0.5, (1.0, 2.0, 30.0, 40.5)),), *SOURCE)
+NOTHING = Detection((), *SOURCE)
+
+
+def printed(capsys: Any, form: Any, view: View, *results: Any) -> str:
+    """Return what a format prints of results."""
+    with printing(form, view) as write:
+        for result in results:
+            write("a.jpg", result)
+    text: str = capsys.readouterr().out
+    return text
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    """Return the rows of CSV without the columns of the source."""
+    others = {"image", "variant", "version", "latency_ms", "error"}
+    found = csv.DictReader(io.StringIO(text))
+    return [{name: value for name, value in row.items() if name not in others} for row in found]
+
+
+def test_fields_are_shown_with_their_verdict(capsys):
+    """A missing field says so; a checksum is right or wrong, and its corrections have their places."""
+    text = printed(capsys, "table", TEXTS, READING)
+
+    assert "a.jpg: variant v1 by weight, model version 1, 3.0 ms" in text
+    assert "a [red]b" in text
+    lines = {line.split("│")[1].strip(): line for line in text.splitlines() if line.count("│") == 6}
+    assert all(word in lines["number"] for word in ("RA100", "0.500", "yes", "O→0 at 3"))
+    assert "not found" in lines["weight"]
+    assert "no" in lines["code"]
+
+
+def test_csv_has_lines_and_fields(capsys):
+    """Each entry is a row; an image without any has one row with empty cells."""
+    line, number, weight, code, empty = rows(printed(capsys, "csv", TEXTS, READING, EMPTY))
+
+    flat = "10 20 50 20 50 40 10 40"
+    about = {"entry": "line", "name": "", "text": "a [red]b", "confidence": "0.5", "valid": "", "box": flat}
+    assert line == about
+    assert number == {**about, "entry": "field", "name": "number", "text": "RA100", "valid": "yes"}
+    assert (weight["text"], weight["box"], weight["valid"], code["valid"]) == ("", "", "", "no")
+    assert {*empty.values()} == {""}
+
+
+def test_objects_are_shown(capsys):
+    """A table and CSV have the sides; nothing found says so."""
+    text = printed(capsys, "table", OBJECTS, DETECTION, NOTHING)
+    (row, empty) = rows(printed(capsys, "csv", OBJECTS, DETECTION, NOTHING))
+
+    assert "cat" in text
+    assert "no object" in text
+    assert row == {
+        "label": "cat",
+        "score": "0.5",
+        "left": "1.0",
+        "top": "2.0",
+        "right": "30.0",
+        "bottom": "40.5",
+    }
+    assert {*empty.values()} == {""}
+
+
+@pytest.mark.parametrize("view", [TEXTS, OBJECTS], ids=["texts", "objects"])
+def test_error_fills_one_row(capsys, view):
+    """The reason is in the last column."""
+    (row,) = csv.DictReader(io.StringIO(printed(capsys, "csv", view, RequestRefused("why"))))
+
+    assert {name: value for name, value in row.items() if value} == {"image": "a.jpg", "error": "why"}
+
+
+def test_field_is_drawn_instead_of_its_line():
+    """A line that is a field has one text, not two over each other."""
+    rounded = replace(READING, fields=FIELDS[2:])
+
+    assert [text for _, text in TEXTS.marks(READING)] == ["number: RA100", "code: 12"]
+    assert [text for _, text in TEXTS.marks(rounded)] == ["code: 12"]
+    assert TEXTS.marks(EMPTY) == []
+
+
+def test_marks_are_drawn_inside_of_the_image():
+    """A box at the edge and outside keeps its text visible; other pixels stay."""
+    picture = Image.new("RGB", (200, 100), "white")
+    outside = ((-20.0, -30.0), (300.0, -30.0), (300.0, 5.0), (-20.0, 5.0))
+
+    draw_marks(picture, [(outside, "top"), (BOX, "快递")])
+
+    assert picture.getpixel((199, 99)) == (255, 255, 255)
+    assert picture.getpixel((10, 30)) != (255, 255, 255)
+    assert len(picture.crop((0, 0, 40, 20)).getcolors()) > 2
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 2000)], ids=["one pixel", "narrow"])
+def test_tiny_images_are_drawn(size):
+    """No size of an image makes drawing fail."""
+    picture = Image.new("RGB", size, "white")
+
+    draw_marks(picture, [(BOX, "text"), (((0.0, 0.0),) * 4, "")])
+
+
+def test_images_of_one_name_have_their_own_drawings(tmp_path):
+    """Files of several folders do not overwrite each other."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (60, 60)).save(tmp_path / folder / "x.jpg")
+    drawings = Drawings(tmp_path / "out", 2)
+
+    for folder in ("a", "b"):
+        drawings.draw(tmp_path / folder / "x.jpg", [(BOX, "")])
+
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["x.jpg-2.png", "x.jpg.png"]
+
+
+def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
+    """The result is printed, the reason goes to stderr, and the image counts as failed."""
+    drawings = Drawings(tmp_path / "out", 2)
+    outcomes = Outcomes(lambda images: [READING], lambda name, outcome: None, TEXTS, drawings)
+
+    assert outcomes.all_of([Path("a.jpg")], "reading") == 1
+    assert "a.jpg: cannot be drawn: 'a.jpg' is not a regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["read", "detect"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
+        (["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
+        (["--watch", ".", "--json"], "--watch never ends a JSON array"),
+        (["missing.jpg"], "'missing.jpg' does not exist"),
+        (["tests", "--url", "localhost"], "'tests' has no image"),
+        (["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
+    ],
+    ids=["nothing", "formats", "endless", "missing", "no image", "url"],
+)
+def test_wrong_usage_is_named(command, words, message, root, monkeypatch):
+    """Each command says what it expected."""
+    monkeypatch.chdir(root)
+
+    done = CliRunner().invoke(app, [command, *words])
+
+    assert (done.exit_code, message.format(command) in done.stderr) == (2, True)
+
+
+READER = """platform: "ensemble"
+input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "text" data_type: TYPE_STRING dims: [ -1 ] }
+output { name: "confidence" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "box" data_type: TYPE_FP32 dims: [ -1, 4, 2 ] }
+"""
+
+
+def test_model_is_chosen_by_its_outputs(tmp_path):
+    """A reader is never taken for a classifier; a gateway starts with the first task that has models."""
+    for name in ("pages", "labels"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(READER)
+    with pytest.raises(WrongUsage, match="no model with input 'image' and output 'scores'"):
+        find_model(tmp_path, "", CLASSIFIERS)
+    with pytest.raises(WrongUsage, match="fix: name one with --model: labels, pages"):
+        find_any_model(tmp_path, "")
+    assert find_any_model(tmp_path, "pages") == "pages"
+    (tmp_path / "pages" / "config.pbtxt").unlink()
+
+    assert find_model(tmp_path, "", READERS) == find_any_model(tmp_path, "") == "labels"

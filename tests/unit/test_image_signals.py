@@ -1,0 +1,146 @@
+"""Signals of images, against the formulas on all of the sampled pixels in float64."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nereid.assets import CHELSEA
+from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.image_signals import SAMPLES, ImageMeter
+from nereid.imaging.preprocessor import CpuPreprocessor
+from nereid.imaging.probe_image import ProbeImage
+from nereid.imaging.transform import DATATYPES, Transform
+from tests.pictures import noise, save
+
+NORMALISED = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
+TRANSFORMS = {
+    "nchw": Transform(224, 224, resize_shorter_px=256, **NORMALISED),
+    "nhwc": Transform(224, 224, layout="NHWC", resize_shorter_px=256, **NORMALISED),
+    "bgr": Transform(224, 224, color_order="BGR", resize_shorter_px=256, mean=(103.5, 116.3, 123.7)),
+    "fp16": Transform(224, 224, datatype="FP16", resize_shorter_px=256, **NORMALISED),
+    "uint8": Transform(160, 96, datatype="UINT8", layout="NHWC", resize="exact"),
+    "letterbox": Transform(96, 320, resize="letterbox", std=(255.0,) * 3),
+    "tiny": Transform(8, 5, resize="exact"),
+}
+# FP16 has 11 bits, of numbers up to 2.6 in units of 0.23 of the full range.
+TOLERANCE = {"fp16": 1e-3}
+
+
+def row_of(pixels: np.ndarray, transform: Transform) -> np.ndarray:
+    """Return the network's input for RGB pixels of its size, uint8[H, W, 3]."""
+    ordered = pixels if transform.color_order == "RGB" else pixels[..., ::-1]
+    values = (ordered.astype(np.float64) - transform.mean) / transform.std
+    values = values if transform.layout == "NHWC" else values.transpose(2, 0, 1)
+    return values.astype(DATATYPES[transform.datatype])
+
+
+def expected(pixels: np.ndarray) -> dict[str, float]:
+    """Compute the signals of RGB pixels from their definitions, pixel by pixel."""
+    height, width = pixels.shape[:2]
+    whole = pixels / 255.0
+    luma = 0.299 * whole[..., 0] + 0.587 * whole[..., 1] + 0.114 * whole[..., 2]
+    places = [
+        (y, x)
+        for y in range(0, height, max(1, height // SAMPLES))
+        for x in range(0, width - 1, max(1, width // SAMPLES))
+    ]
+    here = np.array([luma[place] for place in places])
+    differences = [abs(luma[y, x + 1] - luma[y, x]) for y, x in places]
+    red, blue = (np.mean([whole[(*place, color)] for place in places]) for color in (0, 2))
+    return {
+        "brightness": here.mean(),
+        "contrast": here.std(),
+        "sharpness": np.mean(differences),
+        "warmth": red / (red + blue),
+    }
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_signals_are_those_of_the_pixels(name):
+    """Layout, datatype, order of colours and normalisation change nothing."""
+    transform = TRANSFORMS[name]
+    pixels = noise(transform.height_px, transform.width_px)
+
+    found = ImageMeter(transform, print).pixel_signals(row_of(pixels, transform))
+
+    assert found == pytest.approx(expected(pixels), abs=TOLERANCE.get(name, 1e-5))
+
+
+@pytest.mark.parametrize(("level", "warmth"), [(0, 0.5), (255, 0.5), (128, 0.5)])
+def test_plain_image_has_no_contrast(level, warmth):
+    """A grey image is neutral, also a black one."""
+    transform = TRANSFORMS["nchw"]
+    pixels = np.full((224, 224, 3), level, np.uint8)
+
+    found = ImageMeter(transform, print).pixel_signals(row_of(pixels, transform))
+
+    expected = {"brightness": level / 255, "contrast": 0, "sharpness": 0, "warmth": warmth}
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "aspect"),
+    [({}, 2.0), ({"orientation": 6}, 0.5)],
+    ids=["stored", "turned by its EXIF tag"],
+)
+def test_size_is_that_of_the_upright_image(options, aspect):
+    """Aspect and megapixels are those of the file's header, not of the network's input."""
+    exif = Image.Exif()
+    exif[0x0112] = options.get("orientation", 1)
+    encoded = save(Image.fromarray(noise(300, 600)), "JPEG", exif=exif.tobytes())
+    received: list = []
+
+    CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 1, sink=received.append).prepare([encoded])
+
+    (found,) = received
+    assert (found["aspect"], found["megapixels"]) == (aspect, 0.18)
+    assert set(found) == {"brightness", "contrast", "sharpness", "warmth", "aspect", "megapixels"}
+
+
+def test_probes_and_bad_images_do_not_count():
+    """The image of a health check is left out, and so is a file that is not an image."""
+    received: list = []
+    preprocessor = CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 4, 2, received.append)
+    photo = CHELSEA.read_bytes()
+
+    errors = preprocessor.prepare([ProbeImage(photo), photo, b"no image"])
+
+    assert [error is None for error in errors] == [True, True, False]
+    assert len(received) == 1
+
+
+def test_failure_harms_no_image():
+    """A sink that fails leaves the image good."""
+
+    def fail(signals: object) -> None:
+        raise RuntimeError("planted")
+
+    preprocessor = CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 1, sink=fail)
+
+    assert preprocessor.prepare([CHELSEA.read_bytes()]) == [None]
+    plain = CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 1)
+    plain.prepare([CHELSEA.read_bytes()])
+    np.testing.assert_array_equal(plain.tensor, preprocessor.tensor)
+
+
+@pytest.mark.parametrize(
+    ("change", "signal", "is_more"),
+    [
+        (lambda image: image.point(lambda level: level * 0.4), "brightness", False),
+        (lambda image: image.resize((40, 30)).resize(image.size), "sharpness", False),
+        (lambda image: image.point(lambda level: 100 + level // 8), "contrast", False),
+    ],
+    ids=["dark", "blurred", "flat"],
+)
+def test_signals_move_the_right_way(change, signal, is_more):
+    """A degraded photo has less of its signal than the photo."""
+    transform = TRANSFORMS["nchw"]
+    found = []
+    for picture in (Image.open(CHELSEA).convert("RGB"), change(Image.open(CHELSEA).convert("RGB"))):
+        received: list = []
+        preprocessor = CpuPreprocessor(transform, Limits(), 1, sink=received.append)
+        preprocessor.prepare([save(picture)])
+        found.append(received[0][signal])
+
+    assert (found[1] > found[0]) is is_more
+    assert open_image(CHELSEA.read_bytes(), Limits()).size_wh[0] > 0

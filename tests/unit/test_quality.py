@@ -1,0 +1,175 @@
+"""Signals of responses, against the formulas in float64."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from nereid.contract import SCORES
+from nereid.routing.quality import RouteQuality
+from nereid.tasks.classification_outputs import ClassificationOutputs
+from nereid.tasks.reading_outputs import ReadingOutputs
+from nereid.tasks.task_outputs import Signals
+
+# Sums of 1,000 numbers in FP32.
+TOLERANCE = 2e-4
+LABELS = {"variant": "v1", "version": "2"}
+
+
+def output_signals(scores: np.ndarray) -> Signals | None:
+    """Return the signals of a classifier's response."""
+    return ClassificationOutputs().signals({SCORES: scores})
+
+
+def expected(row: np.ndarray) -> tuple[float, float, int]:
+    """Compute confidence, entropy and best class from the definitions, in float64."""
+    wide = [float(each) for each in row]
+    if min(wide) < 0 or abs(sum(wide) - 1) > 0.02:
+        top = max(wide)
+        powers = [math.exp(each - top) for each in wide]
+        wide = [each / sum(powers) for each in powers]
+    entropy = -sum(each * math.log(each) for each in wide if each > 0) / math.log(len(wide))
+    return max(wide), entropy, int(np.argmax(row))
+
+
+def probabilities(seed: int, shape: tuple[int, int]) -> np.ndarray:
+    """Return random rows that sum to one."""
+    drawn = np.random.default_rng(seed).random(shape) ** 30
+    return (drawn / drawn.sum(1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        probabilities(1, (1, 1000)),
+        probabilities(2, (8, 10)),
+        np.eye(3, dtype=np.float32),
+        np.full((2, 4), 0.25, np.float32),
+        np.random.default_rng(3).normal(0, 5, (4, 1000)).astype(np.float32),
+        np.float32([[900, -900], [0, 0]]),
+    ],
+    ids=["one of 1000", "batch", "certain", "uniform", "logits", "large logits"],
+)
+def test_signals_are_those_of_the_formulas(scores):
+    """Probabilities are used as they are, and other numbers are logits."""
+    found = output_signals(scores)
+
+    rows = [expected(row) for row in scores]
+    assert found.best == [row[2] for row in rows]
+    assert found.confidence == pytest.approx([row[0] for row in rows], abs=TOLERANCE)
+    assert found.entropy == pytest.approx([row[1] for row in rows], abs=TOLERANCE)
+
+
+@given(
+    arrays(
+        np.float32, st.tuples(st.integers(1, 4), st.integers(2, 20)), elements=st.floats(-80, 80, width=32)
+    )
+)
+def test_signals_are_in_range_for_any_scores(scores):
+    """Confidence and entropy lie in 0..1, and fit the formulas."""
+    found = output_signals(scores)
+
+    for confidence, entropy, row in zip(found.confidence, found.entropy, scores, strict=True):
+        assert 0 <= confidence <= 1
+        assert 0 <= entropy <= 1
+        assert confidence >= 1 / len(row) - TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        np.zeros((1, 1), np.float32),
+        np.zeros((1, 3, 4), np.float32),
+        np.zeros((1, 5), np.float64),
+        np.array([[b"a", b"b"]], object),
+        np.float32([[np.nan, 1]]),
+        np.float32([[np.inf, 1]]),
+        np.zeros((0, 5), np.float32),
+    ],
+    ids=["one class", "boxes", "float64", "text", "nan", "infinite", "empty"],
+)
+def test_other_outputs_have_no_signals(scores):
+    """An output that is not a finite score per class is not measured."""
+    assert output_signals(scores) is None
+
+
+class Sink:
+    """Keeps what is added."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[str, float, dict[str, str]]] = []
+
+    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
+        """Keep one change."""
+        self.added.append((name, value, labels))
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """Fail: there is no gauge."""
+        pytest.fail(name)
+
+
+class Response:
+    """A request whose response has the same array for each output."""
+
+    def __init__(self, array: object) -> None:
+        self._array = array
+
+    def arrays(self, response: object, names: Sequence[str]) -> dict[str, object]:
+        """Return the array by the names of outputs, or raise it."""
+        if isinstance(self._array, Exception):
+            raise self._array
+        return dict.fromkeys(names, self._array)
+
+
+def observed(scores: object, classes: frozenset[int] | None = None) -> list:
+    """Return what one response adds."""
+    quality = RouteQuality(sink := Sink(), ClassificationOutputs())
+    quality.use(classes)
+    quality.observe(Response(scores), None, LABELS)
+    return sink.added
+
+
+def test_each_task_reports_its_own_signals():
+    """A reader has no classes: its lines are counted, and their mean confidence is measured."""
+    quality = RouteQuality(sink := Sink(), ReadingOutputs())
+    quality.use(frozenset({1}))
+
+    about = quality.observe(Response(np.float32([[0.5, 1.0]])), None, LABELS)
+
+    assert sink.added == [("confidence", 0.75, LABELS), ("found", 2, LABELS)]
+    assert about == {"lines": 2}
+
+
+def test_classes_outside_of_the_reference_are_other():
+    """Without a reference no class is counted, so that its values stay few."""
+    scores = np.eye(4, dtype=np.float32)[[1, 3]]
+
+    without, with_one = observed(scores), observed(scores, classes=frozenset({1}))
+
+    assert [each[0] for each in without] == ["confidence"] * 2 + ["entropy"] * 2
+    assert [each[2]["class"] for each in with_one if each[0] == "predicted_total"] == ["1", "other"]
+    assert all(LABELS.items() <= each[2].items() for each in with_one)
+
+
+def test_best_class_of_the_first_image_is_returned():
+    """The trace of a request gets the name of its best class; without names, the index."""
+    scores = np.array([[0.1, 0.7, 0.2], [1, 0, 0]], np.float32)
+    response = Response(scores)
+
+    named = RouteQuality(Sink(), ClassificationOutputs(class_names=("a", "b", "c"))).observe(
+        response, None, LABELS
+    )
+    short = RouteQuality(Sink(), ClassificationOutputs(class_names=("a",))).observe(response, None, LABELS)
+
+    assert named == {"label": "b", "confidence": 0.7}
+    assert short == {"label": "1", "confidence": 0.7}
+
+
+@pytest.mark.parametrize("scores", [RuntimeError("planted"), None, np.zeros((0, 5), np.float32)])
+def test_failure_harms_no_request(scores):
+    """A response that cannot be measured adds nothing and raises nothing."""
+    assert observed(scores) == []

@@ -1,0 +1,214 @@
+"""Readers of text in a repository: what `nereid check` finds, what they pin, and what a profile hides."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nereid.assets import STATE, TEXT_REPOSITORY
+from nereid.publish.pinned import write_like
+from nereid.publish.remove import find_parts
+from nereid.repository.check import check
+from nereid.repository.fitting import Machine, fitted
+from nereid.repository.layout import (
+    Pin,
+    hidden_models,
+    pins,
+    readable_configs,
+    served_steps,
+    steps_of,
+    thread_budget,
+)
+from nereid.tune.profiles import tunable
+from tests.tables import cases
+
+NETWORKS = {"text_detect", "text_direction", "text_recognise"}
+PLAIN, CPU = "read_text_v1/config.pbtxt", "read_text_v1/configs/cpu.pbtxt"
+PIN = Pin("read_text_v1", "text_recognise", 1, "", 0)
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    """A copy of the models that read text."""
+    return Path(shutil.copytree(TEXT_REPOSITORY, tmp_path / "models", ignore=shutil.ignore_patterns(*STATE)))
+
+
+def edit(repository: Path, name: str, before: str, after: str) -> None:
+    """Change a config."""
+    path = repository / name
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+def failures(repository: Path) -> str:
+    """Return the failures of a check, one a line."""
+    return "\n".join(f"{each.model}: {each.found}" for each in check(repository) if each.verdict == "fail")
+
+
+def test_default_repository_has_no_failures(repository):
+    """All profiles can be served."""
+    assert failures(repository) == ""
+
+
+def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
+    """Return a change of a config."""
+    return lambda repository: edit(repository, name, before, after)
+
+
+def remove_network(repository: Path) -> None:
+    """Delete the network that finds text."""
+    shutil.rmtree(repository / "text_detect")
+
+
+def remove_fields(repository: Path) -> None:
+    """Delete the file with the fields of a waybill."""
+    (repository / "read_waybill_v1" / "waybill.json").unlink()
+
+
+def damage_fields(repository: Path) -> None:
+    """Write an invalid file of fields."""
+    (repository / "read_waybill_v1" / "waybill.json").write_text('{"fields": []}')
+
+
+VERSION = '"network_version" value {{ string_value: "{}" }}'
+RECOGNISER_OUTPUT = 'output { name: "probability" data_type: TYPE_FP32 dims: [ -1 ] }\n'
+FAILURES = {
+    "version": (
+        edited(
+            CPU,
+            '"network_version" value { string_value: "1" }',
+            '"network_version" value { string_value: "9" }',
+        ),
+        "model 'read_text_v1' names version 9 of 'text_recognise', which is not there",
+    ),
+    "model": (remove_network, "model 'read_text_v1' names version 1 of 'text_detect', which is not there"),
+    "parameter": (
+        edited(CPU, '"in_process"', '"elsewhere"'),
+        "networks: expected in_process or served, got 'elsewhere'",
+    ),
+    "unserved": (
+        edited(
+            "text_detect/config.pbtxt",
+            "version_policy { all {} }",
+            "version_policy { specific { versions: [ 2 ] } }",
+        ),
+        "version 1 of 'text_detect' is not served, and the reader sends requests to it",
+    ),
+    "swapped": (
+        edited(PLAIN, 'string_value: "text_detect"', 'string_value: "text_direction"'),
+        "'detect', inputs of 'text_direction': expected TYPE_FP32 [3, -1, -1], got TYPE_FP32 [3, 48, 192]",
+    ),
+    "output": (
+        edited("text_recognise/config.pbtxt", RECOGNISER_OUTPUT, ""),
+        "outputs of 'text_recognise': expected TYPE_INT64 [-1], TYPE_FP32 [-1], got TYPE_INT64 [-1]",
+    ),
+    "batches": (
+        edited("text_detect/config.pbtxt", "max_batch_size: 8", "max_batch_size: 0"),
+        "'text_detect': expected max_batch_size 1 or more, got 0",
+    ),
+    "own_output": (
+        edited(PLAIN, "dims: [ -1, 4, 2 ]", "dims: [ -1, 4 ]"),
+        "expected the outputs 'text' TYPE_STRING [-1], 'confidence' TYPE_FP32 [-1], 'box' TYPE_FP32 ",
+    ),
+    "profile": (
+        edited(CPU, 'string_value: "text_direction"', 'string_value: "text_detect"'),
+        "expected version 1 of 'text_direction', a step of config.pbtxt",
+    ),
+    "no_fields": (remove_fields, "waybill.json': No such file or directory"),
+    "bad_fields": (damage_fields, "waybill.json': "),
+}
+
+
+@cases(("damage", "reason"), FAILURES)
+def test_check_finds_what_prevents_a_load(repository, damage, reason):
+    """Each difference is a failure that says what was expected."""
+    damage(repository)
+
+    assert reason in failures(repository)
+
+
+def test_recogniser_without_characters_is_found(repository):
+    """The reader could not turn its outputs into text."""
+    other = repository / "text_direction" / "1" / "model.onnx"
+    shutil.copy2(other, repository / "text_recognise" / "1" / "model.onnx")
+
+    assert "expected the metadata 'character' with one character per line, got none" in failures(repository)
+
+
+@pytest.mark.parametrize("profile", ["", "cpu"])
+def test_reader_pins_its_recogniser(repository, profile):
+    """The network that `nereid publish` replaces is one of three."""
+    found = {pin.model: pin for pin in pins(repository, readable_configs(repository, profile))}
+
+    assert found["read_text_v1"] == PIN
+    assert steps_of(readable_configs(repository, profile)["read_text_v1"]) == [
+        ("text_detect", 1),
+        ("text_direction", 1),
+        ("text_recognise", 1),
+    ]
+
+
+def test_networks_in_the_process_are_not_loaded_again(repository):
+    """They are models only where the reader sends requests to them."""
+    assert hidden_models(repository, "cpu") == NETWORKS
+    assert hidden_models(repository, "") == set()
+    assert {each.model for each in thread_budget(repository, "cpu")} == {"read_text_v1", "read_waybill_v1"}
+    assert {each.model for each in thread_budget(repository, "")} == NETWORKS
+
+
+def test_networks_are_models_unless_the_config_says_otherwise(repository):
+    """A reader without the parameter `networks` sends requests to them, so the profile loads them."""
+    edit(repository, PLAIN, 'parameters { key: "networks" value { string_value: "served" } }', "")
+
+    document = readable_configs(repository)["read_text_v1"]
+
+    assert {model for model, _ in served_steps(document)} == NETWORKS
+    assert tunable(repository, "read_text_v1", "ensemble").steps == tuple(sorted(NETWORKS))
+    assert tunable(repository, "read_text_v1", "cpu").steps == ()
+
+
+def test_readers_share_the_cores(repository):
+    """Their instances are fitted to the machine, as those of other backends."""
+    roomy, small = (fitted(repository, "cpu", Machine(4, gigabytes * 10**9)) for gigabytes in (64, 4))
+    assert roomy.counts == {"read_text_v1": 4, "read_waybill_v1": 4}
+    # A process takes 680 MB, and half of the memory is for all of them.
+    assert (small.counts, small.is_short_of_memory) == ({"read_text_v1": 1, "read_waybill_v1": 1}, True)
+
+
+def test_copy_for_a_new_recogniser_pins_only_that(repository):
+    """The networks for detection and direction stay, in every profile."""
+    write_like(repository / "read_text_v1", PIN, 2, repository / "read_text_v2")
+
+    for profile in ("", "cpu"):
+        document = readable_configs(repository, profile)["read_text_v2"]
+        assert steps_of(document) == [("text_detect", 1), ("text_direction", 1), ("text_recognise", 2)]
+
+
+def test_copy_for_a_waybill_keeps_its_fields(repository):
+    """The file is in the model's folder, which is copied."""
+    pin = Pin("read_waybill_v1", "text_recognise", 1, "", 0)
+    write_like(repository / "read_waybill_v1", pin, 2, repository / "read_waybill_v2")
+
+    assert (repository / "read_waybill_v2" / "waybill.json").is_file()
+
+
+def test_only_reading_itself_needs_the_packages_of_its_extra():
+    """Checks, publishing and the fields of documents work without OpenCV."""
+    program = """
+import sys
+sys.modules["cv2"] = None
+import nereid.cli.main, nereid.publish.publisher, nereid.repository.check, nereid.text.fields.field_search
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_reader_that_the_route_never_called_stays(repository):
+    """It runs the same network, but was not made by publishing; the second version was."""
+    for name, number in (("read_text_v2", 2), ("invoices", 2)):
+        write_like(repository / "read_text_v1", PIN, number, repository / name)
+
+    assert find_parts(repository, "read_text").models == ("read_text_v1", "read_text_v2", "read_text")

@@ -1,0 +1,170 @@
+"""Readers and detectors without Triton: results of every form, and responses of another task."""
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nereid import AsyncDetector, AsyncReader, Detector, Reader
+from nereid.assets import COFFEE
+from nereid.client.classifier_errors import RequestRefused, Unreachable, UnusableImage
+from nereid.client.results.detected_objects import DetectedObject
+from nereid.client.results.text_reading import Correction, Field, TextLine
+from tests.classifiers import Script, serving, tensor_response
+
+PHOTO = COFFEE.read_bytes()
+READ, WAYBILL = ("text", "confidence", "box"), ("text", "confidence", "box", "field")
+DETECT = ("box", "score", "label")
+CORNERS = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
+FIELD = {
+    "name": "tracking_number",
+    "value": "RA123456785CN",
+    "confidence": 0.5,
+    "box": [[1, 2], [5, 2], [5, 4], [1, 4]],
+    "valid": True,
+    "corrected": [{"position": 3, "from": "O", "to": "0"}],
+}
+MISSING = {"name": "weight", "value": None, "confidence": 0, "box": None, "valid": None, "corrected": []}
+
+
+def texts(*values: bytes) -> np.ndarray:
+    """Return the tensor of one image's texts, BYTES [1, n]."""
+    return np.array([values], dtype=object).reshape(1, len(values))
+
+
+def reading(*lines: str, fields: tuple[Any, ...] | None = None) -> bytes:
+    """Return a response with lines of the same box, and with fields."""
+    count = len(lines)
+    box = np.tile(np.array(CORNERS, np.float32), (1, count, 1, 1))
+    tensors = {
+        "text": texts(*(line.encode() for line in lines)),
+        "confidence": np.full((1, count), 0.25, np.float32),
+        "box": box.reshape(1, count, 4, 2),
+    }
+    if fields is not None:
+        tensors["field"] = texts(*(json.dumps(each).encode() for each in fields))
+    return tensor_response(**tensors)
+
+
+def detection(*labels: str) -> bytes:
+    """Return a response with objects of the same box."""
+    count = len(labels)
+    return tensor_response(
+        box=np.tile(np.array([1, 2, 5, 4], np.float32), (1, count, 1)).reshape(1, count, 4),
+        score=np.full((1, count), 0.75, np.float32),
+        label=texts(*(label.encode() for label in labels)),
+    )
+
+
+def scripted(outputs: tuple[str, ...], *steps: Any) -> Script:
+    """Return the script of a model with these outputs."""
+    script = Script(*steps)
+    script.outputs = outputs
+    return script
+
+
+@pytest.mark.parametrize(
+    "lines", [(), ("PRIORITY",), ("快递单号", "两行 text")], ids=["none", "one", "chinese"]
+)
+def test_lines_are_read(lines):
+    """Each line has its text, confidence and corners; an image without text has no lines."""
+    with serving(scripted(READ, reading(*lines))) as url, Reader(url, "http") as reader:
+        found = reader.read(PHOTO)
+
+    assert found.lines == tuple(TextLine(line, 0.25, CORNERS) for line in lines)
+    assert (found.fields, found.model, found.version, found.image) == ((), "read_text", "1", "")
+    assert found.timings.attempts == 1
+
+
+def test_fields_are_read():
+    """A field has its value, checksum and corrections; a field that was not found has None."""
+    script = scripted(WAYBILL, reading(fields=(FIELD, MISSING)))
+    with serving(script) as url, Reader(url, "http", "read_waybill") as reader:
+        found = reader.read(PHOTO)
+
+    corrected = (Correction(3, "O", "0"),)
+    assert found.fields == (
+        Field("tracking_number", "RA123456785CN", 0.5, CORNERS, True, corrected),
+        Field("weight", None, 0.0, None, None),
+    )
+    assert b'"name":"field"' in script.peers[0][1]
+
+
+@pytest.mark.parametrize("labels", [(), ("cat", "7")], ids=["none", "two"])
+def test_objects_are_found(labels):
+    """Each object has its label, score and sides."""
+    with serving(scripted(DETECT, detection(*labels))) as url, Detector(url, "http") as detector:
+        found = detector.detect(PHOTO)
+
+    assert found.objects == tuple(DetectedObject(label, 0.75, (1.0, 2.0, 5.0, 4.0)) for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "missing"),
+    [
+        (Reader, ("scores",), "no output 'text', 'confidence', 'box', it has: scores"),
+        (Reader, DETECT, "no output 'text', 'confidence', it has: box, label, score"),
+        (Detector, READ, "no output 'score', 'label', it has: box, confidence, text"),
+    ],
+    ids=["classifier", "detector", "reader"],
+)
+def test_model_of_another_task_is_refused(kind, outputs, missing):
+    """No image is sent to it, and the message has the outputs."""
+    script = scripted(outputs, reading())
+    with serving(script) as url, kind(url, "http") as client, pytest.raises(RequestRefused, match=missing):
+        client.infer(PHOTO)
+
+    assert script.peers == []
+
+
+BOX = np.zeros((1, 1, 4, 2))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"text": texts(b"a"), "confidence": np.zeros((1, 2)), "box": BOX},
+        {"text": texts(b"a"), "confidence": np.zeros((1, 1)), "box": np.zeros((1, 1, 4))},
+        {"text": texts(b"a"), "confidence": np.zeros((1, 1))},
+        {"text": texts(b"\xff"), "confidence": np.zeros((1, 1)), "box": BOX},
+        {"text": texts(b"a"), "confidence": np.zeros((1, 1)), "box": BOX, "field": texts(b"{}")},
+        {"text": texts(b"a"), "confidence": np.zeros((1, 1)), "box": BOX, "field": texts(b"no JSON")},
+    ],
+    ids=["lengths", "boxes", "missing", "encoding", "field", "json"],
+)
+def test_malformed_reading_is_the_networks_fault(tensors):
+    """Outputs that do not fit together never become a result."""
+    script = scripted(WAYBILL, tensor_response(**tensors))
+    with serving(script) as url, Reader(url, "http") as reader, pytest.raises(Unreachable):
+        reader.read(PHOTO, timeout_s=2)
+
+
+def test_stream_has_an_outcome_for_each_image(tmp_path):
+    """Results and errors come in the order of the images, with their names."""
+    (tmp_path / "a.jpg").write_bytes(PHOTO)
+    images = [tmp_path / "a.jpg", tmp_path / "missing.jpg", PHOTO]
+    with serving(scripted(READ, reading("A"))) as url, Reader(url, "http", concurrency=1) as reader:
+        outcomes = list(reader.read_many(images))
+
+    assert [each.image for each in outcomes] == [str(tmp_path / "a.jpg"), str(images[1]), "images[2]"]
+    assert [type(each) is UnusableImage for each in outcomes] == [False, True, False]
+
+
+def test_asynchronous_clients_return_the_same():
+    """The forms for asyncio have the results of the blocking ones."""
+
+    async def run(url: str, other: str) -> tuple[Any, ...]:
+        async with AsyncReader(url, "http") as reader, AsyncDetector(other, "http") as detector:
+            many = [each.lines[0].text async for each in reader.read_many([PHOTO] * 3)]
+            found = [each.objects[0].label async for each in detector.detect_many([PHOTO])]
+            return (await reader.read(PHOTO)).lines, (await detector.detect(PHOTO)).objects, many, found
+
+    with (
+        serving(scripted(READ, reading("A"))) as url,
+        serving(scripted(DETECT, detection("cat"))) as other,
+    ):
+        lines, objects, many, found = asyncio.run(run(url, other))
+
+    assert (lines[0].text, objects[0].label, many, found) == ("A", "cat", ["A"] * 3, ["cat"])

@@ -1,0 +1,235 @@
+"""Changes of a recogniser's file: the best class of each step, its probability, and the characters."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+from nereid.errors import WrongUsage
+from nereid.publish.intake.dictionary import CURRENT, LABELS
+from nereid.publish.intake.recogniser import adapt, adapt_file, characters_of
+from nereid.text.characters import KEY, Characters, split_characters
+from tests.networks import value
+from tests.recognisers import CHARACTERS, TestRecogniser
+from tests.tables import cases
+
+LINES = np.random.default_rng(3).uniform(-1, 1, (2, 3, 48, 64)).astype(np.float32)
+
+
+@cases(
+    "recogniser",
+    {
+        "old opset": TestRecogniser(opset=11),
+        "axes are an input": TestRecogniser(opset=18),
+        "new opset": TestRecogniser(opset=22),
+        "FP16": TestRecogniser(datatype="FP16"),
+        "FP64": TestRecogniser(datatype="FP64", opset=18),
+        "fixed batch": TestRecogniser(batch=1),
+        "any height": TestRecogniser(shape=(3, "H", "W")),
+        "no space": TestRecogniser(classes=len(CHARACTERS) + 1),
+        "probabilities": TestRecogniser(has_softmax=True),
+        "probabilities in an old opset": TestRecogniser(has_softmax=True, opset=11),
+    },
+)
+def test_best_class_of_each_step(tmp_path, recogniser):
+    """Index and probability equal a float64 reference, for two lines in one batch."""
+    onnx.save(recogniser.build(), tmp_path / "model.onnx")
+
+    activation = "none" if recogniser.has_softmax else "softmax"
+    outputs, changes, _ = adapt_file(tmp_path / "model.onnx", activation=activation)
+
+    assert outputs == ("index", "probability")
+    assert changes
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert session.get_inputs()[0].shape[1:3] == [3, 48]
+    index, probability = session.run(None, {"x": LINES})
+    expected = recogniser.probabilities(LINES)
+    assert (index.dtype, probability.dtype) == (np.int64, np.float32)
+    assert index.tolist() == expected.argmax(2).tolist()
+    # The classes are rounded to half precision in the one with FP16.
+    np.testing.assert_allclose(
+        probability, expected.max(2), rtol=5e-3 if recogniser.datatype == "FP16" else 1e-5
+    )
+
+
+def test_changed_file_stays_as_it_is():
+    """A file that returns the best classes already is not changed again."""
+    model = TestRecogniser(has_softmax=True).build()
+    adapt(model)
+    before = model.SerializeToString()
+
+    outputs, changes, _ = adapt(model)
+
+    assert (outputs, changes) == (("index", "probability"), [])
+    assert model.SerializeToString() == before
+    with pytest.raises(WrongUsage, match=r"append a softmax: .* fix: --activation none if 'probability'"):
+        adapt(model, activation="softmax")
+
+
+def test_given_characters_are_written_to_the_file(tmp_path):
+    """A reader finds them there, line separators of Unicode among them."""
+    onnx.save(TestRecogniser(characters=()).build(), tmp_path / "model.onnx")
+
+    changes = adapt_file(tmp_path / "model.onnx", characters=CHARACTERS).changes
+
+    assert "5 characters are written to the metadata 'character'" in changes
+    assert characters_of(onnx.load(tmp_path / "model.onnx")) == CHARACTERS
+    found = Characters.from_file(tmp_path / "model.onnx")
+    ((text, _),) = found.decode(np.array([[1, 0, 4, 6]]), np.ones((1, 4), np.float32))
+    assert text == "a\u2028 "
+
+
+def test_tensors_get_the_names_of_the_current_version(tmp_path):
+    """A config names them, and the next version must fit it."""
+    onnx.save(TestRecogniser().build(), tmp_path / "model.onnx")
+
+    outputs = adapt_file(tmp_path / "model.onnx", names=("lines", "best", "sure")).outputs
+
+    assert outputs == ("best", "sure")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert [each.name for each in (*session.get_inputs(), *session.get_outputs())] == ["lines", *outputs]
+
+
+ONE_INPUT = r"expected one input for lines of text, FP32 \[N,3,48,width\] with any width, got 'x' FLOAT "
+COUNT = "expected 6 characters, or 5 and a space, for the 7 classes of output 'classes', .* got {} from {}"
+BARE = TestRecogniser(characters=())
+
+
+@cases(
+    ("recogniser", "given", "message"),
+    {
+        "fixed width": (TestRecogniser(shape=(3, 48, 320)), (), ONE_INPUT + r"\[-1,3,48,320\]"),
+        "other height": (TestRecogniser(shape=(3, 32, "W")), (), ONE_INPUT + r"\[-1,3,32,-1\]"),
+        "no characters": (BARE, (), "expected the characters .* fix: --labels"),
+        "too few": (BARE, ("a", "b"), COUNT.format(2, "--labels; fix: --labels")),
+        "wrong metadata": (TestRecogniser(characters=("a",)), (), COUNT.format(1, "the file's metadata")),
+        "others": (TestRecogniser(), ("a",), "expected the 5 characters of .*, got 1 others from --labels"),
+        "two wrong lists": (TestRecogniser(characters=("a",)), ("a", "b"), COUNT.format(2, "--labels")),
+        "empty line": (BARE, ("a", "", "c", "d", "e"), "line of --labels, got an empty line 2; fix: remove"),
+        "empty line in the file": (
+            TestRecogniser(characters=("a", "b", "", "d", "e")),
+            (),
+            "line of the file's metadata 'character', got an empty line 3",
+        ),
+        "blank": (BARE, ("<blank>", *CHARACTERS), "line 1 of --labels, got '<blank>'; fix: remove that line"),
+    },
+)
+def test_file_that_does_not_fit_is_wrong_usage(recogniser, given, message):
+    """The message has what was expected and what came."""
+    model = recogniser.build()
+
+    with pytest.raises(WrongUsage, match=message):
+        adapt(model, characters=given)
+
+
+def test_several_outputs_need_a_choice():
+    """The message lists them."""
+    model = TestRecogniser(has_softmax=True).build()
+    model.graph.output.append(value("logits", "FP32", ["N", "T", 7]))
+
+    with pytest.raises(WrongUsage, match=r"expected one output .* got 'classes' FLOAT .* fix: .* --output"):
+        adapt(model)
+
+    assert adapt(model, "classes")[0] == ("index", "probability")
+
+
+@cases(
+    ("text", "found"),
+    {
+        "LF": ("a\nb\n", ["a", "b"]),
+        "CR LF": ("a\r\nb\r\n", ["a", "b"]),
+        "empty lines at the end": ("a\nb\n\n\n", ["a", "b"]),
+        "space at the end": ("a\n \n", ["a", " "]),
+        "other line breaks": ("a\u2028\n\u0085", ["a\u2028", "\u0085"]),
+        "empty line": ("\na", ["", "a"]),
+    },
+)
+def test_lines_of_a_dictionary(text, found):
+    """Line ends of every system are left out, and all else is a character."""
+    assert split_characters(text) == found
+
+
+def test_labels_replace_metadata_that_does_not_fit():
+    """An exporter may have written the characters of another network."""
+    model = TestRecogniser(characters=("a",)).build()
+
+    changes = adapt(model, characters=CHARACTERS).changes
+
+    assert characters_of(model) == CHARACTERS
+    assert [each.key for each in model.metadata_props] == [KEY]
+    assert "5 characters are written to the metadata 'character'" in changes
+
+
+@cases(
+    ("recogniser", "given", "notes"),
+    {
+        "space": (TestRecogniser(), (), []),
+        "space with a line": (BARE, (*CHARACTERS, " "), []),
+        "no space": (
+            BARE,
+            (*CHARACTERS, "d"),
+            ["the 7 classes are the blank and 6 characters, without a"],
+        ),
+    },
+)
+def test_notes_about_characters(recogniser, given, notes):
+    """A list may be shifted by a line, which no check can find."""
+    found = adapt(recogniser.build(), characters=given).notes
+
+    assert [each[: len(note)] for each, note in zip(found, notes, strict=True)] == notes
+
+
+@cases(
+    ("origin", "message"),
+    {
+        LABELS: (LABELS, "got 2 from --labels; fix: --labels with one character per line"),
+        CURRENT: (
+            CURRENT,
+            "got 2 from the current version; fix: write .* to the file's metadata 'character'",
+        ),
+    },
+)
+def test_message_names_the_origin_of_the_characters(origin, message):
+    """A publication has no option --labels."""
+    with pytest.raises(WrongUsage, match=message):
+        adapt(BARE.build(), characters=("a", "b"), origin=origin)
+
+
+def test_input_of_another_datatype_has_its_own_advice():
+    """A variable batch does not help a network with FP16 inputs."""
+    model = TestRecogniser().build()
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+
+    with pytest.raises(WrongUsage, match=r"got 'x' FLOAT16 .*; fix: export .* with one FP32 input"):
+        adapt(model)
+
+
+def test_best_classes_may_come_in_either_order():
+    """The datatypes tell index and probability apart."""
+    model = TestRecogniser(has_softmax=True).build()
+    adapt(model)
+    index, probability = list(model.graph.output)
+    del model.graph.output[:]
+    model.graph.output.extend([probability, index])
+
+    found = adapt(model)
+
+    assert found.outputs == ("index", "probability")
+    assert [each.split(",")[0] for each in found.notes] == ["the number of characters cannot be checked"]
+
+
+def test_old_file_with_weights_as_inputs_can_be_opened(tmp_path):
+    """Before IR version 4, each initializer had to be an input, too."""
+    model = TestRecogniser(opset=9, batch=1).build()
+    model.ir_version = 3
+    for each in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    onnx.save(model, tmp_path / "model.onnx")
+
+    adapt_file(tmp_path / "model.onnx", activation="softmax")
+
+    onnx.checker.check_model(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    index, _ = session.run(None, {"x": LINES})
+    assert index.tolist() == TestRecogniser().probabilities(LINES).argmax(2).tolist()

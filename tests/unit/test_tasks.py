@@ -1,0 +1,163 @@
+"""What a shadow's comparison and the signals of a response say about each task."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nereid.contract import BOX, CONFIDENCE, FIELD, LABEL, SCORE, SCORES, TEXT
+from nereid.tasks import task_of
+from nereid.tasks.classification_outputs import ClassificationOutputs
+from nereid.tasks.detection_outputs import DetectionOutputs, iou
+from nereid.tasks.reading_outputs import FieldOutputs, ReadingOutputs, edit_distance, error_rate
+from nereid.tasks.task_outputs import Comparison, Incomparable
+from tests.tables import cases
+
+DETECT, READ, FIELDS = DetectionOutputs(), ReadingOutputs(), FieldOutputs()
+
+
+def objects(*found: tuple[tuple[float, float, float, float], float, str]) -> dict[str, np.ndarray]:
+    """Return the response of a detector."""
+    return {
+        BOX: np.array([each[0] for each in found], np.float32).reshape(1, -1, 4),
+        SCORE: np.array([[each[1] for each in found]], np.float32),
+        LABEL: np.array([[each[2].encode() for each in found]], object),
+    }
+
+
+def lines(*texts: str, **fields: str) -> dict[str, np.ndarray]:
+    """Return the response of a reader, with the values of fields."""
+    documents = [json.dumps({"name": name, "value": value}).encode() for name, value in fields.items()]
+    return {
+        TEXT: np.array([[each.encode() for each in texts]], object),
+        CONFIDENCE: np.full((1, len(texts)), 0.9, np.float32),
+        BOX: np.zeros((1, len(texts), 4, 2), np.float32),
+        FIELD: np.array([documents], object),
+    }
+
+
+@cases(
+    "outputs, name",
+    {
+        "classifier": ([SCORES], "classify"),
+        "other name": (["probabilities"], "classify"),
+        "detector": ([LABEL, BOX, SCORE], "detect"),
+        "reader": ([TEXT, CONFIDENCE, BOX], "read"),
+        "reader behind a route": ([TEXT, CONFIDENCE, BOX, "variant", "version"], "read"),
+        "none": ([], "classify"),
+    },
+)
+def test_outputs_determine_the_task(outputs, name):
+    """The names of a model's outputs say what it does; with fields a reader also compares those."""
+    assert task_of(outputs).name == name
+    assert isinstance(task_of([*outputs, FIELD]), FieldOutputs) is (name == "read")
+
+
+CUP = ((0, 0, 10, 10), 0.9, "cup")
+SAUCER = ((20, 20, 40, 30), 0.6, "saucer")
+FAINT = ((50, 50, 60, 60), 0.3, "cup")
+
+
+@cases(
+    "ours, theirs, expected",
+    {
+        "equal": ([CUP, SAUCER], [SAUCER, CUP], Comparison(0.0, True)),
+        "nothing": ([], [], Comparison(0.0, True)),
+        "moved a little": ([CUP], [((0, 0, 10, 8), 0.8, "cup")], Comparison(0.2, True)),
+        "moved away": ([CUP], [((8, 0, 18, 10), 0.9, "cup")], Comparison(1.0, False)),
+        "other label": ([CUP], [((0, 0, 10, 10), 0.9, "mug")], Comparison(1.0, False)),
+        "one missing": ([CUP, SAUCER], [CUP], Comparison(1 / 3, False)),
+        "a faint one missing": ([CUP, FAINT], [CUP], Comparison(1 / 3, True)),
+        "found twice": ([CUP], [CUP, CUP], Comparison(1 / 3, False)),
+        "only theirs": ([], [CUP], Comparison(1.0, False)),
+    },
+)
+def test_detectors_agree_by_their_sure_objects(ours, theirs, expected):
+    """The same label and half of the area in common make two boxes one object."""
+    found = DETECT.compare(objects(*ours), objects(*theirs))
+
+    assert found.is_equal is expected.is_equal
+    assert found.distance == pytest.approx(expected.distance)
+
+
+def test_boxes_that_are_not_numbers_do_not_compare():
+    """A shadow with NaN has failed, and has not disagreed."""
+    broken = objects(((0, 0, np.nan, 1), 0.9, "cup"))
+
+    with pytest.raises(Incomparable, match="expected finite boxes"):
+        DETECT.compare(objects(CUP), broken)
+
+
+def test_overlap_of_boxes():
+    """Intersection over union: 1 for equal boxes, 0 without common area or without any area."""
+    boxes = np.array([[0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 6, 6], [1, 1, 1, 1]], float)
+
+    expected = [[1, 1 / 3, 0, 0], [1 / 3, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    np.testing.assert_allclose(iou(boxes, boxes), expected)
+
+
+@cases(
+    "ours, theirs, expected",
+    {
+        "equal": (["AB", "12"], ["AB", "12"], Comparison(0.0, True)),
+        "nothing": ([], [], Comparison(0.0, True)),
+        "one character": (["AB12"], ["A812"], Comparison(0.25, False)),
+        "a line more": (["AB"], ["AB", "1"], Comparison(0.5, False)),
+        "nothing found": (["AB"], [], Comparison(1.0, False)),
+    },
+)
+def test_readers_agree_by_their_text(ours, theirs, expected):
+    """The distance is the character error rate."""
+    assert READ.compare(lines(*ours), lines(*theirs)) == expected
+
+
+def test_readers_of_fields_agree_by_their_values():
+    """Responses agree if only a line that no field needs has another text."""
+    ours = lines("No 123", "thanks", number="123")
+
+    assert FIELDS.compare(ours, lines("No 123", "thanx", number="123")).is_equal
+    assert not FIELDS.compare(ours, lines("No 123", "thanks", number="128")).is_equal
+
+
+def slow_distance(expected: str, got: str) -> int:
+    """Compute the edit distance from its definition."""
+    row = list(range(len(got) + 1))
+    for i, left in enumerate(expected, 1):
+        new = [i]
+        for j, right in enumerate(got, 1):
+            new.append(min(row[j] + 1, new[-1] + 1, row[j - 1] + (left != right)))
+        row = new
+    return row[-1]
+
+
+@given(st.text("ab文", max_size=12), st.text("ab文", max_size=12))
+def test_edit_distance_is_that_of_the_definition(expected, got):
+    """The vectorised distance equals the plain one."""
+    assert edit_distance(expected, got) == slow_distance(expected, got)
+
+
+def test_long_texts_are_compared_in_part():
+    """A response of any length costs a bounded time."""
+    assert error_rate("a" * 10_000, "a" * 4096 + "b" * 10_000) == 0
+
+
+def test_signals_count_what_was_found():
+    """An image with nothing on it has a count, and no confidence."""
+    found, nothing = DETECT.signals(objects(CUP, FAINT)), DETECT.signals(objects())
+
+    assert found.of_images == {"confidence": [pytest.approx(0.9)], "entropy": (), "found": [2]}
+    assert nothing.of_images == {"confidence": (), "entropy": (), "found": [0]}
+    assert READ.signals(lines()).found == [0]
+    assert DETECT.signals(objects(((0, 0, 1, 1), np.nan, "cup"))) is None
+
+
+def test_first_output_of_any_model_is_compared():
+    """A route in front of a model with other names compares its first output, as before."""
+    task = task_of(["y", "z"])
+
+    assert isinstance(task, ClassificationOutputs)
+    assert task.compare({"y": np.ones((1, 3))}, {"y": np.ones((1, 3))}) == Comparison(0.0, True)
+    with pytest.raises(Incomparable, match=r"expected scores \[1, 3\], got \[1, 4\]"):
+        task.compare({"y": np.ones((1, 3))}, {"y": np.ones((1, 4))})

@@ -1,0 +1,150 @@
+"""Batches of lines, their tensors, and the text of a recogniser's outputs."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from nereid.serving_errors import InvalidConfig
+from nereid.text.characters import Characters, read_metadata
+from nereid.text.detector_input import DetectorInput, network_size, normalised
+from nereid.text.direction import upside_down
+from nereid.text.lines_batch import MAX_PADDING, batches, stacked
+from tests.readers import RECOGNISER
+
+
+def test_batches_have_every_line_once_and_little_padding():
+    """Lines of similar width share a batch, whose width is a multiple of 8."""
+    widths = np.random.default_rng(1).integers(20, 900, 200).tolist()
+
+    found = [*batches(widths, 2000)]
+
+    assert sorted(place for group, _ in found for place in group) == list(range(200))
+    for group, width in found:
+        assert width % 8 == 0
+        assert len(group) == 1 or len(group) * width <= 2000
+        assert max(widths[place] for place in group) <= width
+        assert min(widths[place] for place in group) >= (width - 8) * (1 - MAX_PADDING)
+    assert len(found) < 120
+
+
+def test_no_lines_have_no_batches():
+    """An image without text costs no run of the recogniser."""
+    assert [*batches([])] == []
+
+
+def test_long_line_has_a_batch_of_its_own():
+    """The limit on a batch never leaves a line out."""
+    assert [*batches([3200, 3200], 1000)] == [([0], 3200), ([1], 3200)]
+
+
+def test_stacked_lines_are_normalised_planes():
+    """BGR planes of -1 to 1, with zeros at the right of a shorter line."""
+    line = np.zeros((48, 10, 3), np.uint8)
+    line[..., 0] = 255
+
+    tensor = stacked([line], 16)
+
+    assert (tensor.shape, tensor.dtype) == ((1, 3, 48, 16), np.float32)
+    assert (tensor[0, 2, :, :10] == 1).all()
+    assert (tensor[0, :2, :, :10] == -1).all()
+    assert (tensor[..., 10:] == 0).all()
+
+
+def test_detector_and_lines_are_normalised_equally():
+    """Both inputs have the same layout."""
+    pixels = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
+    # OpenCV multiplies after it subtracts: the last bit of a float32 may differ.
+    np.testing.assert_allclose(normalised(pixels), stacked([pixels], 64), atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((800, 1100), (800, 1088)),
+        ((400, 600), (736, 1088)),
+        ((100, 600), (320, 1984)),
+        ((4000, 3000), (1984, 1504)),
+        ((1, 1), (736, 736)),
+    ],
+    ids=["kept", "enlarged", "long", "reduced", "pixel"],
+)
+def test_detector_sees_multiples_of_32(size, expected):
+    """The shorter side is 736 at least, unless the longer one would exceed 2000."""
+    assert network_size(*size) == expected
+
+
+@pytest.mark.parametrize(
+    "shape", [(20, 1000, 3), (1000, 20, 3), (480, 640, 3)], ids=["wide", "tall", "usual"]
+)
+def test_positions_in_the_detectors_input_are_those_of_the_pixels(shape):
+    """The corners of the image inside its margin are found again."""
+    height, width = shape[:2]
+    prepared = DetectorInput(np.zeros(shape, np.uint8))
+
+    def there(x: float, y: float) -> np.ndarray:
+        return (np.array([x, y]) + prepared.offset_xy) / prepared.scale_xy
+
+    points = np.stack([there(0, 0), there(width, height)])
+    assert (points >= 0).all()
+    assert (points <= np.array(prepared.tensor.shape[:1:-1]) + 1e-3).all()
+    np.testing.assert_allclose(prepared.positions(points), [[0, 0], [width, height]], atol=1e-3)
+
+
+def test_direction_is_asked_in_bounded_batches():
+    """Long lines are squeezed to the network's width."""
+    seen = []
+
+    def network(tensor: np.ndarray) -> np.ndarray:
+        seen.append(tensor.shape)
+        return np.tile([0.25, 0.75], (len(tensor), 1))
+
+    found = upside_down(network, [np.zeros((48, 40 * (1 + place), 3), np.uint8) for place in range(20)])
+
+    assert seen == [(16, 3, 48, 192), (4, 3, 48, 192)]
+    assert (found == 0.75).all()
+
+
+def test_repeated_classes_and_blanks_are_left_out():
+    """A character that is really repeated has a blank between; the confidence is the mean of what is kept."""
+    characters = Characters(["a", "b"])
+    index = np.array([[0, 1, 1, 0, 1, 3, 2], [0, 0, 0, 0, 0, 0, 0]])
+    probability = np.array([[0.1, 0.9, 0.2, 0.1, 0.7, 0.5, 0.3], [0.5] * 7], np.float32)
+
+    (text, confidence), empty = characters.decode(index, probability)
+
+    assert text == "aa b"
+    assert confidence == pytest.approx(0.6)  # float32 inputs
+    assert empty == ("", 0.0)
+
+
+def test_metadata_is_that_of_the_file(tmp_path):
+    """The reader of protobuf skips the network, whatever its fields are."""
+    path = tmp_path / "net.onnx"
+    model = helper.make_model(
+        helper.make_graph([], "g", [], [], [helper.make_tensor("w", TensorProto.FLOAT, [300], [0.5] * 300)])
+    )
+    helper.set_model_props(model, {"character": "a\nß\n中\n", "x": ""})
+    onnx.save(model, str(path))
+
+    assert read_metadata(path) == {"character": "a\nß\n中\n", "x": ""}
+    assert len(Characters.from_file(path)) == 5
+
+
+def test_default_recogniser_has_its_characters():
+    """As many as its published output had classes."""
+    assert len(Characters.from_file(RECOGNISER)) == 18710
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xff", b"\x0b\x00", b"{}", b"\x80" * 50_000_000],
+    ids=["empty", "cut", "group", "text", "endless number"],
+)
+def test_file_without_characters_is_refused(tmp_path, content):
+    """The message names the file."""
+    path = tmp_path / "net.onnx"
+    path.write_bytes(content)
+
+    with pytest.raises(InvalidConfig, match=r"net\.onnx"):
+        Characters.from_file(path)

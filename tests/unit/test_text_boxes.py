@@ -1,0 +1,162 @@
+"""Boxes of text in a probability map, their order, and the crops inside."""
+
+import cv2
+import numpy as np
+import pytest
+
+from nereid.contract import MAX_LINES
+from nereid.text import boxes as finder
+from nereid.text.boxes import clockwise, find_boxes
+from nereid.text.crops import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
+from nereid.text.page_turn import page_turn, positions_before, turned
+from nereid.text.reading_order import reading_order
+
+
+def box(left: float, top: float, right: float, bottom: float) -> np.ndarray:
+    """Return the corners of an upright box, clockwise from its top left."""
+    return np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float32)
+
+
+def probabilities(*regions: tuple[int, int, int, int], level: float = 0.9) -> np.ndarray:
+    """Return a map with regions of text: left, top, right, bottom."""
+    found = np.zeros((300, 400), np.float32)
+    for left, top, right, bottom in regions:
+        found[top:bottom, left:right] = level
+    return found
+
+
+def test_region_gets_a_box_that_is_larger_by_the_learned_distance():
+    """The distance is area × 1.6 / perimeter; the region was dilated by a pixel."""
+    (found,) = find_boxes(probabilities((100, 100, 200, 120)))
+
+    width, height = 100, 20
+    distance = width * height * 1.6 / (2 * (width + height))
+    expected = box(100 - distance, 100 - distance, 200 + distance, 120 + distance)
+    np.testing.assert_allclose(found, expected, atol=0.01)  # OpenCV computes with float32
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [(), ((100, 100, 101, 101),)],
+    ids=["no text", "one pixel"],
+)
+def test_nothing_and_specks_get_no_box(regions):
+    """A map without text is not an error."""
+    assert find_boxes(probabilities(*regions)).shape == (0, 4, 2)
+
+
+def test_unsure_region_gets_no_box():
+    """Its mean probability is below the limit, though each pixel is above the threshold."""
+    assert find_boxes(probabilities((100, 100, 200, 120), level=0.4)).shape == (0, 4, 2)
+
+
+def test_region_inside_of_a_frame_is_found():
+    """A frame is one region: its hole does not count."""
+    found = probabilities((20, 20, 380, 280))
+    found[40:260, 40:360] = 0
+    found[140:160, 150:250] = 0.95
+
+    (inner,) = [each for each in find_boxes(found) if each[0, 0] > 100]
+    assert abs(inner.mean(axis=0) - [200, 150]).max() < 1
+
+
+def test_boxes_are_bounded(monkeypatch):
+    """The largest regions are measured, and the surest ones are returned."""
+    monkeypatch.setattr(finder, "MAX_LINES", 5)
+    monkeypatch.setattr(finder, "MAX_REGIONS", 20)
+    found = probabilities(*((x, y, x + 12, y + 6) for x in range(10, 380, 30) for y in range(10, 290, 20)))
+    found[10:16, 10:24] = 0.99
+
+    boxes = find_boxes(found)
+
+    assert len(boxes) == 5
+    assert boxes[0].min() < 10
+    assert MAX_LINES == 1000
+
+
+def test_corners_are_clockwise_from_the_top_left():
+    """Any order of the corners becomes the same one."""
+    expected = box(10, 20, 90, 50)
+    assert (clockwise(expected[[2, 0, 3, 1]][None])[0] == expected).all()
+
+
+def test_tall_box_runs_along_its_text():
+    """Its first side goes down at its right: the text is turned clockwise, if it is not upside down."""
+    tall, wide = box(10, 10, 30, 90), box(10, 10, 90, 30)
+
+    turned_box, same = along_text(np.stack([tall, wide]))
+
+    assert turned_box.tolist() == [[30, 10], [30, 90], [10, 90], [10, 10]]
+    assert (same == wide).all()
+
+
+@pytest.mark.parametrize(
+    ("corners", "width"),
+    [(box(0, 0, 100, 25), 192), (box(0, 0, 390, 2), MAX_LINE_WIDTH_PX), (box(5, 5, 5, 5), LINE_HEIGHT_PX)],
+    ids=["line", "hair", "point"],
+)
+def test_crop_has_the_height_of_the_network(corners, width):
+    """Its width keeps the ratio, within limits."""
+    assert cut(np.zeros((300, 400, 3), np.uint8), corners).shape == (LINE_HEIGHT_PX, width, 3)
+
+
+def test_crop_is_rectified():
+    """A slanted box becomes an upright line: its left half is black, its right half is white."""
+    pixels = np.zeros((300, 400, 3), np.uint8)
+    corners = np.array([[50, 100], [250, 160], [241, 190], [41, 130]], np.float32)
+    middle = (corners[0] + corners[1]) / 2, (corners[2] + corners[3]) / 2
+    cv2.fillPoly(pixels, [np.array([middle[0], corners[1], corners[2], middle[1]], np.int32)], (255,) * 3)
+
+    line = cut(pixels, corners)
+
+    width = line.shape[1]
+    assert line[8:40, : width // 2 - 10].max() < 60
+    assert line[8:40, width // 2 + 10 : -10].min() > 200
+
+
+@pytest.mark.parametrize("quarters", range(4))
+def test_reading_order_follows_the_text(quarters):
+    """Rows from top to bottom, and from left to right within a row, whichever way the page lies."""
+    rows = [box(10, 10, 90, 30), box(120, 13, 200, 33), box(10, 50, 90, 70), box(130, 47, 200, 67)]
+    width, height = 300, 200
+    page = np.stack(rows)
+    # A page that was turned clockwise: turning it back counter-clockwise gives the upright page.
+    lying_wh = (width, height) if quarters % 2 == 0 else (height, width)
+    lying = positions_before(page, lying_wh, quarters)
+
+    order = reading_order(lying[[2, 1, 3, 0]])
+
+    assert [[2, 1, 3, 0][place] for place in order] == [0, 1, 2, 3]
+    assert page_turn(lying) == quarters
+
+
+def test_slanted_rows_stay_together():
+    """The rows of a page that is slightly turned are those along its text."""
+    angle = np.deg2rad(8)
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]], np.float32)
+    rows = np.stack([box(10, 10, 90, 30), box(400, 10, 480, 30), box(10, 50, 90, 70)]) @ turn
+
+    assert reading_order(rows[::-1]).tolist() == [2, 1, 0]
+
+
+def test_no_lines_have_an_empty_order():
+    """An image without text has no order and no turn."""
+    assert reading_order(np.zeros((0, 4, 2))).shape == (0,)
+    assert page_turn(np.zeros((0, 4, 2))) == 0
+
+
+def test_page_without_a_main_direction_is_not_turned():
+    """Half of the text upright and half of it downwards: nothing says which one is right."""
+    upright, down = box(10, 10, 110, 30), along_text(box(200, 10, 220, 110)[None])[0]
+    assert page_turn(np.stack([upright, down])) == 0
+
+
+@pytest.mark.parametrize("quarters", range(4))
+def test_positions_before_a_turn_are_those_of_the_pixels(quarters):
+    """A white pixel is found again."""
+    pixels = np.zeros((30, 50, 3), np.uint8)
+    pixels[7, 12] = 255
+
+    y, x, _ = np.argwhere(turned(pixels, quarters))[0]
+
+    assert positions_before(np.array([x, y]), (50, 30), quarters).tolist() == [12, 7]

@@ -1,0 +1,26 @@
+"""Text for consumers that do not read UTF-8."""
+
+import re
+
+import pytest
+
+from nereid.tasks.text_encoding import NotInEncoding, encode_gbk
+
+
+def test_chinese_text_is_encoded():
+    """GBK has two bytes for a Chinese character, and ASCII as it is."""
+    assert encode_gbk("收件人 A1") == b"\xca\xd5\xbc\xfe\xc8\xcb A1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ok 😀", "GBK has no 😀 (U+1F600) at character 3"),
+        ("Łódź", "GBK has no Ł (U+0141) at character 0"),
+        ("a\udc80", r"GBK has no \udc80 (U+DC80) at character 1"),
+    ],
+)
+def test_missing_character_is_named(text, message):
+    """The error has the character, its code and its place."""
+    with pytest.raises(NotInEncoding, match=re.escape(message)):
+        encode_gbk(text)

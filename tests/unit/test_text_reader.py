@@ -1,0 +1,344 @@
+"""The reader of text with the default networks."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nereid.contract import MAX_LINES
+from nereid.imaging.decode import Limits
+from nereid.imaging.probe_image import ProbeImage
+from nereid.serving_errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidImage,
+    InvalidRequest,
+    ServingError,
+)
+from nereid.text.characters import Characters
+from nereid.text.line import Line
+from nereid.text.reader import Networks
+from nereid.text.stages import STAGES
+from tests.readers import LINES, RECOGNISER, encoded, networks, page, reader
+
+ROTATION = 0x0112
+
+
+def texts(outcome: list[Line] | ServingError) -> list[str]:
+    """Return the lines without their spaces, which the network sometimes leaves out."""
+    assert isinstance(outcome, list), outcome
+    return [line.text.replace(" ", "") for line in outcome]
+
+
+@cache
+def plain() -> list[Line]:
+    """Return the lines of the upright page."""
+    (found,) = reader().read([encoded(page())])
+    assert isinstance(found, list)
+    return found
+
+
+EXPECTED = [line.replace(" ", "") for line in LINES]
+
+
+def test_lines_are_read_in_order():
+    """Text, confidence and box of each line."""
+    found = plain()
+
+    assert texts(found) == EXPECTED
+    assert all(0.9 < line.confidence <= 1 for line in found)
+    tops = [line.box[0, 1] for line in found]
+    assert tops == sorted(tops)
+    for line, top in zip(found, (20, 84, 148), strict=True):
+        assert line.box.shape == (4, 2)
+        assert abs(line.box[0] - (30, top)).max() < 15
+
+
+@pytest.mark.parametrize("quarters", range(4))
+def test_rotated_pages_are_read_like_upright_ones(quarters):
+    """The boxes are those of the rotated image, clockwise from the text's top left."""
+    upright = page()
+    rotated = upright.rotate(90 * quarters, expand=True)
+
+    (found,) = reader().read([encoded(rotated)])
+
+    assert texts(found) == EXPECTED
+    along = found[0].box[1] - found[0].box[0]
+    direction = [(1, 0), (0, -1), (-1, 0), (0, 1)][quarters]
+    assert along @ direction > 0.95 * np.linalg.norm(along)
+
+
+def first_is_turned(lines: np.ndarray) -> np.ndarray:
+    """Say that the first line is upside down, as a network for directions."""
+    return np.array([[0, 1], *[[1, 0]] * (len(lines) - 1)], np.float32)
+
+
+def test_line_that_the_network_turns_wrongly_is_read_upright():
+    """Text, confidence and box are those of the better direction."""
+    default = networks()
+
+    (found,) = reader(other=Networks(default.detect, first_is_turned, default.recognise)).read(
+        [encoded(page())]
+    )
+
+    assert isinstance(found, list)
+    assert texts(found) == EXPECTED
+    for mine, other in zip(found, plain(), strict=True):
+        assert np.array_equal(mine.box, other.box)
+
+
+def test_blank_does_not_replace_a_text():
+    """A line that the network turns wrongly may seem to be a certain space; its text counts all the same."""
+    default = networks()
+    characters = Characters.from_file(RECOGNISER)
+
+    def recognise(lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Be certain of a space in the line that is upside down."""
+        index, probability = default.recognise(lines)
+        found = [text.replace(" ", "") for text, _ in characters.decode(index, probability)]
+        is_turned = np.array([text not in EXPECTED for text in found])
+        index[is_turned], probability[is_turned] = len(characters) - 1, 1
+        return index, probability
+
+    (found,) = reader(other=Networks(default.detect, first_is_turned, recognise)).read([encoded(page())])
+
+    assert texts(found) == EXPECTED
+
+
+def test_single_line_upside_down_is_read():
+    """Its box begins at the text's own top left, which is at the bottom right."""
+    mixed = page()
+    mixed.paste(mixed.crop((0, 66, 640, 130)).rotate(180), (0, 66))
+
+    (found,) = reader().read([encoded(mixed)])
+
+    assert isinstance(found, list)
+    assert sorted(texts(found)) == sorted(EXPECTED)
+    (turned,) = [line for line in found if line.text.replace(" ", "") == EXPECTED[1]]
+    assert turned.box[0, 0] > turned.box[1, 0]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_boxes_are_those_of_the_upright_image(orientation):
+    """The tag for the orientation is applied first: pixels that are stored differently give equal boxes."""
+    upright = page()
+    stored = {
+        1: upright,
+        2: upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        3: upright.transpose(Image.Transpose.ROTATE_180),
+        4: upright.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+        5: upright.transpose(Image.Transpose.TRANSPOSE),
+        6: upright.transpose(Image.Transpose.ROTATE_90),
+        7: upright.transpose(Image.Transpose.TRANSVERSE),
+        8: upright.transpose(Image.Transpose.ROTATE_270),
+    }[orientation]
+    exif = Image.Exif()
+    exif[ROTATION] = orientation
+
+    (tagged,) = reader().read([encoded(stored, exif=exif)])
+
+    assert texts(tagged) == EXPECTED
+    for one, other in zip(plain(), tagged, strict=True):
+        np.testing.assert_allclose(one.box, other.box)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.new("RGB", (300, 200), "white"),
+        Image.new("RGB", (1, 1)),
+        Image.new("RGB", (3, 900), "white"),
+        Image.new("L", (2000, 1), 255),
+    ],
+    ids=["empty", "pixel", "tall strip", "wide strip"],
+)
+def test_images_without_text_have_no_lines(image):
+    """That is not an error."""
+    assert reader().read([encoded(image)]) == [[]]
+
+
+def test_large_image_is_read_from_fewer_pixels():
+    """Its boxes are in pixels of the original."""
+    large = page(size_px=200, width=4400)
+
+    (found,) = reader().read([encoded(large, "JPEG")])
+
+    assert texts(found) == EXPECTED
+    assert found[2].box.max() > 1100
+
+
+def test_strip_is_read():
+    """One line that fills its image."""
+    line = page(("ONE LINE 42",), 40).crop((20, 15, 330, 70))
+    (found,) = reader().read([encoded(line)])
+    assert texts(found) == ["ONELINE42"]
+
+
+def test_bad_images_fail_alone():
+    """An error that came instead of an image stays what it is."""
+    refused = InvalidRequest("expected one image per request, got 2")
+
+    good, damaged, error, too_large = reader(Limits(max_image_pixels=150 * 640 * 3)).read(
+        [encoded(page()), b"no image", refused, encoded(Image.new("1", (2000, 2000)))]
+    )
+
+    assert texts(good) == EXPECTED
+    assert isinstance(damaged, InvalidImage)
+    assert error is refused
+    assert isinstance(too_large, InvalidImage)
+
+
+def test_images_share_batches_of_lines():
+    """Lines of equal width from several images are read in one run, with the same result."""
+    runs = []
+    default = networks()
+
+    def recognise(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        runs.append(len(tensor))
+        return default.recognise(tensor)
+
+    many = reader(other=Networks(default.detect, default.direction, recognise))
+    image = encoded(page(("RB123456785GB",)))
+
+    alone = many.read([image])
+    together = many.read([image] * 4)
+
+    assert runs == [1, 4]
+    for found in together:
+        assert [line.text for line in found] == [line.text for line in alone[0]]
+        # Kernels may differ with the size of a batch.
+        assert found[0].confidence == pytest.approx(alone[0][0].confidence, abs=1e-5)
+
+
+def test_expired_request_is_not_read_on():
+    """Its check fails between two stages; the other image is read."""
+    calls = []
+
+    def expired() -> None:
+        calls.append(1)
+        raise DeadlineExceeded("expired while queued for an instance")
+
+    late, good = reader().read([encoded(page())] * 2, [expired, lambda: None])
+
+    assert isinstance(late, DeadlineExceeded)
+    assert texts(good) == EXPECTED
+    assert calls == [1]
+
+
+def test_failing_recogniser_fails_the_images_with_lines():
+    """An image without text is still answered."""
+    default = networks()
+
+    def fail(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise InferenceFailed("out of memory")
+
+    def expired() -> None:
+        raise DeadlineExceeded("expired while queued for an instance")
+
+    failing = reader(other=Networks(default.detect, default.direction, fail))
+    label, blank = encoded(page()), encoded(Image.new("RGB", (300, 200), "white"))
+
+    with_text, empty, late, damaged = failing.read(
+        [label, blank, label, label[:50]], [lambda: None, lambda: None, expired, lambda: None]
+    )
+
+    assert isinstance(with_text, InferenceFailed)
+    assert empty == []
+    # Their own errors say whose fault it is.
+    assert isinstance(late, DeadlineExceeded)
+    assert isinstance(damaged, InvalidImage)
+
+
+def test_request_that_expires_before_its_lines_are_read_keeps_its_error():
+    """The failure of a recogniser belongs to the images that still wait for it."""
+    default, looks = networks(), iter((False, True))
+
+    def expires() -> None:
+        if next(looks):
+            raise DeadlineExceeded("expired while it was read")
+
+    def fail(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise InferenceFailed("out of memory")
+
+    failing = reader(other=Networks(default.detect, default.direction, fail))
+    image = encoded(page(("RB123456785GB",)))
+
+    late, waiting = failing.read([image, image], [expires, lambda: None])
+
+    assert isinstance(late, DeadlineExceeded)
+    assert isinstance(waiting, InferenceFailed)
+
+
+def test_noise_is_bounded():
+    """A page of specks has at most `MAX_LINES` lines, and ends."""
+    noise = np.random.default_rng(3).integers(0, 2, (400, 400), np.uint8) * 255
+    (found,) = reader().read([encoded(Image.fromarray(noise))])
+    assert isinstance(found, list)
+    assert len(found) <= MAX_LINES
+
+
+def test_stages_and_signals_are_reported():
+    """Each stage has a time, and the image has its signals."""
+    signals = []
+    measured = reader(sink=signals.append)
+
+    measured.read([encoded(page())])
+
+    (times,) = measured.times
+    assert tuple(times.milliseconds()) == STAGES
+    assert [span["name"] for span in times.spans()][:2] == ["decode", "detect"]
+    assert times.spans()[0]["about"]["width"] == 640
+    assert signals[0]["megapixels"] == pytest.approx(640 * 232 / 1e6)
+
+
+def test_each_image_has_its_own_networks():
+    """The networks of an image find its lines; lines that are read together go to those of the first one."""
+    default, called = networks(), []
+
+    def named(name):
+        def seen(step, network):
+            def run(tensor):
+                called.append((name, step, len(tensor)))
+                return network(tensor)
+
+            return run
+
+        return Networks(
+            seen("detect", default.detect),
+            seen("direction", default.direction),
+            seen("recognise", default.recognise),
+        )
+
+    image = encoded(page(["HELLO WORLD 2026"]))
+    found = reader().read([image, b"no image", image], None, [named("a"), named("b"), named("c")])
+
+    assert [texts(found[place]) for place in (0, 2)] == [["HELLOWORLD2026"]] * 2
+    assert called == [
+        ("a", "detect", 1),
+        ("a", "direction", 1),
+        ("c", "detect", 1),
+        ("c", "direction", 1),
+        ("a", "recognise", 2),
+    ]
+
+
+def test_health_check_runs_every_network_on_a_small_picture():
+    """It is cheap, and has no signals."""
+    shapes, signals, default = [], [], networks()
+
+    def seen(network):
+        def run(tensor):
+            shapes.append(tensor.shape)
+            return network(tensor)
+
+        return run
+
+    watched = Networks(seen(default.detect), seen(default.direction), seen(default.recognise))
+    probed = reader(other=watched, sink=signals.append)
+
+    (found,) = probed.read([ProbeImage(encoded(page()))])
+
+    assert isinstance(found, list)
+    assert shapes == [(1, 3, 64, 64), (1, 3, 48, 192), (1, 3, 48, 64)]
+    assert signals == []

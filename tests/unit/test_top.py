@@ -1,0 +1,353 @@
+"""The values of `nereid top` from two readings, and its screen."""
+
+import io
+import json
+import re
+from dataclasses import asdict, fields, is_dataclass, replace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from nereid.assets import REPOSITORY
+from nereid.cli.main import app
+from nereid.cli.observe_commands.top_view import MODELS, ROUTES, view
+from nereid.observe import top_values
+from nereid.observe.machine import MachineReading, read_machine
+from nereid.observe.metric_growth import MetricsPage
+from nereid.observe.top import measure
+from nereid.observe.top_reading import GatewayReading, Reading
+from nereid.observe.top_values import Top, TopModel, TopVariant
+from nereid.routing.assignment import parse_route
+from nereid.server.ports import Ports
+from nereid.server.run_dir import GatewayRecord, ServerRecord
+from nereid.server.supervision.process_usage import Usage
+from nereid.triton.stub_processes import Process
+from tests.conftest import ROOT
+
+RECORD = ServerRecord(50, "127.0.0.1", Ports(8000, 8001, 8002), "/models", "cpu", "secret", 8003)
+GATEWAY = GatewayRecord(60, "127.0.0.1", 8080)
+ROUTE = parse_route(
+    json.dumps(
+        {
+            "generation": 3,
+            "default": "v1",
+            "salts": {"variants": "a", "shadows": "b"},
+            "variants": [
+                {"name": "v1", "model": "dogs_v1", "version": 1, "weight": 3},
+                {"name": "v2", "model": "dogs_v2", "version": 1, "weight": 1},
+            ],
+            "shadows": [{"name": "next", "model": "dogs_v3", "version": 1, "percent": 20}],
+        }
+    ).encode()
+)
+
+
+def page(read_s: float, text: str) -> MetricsPage:
+    """Return a page of the server with a route, and more lines."""
+    return MetricsPage.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}', read_s)
+
+
+def requests(v1: int, v2: int, failed: int = 0, instance: str = "a") -> str:
+    """Return the counts of a route's variants."""
+    template = 'nereid_route_requests_total{{model_instance="{}",route="dogs",variant="{}",outcome="{}"}} {}'
+    rows = (("v1", "ok", v1), ("v2", "ok", v2), ("v2", "inference_failed", failed), ("v2", "overloaded", 1))
+    return "\n".join(template.format(instance, *row) for row in rows)
+
+
+def model(name: str, count: int, queue_us: int = 0, compute_us: int = 0, runs: int = 0) -> str:
+    """Return Triton's counts of a model."""
+    values = {
+        "request_success": count,
+        "queue_duration_us": queue_us,
+        "compute_input_duration_us": compute_us,
+        "compute_infer_duration_us": compute_us,
+        "compute_output_duration_us": compute_us,
+        "count": 2 * count,
+        "exec_count": runs,
+        "pending_request_count": 3,
+    }
+    labels = f'model="{name}",version="1"'
+    return "\n".join(f"nv_inference_{each}{{{labels}}} {value}" for each, value in values.items())
+
+
+def usage(pid: int, name: str, cpu_s: float, version: int = 0) -> Usage:
+    """Return the use of a process."""
+    return Usage(Process(pid, pid), name, version, cpu_s, 1000 * pid)
+
+
+def reading(read_s: float, text: str = "", **changed: object) -> Reading:
+    """Return a reading of a ready server."""
+    machine = MachineReading(
+        {0: (int(10 * read_s), int(100 * read_s))}, (1.0, 2.0, 3.0), 8000, 6000, 2.0, None
+    )
+    plain = Reading(read_s, RECORD, page(read_s, text), "", 60.0, {}, (), machine, [], {"dogs": ROUTE}, {})
+    return replace(plain, **changed)  # type: ignore[arg-type]
+
+
+def variant(found: Top, name: str) -> TopVariant:
+    """Return a variant of the only route."""
+    (route,) = found.routes
+    return next(each for each in route.variants if each.name == name)
+
+
+def test_variants_have_their_part_of_the_growth():
+    """Weights come from the file; rates and shares are those of the interval; overload is not an error."""
+    found = measure(
+        reading(10, requests(100, 100)),
+        reading(12, requests(130, 110, failed=4) + "\n" + requests(10, 0, instance="b")),
+    )
+
+    first, second = variant(found, "v1"), variant(found, "v2")
+    assert found.seconds == 2
+    assert (first.weight, first.expected_share, first.requests_per_s) == (3, 0.75, 20.0)
+    # 40 and 15, since the second instance's rejected request is new.
+    assert first.share == pytest.approx(40 / 55)
+    assert (second.requests_per_s, second.errors_per_s) == (7.5, 2.0)
+    assert (first.model, first.version, first.breaker) == ("dogs_v1", 1, None)
+
+
+def test_a_variant_that_left_the_file_is_shown_while_it_answers():
+    """It has no weight; a route without a readable file has only such variants."""
+    text = 'nereid_route_requests_total{route="dogs",variant="old",outcome="ok"} 8'
+
+    found = measure(reading(10), reading(12, text))
+    unreadable = measure(reading(10), reading(12, text, routes={}))
+
+    assert (variant(found, "old").weight, variant(found, "old").requests_per_s) == (None, 4.0)
+    assert [each.name for each in unreadable.routes[0].variants] == ["old"]
+
+
+def test_latency_is_that_of_successful_requests():
+    """Failed requests have their own series, and the breaker's most open state counts."""
+    text = "\n".join(
+        f'nereid_route_request_duration_seconds_bucket{{route="dogs",variant="v1",outcome="{outcome}",'
+        f'le="{bound}"}} {count}'
+        for outcome, counts in {"ok": (100, 100), "inference_failed": (0, 900)}.items()
+        for bound, count in zip(("0.01", "+Inf"), counts, strict=True)
+    )
+    states = "\n".join(
+        f'nereid_route_breaker_state{{route="dogs",variant="v1",model_instance="{each}"}} {each}'
+        for each in (0, 2, 1)
+    )
+
+    found = variant(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
+
+    assert (found.p50_ms, found.p99_ms) == (pytest.approx(5), pytest.approx(9.9))
+    assert found.breaker == "open"
+
+
+def test_shadow_agrees_as_a_share_of_the_compared():
+    """Mirrored requests that were dropped do not count."""
+    rows = {"agreed": 6, "disagreed": 1, "failed": 1, "shed": 90}
+    text = "\n".join(
+        f'nereid_route_shadow_requests_total{{route="dogs",shadow="next",outcome="{each}"}} {count}'
+        for each, count in rows.items()
+    )
+
+    (shadow,) = measure(reading(10), reading(12, text)).routes[0].shadows
+
+    assert (shadow.name, shadow.percent, shadow.agreement, shadow.requests_per_s) == ("next", 20.0, 0.75, 4.0)
+
+
+def test_models_have_means_of_the_interval():
+    """Durations are divided by requests, rows by runs; processes are those of the same version."""
+    before = reading(10, model("dogs_v1", 100, 5000, 1000, 10), usage=[usage(7, "dogs_v1", 1.0, 1)])
+    after = reading(
+        12,
+        model("dogs_v1", 110, 25_000, 11_000, 15) + "\n" + model("cats", 0),
+        usage=[usage(7, "dogs_v1", 1.5, 1), usage(8, "dogs_v1", 0.5, 1), usage(9, "dogs_v1", 9.0, 2)],
+    )
+
+    idle, busy = measure(before, after).models
+
+    assert busy == TopModel("dogs_v1", 1, 2, 5.0, 2.0, 3.0, 4.0, 3.0, 50.0, 15_000)
+    assert idle == TopModel("cats", 1, None, 0.0, None, None, None, 3.0, None, None)
+
+
+def test_a_restart_is_named_and_its_counts_are_new():
+    """The new server has counted only since its start, which lies in the interval."""
+    found = measure(
+        reading(10, requests(100, 100)), reading(12, requests(104, 0), record=replace(RECORD, pid=51))
+    )
+
+    assert variant(found, "v1").requests_per_s == 52.0
+    assert found.notes == ["tritonserver restarted: pid 50 became 51"]
+    assert measure(reading(10, record=None, page=None), reading(12)).notes == []
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_without_two_pages_there_are_no_rates(side):
+    """While the server does not respond, the rest is still shown, and nothing is guessed."""
+    missing = {"page": None, "trouble": "no metrics", "reasons": {"server": "no metrics"}}
+    both = {"before": reading(10), "after": reading(12)}
+    both[side] = replace(both[side], **missing)
+
+    found = measure(both["before"], both["after"])
+
+    assert (found.seconds, found.routes, found.models) == (None, [], [])
+    assert found.server.ready == (side == "before")
+    assert found.machine is not None
+
+
+def test_cores_are_busy_by_their_growth():
+    """A core that worked 20 of 200 ticks was busy for a tenth of the time."""
+    found = measure(reading(10), reading(12)).machine
+
+    assert found is not None
+    assert (list(found.cores_busy), found.limit_cores, found.limit_memory_bytes) == ([0.1], 2.0, None)
+
+
+def test_gpus_are_those_of_triton():
+    """Each has a row by its id; values that Triton does not report are unknown."""
+    text = 'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5\nnv_gpu_power_usage{gpu_uuid="GPU-2"} 70'
+    found = measure(reading(10), reading(12, text)).machine
+
+    assert found is not None
+    assert [(each.uuid, each.busy, each.power_w) for each in found.gpus] == [
+        ("GPU-1", 0.5, None),
+        ("GPU-2", None, 70.0),
+    ]
+
+
+def test_the_machine_itself_can_be_read():
+    """The kernel's files have the expected form; a process that has ended leaves the own limits."""
+    found = read_machine(2**30)
+
+    assert found.cores
+    assert all(0 <= busy <= total for busy, total in found.cores.values())
+    assert 0 < found.available_bytes < found.memory_bytes
+
+
+def gateway(read_s: float, predicted: int, shed: int, trouble: str = "") -> GatewayReading:
+    """Return a reading of a gateway that also answers health checks."""
+    text = f"""nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="ok"}} {predicted}
+nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="overloaded"}} {shed}
+nereid_gateway_requests_total{{endpoint="/metrics",model="",outcome="ok"}} {predicted * 1000}
+nereid_gateway_in_flight 4
+nereid_gateway_limit 24"""
+    return GatewayReading(GATEWAY, None if trouble else MetricsPage.parse(text, read_s), trouble, [])
+
+
+def test_gateway_counts_requests_of_models():
+    """Health checks and metrics pages are not traffic."""
+    before, after = (
+        reading(10, gateways=[gateway(10, 100, 0)]),
+        reading(12, gateways=[gateway(12, 140, 6)]),
+    )
+
+    (found,) = measure(before, after).gateways
+
+    assert (found.requests_per_s, found.shed_per_s, found.in_flight, found.waiting) == (23.0, 3.0, 4.0, None)
+
+
+def test_gateway_without_a_page_has_a_reason():
+    """The values are unknown, not zero."""
+    closed = gateway(12, 0, 0, "its metrics need a key")
+
+    (found,) = measure(reading(10, gateways=[closed]), reading(12, gateways=[closed])).gateways
+
+    assert (found.trouble, found.requests_per_s, found.limit) == ("its metrics need a key", None, None)
+
+
+def lines(found: Top, width: int, height: int | None = None) -> list[str]:
+    """Return the screen as the lines of a terminal."""
+    console = Console(file=(file := io.StringIO()), width=width, force_terminal=False)
+    console.print(view(found, width, height, "every 2 s; q ends"))
+    return file.getvalue().splitlines()
+
+
+def full(models: int = 3) -> Top:
+    """Return values with large numbers, long names and a reason."""
+    text = "\n".join(
+        model(f"a-rather-long-name-of-a-model-{number}", 10**6 * (number + 1), 10**9, 10**9, 10**5)
+        for number in range(models)
+    )
+    return measure(
+        reading(10, gateways=[gateway(10, 0, 0)], usage=[usage(5, "tritonserver", 0)]),
+        reading(
+            12,
+            requests(10**6, 10**6) + "\n" + text,
+            reasons={
+                "dogs": "the process of 'dogs_0_0' is dead, and this text is longer than any terminal " * 3
+            },
+            gateways=[gateway(12, 10**6, 10**6)],
+            usage=[usage(5, "tritonserver", 3), usage(6, "supervisor", 0)],
+        ),
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_no_line_is_wrapped(width):
+    """Each line and each row takes one line of the terminal, and numbers are not cut."""
+    shown = lines(full(), width)
+
+    assert max(map(len, shown)) <= width
+    assert len(shown) == len(lines(full(), 1000))
+    row = next(line for line in shown if line.startswith("dogs") and "v1" in line)
+    assert "500k" in row
+    assert ("dogs_v1" in row) == (width >= 100)
+    numbers = [line.split()[1:] for line in shown if line.startswith("a-rather")]
+    assert numbers == [
+        ["1", "-", "500k", "1.00", "3.00", "20.0", "3", "-", "-"],
+        ["1", "-", "1000k", "0.50", "1.50", "40.0", "3", "-", "-"],
+        ["1", "-", "1500k", "0.33", "1.00", "60.0", "3", "-", "-"],
+    ]
+
+
+def test_screen_fits_its_height():
+    """Models that do not fit are counted; the busiest stay."""
+    shown = lines(full(models=40), 80, 24)
+
+    assert len(shown) <= 24
+    assert re.match("… [0-9]+ more models", shown[-2])
+    assert any("20000k" in line for line in shown)
+    assert shown[-1].startswith("every 2 s")
+
+
+def test_screen_names_what_is_wrong():
+    """The first lines are the state of the server, with each reason."""
+    first, second, *_ = lines(full(), 200)
+
+    assert first.startswith("not ready  up 1 min  profile cpu  127.0.0.1 http 8000")
+    assert second.startswith("  dogs: the process of 'dogs_0_0' is dead")
+
+
+def keys(kind: type) -> set[str]:
+    """Return the names of the fields of a value and of the values inside it."""
+    inside = [each for each in vars(top_values).values() if isinstance(each, type) and is_dataclass(each)]
+    return {field.name for each in (kind, *inside) for field in fields(each)}
+
+
+def test_every_key_of_the_json_is_documented():
+    """Scripts depend on the keys, so the page lists all of them, and no other."""
+    text = (ROOT / "docs" / "top.md").read_text().partition("## JSON")[2]
+    named = {
+        name
+        for cell in re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", cell)
+    }
+
+    assert named == keys(Top)
+    json.dumps(asdict(full()))
+
+
+def test_the_picture_shows_the_present_columns():
+    """`make pictures` has been run since the last change of the tables; the picture fetches nothing."""
+    text = (ROOT / "docs" / "top.svg").read_text().replace("&#160;", " ")
+    headings = {column.heading for column in (*ROUTES, *MODELS)} - {"agree"}
+
+    assert {heading for heading in headings if heading not in text} == set()
+    assert re.findall(r"url\((?!#)|href=|@import", text) == []
+
+
+def test_without_a_server_the_command_fails(tmp_path):
+    """The error is that of other commands."""
+    words = ["top", "--once", "--repository", str(REPOSITORY)]
+
+    shown = CliRunner().invoke(app, words, env={"XDG_RUNTIME_DIR": str(tmp_path)})
+
+    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (
+        1,
+        f"error: no server of '{REPOSITORY}' runs; fix: nereid serve",
+    )

@@ -1,0 +1,364 @@
+"""Traces in memory: contexts, lines of requests, and the choice of the traces to keep."""
+
+import json
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nereid.tracing import collector, record_file, request_lines
+from nereid.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, Traces
+from nereid.tracing.context import TraceContext, begin, new_trace, parse
+from nereid.tracing.record_file import RecordFile, read
+from nereid.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, harmless
+from tests.routes import wait_until
+from tests.tables import cases
+
+TRACE, SPAN = "a" * 32, "b" * 16
+MS = 10**6
+
+
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=8, max_size=8), st.booleans())
+def test_context_survives_its_header(trace, span, is_sampled):
+    """A context that is written and read again is the same, unless an id is all zero."""
+    context = TraceContext(trace.hex(), span.hex(), is_sampled)
+
+    assert parse(str(context)) == (context if any(trace) and any(span) else None)
+
+
+@cases(
+    ("header", "is_valid"),
+    {
+        "future version": (f"cc-{TRACE}-{SPAN}-01-more", True),
+        "unknown flags": (f"00-{TRACE}-{SPAN}-fe", True),
+        "invalid version": (f"ff-{TRACE}-{SPAN}-01", False),
+        "more in version 0": (f"00-{TRACE}-{SPAN}-01-more", False),
+        "upper case": (f"00-{TRACE.upper()}-{SPAN}-01", False),
+        "zero trace": (f"00-{'0' * 32}-{SPAN}-01", False),
+        "zero span": (f"00-{TRACE}-{'0' * 16}-01", False),
+        "newline": (f"00-{TRACE}-{SPAN}-01\n", False),
+        "empty": ("", False),
+    },
+)
+def test_valid_headers_are_accepted(header, is_valid):
+    """The rules of W3C Trace Context decide."""
+    assert (parse(header) is not None) == is_valid
+
+
+def test_child_is_another_span_of_the_trace():
+    """Trace and sampling stay, the span is new."""
+    parent = new_trace(is_sampled=True)
+    child = parent.child()
+
+    assert (child.trace_id, child.is_sampled) == (parent.trace_id, True)
+    assert child.span_id != parent.span_id
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_share_of_new_traces(share):
+    """A new trace is sampled by its share; one that a caller began keeps the caller's choice."""
+    assert all(begin(None, share)[0].is_sampled == bool(share) for _ in range(100))
+    context, parent = begin(parse(f"00-{TRACE}-{SPAN}-01"), share)
+    assert (context.trace_id, context.is_sampled, parent) == (TRACE, True, SPAN)
+
+
+def test_records_without_a_collector_are_bounded():
+    """A process whose collector is gone keeps a bounded number of records."""
+    tracer = Tracer("/nowhere", Sampling())
+    for number in range(3 * MAX_WAITING):
+        tracer.send({"trace": str(number)})
+
+    assert len(tracer._waiting) <= MAX_WAITING
+
+
+def record(kind, name, span, parent, begin, end, **more):
+    """Return a record of a span between two times in ms."""
+    ids = {"trace": TRACE, "span": span, "parent": parent, "about": {}}
+    return {"kind": kind, "name": name, **ids, "begin": begin * MS, "end": end * MS, **more}
+
+
+def part(name, begin, end, **more):
+    """Return an inner span between two times in ms."""
+    return {"name": name, "begin": begin * MS, "end": end * MS, **more}
+
+
+GATEWAY = record(
+    "gateway",
+    "gateway /predict",
+    "g",
+    "",
+    0,
+    100,
+    id="mine",
+    inner=[part("receive", 0, 5), part("admission", 5, 8, of="i"), part("inference", 8, 99, span="i")],
+)
+ROUTE = record("route", "route r", "r", "i", 10, 95, inner=[part("attempt v1", 12, 92, span="t")])
+MODEL = record(
+    "model",
+    "m",
+    "m",
+    "t",
+    30,
+    90,
+    about={"batch_size": 2, "core_wait_ms": 1.5},
+    inner=[
+        part("decode", 31, 41, about={"format": "PNG", "bytes": 9}),
+        part("resize", 41, 43),
+        part("network", 45, 85),
+    ],
+)
+
+
+def lines(*records):
+    """Return the lines of records."""
+    return list(request_lines.request_lines(records))
+
+
+def encoded(*records):
+    """Return records as they are sent."""
+    return [json.dumps(each).encode() for each in records]
+
+
+def test_line_divides_the_time_of_a_request():
+    """The stages are disjoint, and the remainder is less than the gateway's own work."""
+    (line,) = lines(MODEL, GATEWAY, ROUTE)
+
+    assert line["stages_ms"] == {
+        "receive": 5,
+        "admission": 3,
+        "transport": 6,
+        "route": 5,
+        "queue": 18,
+        "decode": 10,
+        "resize": 2,
+        "network": 40,
+        "model": 8,
+        "response": 2,
+    }
+    assert (line["ms"], line["request_id"], line["batch_size"]) == (100, "mine", 2)
+    assert sum(line["stages_ms"].values()) == 99
+
+
+def test_steps_of_an_ensemble_are_added():
+    """The time between two steps is its own stage."""
+    first = MODEL | {"end": 60 * MS, "inner": MODEL["inner"][:2]}
+    second = record("model", "n", "n", "t", 65, 90, inner=[part("network", 66, 86)])
+
+    (line,) = lines(second, ROUTE, first)
+
+    assert (line["stages_ms"]["hop"], line["stages_ms"]["network"], line["stages_ms"]["response"]) == (
+        5,
+        20,
+        2,
+    )
+
+
+@cases(
+    ("records", "names"),
+    {
+        "rejected by the gateway": ([GATEWAY | {"error": "overloaded"}], ["gateway /predict"]),
+        "without a gateway": ([ROUTE, MODEL], ["route r"]),
+        "model without a route": ([MODEL | {"parent": ""}], ["m"]),
+        "model of a shadow": (
+            [record("shadow", "shadow s", "s", "", 0, 9), MODEL | {"parent": "s"}],
+            [],
+        ),
+        "records lost": ([GATEWAY], ["gateway /predict"]),
+    },
+)
+def test_each_request_has_one_line(records, names):
+    """A request has a line wherever it ended, and a shadow has none."""
+    assert [line["name"] for line in lines(*records)] == names
+
+
+def test_networks_of_a_reader_are_no_requests():
+    """The requests that a reader sends to its networks have no lines; its stages have the time."""
+    inner = [part("decode", 31, 41), part("detect", 41, 61), part("recognise", 61, 85)]
+    reader = record("model", "read_text_v1", "m", "t", 30, 90, about={"batch_size": 1}, inner=inner)
+    networks = [
+        record(
+            "model", name, name, "m", begin, end, about={"batch_size": 1}, inner=[part("network", begin, end)]
+        )
+        for name, begin, end in (("text_detect", 42, 60), ("text_recognise", 62, 84))
+    ]
+
+    (line,) = lines(*networks, ROUTE, reader)
+    (direct,) = lines(*networks, {**reader, "parent": ""})
+
+    assert direct["stages_ms"] == {"decode": 10, "detect": 20, "recognise": 24, "model": 6}
+    assert line["stages_ms"].items() >= direct["stages_ms"].items()
+    assert sum(line["stages_ms"].values()) == line["ms"]
+
+
+def kept(count, seconds=1.0, **more):
+    """Return the number of kept traces of some that arrive evenly."""
+    found = []
+    traces = Traces(lambda lines: None, lambda records: found.extend(records))
+    for number in range(count):
+        now_s = 100 + number * seconds / count
+        traces.add(encoded(ROUTE | {"trace": f"{number:032x}", "inner": [], **more}), now_s)
+        traces.expire(now_s)
+    traces.close(100 + seconds + HOLD_S)
+    return len(found)
+
+
+def test_traces_without_a_reason_are_not_kept():
+    """A trace is kept if it was sampled, failed or was slow."""
+    assert kept(10) == 0
+    assert kept(10, sampled=True) == 10
+    assert kept(10, keep=SERVER) == 10
+    assert kept(10, keep=CALLER) == 10
+
+
+def test_flood_of_kept_traces_is_limited():
+    """Callers who force sampling get at most the limit; failures of callers leave half of it to others."""
+    assert kept(5000, seconds=2, sampled=True) <= 3 * MAX_KEPT_PER_S + 1
+    assert kept(5000, seconds=2, keep=CALLER) <= 2.5 * MAX_KEPT_PER_S + 1
+
+
+def test_late_record_of_a_kept_trace_is_exported():
+    """An attempt that returns after its deadline joins its trace."""
+    found = []
+    traces = Traces(lambda lines: None, lambda records: found.extend(records))
+    traces.add(encoded(ROUTE | {"sampled": True}), 0)
+    traces.expire(HOLD_S)
+    traces.add(encoded(record("attempt", "attempt v2", "late", "r", 5, 500)), 5)
+    traces.expire(5 + HOLD_S)
+
+    assert [each["name"] for each in found] == ["route r", "attempt v2"]
+
+
+def test_memory_is_bounded():
+    """More traces than fit are finished early."""
+    finished = []
+    traces = Traces(
+        lambda lines: None, lambda records: None, lambda records, is_kept: finished.append(records)
+    )
+    for number in range(MAX_TRACES + 100):
+        traces.add(encoded(ROUTE | {"trace": str(number)}), 0)
+
+    assert len(traces) == MAX_TRACES
+    assert len(finished) == 100
+
+
+def test_damaged_record_does_not_end_the_collector(tmp_path):
+    """A datagram of another program is logged, and later records count."""
+    written, log = [], []
+    traces = Traces(written.extend, lambda records: None)
+    receiver = collector.Collector(tmp_path / "s", traces, log.append)
+    with receiver.running(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for text in (b"nonsense", b'{"trace":1}', b"{}", b"\n", *encoded(ROUTE)):
+            sender.sendto(text, str(tmp_path / "s"))
+        wait_until(lambda: written, "a record")
+
+    assert written == encoded(ROUTE)
+    assert len(log) == 1
+    assert traces.lost == 4
+
+
+def test_file_of_records_is_bounded(tmp_path, monkeypatch):
+    """The full file replaces the one before, and only its owner can read it."""
+    monkeypatch.setattr(record_file, "MAX_FILE_BYTES", 10_000)
+    path = tmp_path / "records.jsonl"
+    file = RecordFile(path)
+    for number in range(300):
+        file.write(encoded(ROUTE | {"number": number}))
+
+    found = [each["number"] for each in read(path)]
+    assert found == list(range(found[0], 300))
+    assert len(found) > 20
+    assert {each.name for each in tmp_path.iterdir()} == {"records.jsonl", "records.jsonl.1"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 22_000
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    """Half a line, as of a full disk, hides no other record."""
+    path = tmp_path / "records.jsonl"
+    (good,) = encoded(ROUTE)
+    path.write_bytes(good[:50] + b"\n" + good + b"\n{}\n" + good + b"\n" + good[:9])
+
+    assert len([*read(path)]) == 2
+    assert [*read(tmp_path / "none")] == []
+
+
+def test_retry_and_late_attempts_have_their_stage():
+    """The time of a failed attempt is in `retry`; one that returns after the response is cut at its end."""
+    route = ROUTE | {"inner": [part("attempt v2", 12, 40, span="x"), part("attempt v1", 41, 92, span="t")]}
+    model = MODEL | {"begin": 45 * MS}
+    late = record("attempt", "attempt v1", "late", "r", 12, 500)
+
+    (retried,) = lines(route, model)
+    (expired,) = lines(ROUTE | {"inner": []}, late, MODEL | {"parent": "late", "end": 480 * MS})
+
+    assert (retried["stages_ms"]["retry"], retried["stages_ms"]["queue"]) == (28, 4)
+    assert expired["stages_ms"] == {"route": 2, "model": 83}
+
+
+def test_gateway_in_front_of_a_model_without_a_route():
+    """The line has the stages of both; the steps of an ensemble are one line."""
+    first, second = (MODEL | {"parent": "i", "span": str(n), "begin": (30 + n) * MS} for n in range(2))
+
+    (line,) = lines(GATEWAY, first, second)
+
+    assert {"receive", "admission", "network"} <= {*line["stages_ms"]}
+    assert line["ms"] == 100
+
+
+def test_images_of_a_batch_have_their_own_time():
+    """A request of the gateway with two inferences has two lines, none with the time of both."""
+    inner = [*GATEWAY["inner"], part("inference", 200, 299, span="j")]
+    both = GATEWAY | {"end": 300 * MS, "inner": inner}
+
+    found = lines(both, ROUTE, MODEL, ROUTE | {"span": "r2", "parent": "j", "inner": []})
+
+    assert [line["ms"] < 110 for line in found] == [True, True]
+
+
+def test_slow_steps_stay_in_their_trace():
+    """The record of a first step waits for the route, however late that comes."""
+    found = []
+    traces = Traces(lambda lines: None, lambda records: found.extend(records))
+    traces.add(encoded(MODEL), 0)
+    traces.expire(10)
+    traces.add(encoded(ROUTE | {"keep": SERVER}), 10)
+    traces.expire(10 + HOLD_S)
+
+    assert [each["name"] for each in found] == ["m", "route r"]
+
+
+def test_one_trace_of_many_requests_is_limited():
+    """A client that sends everything in one sampled trace gets no more spans than others."""
+    exported = []
+    traces = Traces(lambda lines: None, lambda records: exported.extend(records))
+    for number in range(20_000):
+        traces.add(encoded(ROUTE | {"sampled": True, "inner": []}), number / 1000)
+    traces.close(30)
+
+    assert len(exported) < 5 * MAX_KEPT_PER_S * 20
+
+
+def test_flood_of_samples_leaves_room_for_failures():
+    """Failures of the server are kept while callers force the sampling of every request."""
+    exported = []
+    traces = Traces(lambda lines: None, lambda records: exported.extend(records))
+    for number in range(10_000):
+        now_s = number / 1000
+        kind = {"keep": SERVER} if number % 1000 == 0 else {"sampled": True}
+        traces.add(encoded(ROUTE | {"trace": f"{number:032x}", "inner": [], **kind}), now_s)
+        traces.expire(now_s)
+    traces.close(30)
+
+    assert sum("keep" in each for each in exported) == 10
+
+
+def test_tracing_never_raises(caplog):
+    """A function that fails is logged once, and returns nothing."""
+
+    @harmless
+    def fail(number: int) -> int:
+        return number // 0
+
+    assert [fail(1), fail(2)] == [None, None]
+    assert len(caplog.records) == 1

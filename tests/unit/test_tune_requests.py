@@ -1,0 +1,88 @@
+"""The requests that `nereid tune` sends, and the repository that it serves for them."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from nereid.assets import PARCEL_LABEL, TEXT_REPOSITORY
+from nereid.errors import WrongUsage
+from nereid.repository.pbtxt import parse
+from nereid.tune import photos, profiles
+from nereid.tune.trial import OPEN_SIDE_PX, TrialServer, request_bodies
+from tests.tables import cases
+
+IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
+PHOTOS = [b"one photo", b"another"]
+
+
+def shapes(config: str) -> list[dict[str, list[int]]]:
+    """Return the shapes of the tensors in each request for a model."""
+    found = []
+    for body, headers in request_bodies(parse(config), PHOTOS):
+        head = json.loads(body[: int(headers["Inference-Header-Content-Length"])])
+        found.append({each["name"]: each["shape"] for each in head["inputs"]})
+    return found
+
+
+def test_model_of_images_gets_one_image_per_request():
+    """A detector and a reader reject several images of one request; each file is a request."""
+    bodies = request_bodies(parse(f"max_batch_size: 8 {IMAGE}"), PHOTOS)
+
+    assert bodies == [(photo, {"Inference-Header-Content-Length": "0"}) for photo in PHOTOS]
+
+
+@cases(
+    ("dims", "batch", "shape"),
+    {
+        "fixed picture": ([3, 48, 192], 8, [1, 3, 48, 192]),
+        "open width": ([3, 48, -1], 8, [1, 3, 48, OPEN_SIDE_PX]),
+        "open sides without a batch": ([3, -1, -1], 0, [3, OPEN_SIDE_PX, OPEN_SIDE_PX]),
+        "tokens": ([-1], 8, [1, 1]),
+    },
+)
+def test_tensors_have_the_shapes_of_the_config(dims, batch, shape):
+    """Sides that the config leaves open are those of a picture, because networks cannot take one pixel."""
+    config = f'max_batch_size: {batch} input {{ name: "x" data_type: TYPE_FP32 dims: {dims} }}'
+
+    assert shapes(config) == [{"x": shape}]
+
+
+def test_last_step_of_a_detector_gets_image_and_numbers():
+    """A model that takes an image and the outputs of a network gets both, once for each image."""
+    rows = 'input { name: "rows" data_type: TYPE_FP32 dims: [ 7, 84 ] }'
+
+    bodies = request_bodies(parse(f"max_batch_size: 8 {IMAGE} {rows}"), PHOTOS)
+
+    assert shapes(f"max_batch_size: 8 {IMAGE} {rows}") == [{"image": [1, 1], "rows": [1, 7, 84]}] * 2
+    assert [photo in body for photo, (body, _) in zip(PHOTOS, bodies, strict=True)] == [True, True]
+
+
+def test_other_text_is_refused():
+    """No request can be made up for a tensor of text."""
+    with pytest.raises(WrongUsage, match="expected an input of images or numbers, got 'words' STRING"):
+        request_bodies(parse('input { name: "words" data_type: TYPE_STRING dims: [ 1 ] }'), PHOTOS)
+
+
+def test_reader_gets_a_page_with_text():
+    """On a photo without text, a reader would not run its recogniser."""
+    assert photos.sample(["text", "confidence", "box"]) == PARCEL_LABEL.read_bytes()
+    assert photos.sample(["box", "score", "label"]) == photos.jpeg((640, 427)) == photos.sample(["scores"])
+
+
+def test_steps_have_their_configs_of_the_profile(tmp_path):
+    """A reader that is measured in a profile sends its requests to networks with their configs of it."""
+    repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
+    network = repository / "text_detect"
+    (network / "configs").mkdir()
+    plain = (network / "config.pbtxt").read_text()
+    (network / "configs" / "gpu.pbtxt").write_text(plain + "# on a GPU\n")
+    (tmp_path / "trial").mkdir()
+    tuned = profiles.tunable(repository, "read_text_v1", "gpu")
+
+    TrialServer(repository, tuned, (), (1,), tmp_path / "trial", os.environ)
+
+    served = tmp_path / "trial" / "models" / "text_detect" / "configs" / "tuned.pbtxt"
+    assert served.read_text().endswith(plain + "# on a GPU\n")
+    assert not [*repository.rglob("tuned.pbtxt")]

@@ -1,0 +1,89 @@
+"""The generator of rendered waybills, and the score of what is read on them."""
+
+import hashlib
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from loadtest.reading_score import Passage, errors, has_number, passages
+from nereid.assets import TEXT_REPOSITORY
+from nereid.text.fields.field_search import find_fields
+from nereid.text.fields.specification import read_specification
+from nereid.text.line import Line
+from tests.waybills.generator import CHECKED, DEVELOPMENT, LAYOUTS, PROOF, waybill
+from tests.waybills.paper import Printed, rectangle
+
+WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")
+
+
+@pytest.mark.parametrize("seed", range(len(LAYOUTS)), ids=list(LAYOUTS))
+def test_printed_text_has_the_number(seed):
+    """A reader without errors finds the tracking number of every layout, with a checksum where it has one."""
+    image = waybill(seed)
+    lines = [Line(each.text, 1.0, each.box.astype(np.float32)) for each in image.lines]
+
+    (number,) = [each for each in find_fields(lines, WAYBILL) if each.name == "tracking_number"]
+
+    assert (image.layout, number.value) == (list(LAYOUTS)[seed], image.tracking_number)
+    assert number.valid is (True if image.layout in CHECKED else None)
+
+
+def test_boxes_are_inside_the_photo():
+    """Corners are pixels of the photo, clockwise."""
+    image = waybill(7)
+    width, height = Image.open(io.BytesIO(image.encoded)).size
+
+    for each in image.lines:
+        along, down = each.box[1] - each.box[0], each.box[3] - each.box[0]
+        assert (each.box >= 0).all()
+        assert (each.box <= (width, height)).all()
+        assert along[0] * down[1] - along[1] * down[0] > 0
+
+
+def test_equal_seeds_give_equal_images():
+    """An image depends on its seed alone."""
+    digests = {hashlib.sha256(waybill(seed).encoded).hexdigest() for seed in (11, 11, 12)}
+
+    assert len(digests) == 2
+
+
+def test_sets_are_disjoint():
+    """No seed of the proof is used in development."""
+    assert len(DEVELOPMENT) == len(PROOF) == 500
+    assert not set(DEVELOPMENT) & set(PROOF)
+
+
+@pytest.mark.parametrize(
+    ("printed", "read", "count"),
+    [
+        ("", "", 0),
+        ("abc", "abc", 0),
+        ("abc", "", 3),
+        ("", "ab", 2),
+        ("kitten", "sitting", 3),
+        ("运单号", "运单", 1),
+    ],
+)
+def test_distance_counts_characters(printed, read, count):
+    """Insertions, deletions and replacements count one each."""
+    assert errors(Passage(printed, read)) == count
+
+
+def test_lines_are_matched_by_their_boxes():
+    """Split and joined lines are compared as a whole; text that only a stamp has does not count."""
+    printed = [Printed("TRK# 1234", rectangle(0, 0, 90, 20)), Printed("5678", rectangle(120, 0, 160, 20))]
+    read = [
+        Line("TRK#", 0.9, rectangle(0, 0, 40, 20)),
+        Line("1234 5679", 0.9, rectangle(45, 0, 160, 20)),
+        Line("noise", 0.9, rectangle(300, 300, 350, 320)),
+        Line("PAID", 0.9, rectangle(500, 500, 550, 520)),
+    ]
+
+    found = passages(printed, read, [rectangle(490, 490, 600, 600)])
+
+    assert found == [Passage("TRK#12345678", "TRK#12345679"), Passage("", "noise")]
+    assert sum(map(errors, found)) == 6
+    assert not has_number("12345678", found)
+    assert has_number("1234", found)

@@ -1,0 +1,184 @@
+"""Explanations of slow and failed requests, from made-up lines and counts of the kernel."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nereid.control_groups import ControlGroups
+from nereid.observe import contention
+from nereid.observe.contention import Contention, Counts, ProcessCounts
+from nereid.observe.why import MEANINGS, explain
+from nereid.server.supervision.process_usage import tree
+from nereid.tracing.request_lines import STAGES
+from nereid.triton.stub_processes import Process
+from nereid.units import parse_duration
+from tests.routes import wait_until
+from tests.tables import cases
+
+CALM = Contention(2, 1.0, 0.1, 0.1, 0, 0, 0.0)
+USUAL = {"route": 1.0, "queue": 1.0, "decode": 1.0, "network": 5.0}
+
+
+def line(outcome="ok", wait_ms=0.0, variant="v1", **stages):
+    """Return the line of a request with usual stages, except those given."""
+    times = USUAL | stages
+    return {
+        "outcome": outcome,
+        "variant": variant,
+        "ms": sum(times.values()),
+        "stages_ms": times,
+        "core_wait_ms": wait_ms,
+        "images": [{"bytes": 1000}],
+        **({"error": "it broke"} if outcome != "ok" else {}),
+    }
+
+
+def test_every_stage_has_a_meaning_and_a_next_step():
+    """A stage that is added is explained."""
+    assert {*MEANINGS} == {*STAGES}
+
+
+@pytest.mark.parametrize("stage", ["queue", "decode", "network", "route"])
+def test_stage_of_the_excess_is_the_cause(stage):
+    """The stage in which slow requests spend more than typical ones is named, not the largest one."""
+    found = explain([line() for _ in range(95)] + [line(**{stage: 20.0}) for _ in range(5)], CALM)
+
+    assert (found.cause, found.why, found.next_step) == (stage, *MEANINGS[stage])
+    assert found.slow_ms[stage] == 20
+    assert found.typical_ms == USUAL
+
+
+def test_slow_variant_is_named():
+    """If one variant of several serves the slow requests, it is named."""
+    mixed = [line(variant="v1") for _ in range(60)] + [line(variant="v2", network=5.5) for _ in range(34)]
+    slow = [line(variant="v2", network=50.0) for _ in range(6)]
+
+    assert explain(mixed + slow, CALM).slow_variant == "v2"
+    assert explain([line(variant="v2") for _ in range(100)], CALM).slow_variant == ""
+
+
+@cases(
+    ("lines", "kernel", "cause"),
+    {
+        "no requests": ([], CALM, ""),
+        "even": ([line() for _ in range(50)], CALM, ""),
+        "one request": ([line()], CALM, ""),
+        "failures": ([line() for _ in range(90)] + [line("unavailable")] * 10, CALM, "unavailable"),
+        "few failures": ([line() for _ in range(990)] + [line("unavailable")] * 10, CALM, ""),
+        "all failed": ([line("invalid_image")] * 9, CALM, "invalid_image"),
+        "busy machine": (
+            [line(wait_ms=4.0) for _ in range(50)],
+            Contention(2, 0.9, 1.1, 1.5, 0, 0, 0.0),
+            "cores",
+        ),
+        "idle again": ([line(wait_ms=4.0)] * 50, Contention(2, 0.0, 0.1, 0.0, 0, 0, 0.0), "cores"),
+        "own load": ([line(wait_ms=4.0) for _ in range(50)], Contention(2, 1.9, 0.1, 1.5, 0, 0, 0.0), ""),
+        "limit of the group": ([line()] * 50, Contention(2, 1.0, 0.0, 0.1, 0, 0, 0.6), "cores"),
+    },
+)
+def test_causes(lines, kernel, cause):
+    """The most severe cause is reported, with a next step."""
+    found = explain(lines, kernel)
+
+    assert found.cause == cause
+    assert found.why
+    assert found.next_step
+    assert found.requests == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("slow_ms", "objective_ms", "cause"),
+    [(30.0, 250.0, ""), (300.0, 250.0, "network"), (30.0, 20.0, "network"), (30.0, 0.0, "network")],
+    ids=["within", "beyond", "strict objective", "no objective"],
+)
+def test_slow_requests_within_the_objective_are_not_a_problem(slow_ms, objective_ms, cause):
+    """The slowest requests are always slower than the others; only the objective makes that a cause."""
+    found = explain([line() for _ in range(95)] + [line(network=slow_ms)] * 5, CALM, objective_ms)
+
+    assert found.cause == cause
+    assert "network" in found.why
+    assert found.next_step == MEANINGS["network"][1]
+
+
+def test_failures_are_named_although_the_others_are_fast():
+    """The objective of latency does not hide failed requests."""
+    found = explain([line()] * 90 + [line("unavailable")] * 10, CALM, 250.0)
+
+    assert found.cause == "unavailable"
+
+
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=60))
+def test_any_latencies_are_explained(latencies):
+    """No distribution of latencies breaks the analysis; the percentiles are among them."""
+    found = explain([line(network=each) for each in latencies], CALM)
+
+    totals = [sum((USUAL | {"network": each}).values()) for each in latencies]
+    assert found.p50_ms in totals
+    assert found.p99_ms <= max(totals)
+
+
+def counts(processes, busy_s, throttled, periods, now_s):
+    """Return the counts of a machine with two cores."""
+    return Counts(processes, 2, busy_s, throttled, periods, now_s)
+
+
+def test_rates_between_two_moments():
+    """Counters become rates; a process that ended is left out, and a new one counts from its start."""
+    stays, ended, new = Process(1, 5), Process(2, 5), Process(2, 900)
+    before = {stays: ProcessCounts(10.0, 1.0, 100, 50), ended: ProcessCounts(50.0, 9.0, 900, 900)}
+    after = {stays: ProcessCounts(11.5, 1.8, 250, 56), new: ProcessCounts(0.5, 0.2, 50, 4)}
+
+    found = contention.between(counts(before, 100.0, 0, 0, 0.0), counts(after, 103.0, 10, 20, 2.0))
+
+    assert found == Contention(2, 1.0, 0.5, pytest.approx(0.5), 100.0, 5.0, 0.5)
+
+
+def test_own_work_is_seen():
+    """A process that works has more time on a core, and its children belong to it."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        wait_until(lambda: tree({child.pid})[0].cpu_s > 0.05, "the child's start")
+        before = contention.read(os.getpid(), [])
+        wait_until(lambda: tree({child.pid})[0].cpu_s > 0.5, "some work")
+        after = contention.read(os.getpid(), [])
+        child.kill()
+
+    found = contention.between(before, after)
+    assert {each.pid for each in after.processes} >= {os.getpid(), child.pid}
+    assert found.own_cores > 0
+    assert after.busy_s - before.busy_s > 0.2
+
+
+@pytest.mark.parametrize(
+    ("membership", "folder"),
+    [("0::/a.slice/b\n", "a.slice/b"), ("4:cpu,cpuacct:/c\n0::/\n", "cpu/c")],
+    ids=["version 2", "version 1"],
+)
+def test_throttling_is_that_of_the_own_group(tmp_path, membership, folder):
+    """The counts are those of the process's group, in both versions; without a quota there are none."""
+    (tmp_path / "membership").write_text(membership)
+    groups = ControlGroups(tmp_path / "root", tmp_path / "membership")
+    without = groups.throttling()
+    (tmp_path / "root" / folder).mkdir(parents=True)
+    (tmp_path / "root" / folder / "cpu.stat").write_text("usage_usec 7\nnr_periods 40\nnr_throttled 9\n")
+
+    assert (without, groups.throttling()) == ((0, 0), (9, 40))
+
+
+@cases(
+    ("text", "seconds"),
+    {"seconds": ("30s", 30), "minutes": ("5m", 300), "hours": ("2h", 7200)},
+)
+def test_durations(text, seconds):
+    """A duration is a whole number and a unit."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "0s", "-1s", "1.5h", "5 m", "٣s", "1d", "9999999s"])
+def test_invalid_durations_are_refused(text):
+    """The message has an example and the given text."""
+    with pytest.raises(ValueError, match="expected a duration such as 30s, 5m or 1h, got"):
+        parse_duration(text)

@@ -1,0 +1,65 @@
+"""Rendered waybills by seed: encoded photo, tracking number, and the text with its boxes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from tests.waybills import chinese, latin
+from tests.waybills.damage import bad_print, folded, mapped, photographed, recorded, stamped
+from tests.waybills.paper import Paper, Printed
+
+# Two disjoint sets. Only the record of accuracy reads the second: no code may be tuned on it.
+DEVELOPMENT, PROOF = range(500), range(200_000, 200_500)
+SETS = {"development": DEVELOPMENT, "proof": PROOF}
+
+LAYOUTS: Mapping[str, Callable[[Random], tuple[Paper, str]]] = {
+    "parcel": latin.parcel,
+    "express": latin.express,
+    "postal": latin.postal,
+    "logistic": latin.logistic,
+    "chinese courier": chinese.courier,
+    "chinese postal": chinese.postal,
+}
+# Layouts whose number has a check digit that is published.
+CHECKED = frozenset(LAYOUTS) - {"chinese courier"}
+
+
+@dataclass(frozen=True, slots=True)
+class Waybill:
+    """A photo of a waybill.
+
+    Attributes:
+        seed: of its random parts.
+        layout: a key of `LAYOUTS`.
+        encoded: JPEG.
+        tracking_number: without spaces.
+        lines: printed text; corners are in pixels of the photo.
+        ignored: corners [4, 2] of marks whose text does not count, such as stamps.
+    """
+
+    seed: int
+    layout: str
+    encoded: bytes
+    tracking_number: str
+    lines: tuple[Printed, ...]
+    ignored: tuple[np.ndarray, ...]
+
+
+def waybill(seed: int) -> Waybill:
+    """Return the waybill of a seed; equal seeds give equal waybills."""
+    draw = Random(seed)
+    layout = list(LAYOUTS)[seed % len(LAYOUTS)]
+    paper, number = LAYOUTS[layout](draw)
+    bad_print(paper, draw)
+    label = folded(stamped(paper, draw), draw)
+    photo, matrix = photographed(label, draw)
+    return Waybill(
+        seed,
+        layout,
+        recorded(photo, draw),
+        number,
+        tuple(Printed(each.text, mapped(matrix, each.box)) for each in paper.lines),
+        tuple(mapped(matrix, each) for each in paper.ignored),
+    )

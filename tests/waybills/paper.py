@@ -1,0 +1,102 @@
+"""A sheet of paper that notes what is printed on it, and where."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+FONTS = {
+    "sans": "LiberationSans-Regular.ttf",
+    "bold": "LiberationSans-Bold.ttf",
+    "narrow": "LiberationSansNarrow-Regular.ttf",
+    "mono": "LiberationMono-Bold.ttf",
+    "wide": "DejaVuSans.ttf",
+    "wide-bold": "DejaVuSans-Bold.ttf",
+    "wide-mono": "DejaVuSansMono.ttf",
+    "serif": "LiberationSerif-Regular.ttf",
+    "chinese": "wqy-zenhei.ttc",
+}
+
+
+@cache
+def font(name: str, size: int) -> ImageFont.FreeTypeFont:
+    """Return a font of Debian's packages; Pillow looks for it in the system's folders."""
+    return ImageFont.truetype(FONTS[name], size)
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A line of text, and its corners float64[4, 2] clockwise from the text's top left, in pixels."""
+
+    text: str
+    box: np.ndarray
+
+
+@dataclass(slots=True)
+class Paper:
+    """A grey sheet; `lines` are its text, and `ignored` the corners of marks whose text does not count."""
+
+    width: int
+    height: int
+    ink: int = 20
+    lines: list[Printed] = field(default_factory=list)
+    ignored: list[np.ndarray] = field(default_factory=list)
+    image: Image.Image = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.image = Image.new("L", (self.width, self.height), 252)
+
+    @property
+    def draw(self) -> ImageDraw.ImageDraw:
+        """The pen."""
+        return ImageDraw.Draw(self.image)
+
+    def text(
+        self, x: float, y: float, text: str, name: str = "sans", size: int = 24, ink: int | None = None
+    ) -> float:
+        """Print a line with its top left at a place; returns the y of the next line."""
+        face = font(name, size)
+        left, top, right, bottom = face.getbbox(text)
+        self.draw.text((x, y), text, fill=self.ink if ink is None else ink, font=face)
+        self.lines.append(Printed(text, rectangle(x + left, y + top, x + right, y + bottom)))
+        return y + size * 1.25
+
+    def centered(self, y: float, text: str, name: str = "sans", size: int = 24) -> float:
+        """Print a line in the middle."""
+        return self.text((self.width - font(name, size).getlength(text)) / 2, y, text, name, size)
+
+    def rule(self, y: float, width: int = 3) -> None:
+        """Draw a line across the sheet."""
+        self.draw.line((20, y, self.width - 20, y), fill=self.ink, width=width)
+
+    def upright_rule(self, x: float, top: float, bottom: float) -> None:
+        """Draw a line down the sheet."""
+        self.draw.line((x, top, x, bottom), fill=self.ink, width=2)
+
+    def block(self, x: float, y: float, text: str, size: int) -> None:
+        """Print white text on black."""
+        width = font("chinese", size).getlength(text)
+        self.draw.rectangle((x, y, x + width + size, y + size * 1.4), fill=self.ink)
+        self.text(x + size / 2, y + size * 0.1, text, "chinese", size, ink=250)
+
+    def bars(self, x: float, y: float, width: float, height: float, draw: Random) -> None:
+        """Draw a barcode of random bars."""
+        pen, place = self.draw, x
+        while place < x + width:
+            bar = draw.choice((2, 2, 4, 6))
+            pen.rectangle((place, y, min(place + bar, x + width) - 1, y + height), fill=self.ink)
+            place += bar + draw.choice((2, 2, 4, 6))
+
+    def squares(self, x: float, y: float, size: int, draw: Random) -> None:
+        """Draw a code of black and white squares."""
+        cells = np.array([[draw.random() < 0.5 for _ in range(size // 6)] for _ in range(size // 6)])
+        cells[:, 0] = cells[-1, :] = True
+        levels = np.where(cells, self.ink, 252).astype(np.uint8).repeat(6, 0).repeat(6, 1)
+        self.image.paste(Image.fromarray(levels), (int(x), int(y)))
+
+
+def rectangle(left: float, top: float, right: float, bottom: float) -> np.ndarray:
+    """Return the corners float64[4, 2] of a rectangle, clockwise from the top left."""
+    return np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float64)

@@ -1,0 +1,86 @@
+"""The gateway's page in a browser, and the helpers of its tests."""
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: extra dev")
+uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed: extra gateway")
+WATCHDOG_S = 20
+PHONE, DESK = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Relative luminance and contrast as WCAG 2.2 defines them, of every text that is seen.
+CONTRASTS = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const luminance = ([red, green, blue]) => {
+    const linear = [red, green, blue].map((each) => each / 255)
+      .map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  };
+  const ground = (element) => {
+    for (let each = element; each; each = each.parentElement) {
+      const colour = parse(getComputedStyle(each).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    const text = walker.currentNode.data.trim();
+    if (!text || !element.checkVisibility() || element.closest(":disabled, option, .hidden, .skip")) continue;
+    const [dark, light] = [parse(getComputedStyle(element).color), ground(element)].map(luminance)
+      .sort((left, right) => left - right);
+    found.push([text, (light + 0.05) / (dark + 0.05)]);
+  }
+  return found;
+}"""
+VIOLATIONS = """window.violations = [];
+addEventListener("securitypolicyviolation", (event) => violations.push(
+  `${event.effectiveDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`));"""
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """Serve an application on a free port; yield its origin."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", access_log=False))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline = time.monotonic() + WATCHDOG_S
+    while not server.started and thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert server.started
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(WATCHDOG_S)
+
+
+@contextmanager
+def running_browser() -> Iterator[Any]:
+    """Run a headless browser."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not found:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed; fix: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        # Chromium has no sandbox for root; the page is trusted.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        running = playwright.chromium.launch(executable_path=found, args=arguments)
+        sync_api.expect.set_options(timeout=WATCHDOG_S * 1000)
+        yield running
+        running.close()
+
+
+def upload(page: Any, *files: Any) -> None:
+    """Choose a file in the page's dialog, which the drop zone opens."""
+    with page.expect_file_chooser() as chooser:
+        page.locator("#drop").click()
+    chooser.value.set_files(*files)
