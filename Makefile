@@ -19,14 +19,19 @@ BY_FILE := --dist loadfile
 # Options of the load test, such as: make load LOAD="--url http://HOST:8000".
 LOAD ?= --seconds 10
 
+# Extras in the bundle of `make offline`, and the largest size of its parts. There, PYTHON may be a version: 3.12.
+EXTRAS ?= embedded,cpu,text,publish,gateway
+PART ?= 100M
+
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
 RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
 	stall trials tune_proof guard attack containers idle \
-	ceilings connections default_choice rollouts rollout_simulation rollout_cost chaos)
+	ceilings connections default_choice rollouts rollout_simulation rollout_cost observability_cost drift_simulation \
+	signal_cost incidents reading_accuracy reading_speed chaos)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
-.PHONY: help setup demo serve check test test-slow containers load proof bench chaos soak docs lock site dist clean $(RECORDS)
+.PHONY: help setup demo serve check test test-slow containers load proof bench gpu-check chaos soak profile pictures docs lock site dist offline clean $(RECORDS)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -38,11 +43,11 @@ setup: .venv/.serving  ## create .venv with all packages that serving needs
 	@$(PYTHON) nereid/server/preflight.py
 	@echo "setting up .venv with $(PYTHON) …"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish,gateway]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),text,publish,gateway]'
 	@touch $@
 
 .venv/.testing: .venv/.serving
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),publish,gateway,load,dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[embedded,$(RUNTIME),text,publish,gateway,traces,load,dev]'
 	@touch $@
 
 demo: setup  ## start the real Triton server, classify the sample photo with both versions, stop
@@ -59,8 +64,8 @@ check: .venv/.testing  ## check format, lint, types, imports, docstrings; run th
 	$(BIN)/interrogate -v --omit-covered-files tests
 	$(BIN)/pytest --quiet tests/contract
 
-test: .venv/.testing  ## run all tests except the long ones, also against the real server
-	$(BIN)/pytest -n 2 $(BY_FILE) -m 'not slow'
+test: .venv/.testing  ## run all tests except the long ones and those of check, also against the real server
+	$(BIN)/pytest -n 2 $(BY_FILE) -m 'not slow' --ignore tests/contract
 
 containers: .venv/.testing  ## run docker-compose.yml in a container engine of its own; needs root and Debian's apt
 	$(BIN)/pytest -m slow -rs tests/e2e/test_containers.py
@@ -126,8 +131,23 @@ record-rollout_simulation:
 	$(BIN)/python -m loadtest.rollout_simulation --record rollout_simulation
 record-rollout_cost:
 	$(BIN)/python -m loadtest.rollout_cost --record rollout_cost
+record-observability_cost:
+	$(BIN)/python -m loadtest.observability_cost --rounds 5 --seconds 4 --record observability_cost
+record-drift_simulation:
+	$(BIN)/python -m loadtest.drift_simulation --record drift_simulation
+record-signal_cost:
+	$(BIN)/python -m loadtest.signal_cost --record signal_cost
+record-incidents:
+	$(BIN)/python -m loadtest.incidents --record incidents
+record-reading_accuracy:
+	$(BIN)/python -m loadtest.reading_accuracy --record reading_accuracy
+record-reading_speed:
+	$(BIN)/python -m loadtest.reading_speed --record reading_speed
 record-chaos:
 	$(BIN)/python -m loadtest.chaos --record chaos
+
+gpu-check: .venv/.testing  ## check everything that needs an NVIDIA GPU, in ten minutes; RECORD=gpu_check writes the record
+	loadtest/gpu_check.sh $(if $(RECORD),--record $(RECORD))
 
 chaos: .venv/.testing  ## let ROUNDS (200) faults happen to a server under load; needs root
 	$(BIN)/python -m loadtest.chaos --rounds $(ROUNDS)
@@ -135,16 +155,24 @@ chaos: .venv/.testing  ## let ROUNDS (200) faults happen to a server under load;
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
-docs: .venv/.testing  ## write docs/commands.md from the help, docs/benchmarks.md from the records
+profile: .venv/.testing  ## write flame graphs of gateway, route and model under load; root, or ptrace allowed
+	$(BIN)/python -m loadtest.profile_server
+
+pictures: .venv/.testing  ## draw docs/top.svg: nereid top, and a server and a gateway under load
+	$(BIN)/python -m loadtest.top_picture
+
+docs: .venv/.testing  ## write docs/commands.md, docs/metrics.md and docs/benchmarks.md from the help, the code and the records
 	$(BIN)/python -m tools.commands_page
+	$(BIN)/python -m tools.metrics_page
 	$(BIN)/python -m loadtest.bench.page
 	$(BIN)/python -m loadtest.rollout_plot
+	$(BIN)/python -m loadtest.gpu_check.page
 
 lock: .venv/.testing  ## write deploy/constraints.txt: the versions of all packages in the images
 	@$(BIN)/pip install --quiet uv
 	@{ echo '# Versions of all packages in the images. Written by `make lock`.'; \
 		$(BIN)/uv pip compile --quiet --no-annotate --no-header --python-version 3.12 pyproject.toml \
-		$(addprefix --extra ,embedded cpu gpu13 gateway publish load); } > deploy/constraints.txt.new
+		$(addprefix --extra ,embedded cpu gpu13 text gateway publish traces load); } > deploy/constraints.txt.new
 	@mv deploy/constraints.txt.new deploy/constraints.txt
 
 site: .venv/.site  ## build the documentation site in site/; it works without a network
@@ -157,6 +185,14 @@ site: .venv/.site  ## build the documentation site in site/; it works without a 
 
 dist: .venv/.testing  ## build the wheel and the sdist of `nereid-serving` in dist/
 	$(BIN)/python -m build --outdir dist .
+
+# The Python of the target need not be here: any supported Python with pip builds the bundle.
+BUILDER = $(or $(wildcard $(BIN)/python),$(FIT),python3)
+offline:  ## build a bundle for machines without a network in dist/offline, from EXTRAS, PYTHON (3.12) and PART (100M)
+	@$(if $(wildcard $(BIN)/python),,$(BUILDER) -c 'import pip' 2>/dev/null || \
+		{ echo "missing: pip for $(BUILDER); fix: make setup"; exit 1; };) \
+		$(BUILDER) -m tools.offline_bundle --extras '$(EXTRAS)' --part '$(PART)' \
+		$(if $(filter-out file,$(origin PYTHON)),--python '$(PYTHON)')
 
 clean:  ## remove .venv, caches, built files, and the state next to the default repository
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis dist site .*.nereid

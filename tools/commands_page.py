@@ -1,4 +1,4 @@
-"""Generator of docs/commands.md and of the JSON Schema of route files, run by `make docs`."""
+"""Generator of docs/commands.md and of the JSON Schemas of files, run by `make docs`."""
 
 import json
 from typing import Any
@@ -10,6 +10,7 @@ from nereid.assets import CHECKOUT
 from nereid.cli.main import app
 from nereid.rollout import plan
 from nereid.routing import assignment
+from nereid.text.fields import specification
 
 TARGET = CHECKOUT / "docs" / "commands.md"
 HEAD = """# Commands
@@ -46,5 +47,5 @@ def _section(command: str) -> str:
 if __name__ == "__main__":
     TARGET.parent.mkdir(exist_ok=True)
     TARGET.write_text(render())
-    for name, schema in (("route", assignment.json_schema()), ("rollout", plan.json_schema())):
-        (TARGET.parent / f"{name}.schema.json").write_text(json.dumps(schema, indent=2) + "\n")
+    for name, module in (("route", assignment), ("rollout", plan), ("fields", specification)):
+        (TARGET.parent / f"{name}.schema.json").write_text(json.dumps(module.json_schema(), indent=2) + "\n")

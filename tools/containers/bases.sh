@@ -185,6 +185,12 @@ named | sort -u | while read -r name; do
 			WORKDIR /prometheus
 			ENTRYPOINT ["/usr/bin/prometheus"]'
 		;;
+	prom/alertmanager:*)
+		packaged "$name" prometheus-alertmanager 'RUN install -d -o nobody -g nogroup /alertmanager
+			USER nobody
+			WORKDIR /alertmanager
+			ENTRYPOINT ["/usr/bin/prometheus-alertmanager"]'
+		;;
 	haproxy:*)
 		packaged "$name" haproxy 'STOPSIGNAL SIGUSR1
 			ENTRYPOINT ["haproxy", "-W", "-db"]
