@@ -103,9 +103,11 @@ INCIDENTS = {
     ),
     "other programs take the cores": Incident(
         incident_causes.busy_loops,
-        LATENCY,
+        ("GatewaySlow",),
         "cores",
         "Error budget: burn rate of slow requests",
+        2,  # of the gateway: the requests wait in all processes, and few of them in the route
+        severity="ticket",
     ),
 }
 
