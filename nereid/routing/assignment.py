@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import log
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from nereid.contract import ROUTE_HEADER_PREFIX, ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
@@ -16,7 +17,7 @@ from nereid.serving_errors import InvalidConfig, InvalidRequest
 
 # Reasons for a variant: those of `choose`, and those of the router.
 FORCED = frozenset({"variant", "version"})
-BREAKER, RETRY = "breaker", "retry"
+BREAKER, RETRY, ANSWER = "breaker", "retry", "answer"
 # Python's `$` also matches before a line end, ECMAScript's (of JSON Schema) does not.
 Name = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}(?!\n)$", description="Letters, digits, `.`, `_` and `-`.")
@@ -118,6 +119,14 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         ),
     ] = 1
     breaker: BreakerSettings = BreakerSettings()
+    fallbacks: Annotated[
+        tuple[Name, ...],
+        Meta(description="Variants that replace the default one if it fails, too, in this order."),
+    ] = ()
+    answer: Annotated[
+        dict[str, Any],
+        Meta(description="Value of each output, for requests that no variant can answer."),
+    ] = {}
     generation: Annotated[
         int, Meta(ge=0, le=2**53, description="Counts changes; `nereid route` writes it.")
     ] = 0
@@ -131,11 +140,23 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
             raise ValueError("one weight must be positive, got 0 for all")
         if self.default not in (known := [variant.name for variant in self.variants]):
             raise ValueError(f"default must be one of {', '.join(known)}, got '{self.default}'")
+        for place, name in enumerate(self.fallbacks):
+            others = [each for each in known if each not in (self.default, *self.fallbacks[:place])]
+            if name not in others:
+                raise ValueError(f"fallbacks[{place}] must be one of {', '.join(others)}, got '{name}'")
+        if self.answer and ANSWER in known:
+            raise ValueError(f"no variant may be named '{ANSWER}' in a route with an answer")
 
     @property
-    def default_variant(self) -> Variant:
-        """The variant that replaces a failing one."""
-        return next(variant for variant in self.variants if variant.name == self.default)
+    def replacements(self) -> tuple[Variant, ...]:
+        """The variants that replace a failing one, in the order in which they are tried."""
+        by_name = {variant.name: variant for variant in self.variants}
+        return tuple(by_name[name] for name in (self.default, *self.fallbacks))
+
+    @property
+    def has_fallbacks(self) -> bool:
+        """Whether the route has more than its default for requests of a failing variant."""
+        return bool(self.fallbacks or self.answer)
 
     def targets(self) -> tuple[Variant | Shadow, ...]:
         """Return the variants, then the shadows."""
@@ -156,11 +177,13 @@ class Table:
     """A route in use, the SHA-256 of its file, and the model versions that clients see.
 
     `network_versions` maps a variant's name to the version of the network that its pinned model runs.
+    `answer` has a row of each output, for requests that no variant can answer.
     """
 
     route: Route
     sha256: str
     network_versions: Mapping[str, str]
+    answer: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

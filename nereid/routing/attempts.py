@@ -10,6 +10,7 @@ from nereid.routing.assignment import MAX_IN_FLIGHT, BreakerSettings, Choice, Ta
 from nereid.routing.breaker import Breaker, State
 from nereid.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
 from nereid.routing.request_trace import RequestTrace
+from nereid.routing.rungs import Rungs
 from nereid.serving_errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
 
 # A death that was seen longer ago than this says nothing about the present process of the instance.
@@ -17,8 +18,9 @@ DEATH_COUNTS_S = 10.0
 # One request goes to at most this many dead instances. Triton 24.10 takes a second for each, and the
 # supervisor has replaced them after two.
 MAX_DEATHS = 3
-# In `DEATH_COUNTS_S`, this many requests that may have killed an instance are sent to another one.
-MAX_SUSPECTS = 32
+# In `DEATH_COUNTS_S`, this many requests that may have killed an instance are sent to another one: as many as
+# wait for one process.
+MAX_SUSPECTS = MAX_IN_FLIGHT
 MAX_WAIT_FOR_DEAD_S = 1.0
 # Attempts without a client that go on. Each occupies a thread, like the late ones: see ROUTE_THREADS.
 MAX_ABANDONED = MAX_IN_FLIGHT // 2
@@ -41,6 +43,7 @@ class AdmittedRequest:
         has_slot: whether it occupies a slot.
         deaths: how often an instance was dead that it was sent to.
         trace: the spans of the request.
+        key: its sticky key, or an empty text.
         is_suspect: whether an instance died while it had the request.
         is_abandoned: whether an attempt goes on although its client has disconnected.
         unanswered: the response waits for this lock. Another thread that uses the request holds it.
@@ -50,6 +53,7 @@ class AdmittedRequest:
     table: Table
     begin: float
     trace: RequestTrace
+    key: str = ""
     has_slot: bool = True
     deaths: int = 0
     is_suspect: bool = False
@@ -115,10 +119,7 @@ class ServedVariant:
         return list(self._deaths)
 
     def may_try_again(self, attempt: "Attempt", instance: str, now: float) -> bool:
-        """Return whether a request goes to another instance, after this one was dead.
-
-        A request that an instance had when it died may be the cause: it is sent again once, and few such are.
-        """
+        """Return whether a request goes to another instance, after this one was dead."""
         admitted = attempt.admitted
         admitted.deaths += 1
         if admitted.deaths > MAX_DEATHS:
@@ -128,6 +129,13 @@ class ServedVariant:
             return False
         if attempt.begun_at > self._deaths.get(instance, now):
             return True  # it never reached the instance
+        return self.may_send_suspect(admitted, now)
+
+    def may_send_suspect(self, admitted: AdmittedRequest, now: float) -> bool:
+        """Return whether a request that may have killed an instance is sent to another one.
+
+        It is sent again once, and few such are.
+        """
         while self._suspects and now - self._suspects[0] > DEATH_COUNTS_S:
             self._suspects.popleft()
         if admitted.is_suspect or len(self._suspects) >= MAX_SUSPECTS:
@@ -181,9 +189,15 @@ class ServedVariants:
 
 
 class Attempt:
-    """One attempt to serve a request by a variant."""
+    """One attempt to serve a request by a variant.
 
-    def __init__(self, admitted: AdmittedRequest, choice: Choice, served: ServedVariant, now: float) -> None:
+    `waits_for_dead` is whether it is in the queue of a process that has died since.
+    """
+
+    def __init__(
+        self, admitted: AdmittedRequest, rungs: Rungs, choice: Choice, served: ServedVariant, now: float
+    ) -> None:
+        self.rungs = rungs
         self.admitted, self.variant, self.reason, self.served = (
             admitted,
             choice.variant,
@@ -192,7 +206,7 @@ class Attempt:
         )
         # A breaker that is half open lets only the trial through.
         self.is_trial = served.breaker.state is State.HALF_OPEN
-        self.was_dead, self.is_survived = served.is_dead, False
+        self.was_dead, self.is_survived, self.waits_for_dead = served.is_dead, False, False
         self.begun_at = now
         own_s, client_s = choice.variant.deadline_ms / 1e3, admitted.request.timeout_s
         self._is_own_deadline = not 0 < client_s < own_s
@@ -239,4 +253,6 @@ def shorten_deadlines(attempts: Iterable[Attempt], served: ServedVariant, now: f
     """
     for attempt in attempts:
         if attempt.served is served:
-            attempt.deadline = min(attempt.deadline, now + MAX_WAIT_FOR_DEAD_S)
+            shortened = now + MAX_WAIT_FOR_DEAD_S
+            if shortened < attempt.deadline:
+                attempt.deadline, attempt.waits_for_dead = shortened, True

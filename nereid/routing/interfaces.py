@@ -39,6 +39,9 @@ class RoutedRequest(Protocol):
     def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
         """Send the response to the client, with the variant, its version and the reason for it."""
 
+    def answer(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Send the configured answer to the client: for each image, a row of each output."""
+
     def reject(self, error: ServingError) -> None:
         """Send an error to the client."""
 

@@ -10,6 +10,7 @@ from typing import BinaryIO
 from nereid.config.model_config import ModelConfig, RouteSettings
 from nereid.contract import ROUTE_OUTPUTS
 from nereid.routing.assignment import Route, Shadow, Table, parse_route
+from nereid.routing.configured_answer import read_answer
 from nereid.serving_errors import InvalidConfig
 
 IsReady = Callable[[str, int], bool]
@@ -47,7 +48,7 @@ def read_table(config: ModelConfig, text: bytes) -> Table:
             _check_tensors(config, each.model, each.version)
     except OSError as error:  # such as a name too long for a folder
         raise InvalidConfig(f"cannot read the models of the route: {error}") from None
-    return Table(route, sha256(text).hexdigest(), versions)
+    return Table(route, sha256(text).hexdigest(), versions, read_answer(route.answer, config.outputs))
 
 
 def _check_tensors(config: ModelConfig, model: str, version: int) -> None:
@@ -148,6 +149,7 @@ def check_ready(route: Route, is_ready: IsReady) -> None:
         InvalidConfig: a version of a model is not ready.
     """
     for each in route.targets():
-        is_needed = isinstance(each, Shadow) or each.weight or each.headers or each.name == route.default
+        replaces = each in route.replacements
+        is_needed = isinstance(each, Shadow) or each.weight or each.headers or replaces
         if is_needed and not is_ready(each.model, each.version):
             raise InvalidConfig(f"'{each.name}' names version {each.version} of '{each.model}': not ready")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from random import random
 from threading import Lock
@@ -9,7 +10,7 @@ from typing import Any
 
 from nereid.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
 from nereid.routing import quality
-from nereid.routing.assignment import BREAKER, FORCED, RETRY, Choice, Table, choose, lower
+from nereid.routing.assignment import Choice, Table, choose, lower
 from nereid.routing.attempts import (
     MAX_ABANDONED,
     AdmittedRequest,
@@ -19,10 +20,12 @@ from nereid.routing.attempts import (
     ServedVariants,
     shorten_deadlines,
 )
-from nereid.routing.breaker import RetryBudget
 from nereid.routing.interfaces import MetricSink, RoutedRequest
 from nereid.routing.request_trace import RequestTrace
-from nereid.routing.shadows import CompletedRequest, Shadows
+from nereid.routing.responses import Responses
+from nereid.routing.retries import Retries
+from nereid.routing.rungs import Rungs
+from nereid.routing.shadows import Shadows
 from nereid.serving_errors import (
     Cancelled,
     DeadlineExceeded,
@@ -36,8 +39,6 @@ from nereid.tasks.task_outputs import TaskOutputs
 
 # A request that waited longer than this for its thread is forwarded only if its client is still connected.
 MAX_UNCHECKED_WAIT_S = 0.005
-# After an attempt that took longer, the client's connection is checked again.
-LONG_ATTEMPT_S = 0.2
 # While requests are rejected for want of slots, the clients of the others are checked this often: each check
 # is a round trip to the server.
 CHECK_CLIENTS_S = 0.25
@@ -58,6 +59,7 @@ class Router:
         hurry: called when a request has a deadline before the next call of `expire` that `rest_s` announced,
             or when `free_abandoned` has something to do.
         observe: called with each response that was sent; see `quality.RouteQuality.observe`.
+        spawn: runs a function in another thread.
     """
 
     def __init__(
@@ -72,10 +74,11 @@ class Router:
         hurry: Callable[[], None] = lambda: None,
         begin_trace: Callable[[RoutedRequest], RequestTrace] = lambda request: RequestTrace(None, "", ""),
         observe: quality.Observe = quality.ignore,
+        spawn: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
         self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
         self._can_answer, self._hurry = can_answer, hurry
-        self._begin_trace, self._observe = begin_trace, observe
+        self._begin_trace, self._spawn = begin_trace, spawn
         self._rests_until = inf
         self._lock = Lock()
         self._table = table
@@ -84,8 +87,9 @@ class Router:
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
         self._is_full, self._clients_due_s, self._abandoned = False, -inf, 0
-        self._budget = RetryBudget()
+        self._retries = Retries(self._lock, clock, self._check_client)
         self._shadows = Shadows(task, metrics, log, clock, draw)
+        self._responses = Responses(metrics, observe, self._shadows, lambda: self._in_flight)
 
     def use(self, table: Table) -> None:
         """Serve later requests by `table`; those in flight keep theirs."""
@@ -112,38 +116,48 @@ class Router:
 
     def handle(self, admitted: AdmittedRequest) -> None:
         """Respond to an admitted request, then mirror it to its shadows."""
-        request, route, trace = admitted.request, admitted.table.route, admitted.trace
         try:
-            try:
-                parameters = lower(request.parameters())
-                trace.begin(parameters)
-                attempt, response = self._serve(admitted, self._choose(admitted, parameters))
-            finally:
-                # Before the response: its client may send the next request immediately.
-                self._free_slot(admitted)
-        except _AlreadyRejected:
+            parameters = lower(admitted.request.parameters())
+            admitted.trace.begin(parameters)
+            admitted.key = parameters.get(ROUTE_KEY_HEADER, "")
+            rungs = Rungs(admitted.table.route, self._choose(admitted, parameters))
+        except Exception as raised:
+            self._free_slot(admitted)
+            admitted.reject(from_exception(raised))
+            return
+        self._finish(admitted, rungs)
+
+    def _finish(self, admitted: AdmittedRequest, rungs: Rungs) -> None:
+        try:
+            attempt, response = self._serve(admitted, rungs)
+        except _Ended:
             return
         except Exception as raised:
-            admitted.reject(from_exception(raised))
+            self._free_slot(admitted)
+            self._responses.fail(admitted, rungs, from_exception(raised))
             return
-        if attempt.seconds > LONG_ATTEMPT_S and request.is_cancelled():
-            self._metrics.add("cancelled_total")
+        # Before the response: its client may send the next request immediately.
+        self._free_slot(admitted)
+        self._responses.send(attempt, response)
+
+    def _move_on(self, attempt: Attempt) -> None:
+        """Send a request from the queue of a dead process to the next variant."""
+        admitted, rungs = attempt.admitted, attempt.rungs
         try:
-            request.respond(response, attempt.variant.name, attempt.network_version, attempt.reason)
-        except Exception as raised:  # a response that cannot be built must not leave its client waiting
-            admitted.reject(from_exception(raised))
+            if not self._retries.may_go_on(attempt, may_have_run=True):
+                raise Died(f"a process of variant '{attempt.variant.name}' has died")
+        except Exception as raised:
+            self._free_slot(admitted)
+            self._responses.fail(admitted, rungs, from_exception(raised))
             return
-        about = {} if trace.is_probe else self._observe(request, response, attempt.served.labels)
-        trace.end(**about)
-        if route.shadows and not trace.is_probe:
-            key = parameters.get(ROUTE_KEY_HEADER, "")
-            completed = CompletedRequest(
-                request, route, attempt.variant, response, attempt.seconds, key, trace
-            )
-            self._shadows.mirror(completed, lambda: self._in_flight)
+        rungs.retry()
+        self._finish(admitted, rungs)
 
     def expire(self) -> None:
-        """Reject the requests past their deadline; their attempts go on."""
+        """Reject the requests past their deadline, whose attempts go on.
+
+        Requests in the queue of a dead process go to the next variant instead.
+        """
         now = self._clock()
         with self._lock:
             late = [attempt for attempt in self._attempts if now >= attempt.deadline]
@@ -152,7 +166,11 @@ class Router:
             error = DeadlineExceeded(
                 f"variant '{attempt.variant.name}' has not responded in {waited_ms:.0f} ms"
             )
-            if self._end(attempt, error, is_late=True):
+            if not self._end(attempt, error, is_late=True):
+                continue
+            if attempt.waits_for_dead and attempt.admitted.table.route.has_fallbacks:
+                self._spawn(partial(self._move_on, attempt))
+            else:
                 self._free_slot(attempt.admitted)
                 attempt.admitted.reject(error)
         self._shadows.expire()
@@ -216,71 +234,54 @@ class Router:
             return choose(admitted.table, parameters, self._draw())
         except ServingError as error:
             if not admitted.trace.is_probe:
-                self._count("", "", error.outcome, "")
+                self._responses.count("", "", error.outcome, "")
             raise
 
-    def _serve(self, admitted: AdmittedRequest, choice: Choice) -> tuple[Attempt, Any]:
-        """Attempt the chosen variant; if that is unreachable, perhaps another instance or the default one."""
+    def _serve(self, admitted: AdmittedRequest, rungs: Rungs) -> tuple[Attempt, Any]:
+        """Attempt the chosen variant; if it is unreachable, perhaps another instance or the next variant."""
         while True:
-            attempt = self._begin(admitted, choice)
+            attempt = self._begin(admitted, rungs)
             try:
                 return attempt, self._run(attempt)
             except Unavailable as error:
                 if isinstance(error, Died) and attempt.is_survived:
-                    if not self._may_try_again(attempt, error):
+                    if self._retries.may_try_again(attempt, error):
+                        rungs.repeat(Choice(attempt.variant, attempt.reason))
+                        continue
+                    if not admitted.table.route.has_fallbacks:
                         raise
-                    choice = Choice(attempt.variant, attempt.reason)
-                    continue
-                # A request that was in flight when the process died may have killed it.
                 may_have_run = isinstance(error, Died) and not attempt.was_dead
-                if may_have_run or not self._may_retry(attempt):
+                if not self._retries.may_go_on(attempt, may_have_run):
                     raise
-                choice = Choice(admitted.table.route.default_variant, RETRY)
-
-    def _may_try_again(self, attempt: Attempt, error: Died) -> bool:
-        """Return whether a request goes to its variant again, as one of several instances is dead."""
-        with self._lock:
-            instance = read_unhealthy_instance(str(error))
-            may_try = attempt.served.may_try_again(attempt, instance, self._clock())
-        if may_try:
-            self._check_client(attempt.admitted)
-        return may_try
-
-    def _may_retry(self, attempt: Attempt) -> bool:
-        """Return whether a request that has not reached its variant may go to the default one instead."""
-        if attempt.reason in FORCED or attempt.variant is attempt.admitted.table.route.default_variant:
-            return False
-        with self._lock:
-            may_retry = self._budget.may_retry()
-        if may_retry:
-            self._check_client(attempt.admitted)
-        return may_retry
+                rungs.retry()
 
     def _check_client(self, admitted: AdmittedRequest) -> None:
         if admitted.request.is_cancelled():
             self._metrics.add("cancelled_total")
             raise Cancelled("the client has disconnected")
 
-    def _begin(self, admitted: AdmittedRequest, choice: Choice) -> Attempt:
-        """Start an attempt on the chosen variant, or on the default one if that is failing."""
-        route, now = admitted.table.route, self._clock()
-        options = [choice]
-        if choice.reason not in FORCED and choice.variant is not route.default_variant:
-            options.append(Choice(route.default_variant, BREAKER))
+    def _begin(self, admitted: AdmittedRequest, rungs: Rungs) -> Attempt:
+        """Start an attempt on the first variant that is not failing."""
+        now, names = self._clock(), []
         with self._lock:
-            for option in options:
-                served = self._served.of(admitted.table, option.variant)
+            while rungs:
+                choice = rungs.next()
+                names.append(choice.variant.name)
+                served = self._served.of(admitted.table, choice.variant)
+                if choice is rungs.first:
+                    rungs.first_label = served.labels["variant"]
                 if served.allows(now):
-                    attempt = Attempt(admitted, option, served, now)
+                    attempt = Attempt(admitted, rungs, choice, served, now)
                     self._attempts.add(attempt)
                     self._in_flight_by_label.count(served, 1)
                     if attempt.deadline < self._rests_until:
                         self._hurry()
                     return attempt
             if not admitted.trace.is_probe:
-                self._count(**served.labels, outcome="unavailable", reason=choice.reason)
-        names = ", ".join(f"'{option.variant.name}'" for option in options)
-        raise Unavailable(f"no healthy variant: {names}; retried every {route.breaker.open_s:g} s")
+                self._responses.count(**served.labels, outcome="unavailable", reason=rungs.first.reason)
+        open_s = admitted.table.route.breaker.open_s
+        listed = ", ".join(f"'{name}'" for name in names)
+        raise Unavailable(f"no healthy variant: {listed}; retried every {open_s:g} s")
 
     def _run(self, attempt: Attempt) -> Any:
         variant, request = attempt.variant, attempt.admitted.request
@@ -304,7 +305,7 @@ class Router:
                 attempt.served.answered_at = self._clock()
         if is_late:
             self._metrics.add("late_total", **attempt.served.labels)
-            raise _AlreadyRejected
+            raise _Ended
         if error:
             raise error
         return response
@@ -328,20 +329,17 @@ class Router:
             if isinstance(error, Died) and not attempt.is_survived:
                 shorten_deadlines(self._attempts, attempt.served, now)
             if error is None:
-                self._budget.succeeded()
+                self._retries.succeeded()
         attempt.seconds = now - attempt.admitted.begin
         outcome = error.outcome if error else "ok"
         labels = attempt.served.labels
         if attempt.admitted.trace.is_probe:
             self._metrics.add("probes_total", **labels, outcome=outcome)
             return True
-        self._count(**labels, outcome=outcome, reason=attempt.reason)
+        self._responses.count(**labels, outcome=outcome, reason=attempt.reason)
         self._metrics.add("request_duration_seconds", attempt.seconds, outcome=outcome, **labels)
         return True
 
-    def _count(self, variant: str, version: str, outcome: str, reason: str) -> None:
-        self._metrics.add("requests_total", variant=variant, version=version, outcome=outcome, reason=reason)
 
-
-class _AlreadyRejected(Exception):
-    """The attempt ended after its deadline, when the client had its error."""
+class _Ended(Exception):
+    """The attempt ended after its deadline, when the client had its error or another variant its request."""

@@ -90,6 +90,11 @@ ROUTE_METRICS: Mapping[str, MetricKind] = {
     "late_total": MetricKind(
         "COUNTER", "Attempts that returned after their deadline", labels=("variant", "version")
     ),
+    "fallbacks_total": MetricKind(
+        "COUNTER",
+        "Responses of another variant than the chosen one, or of the configured answer",
+        labels=("from", "to", "reason"),
+    ),
     "probes_total": MetricKind(
         "COUNTER",
         "Health checks of supervisor and gateway, which are not requests",

@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 from nereid.config.model_config import ModelConfig
 from nereid.contract import ROUTE_OUTPUTS
 from nereid.routing import deadline
-from nereid.routing.assignment import ROUTE_THREADS, Table
+from nereid.routing.assignment import ANSWER, ROUTE_THREADS, Table
 from nereid.routing.attempts import AdmittedRequest
 from nereid.routing.interfaces import NO_PARAMETERS, RoutedRequest
 from nereid.routing.request_trace import RequestTrace
@@ -51,6 +51,7 @@ class RouteModel:
         )
         self._signals = RouteSignals(config, task, instance, self._warn)
         self._is_awake, self._is_closing = threading.Event(), threading.Event()
+        self._pool = ThreadPoolExecutor(ROUTE_THREADS)
         self._router = Router(
             self._watch.table,
             task,
@@ -60,9 +61,9 @@ class RouteModel:
             hurry=self._is_awake.set,
             begin_trace=self._begin_trace,
             observe=self._signals.observe,
+            spawn=self._pool.submit,
         )
         self._show(self._watch.table)
-        self._pool = ThreadPoolExecutor(ROUTE_THREADS)
         self._housekeeper = threading.Thread(target=self._keep_house, daemon=True)
         self._housekeeper.start()
 
@@ -205,10 +206,22 @@ class TritonRequest:
 
     def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
         """Send the response's own tensors, and the outputs of the route."""
-        wanted, given = self._request.requested_output_names(), response.output_tensors()
+        given = response.output_tensors()
+        rows = given[0].shape()[0] if self._config.max_batch_size else 0
+        self._respond(given, rows, (variant, version, reason))
+
+    def answer(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Send the configured answer, repeated for each image."""
+        count = self._request.inputs()[0].shape()[0] if self._config.max_batch_size else 0
+        arrays = {name: np.repeat(row[None], count, axis=0) if count else row for name, row in rows.items()}
+        given = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+        self._respond(given, count, (ANSWER, "", ANSWER))
+
+    def _respond(self, given: Sequence[Any], rows: int, words: Sequence[str]) -> None:
+        wanted = self._request.requested_output_names()
+        shape = (rows, 1) if rows else (1,)
+        outputs = zip(ROUTE_OUTPUTS, words, strict=True)
         tensors = [tensor for tensor in given if tensor.name() in wanted]
-        shape = (given[0].shape()[0], 1) if self._config.max_batch_size else (1,)
-        outputs = zip(ROUTE_OUTPUTS, (variant, version, reason), strict=True)
         tensors += [_repeated(name, word, shape) for name, word in outputs if name in wanted]
         self._send(pb_utils.InferenceResponse(tensors))
 

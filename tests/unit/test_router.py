@@ -3,7 +3,7 @@
 import threading
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -148,6 +148,10 @@ class Request:
     def respond(self, response: np.ndarray, variant: str, version: str, reason: str) -> None:
         """Keep the answer."""
         self.answers.append((variant, version, reason))
+
+    def answer(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Keep the configured answer."""
+        self.answers.append(("answer", *map(str, rows), ""))
 
     def reject(self, error: ServingError) -> None:
         """Keep the error."""
@@ -306,7 +310,9 @@ def test_variant_gets_the_time_left(world, timeout_s, expected_s):
     assert world.send(TO_V2, timeout_s=timeout_s).timeouts == [pytest.approx(expected_s)]
 
 
-def hang_v2(world: World, **options) -> tuple[Request, threading.Event, threading.Thread]:
+def hang_v2(
+    world: World, parameters: dict = TO_V2, **options
+) -> tuple[Request, threading.Event, threading.Thread]:
     """Send a request to v2, which responds once the event is set."""
     release, reached = threading.Event(), threading.Event()
 
@@ -316,7 +322,7 @@ def hang_v2(world: World, **options) -> tuple[Request, threading.Event, threadin
         return CAT
 
     world.models["m2"] = wait
-    request = Request(world, TO_V2, **options)
+    request = Request(world, parameters, **options)
     thread = threading.Thread(target=world.router.handle, args=(world.router.admit(request),))
     thread.start()
     assert reached.wait(60)

@@ -1,0 +1,58 @@
+"""Whether a request without a response is sent again: to its variant, or to the next one."""
+
+from collections.abc import Callable
+from threading import Lock
+
+from nereid.contract import read_unhealthy_instance
+from nereid.routing.attempts import AdmittedRequest, Attempt
+from nereid.routing.breaker import RetryBudget
+from nereid.serving_errors import Died
+
+
+class Retries:
+    """Decides for all requests of a route.
+
+    Args:
+        lock: guards the state of the variants.
+        clock: seconds of a monotonic clock.
+        check_client: raises `Cancelled` if the client has disconnected.
+    """
+
+    def __init__(
+        self, lock: Lock, clock: Callable[[], float], check_client: Callable[[AdmittedRequest], None]
+    ) -> None:
+        self._lock, self._clock, self._check_client = lock, clock, check_client
+        self._budget = RetryBudget()
+
+    def succeeded(self) -> None:
+        """Record a request that needs no retry; the caller holds the lock."""
+        self._budget.succeeded()
+
+    def may_try_again(self, attempt: Attempt, error: Died) -> bool:
+        """Return whether a request goes to its variant again, as one of several instances is dead."""
+        with self._lock:
+            instance = read_unhealthy_instance(str(error))
+            may_try = attempt.served.may_try_again(attempt, instance, self._clock())
+        if may_try:
+            self._check_client(attempt.admitted)
+        return may_try
+
+    def may_go_on(self, attempt: Attempt, may_have_run: bool) -> bool:
+        """Return whether a request goes to the next variant.
+
+        Args:
+            may_have_run: whether the request was in flight when the process died, and may have killed it.
+        """
+        if not attempt.rungs:
+            return False
+        admitted = attempt.admitted
+        has_fallbacks = admitted.table.route.has_fallbacks
+        with self._lock:
+            if may_have_run:
+                may_go_on = has_fallbacks and attempt.served.may_send_suspect(admitted, self._clock())
+            else:
+                # Each request tries each variant once, so fallbacks need no budget.
+                may_go_on = has_fallbacks or self._budget.may_retry()
+        if may_go_on:
+            self._check_client(admitted)
+        return may_go_on

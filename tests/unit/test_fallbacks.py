@@ -1,0 +1,273 @@
+"""Fallbacks of a route: further variants after the default one, and the configured answer."""
+
+import json
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from nereid.config.model_config import TensorSpec
+from nereid.routing.assignment import BreakerSettings, Table, Variant, parse_route
+from nereid.routing.attempts import MAX_SUSPECTS
+from nereid.routing.configured_answer import read_answer
+from nereid.serving_errors import (
+    DeadlineExceeded,
+    Died,
+    InferenceFailed,
+    InvalidConfig,
+    InvalidImage,
+    Overloaded,
+    Unavailable,
+)
+from tests.tables import cases
+from tests.unit.test_router import CAT, KEY_V2, ROUTE, TO_V2, V1, V2, World, dead, hang_v2, in_use
+
+V3 = Variant("v3", "m3", 1, 0)
+CHAIN = replace(ROUTE, variants=(V1, V2, V3), fallbacks=("v3",))
+ANSWERED = ("answer", "scores", "")
+
+
+def answering(route=ROUTE) -> World:
+    """Return a router whose route has an answer."""
+    world = World(route)
+    table = in_use(replace(route, answer={"scores": 0}))
+    world.router.use(Table(table.route, "", table.network_versions, {"scores": np.zeros(2, np.float32)}))
+    return world
+
+
+def fallbacks(world: World) -> dict[tuple[str, ...], float]:
+    """Return the counted fallbacks: by chosen variant, responding variant and reason."""
+    found = {labels: n for (family, labels), n in world.counts.items() if family == "fallbacks_total"}
+    return {tuple(dict(labels)[name] for name in ("from", "to", "reason")): n for labels, n in found.items()}
+
+
+def test_variants_are_tried_in_order():
+    """The chosen one, the default, then the fallbacks; open breakers are skipped from then on."""
+    world = World(CHAIN)
+    world.fail("m1", Unavailable("x"))
+    world.fail("m2", Unavailable("x"))
+
+    assert world.send(KEY_V2).outcome == ("v3", "13", "retry")
+    assert world.called == ["m2", "m1", "m3"]
+    assert world.send(KEY_V2).outcome == ("v3", "13", "breaker")
+    assert world.send().outcome == ("v3", "13", "breaker")
+    assert world.called == ["m2", "m1", "m3", "m3", "m3"]
+    assert fallbacks(world) == {
+        ("v2", "v3", "retry"): 1,
+        ("v2", "v3", "breaker"): 1,
+        ("v1", "v3", "breaker"): 1,
+    }
+
+
+def test_fallback_to_the_default_is_counted_without_fallbacks():
+    """Each response of another variant than the chosen one counts."""
+    world = World()
+    world.fail("m2", Unavailable("x"))
+
+    world.send(KEY_V2)
+    world.send(KEY_V2)
+    assert fallbacks(world) == {("v2", "v1", "retry"): 1, ("v2", "v1", "breaker"): 1}
+
+
+def test_each_variant_is_tried_once():
+    """If all fail, the client has the error of the last one."""
+    world = World(CHAIN)
+    for model in ("m1", "m2", "m3"):
+        world.fail(model, Unavailable(f"no {model}"))
+
+    assert world.send(KEY_V2).outcome == "unavailable: no m3"
+    assert world.called == ["m2", "m1", "m3"]
+    assert world.send(KEY_V2).outcome.startswith("unavailable: no healthy variant: 'v2', 'v1', 'v3'")
+    assert fallbacks(world) == {}
+
+
+def test_fallbacks_need_no_retry_budget():
+    """All requests that were in flight when a device failed are answered."""
+    world = World(CHAIN)
+    requests = []
+    for _ in range(40):
+        world.fail("m2", Unavailable("device failed: x"))
+        world.now += 5.0  # the breaker lets a trial through
+        requests.append(world.send(KEY_V2).outcome)
+    assert requests == [("v1", "11", "retry")] * 40
+
+
+def test_forced_variant_has_no_fallback():
+    """A client that names a variant gets no response of another one, nor the configured answer."""
+    world = answering(CHAIN)
+    world.fail("m2", Unavailable("x"))
+
+    assert world.send(TO_V2).outcome == "unavailable: x"
+    assert world.called == ["m2"]
+
+
+@cases(
+    "error",
+    {
+        "invalid": InvalidImage("x"),
+        "failed": InferenceFailed("x"),
+        "overload": Overloaded("x"),
+        "late": DeadlineExceeded("x"),
+    },
+)
+def test_other_errors_have_no_fallback(error):
+    """Another variant would fail for the same reason, or has its own work to do."""
+    world = answering(CHAIN)
+    world.fail("m2", error)
+
+    assert world.send(KEY_V2).outcome == str(error)
+    assert world.called == ["m2"]
+
+
+def test_request_that_kills_processes_kills_two():
+    """It may be the cause of a death; further fallbacks are not risked."""
+    world = World(CHAIN)
+    world.fail("m1", Died("x"))
+    world.fail("m2", Died("x"))
+
+    assert world.send(KEY_V2).outcome == "unavailable: x"
+    assert world.called == ["m2", "m1"]
+
+
+def test_few_possible_causes_go_on():
+    """A stream of requests that kill processes does not kill the processes of the fallbacks for long."""
+    world = World(replace(CHAIN, breaker=BreakerSettings(open_s=0.01)))
+    outcomes = []
+    for _ in range(MAX_SUSPECTS + 3):
+        world.models["m2"] = lambda: CAT
+        world.now += 0.02
+        world.send(KEY_V2)  # the process was replaced
+        world.fail("m2", Died("x"))
+        outcomes.append(isinstance(world.send(KEY_V2).outcome, tuple))
+    assert outcomes == [True] * MAX_SUSPECTS + [False] * 3
+
+
+@cases(
+    ("route", "outcome"),
+    {
+        "fallbacks": (CHAIN, ("v1", "11", "retry")),
+        "none": (
+            replace(ROUTE, variants=(V1, V2)),
+            "deadline exceeded: variant 'v2' has not responded in 1000 ms",
+        ),
+    },
+)
+def test_queue_of_a_dead_process_goes_on(route, outcome):
+    """Triton answers requests in the queue of a dead process late; the route does not wait for that."""
+    patient = replace(V2, deadline_ms=10_000)
+    world = World(replace(route, variants=(V1, patient, *route.variants[2:])))
+    request, release, thread = hang_v2(world, KEY_V2)
+    world.fail("m2", Died("x"))
+    world.send(KEY_V2)
+
+    world.now += 1.0
+    world.router.expire()
+    assert request.outcome == outcome
+    world.now += 60.0
+    release.set()
+    thread.join()
+    assert request.outcome == outcome
+
+
+def test_answer_is_the_last_rung():
+    """It responds if every variant is unreachable, and is counted like a variant."""
+    world = answering(CHAIN)
+    for model in ("m1", "m2", "m3"):
+        world.fail(model, Unavailable("x"))
+
+    assert [world.send(KEY_V2).outcome, world.send().outcome] == [ANSWERED] * 2
+    assert fallbacks(world) == {("v2", "answer", "answer"): 1, ("v1", "answer", "answer"): 1}
+    assert world.count("requests_total", variant="answer", outcome="ok", reason="answer") == 2
+
+    world.models["m3"] = lambda: CAT
+    world.now += 5.0
+    assert world.send().outcome == ("v3", "13", "retry")
+
+
+def test_answer_replaces_an_unreachable_default():
+    """A route with one variant may have an answer, too."""
+    world = answering(replace(ROUTE, variants=(V1,)))
+    world.fail("m1", dead("m1_0_0"))
+
+    assert world.send().outcome == ANSWERED
+
+
+@cases(
+    ("changes", "message"),
+    {
+        "unknown": ({"fallbacks": ["v9"]}, "fallbacks[0] must be one of v2, v3, got 'v9'"),
+        "default": ({"fallbacks": ["v1"]}, "fallbacks[0] must be one of v2, v3, got 'v1'"),
+        "twice": ({"fallbacks": ["v2", "v2"]}, "fallbacks[1] must be one of v3, got 'v2'"),
+        "type": ({"answer": [0]}, "Expected `object`, got `array`"),
+    },
+)
+def test_wrong_fallbacks_are_refused(changes, message):
+    """The message has the place and the expected values."""
+    document = {
+        "variants": [
+            {"name": f"v{n}", "model": f"m{n}", "version": 1, "weight": 1 if n == 1 else 0} for n in (1, 2, 3)
+        ],
+        "default": "v1",
+        "salts": {"variants": "a", "shadows": "b"},
+    }
+    with pytest.raises(InvalidConfig) as caught:
+        parse_route(json.dumps(document | changes).encode())
+    assert message in str(caught.value)
+
+
+SCORES, LABEL = (
+    TensorSpec(name, kind, dims, dims)
+    for name, kind, dims in (("scores", "TYPE_FP32", (3,)), ("label", "TYPE_INT32", (1,)))
+)
+TEXT, BOX = (
+    TensorSpec(name, kind, dims, dims)
+    for name, kind, dims in (("text", "TYPE_STRING", (-1,)), ("box", "TYPE_FP32", (-1, 4)))
+)
+
+
+@cases(
+    ("value", "output", "expected"),
+    {
+        "one value": (0, SCORES, np.zeros(3, np.float32)),
+        "row": ([0.5, 0.25, 0.25], SCORES, np.array([0.5, 0.25, 0.25], np.float32)),
+        "integer": (-1, LABEL, np.array([-1], np.int32)),
+        "nothing": ([], TEXT, np.empty(0, object)),
+        "no boxes": ([], BOX, np.empty((0, 4), np.float32)),
+        "text": (["später"], TEXT, np.array(["später".encode()], object)),
+    },
+)
+def test_answer_has_the_shape_and_type_of_the_output(value, output, expected):
+    """One value is for all elements, and an empty list for a variable dim."""
+    found = read_answer({output.name: value}, [output])[output.name]
+
+    np.testing.assert_array_equal(found, expected)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+
+
+@cases(
+    ("value", "output"),
+    {
+        "text": ("x", SCORES),
+        "length": ([1, 2], SCORES),
+        "ragged": ([[1], 2, 3], SCORES),
+        "too large": (1e60, SCORES),
+        "null": (None, SCORES),
+        "boolean": (True, SCORES),
+        "fraction": (1.5, LABEL),
+        "too large an integer": (2**40, LABEL),
+        "one text": ("x", TEXT),
+        "number": ([1], TEXT),
+        "rank": ([1, 2, 3, 4], BOX),
+    },
+)
+def test_wrong_answer_is_refused(value, output):
+    """The message has the expected tensor and the given value."""
+    with pytest.raises(InvalidConfig) as caught:
+        read_answer({output.name: value}, [output])
+    assert str(caught.value).startswith(f"answer '{output.name}': expected {output.kind}, got ")
+
+
+def test_answer_names_all_outputs():
+    """A response must have all tensors of the task."""
+    with pytest.raises(InvalidConfig, match="answer: expected the outputs text, box, got text"):
+        read_answer({"text": []}, [TEXT, BOX])
