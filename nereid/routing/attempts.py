@@ -127,9 +127,11 @@ class ServedVariant:
             return False
         if now >= attempt.deadline:
             return False
-        if attempt.begun_at > self._deaths.get(instance, now):
-            return True  # it never reached the instance
-        return self.may_send_suspect(admitted, now)
+        return not self.may_have_had(attempt, instance) or self.may_send_suspect(admitted, now)
+
+    def may_have_had(self, attempt: "Attempt", instance: str) -> bool:
+        """Return whether an instance may have had a request when it died; not after it was seen dead."""
+        return attempt.begun_at <= self._deaths.get(instance, inf)
 
     def may_send_suspect(self, admitted: AdmittedRequest, now: float) -> bool:
         """Return whether a request that may have killed an instance is sent to another one.

@@ -250,10 +250,16 @@ class Router:
                         continue
                     if not admitted.table.route.has_fallbacks:
                         raise
-                may_have_run = isinstance(error, Died) and not attempt.was_dead
-                if not self._retries.may_go_on(attempt, may_have_run):
+                if not self._retries.may_go_on(attempt, self._may_have_run(attempt, error)):
                     raise
                 rungs.retry()
+
+    def _may_have_run(self, attempt: Attempt, error: Unavailable) -> bool:
+        """Return whether a process may have had the request when it died."""
+        if not isinstance(error, Died) or attempt.was_dead:
+            return False
+        with self._lock:
+            return attempt.served.may_have_had(attempt, read_unhealthy_instance(str(error)))
 
     def _check_client(self, admitted: AdmittedRequest) -> None:
         if admitted.request.is_cancelled():
@@ -326,7 +332,8 @@ class Router:
             self._attempts.remove(attempt)
             attempt.served.record(attempt, error, now)
             attempt.served.late += is_late
-            if isinstance(error, Died) and not attempt.is_survived:
+            has_fallbacks = attempt.admitted.table.route.has_fallbacks
+            if isinstance(error, Died) and (has_fallbacks or not attempt.is_survived):
                 shorten_deadlines(self._attempts, attempt.served, now)
             if error is None:
                 self._retries.succeeded()

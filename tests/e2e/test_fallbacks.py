@@ -1,0 +1,137 @@
+"""Fallbacks of a route whose default variant fails under load, on the real server."""
+
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
+
+from nereid import metrics_page
+from nereid.server.control import Control
+from tests.routes import WATCHDOG_S, document, store_router, variant, wait_until
+from tests.supervised import IMAGE_TO_SCORES, Served, serving, store_eyes
+from tests.tables import cases
+
+CALLERS = 12
+# Numbers of the default variant, of its fallback, and of the configured answer.
+DEFAULT, SPARE, ANSWER = 11.0, 21.0, -1.0
+
+
+@pytest.fixture
+def served(tmp_path) -> Iterator[Served]:
+    """A server with a route whose only variant with traffic has one process, a fallback and an answer."""
+    repository = tmp_path / "repository"
+    store_eyes(repository, "eyes", 10, sleep_s=0.01)
+    store_eyes(repository, "spare", 20, sleep_s=0.01)
+    config = repository / "eyes" / "config.pbtxt"
+    config.write_text(config.read_text().replace("count: 2", "count: 1"))
+    store_router(repository, "look", config=IMAGE_TO_SCORES)
+    route = document(
+        # A process that hangs is killed after about ten seconds.
+        variant("only", "eyes", 1, deadline_ms=30_000),
+        variant("spare", "spare"),
+        fallbacks=["spare"],
+        answer={"scores": ANSWER},
+    )
+    (repository / "look.route.json").write_text(json.dumps(route))
+    with serving(repository, tmp_path / "run") as running:
+        wait_until(running.is_ready, "ready")
+        yield running
+
+
+def ask(client: InferenceServerClient) -> float:
+    """Send one image to the route, and return its number."""
+    image = InferInput("image", [1, 1], "BYTES")
+    image.set_data_from_numpy(np.array([[b"a photo"]], object))
+    return float(client.infer("look", [image], client_timeout=WATCHDOG_S).as_numpy("scores").item())
+
+
+@contextmanager
+def load(served: Served) -> Iterator[Counter[float | str]]:
+    """Send requests with all callers; the numbers of the responses are complete at the end of the context.
+
+    The message of a request that fails takes the place of a number.
+    """
+    over, numbers = threading.Event(), Counter()
+
+    def call() -> Counter[float | str]:
+        found: Counter[float | str] = Counter()
+        with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
+            while not over.is_set():
+                try:
+                    found[ask(client)] += 1
+                except InferenceServerException as error:
+                    found[str(error)] += 1
+        return found
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        callers = [pool.submit(call) for _ in range(CALLERS)]
+        try:
+            yield numbers
+        finally:
+            over.set()
+        for each in callers:
+            numbers.update(each.result())
+
+
+def counted(served: Served, to: str) -> float:
+    """Return the counted responses of a fallback."""
+    return sum(
+        each.value
+        for each in metrics_page.parse(served.triton_page())
+        if each.name == "nereid_route_fallbacks_total" and each.labels["to"] == to
+    )
+
+
+def signalled(number: int) -> Callable[[Served], None]:
+    """Return a fault: a signal to the process of the default variant."""
+    return lambda served: os.kill(served.stubs("eyes")[0].process.pid, number)
+
+
+def unloaded(served: Served) -> None:
+    """Unload the model of the default variant."""
+    Control(served.record).unload("eyes")
+
+
+@pytest.mark.slow
+@cases(
+    "fault", {"killed": signalled(signal.SIGKILL), "stopped": signalled(signal.SIGSTOP), "unloaded": unloaded}
+)
+def test_no_request_is_lost_with_the_default(served, fault):
+    """Each request gets a right response: of the default, of the fallback, and of the default again."""
+    with load(served) as numbers:
+        wait_until(lambda: served.metric("probes_total", model="look") > 1, "probes")
+        fault(served)
+        wait_until(lambda: counted(served, "spare") > 50, "responses of the fallback")
+        if fault is unloaded:
+            Control(served.record).load("eyes")
+        wait_until(served.is_ready, "ready again")
+
+    assert {*numbers} == {DEFAULT, SPARE}
+    wait_until(lambda: counted(served, "spare") == numbers[SPARE], f"{numbers[SPARE]} counted fallbacks")
+    with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
+        wait_until(lambda: ask(client) == DEFAULT, "a response of the default")
+
+
+@pytest.mark.slow
+def test_answer_is_sent_while_no_variant_is_there(served):
+    """With all variants unloaded, each request gets the configured answer, until one is back."""
+    control = Control(served.record)
+    with load(served) as numbers:
+        wait_until(lambda: served.metric("probes_total", model="look") > 1, "probes")
+        control.unload("spare")
+        control.unload("eyes")
+        wait_until(lambda: counted(served, "answer") > 50, "configured answers")
+        control.load("spare")
+        wait_until(lambda: counted(served, "spare") > 50, "responses of the fallback")
+
+    assert {*numbers} == {DEFAULT, SPARE, ANSWER}
+    wait_until(lambda: counted(served, "answer") == numbers[ANSWER], f"{numbers[ANSWER]} counted answers")
