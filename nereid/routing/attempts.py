@@ -129,9 +129,13 @@ class ServedVariant:
             return False
         return not self.may_have_had(attempt, instance) or self.may_send_suspect(admitted, now)
 
-    def may_have_had(self, attempt: "Attempt", instance: str) -> bool:
-        """Return whether an instance may have had a request when it died; not after it was seen dead."""
-        return attempt.begun_at <= self._deaths.get(instance, inf)
+    def may_have_had(self, attempt: "Attempt", instance: str = "") -> bool:
+        """Return whether an instance, or any one, may have had a request when it died.
+
+        It gets none after it was seen dead.
+        """
+        seen = self._deaths.get(instance, max(self._deaths.values(), default=inf))
+        return attempt.begun_at <= seen
 
     def may_send_suspect(self, admitted: AdmittedRequest, now: float) -> bool:
         """Return whether a request that may have killed an instance is sent to another one.

@@ -6,7 +6,7 @@ from threading import Lock
 from nereid.contract import read_unhealthy_instance
 from nereid.routing.attempts import AdmittedRequest, Attempt
 from nereid.routing.breaker import RetryBudget
-from nereid.serving_errors import Died
+from nereid.serving_errors import Died, Unavailable
 
 
 class Retries:
@@ -37,19 +37,22 @@ class Retries:
             self._check_client(attempt.admitted)
         return may_try
 
-    def may_go_on(self, attempt: Attempt, may_have_run: bool) -> bool:
+    def may_go_on(self, attempt: Attempt, error: Unavailable) -> bool:
         """Return whether a request goes to the next variant.
 
-        Args:
-            may_have_run: whether the request was in flight when the process died, and may have killed it.
+        A request that a process may have had when it died may be the cause.
         """
         if not attempt.rungs:
             return False
-        admitted = attempt.admitted
+        admitted, served = attempt.admitted, attempt.served
         has_fallbacks = admitted.table.route.has_fallbacks
         with self._lock:
-            if may_have_run:
-                may_go_on = has_fallbacks and attempt.served.may_send_suspect(admitted, self._clock())
+            if (
+                isinstance(error, Died)
+                and not attempt.was_dead
+                and served.may_have_had(attempt, read_unhealthy_instance(str(error)))
+            ):
+                may_go_on = has_fallbacks and served.may_send_suspect(admitted, self._clock())
             else:
                 # Each request tries each variant once, so fallbacks need no budget.
                 may_go_on = has_fallbacks or self._budget.may_retry()

@@ -144,8 +144,9 @@ class Router:
         """Send a request from the queue of a dead process to the next variant."""
         admitted, rungs = attempt.admitted, attempt.rungs
         try:
-            if not self._retries.may_go_on(attempt, may_have_run=True):
-                raise Died(f"a process of variant '{attempt.variant.name}' has died")
+            error = Died(f"a process of variant '{attempt.variant.name}' has died")
+            if not self._retries.may_go_on(attempt, error):
+                raise error
         except Exception as raised:
             self._free_slot(admitted)
             self._responses.fail(admitted, rungs, from_exception(raised))
@@ -250,16 +251,9 @@ class Router:
                         continue
                     if not admitted.table.route.has_fallbacks:
                         raise
-                if not self._retries.may_go_on(attempt, self._may_have_run(attempt, error)):
+                if not self._retries.may_go_on(attempt, error):
                     raise
                 rungs.retry()
-
-    def _may_have_run(self, attempt: Attempt, error: Unavailable) -> bool:
-        """Return whether a process may have had the request when it died."""
-        if not isinstance(error, Died) or attempt.was_dead:
-            return False
-        with self._lock:
-            return attempt.served.may_have_had(attempt, read_unhealthy_instance(str(error)))
 
     def _check_client(self, admitted: AdmittedRequest) -> None:
         if admitted.request.is_cancelled():
