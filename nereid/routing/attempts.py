@@ -6,11 +6,20 @@ from dataclasses import dataclass, field
 from math import inf
 from threading import Lock
 
-from nereid.routing.assignment import MAX_IN_FLIGHT, BreakerSettings, Choice, Table, Variant
+from nereid.routing.assignment import (
+    BREAKER,
+    FORCED,
+    MAX_IN_FLIGHT,
+    RETRY,
+    BreakerSettings,
+    Choice,
+    Route,
+    Table,
+    Variant,
+)
 from nereid.routing.breaker import Breaker, State
 from nereid.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
 from nereid.routing.request_trace import RequestTrace
-from nereid.routing.rungs import Rungs
 from nereid.serving_errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
 
 # A death that was seen longer ago than this says nothing about the present process of the instance.
@@ -192,6 +201,36 @@ class ServedVariants:
         """Retire the states of variants that a route does not have."""
         for key in self._states.keys() - {identity(table, variant) for variant in table.route.variants}:
             self._states.pop(key).retire()
+
+
+class Rungs:
+    """The chosen variant, then those that replace it; each is tried at most once.
+
+    Attributes:
+        first, first_label: the choice, and the label of its variant in metrics.
+        is_forced: whether the request names its variant, so that no other may respond.
+    """
+
+    def __init__(self, route: Route, first: Choice) -> None:
+        self.first, self.first_label = first, first.variant.name
+        self.is_forced = first.reason in FORCED
+        others = () if self.is_forced else route.replacements
+        self._left = [first, *(Choice(each, BREAKER) for each in others if each is not first.variant)]
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def next(self) -> Choice:
+        """Return the next choice, and remove it."""
+        return self._left.pop(0)
+
+    def repeat(self, choice: Choice) -> None:
+        """Try a choice again before all others: another instance of its model runs."""
+        self._left.insert(0, choice)
+
+    def retry(self) -> None:
+        """Note that a variant was tried: the remaining ones are retries."""
+        self._left = [Choice(each.variant, RETRY) for each in self._left]
 
 
 class Attempt:

@@ -5,9 +5,8 @@ from typing import Any
 
 from nereid.routing import quality
 from nereid.routing.assignment import ANSWER, BREAKER, RETRY
-from nereid.routing.attempts import AdmittedRequest, Attempt
+from nereid.routing.attempts import AdmittedRequest, Attempt, Rungs
 from nereid.routing.interfaces import MetricSink
-from nereid.routing.rungs import Rungs
 from nereid.routing.shadows import CompletedRequest, Shadows
 from nereid.serving_errors import ServingError, Unavailable, from_exception
 

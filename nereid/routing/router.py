@@ -16,6 +16,7 @@ from nereid.routing.attempts import (
     AdmittedRequest,
     Attempt,
     InFlight,
+    Rungs,
     ServedVariant,
     ServedVariants,
     shorten_deadlines,
@@ -24,7 +25,6 @@ from nereid.routing.interfaces import MetricSink, RoutedRequest
 from nereid.routing.request_trace import RequestTrace
 from nereid.routing.responses import Responses
 from nereid.routing.retries import Retries
-from nereid.routing.rungs import Rungs
 from nereid.routing.shadows import Shadows
 from nereid.serving_errors import (
     Cancelled,
