@@ -93,6 +93,8 @@ class Sample:
         found: series.Growth = {}
         for name, counts in self.counts.items():
             total = sum((other.counts[name] for other in others), counts)
+            if not total.any():  # a classifier finds neither lines nor objects
+                continue
             bounds = [*(f"{bound:g}" for bound in series.BOUNDS[name]), "+Inf"]
             is_input = name in series.INPUT_SIGNALS
             key = (
