@@ -82,6 +82,7 @@ class Sample:
         signals = {
             name: Histogram(series.BOUNDS[name], tuple(map(int, counts)))
             for name, counts in self.counts.items()
+            if counts.any()  # a classifier finds neither lines nor objects
         }
         mine = VariantReference(
             *("v1", "net", 1, "1", self.images, signals), (*named, self.images - sum(named))
@@ -92,9 +93,9 @@ class Sample:
         """Return this sample, with others added, as the growth of a metrics page."""
         found: series.Growth = {}
         for name, counts in self.counts.items():
-            total = sum((other.counts[name] for other in others), counts)
-            if not total.any():  # a classifier finds neither lines nor objects
+            if not counts.any():
                 continue
+            total = sum((other.counts[name] for other in others), counts)
             bounds = [*(f"{bound:g}" for bound in series.BOUNDS[name]), "+Inf"]
             is_input = name in series.INPUT_SIGNALS
             key = (
