@@ -53,6 +53,13 @@ def use(device_id: int) -> None:
     cupy.cuda.Device(device_id).use()
 
 
+def release_memory() -> None:
+    """Return the memory that CuPy keeps for later arrays to the device."""
+    import cupy
+
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
 def compute_capability(device_id: int) -> str:
     """Return the device's compute capability as `cc_model_filenames` writes it, `9.0` for an H200."""
     import cupy

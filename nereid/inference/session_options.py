@@ -85,6 +85,7 @@ ALLOW_SPINNING = "session.intra_op.allow_spinning"
 
 # Ours, not NVIDIA's, whose backend ignores them: ONNX Runtime's own session options, and the `nereid.` ones.
 RUN_BATCH_SIZE = "nereid.run_batch_size"
+HALVE_BATCHES = "nereid.halve_batch_if_out_of_memory"
 SHARED_WEIGHTS = "nereid.shared_weights"
 
 Provider = tuple[str, dict[str, str]]
@@ -136,14 +137,17 @@ class SessionSettings:
     """Options of a session and of its runs.
 
     `run_batch_size` limits the rows of one run, 0 for no limit. `extras` are the session entries and operator
-    libraries, which shape the optimized network in addition to the fields of `options`.
+    libraries, which shape the optimized network in addition to the fields of `options`. A run with
+    `releasing` returns the free memory of the arena; None without an arena.
     """
 
     options: onnxruntime.SessionOptions
     run_options: onnxruntime.RunOptions
+    releasing: onnxruntime.RunOptions | None
     providers: tuple[Provider, ...]
     threads: ThreadCounts
     run_batch_size: int
+    halves_batches: bool
     extras: tuple[str, ...]
     sharing: Sharing
 
@@ -191,11 +195,13 @@ def session_settings(
     return SessionSettings(
         options=options,
         run_options=run_options,
+        releasing=_releasing(config, options),
         providers=providers(config, onnxruntime.get_available_providers()),
         threads=threads,
         extras=(*(f"{key}={value}" for key, value in sorted(entries.items())), *libraries),
         # Without a batch dimension there are no rows to split.
         run_batch_size=max(0, parse_int(parameters.get(RUN_BATCH_SIZE, "0"))) if config.max_batch_size else 0,
+        halves_batches=parse_bool(parameters.get(HALVE_BATCHES, "false")) and config.max_batch_size > 0,
         sharing=_sharing(config, backend),
     )
 
@@ -232,6 +238,15 @@ def on_available_provider(config: ModelConfig, available: Sequence[str], profile
         return config
     groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
     return replace(config, kind="CPU", document={**config.document, "instance_group": groups})
+
+
+def _releasing(config: ModelConfig, options: onnxruntime.SessionOptions) -> onnxruntime.RunOptions | None:
+    arena = f"gpu:{config.device_id}" if config.kind == "GPU" else "cpu:0"
+    if config.kind != "GPU" and not options.enable_cpu_mem_arena:
+        return None
+    releasing = onnxruntime.RunOptions()
+    releasing.add_run_config_entry(ARENA_SHRINKAGE, arena)
+    return releasing
 
 
 def _sharing(config: ModelConfig, backend: BackendSettings) -> Sharing:

@@ -11,6 +11,9 @@ from nereid.server.supervision.supervisor import (
     MAX_PROBES,
     POLLED_S,
     REPAIR_DELAYS_S,
+    Supervisor,
+)
+from nereid.server.supervision.supervisor_messages import (
     Command,
     End,
     Event,
@@ -29,7 +32,6 @@ from nereid.server.supervision.supervisor import (
     ReportBroken,
     RoundStarted,
     ServerEnded,
-    Supervisor,
 )
 from nereid.triton.stub_processes import Process, Stub
 
@@ -194,7 +196,7 @@ def test_server_without_model_control_is_restarted():
     driver = Driver("none")
     driver.die()
 
-    reason = "a stub of 'eyes' is dead, and models cannot be loaded in this mode"
+    reason = "a stub of 'eyes' must be replaced, and models cannot be loaded in this mode"
     assert driver.step(IndexRead(READY)) == [End(reason)]
     assert driver.see() == [DEAD]
     assert driver.supervisor.is_emptied(BOTH)
