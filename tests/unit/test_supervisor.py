@@ -71,6 +71,10 @@ class Driver:
         living = tuple(stub for stub in self.found if self.states.get(stub.process) != ENDED)
         return self.step(ProcessesSeen(self.states, living if find else None), later_s)
 
+    def report(self, *pids: int) -> list[Command]:
+        """Let processes report a failed device."""
+        return self.step(ProcessesSeen(self.states, self.found, pids))
+
     def round(self, *models: str) -> list[Command]:
         """Start a round of probes; without models, nothing takes images."""
         return self.step(RoundStarted(READY, models, models))
@@ -189,6 +193,42 @@ def test_polled_repository_gets_time_until_the_next_look():
 
     assert driver.see(later_s=POLLED_S - 1) == [DEAD]
     assert driver.see(later_s=1.1) == [DEAD, ReadIndex()]
+
+
+FAILED = ReportBroken({"eyes": "the device of 'eyes_0_0' failed"})
+
+
+def test_stub_with_a_failed_device_is_replaced(driver):
+    """Its model is loaded again, though the process runs, and until it is replaced."""
+    assert driver.report(FIRST.process.pid) == [FAILED, ReadIndex()]
+    assert driver.step(IndexRead(READY)) == [Reload("eyes", frozenset({1}), "device")]
+    driver.found, driver.states = (*BOTH, NEW), driver.states | {NEW.process: LIVES}
+    driver.see(later_s=0.5)
+    (line,) = driver.step(Reloaded())
+
+    assert line == Log("model 'eyes' version 1 had a failed device: loaded again in 0.5 s")
+    assert driver.see() == [ReportBroken({})]
+    assert driver.see(later_s=OLD_STUBS_S + 1)[0] == Kill(FIRST.process)
+
+
+def test_failed_device_that_stays_is_tried_again_after_growing_waits(driver):
+    """While the model cannot be loaded, its processes live on, and reject requests with the reason."""
+    driver.report(FIRST.process.pid)
+    for delay_s in REPAIR_DELAYS_S:
+        (line,) = driver.repair(refusal="no GPU", took_s=0.0)
+        assert isinstance(line, Log)
+        assert line.text.endswith(
+            f"has a failed device and cannot be loaded: no GPU; next try in {delay_s:g} s"
+        )
+        assert driver.see(later_s=delay_s - 0.01) == [FAILED]
+        assert driver.see(later_s=0.02) == [FAILED, ReadIndex()]
+
+
+def test_report_of_an_unknown_process_repairs_nothing(driver):
+    """It may be one that Triton has ended already; a later process with its pid is not the same."""
+    assert driver.report(NEW.process.pid) == [ReportBroken({})]
+    driver.replace_all(SECOND, NEW)
+    assert driver.see() == [ReportBroken({})]
 
 
 def test_server_without_model_control_is_restarted():

@@ -227,7 +227,8 @@ class Supervisor:
         named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
         took_s = now_s - repair.began_s
         trouble = "a failed device" if order.cause == DEVICE else "a dead stub"
-        text = f"{named} had {trouble} (found by {order.cause}): loaded again in {took_s:.1f} s"
+        found = "" if order.cause == DEVICE else f" (found by {order.cause})"
+        text = f"{named} had {trouble}{found}: loaded again in {took_s:.1f} s"
         if event.refusal:
             text = f"{named} has {trouble} and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
         wait_s = max(pause_s, POLLED_S) if self._mode == "poll" else pause_s
