@@ -12,7 +12,7 @@ from loadtest.gpu_check import chain
 from loadtest.gpu_check.sections import ONNX, TENSORRT, Context, Findings
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.inference.session_options import CPU, CUDA
-from nereid.inference.session_options import TENSORRT as TENSORRT_PROVIDER
+from nereid.inference.tensorrt import TENSORRT as TENSORRT_PROVIDER
 
 BATCH_SIZES = (1, 8, 32)
 TIMED_S = 0.7

@@ -1,13 +1,16 @@
 """The ONNX file of a version, and ONNX Runtime's sessions of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime
 
+from nereid import files
 from nereid.config.model_config import ModelConfig
 from nereid.inference import io_binding as gpu
-from nereid.inference import shared_weights
+from nereid.inference import shared_weights, tensorrt
 from nereid.inference.session_options import SessionSettings, Sharing
+from nereid.inference.tensorrt import TENSORRT
 from nereid.serving_errors import InvalidConfig, official_text
 
 
@@ -35,10 +38,24 @@ def open_configured(config: ModelConfig, settings: SessionSettings) -> onnxrunti
         InvalidConfig: the file is missing, or cannot be opened with these settings.
     """
     path = path_of(config)
+    if TENSORRT in dict(settings.providers):
+        return _open_tensorrt(path, config, settings)
     if settings.sharing is Sharing.OFF:
         return open_file(path, settings)
     place = shared_weights.folder_of(config.folder, config.version)
     return shared_weights.open_shared(path, place, settings, open_file)
+
+
+def _open_tensorrt(
+    path: Path, config: ModelConfig, settings: SessionSettings
+) -> onnxruntime.InferenceSession:
+    providers = tuple(
+        (name, tensorrt.with_engine_cache(options, config, path) if name == TENSORRT else options)
+        for name, options in settings.providers
+    )
+    # The first instance builds the engine, and the others read it.
+    with files.locked_folder(path.parent):
+        return open_file(path, replace(settings, providers=providers))
 
 
 def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:

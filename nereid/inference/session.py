@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,14 @@ import onnxruntime
 
 from nereid.config.model_config import ModelConfig
 from nereid.inference import io_binding as gpu
-from nereid.inference import network_file
+from nereid.inference import network_file, warm_up
 from nereid.inference.batching import Arrays, Batching, concatenate
 from nereid.inference.run_failures import run_failure
+from nereid.inference.run_sizes import RUN_BATCH_SIZE, WARM_BATCH_SIZES
 from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import (
     CUDA,
     HALVE_BATCHES,
-    RUN_BATCH_SIZE,
     BackendSettings,
     SessionSettings,
     Sharing,
@@ -110,6 +110,7 @@ class Session:
             session = cls(config, settings, events)
             session.not_shared = str(error)
         validate(config, session.signature)
+        session.warm_up(warm_up.requests(config, settings.warm_batch_sizes))
         return session
 
     def __str__(self) -> str:
@@ -118,6 +119,24 @@ class Session:
             f"{self._threads or 'default'} thread(s) per instance"
             f"{f', each with its own weights: {self.not_shared}' if self.not_shared else ''}"
         )
+
+    def warm_up(self, requests: Iterable[Arrays]) -> None:
+        """Run the network once for each request, so that no client waits for its first run of a batch size.
+
+        Raises:
+            InvalidConfig: a run fails.
+        """
+        for request in requests:
+            start = time.perf_counter()
+            try:
+                self._feed(self._batching.gather([request]), [*self._output_dims], self._run_options)
+            except ServingError as error:
+                rows = self._batching.rows(request)
+                raise InvalidConfig(
+                    f"model '{self._name}', run of {rows} row(s) of zeros at load: {error}; "
+                    f"fix: other sizes in {WARM_BATCH_SIZES}, or an empty text"
+                ) from None
+            self._events.warmed(time.perf_counter() - start)
 
     def run(self, inputs: Arrays, outputs: Sequence[str], rows: int | None = None) -> list[Any]:
         """Run the network on one batch; returns one array per name in `outputs`.

@@ -54,7 +54,7 @@ def _events(config: ModelConfig, metrics: SessionMetrics) -> SessionEvents:
         metrics.device_failed()
         log_error(format_failed_device(os.getpid(), f"'{config.name}' version {config.version}", reason))
 
-    return SessionEvents(metrics.ran, metrics.halved, report_device)
+    return SessionEvents(metrics.ran, metrics.halved, metrics.warmed, report_device)
 
 
 def auto_complete(model_config: Any) -> Any:
