@@ -27,6 +27,7 @@ from nereid.inference.session_options import (
     Sharing,
     on_available_provider,
     session_settings,
+    uses_cuda_graphs,
 )
 from nereid.inference.signature import Signature, complete, needs_completion, validate
 from nereid.serving_errors import (
@@ -41,6 +42,7 @@ from nereid.serving_errors import (
 )
 
 Outcome = dict[str, Any] | ServingError
+Feed = Callable[[onnxruntime.InferenceSession, Arrays, Sequence[str], onnxruntime.RunOptions], list[Any]]
 Run = Callable[[Arrays, Sequence[str], int], list[Any]]
 
 
@@ -81,9 +83,12 @@ class Session:
         # Strings are on the host, and IoBinding does not support them.
         datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
         self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
-        self._run_feed = partial(gpu.run, device_id=config.device_id) if self.is_on_gpu else _run_on_host
+        self._run_feed: Feed = _run_on_host
         if self.is_on_gpu:
             gpu.use(config.device_id)
+            records = uses_cuda_graphs(settings.providers)
+            on_device = partial(gpu.run, device_id=config.device_id)
+            self._run_feed = gpu.recorded_runs(config.device_id) if records else on_device
 
     @classmethod
     def from_config(
