@@ -38,12 +38,12 @@ def open_configured(config: ModelConfig, settings: SessionSettings) -> onnxrunti
         InvalidConfig: the file is missing, or cannot be opened with these settings.
     """
     path = path_of(config)
+    if settings.sharing is not Sharing.OFF:
+        place = shared_weights.folder_of(config.folder, config.version)
+        return shared_weights.open_shared(path, place, settings, open_file)
     if TENSORRT in dict(settings.providers):
         return _open_tensorrt(path, config, settings)
-    if settings.sharing is Sharing.OFF:
-        return open_file(path, settings)
-    place = shared_weights.folder_of(config.folder, config.version)
-    return shared_weights.open_shared(path, place, settings, open_file)
+    return open_file(path, settings)
 
 
 def _open_tensorrt(

@@ -247,7 +247,7 @@ class Session:
         if self.is_on_gpu:
             gpu.release_memory()
         if self._releasing:
-            with contextlib.suppress(OutOfMemory):
+            with contextlib.suppress(InferenceFailed):
                 self._feed(row, outputs, self._releasing)
 
     def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:

@@ -155,6 +155,7 @@ def test_networks_of_the_readers_are_converted(tmp_path, name):
     assert (repository / name / "2" / "model.onnx").stat().st_size < 0.8 * source.stat().st_size
 
 
+@pytest.mark.slow
 def test_detector_is_converted_and_described(tmp_path):
     """The boxes of both versions agree, and the description of the version has the conversion."""
     repository = add_detector(tmp_path)
@@ -167,6 +168,7 @@ def test_detector_is_converted_and_described(tmp_path):
     assert found.changes[-1] == CHANGE
 
 
+@pytest.mark.slow
 def test_version_is_not_converted_by_default(tmp_path):
     """Without the option, the file is published as it is."""
     store_published(tmp_path / "models")
