@@ -23,8 +23,8 @@ from nereid.imaging.decode import EncodedImage, Limits, open_image
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.resample import resample
 from nereid.imaging.transform import Transform, make_plan
+from nereid.inference.run_sizes import RUN_BATCH_SIZE
 from nereid.inference.session import Session
-from nereid.inference.session_options import RUN_BATCH_SIZE
 from nereid.processes import available_cores
 from nereid.tune import photos
 

@@ -53,6 +53,8 @@ OVERLOADED_PREFIX = "overloaded: "
 DEADLINE_EXCEEDED_PREFIX = "deadline exceeded: "
 UNAVAILABLE_PREFIX = "unavailable: "
 CANCELLED_PREFIX = "cancelled: "
+# After `UNAVAILABLE_PREFIX`: the device of one instance, such as a GPU, failed.
+DEVICE_FAILED = "device failed: "
 
 # Triton's own texts. Source: core and python_backend r24.10; each was seen.
 QUEUE_FULL_TEXT = "Exceeds maximum queue size"
@@ -63,6 +65,8 @@ NOT_READY_TEXT = "is not ready"
 SHARED_MEMORY_FULL_TEXT = "Failed to increase the shared memory pool size"
 SHARED_MEMORY_FULL = "the memory that the server's processes share is full"
 RESTRICTED_TEXT = "is restricted"
+# A line of the server's log, which its supervisor reads.
+_FAILED_DEVICE = re.compile(rf'"?{DEVICE_FAILED}process (\d+) of ')
 _UNHEALTHY = re.compile(r"Stub process '([^']+)' is not healthy")
 _BATCH_LIMIT = re.compile(r"batch-size must be <= (\d+)")
 
@@ -122,3 +126,14 @@ def read_unhealthy_instance(text: str) -> str:
     """Return the instance that Triton's message calls unhealthy; empty for other messages."""
     found = _UNHEALTHY.search(text)
     return found[1] if found else ""
+
+
+def format_failed_device(pid: int, model: str, reason: str) -> str:
+    """Return the line of the log by which a process of `model` reports that its device failed."""
+    return f"{DEVICE_FAILED}process {pid} of {model} must be replaced: {reason}"
+
+
+def read_failed_device(line: str) -> int | None:
+    """Return the process in a line of `format_failed_device`, perhaps quoted; None for other lines."""
+    found = _FAILED_DEVICE.match(line)
+    return int(found[1]) if found else None

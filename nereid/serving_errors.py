@@ -5,10 +5,12 @@
     │   └── InvalidImage    INVALID_ARG   the caller's image cannot be used
     ├── InferenceFailed     INTERNAL      the server's fault
     │   └── RuntimeFailed   INTERNAL      ONNX Runtime's message, with NVIDIA's text and no prefix
+    │       └── OutOfMemory INTERNAL      the network did not fit into memory
     ├── Overloaded          UNAVAILABLE   too many concurrent requests: retry later, or elsewhere
     ├── DeadlineExceeded    UNAVAILABLE   the response took longer than allowed
     ├── Unavailable         UNAVAILABLE   a model is unreachable: it has not received the request
-    │   └── Died            UNAVAILABLE   its process is dead, perhaps because of this request
+    │   ├── Died            UNAVAILABLE   its process is dead, perhaps because of this request
+    │   └── DeviceFailed    UNAVAILABLE   its GPU failed, perhaps because of this request
     ├── Cancelled           CANCELLED     no client waits for the response
     └── InvalidConfig       INVALID_ARG   raised at load: the model's config.pbtxt
 
@@ -62,6 +64,10 @@ class RuntimeFailed(InferenceFailed):
     prefix = ""
 
 
+class OutOfMemory(RuntimeFailed):
+    """ONNX Runtime could not allocate memory for a run; a smaller batch may fit."""
+
+
 class Overloaded(ServingError):
     """Too many requests are in flight; an immediate retry increases the overload."""
 
@@ -85,6 +91,18 @@ class Unavailable(ServingError):
 
 class Died(Unavailable):
     """The process of the model is dead: since an earlier request, or because of this one."""
+
+
+class DeviceFailed(Unavailable):
+    """The device of an instance failed, so the instance must be replaced: a broken CUDA context stays broken.
+
+    Args:
+        reason: the text of ONNX Runtime's error.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(contract.DEVICE_FAILED + reason)
+        self.reason = reason
 
 
 class Cancelled(ServingError):

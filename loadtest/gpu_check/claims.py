@@ -71,6 +71,22 @@ def _form(name: str, key: str) -> Callable[[Results], Any]:
     return read
 
 
+def _engines(key: str) -> Callable[[Results], Any]:
+    """Read a value of the second load with TensorRT, or the reason why there is none."""
+
+    def read(found: Results) -> Any:
+        each = found["engines"]
+        if "missing" in each:
+            return f"not run: {each['missing']}"
+        return each["are_reused"] if key == "are_reused" else each["loads"][-1][key]
+
+    return read
+
+
+def _is_reused(value: Any) -> bool:
+    return value is True or (isinstance(value, str) and value.startswith("not run"))
+
+
 def _difference(limit: float) -> Callable[[Any], bool]:
     def holds(value: Any) -> bool:
         return value.startswith("not run") if isinstance(value, str) else bool(value <= limit)
@@ -172,6 +188,13 @@ CLAIMS = (
     ),
     Claim(
         "server",
+        "processes of each step and version on the GPU",
+        "2",
+        lambda found: ", ".join(map(str, sorted(set(found["processes"].values())))),
+        lambda value: value == "2",
+    ),
+    Claim(
+        "server",
         "the Python backend passes tensors on without the host: inputs through the host",
         "0",
         lambda found: found["inputs_through_host"],
@@ -234,6 +257,28 @@ CLAIMS = (
             ("TensorRT FP32", 0.01),
             ("TensorRT FP16", 0.02),
         )
+    ),
+    Claim(
+        "precisions",
+        "CUDA graphs of several batch sizes in the backend: largest difference of a score",
+        "≤ 0.01",
+        lambda found: found["recorded"]["max_difference"],
+        _at_most(0.01),
+    ),
+    Claim(
+        "precisions",
+        "a second load with TensorRT reads the engine of the first, which serves all batch sizes",
+        "True",
+        _engines("are_reused"),
+        _is_reused,
+    ),
+    Claim("precisions", "seconds of this second load", "", _engines("seconds")),
+    Claim(
+        "memory",
+        "a batch that exceeds `gpu_mem_limit` is run in halves: largest difference of a score",
+        "≤ 0.01",
+        lambda found: found["halves"].get("max_difference", "no limit led to halves"),
+        lambda value: not isinstance(value, str) and value <= 0.01,
     ),
     Claim(
         "memory",

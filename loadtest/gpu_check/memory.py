@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtest.gpu_check import chain, served
+from loadtest.gpu_check import chain, network_runs, precisions, served
 from loadtest.gpu_check.full_gpu import full_gpu
 from loadtest.gpu_check.machine import memory_used_mib, process_memory_mib
 from loadtest.gpu_check.sections import Context, Findings
@@ -35,6 +35,9 @@ def measure(context: Context) -> Iterator[Findings]:
         yield {"at_the_end_mib": memory_used_mib() - before}
     settled = wait_below(before + 1, SETTLE_S)
     yield {"after_stop_mib": settled - before}
+    # Last, because this process keeps its CUDA context.
+    rows = network_runs.many(precisions.inputs())
+    yield network_runs.halves(chain.gpu_config(chain.NETWORK), rows, network_runs.on_host(rows))
 
 
 def rehearse(context: Context) -> Iterator[Findings]:

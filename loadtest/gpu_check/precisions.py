@@ -1,5 +1,6 @@
 """Section 7: the network in FP32, FP16 and INT8, with TensorRT, and as a CUDA graph."""
 
+import shutil
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loadtest.gpu_check import chain
+from loadtest.gpu_check import chain, network_runs
 from loadtest.gpu_check.sections import ONNX, TENSORRT, Context, Findings
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.inference.session_options import CPU, CUDA
-from nereid.inference.session_options import TENSORRT as TENSORRT_PROVIDER
+from nereid.inference.tensorrt import TENSORRT as TENSORRT_PROVIDER
+from nereid.publish.intake.precision import convert
 
 BATCH_SIZES = (1, 8, 32)
 TIMED_S = 0.7
@@ -51,14 +53,19 @@ def measure(context: Context) -> Iterator[Findings]:
     with TemporaryDirectory() as folder:
         files, notes = networks(Path(folder))
         yield {"notes": notes}
+        config, rows = chain.gpu_config(chain.NETWORK), network_runs.many(inputs())
+        expected = network_runs.on_host(rows)
+        yield network_runs.recorded(config, rows, expected)
         # FP16 is compared with FP32; INT8 differs from FP32 by itself.
         exact = {name: scores(session(files[name], CPU, {}), inputs()) for name in (FP32, INT8)}
         for name, form in FORMS.items():
-            expected = exact.get(form.precision, exact[FP32])
-            found[name] = reason(form, files, context.left_s()) or timed(
-                form, files[form.precision], expected
-            )
+            wanted = exact.get(form.precision, exact[FP32])
+            found[name] = reason(form, files, context.left_s()) or timed(form, files[form.precision], wanted)
             yield {"forms": found}
+    if (left_s := context.left_s()) < ENGINE_S:
+        yield {"engines": {"missing": f"time: {left_s:.0f} s are left"}}
+    else:
+        yield network_runs.engines(config, rows, expected)
 
 
 def rehearse(context: Context) -> Iterator[Findings]:
@@ -71,6 +78,9 @@ def rehearse(context: Context) -> Iterator[Findings]:
             opened = session(file, CPU, {})
             yield {precision: compare(scores(opened, inputs()), expected)}
             yield {f"{precision}, bound": on_device(opened, 2, expected, "cpu")}
+    rows = network_runs.many(inputs())
+    session_of_backend = network_runs.opened(network_runs.cpu_config())
+    yield {"alternating": network_runs.alternating(session_of_backend, rows, network_runs.on_host(rows))}
 
 
 def networks(folder: Path) -> tuple[dict[str, Path], list[str]]:
@@ -80,16 +90,9 @@ def networks(folder: Path) -> tuple[dict[str, Path], list[str]]:
     if not ONNX.is_installed:
         return files, [f"no FP16: {ONNX}"]
     files[FP16] = folder / "fp16.onnx"
-    convert(files[FP32], files[FP16])
+    shutil.copyfile(files[FP32], files[FP16])
+    convert(files[FP16])
     return files, []
-
-
-def convert(source: Path, target: Path) -> None:
-    """Convert a network to FP16 with ONNX Runtime's converter; inputs and outputs stay FP32."""
-    import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
 
 
 def inputs() -> np.ndarray:

@@ -16,6 +16,7 @@ from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.installation import find_installation
+from nereid.triton import stub_processes
 
 TEST_FILES = ("test_onnxruntime.py", "test_server_on_gpu.py", "test_cuda_shared_memory.py")
 REQUESTS = 20
@@ -35,6 +36,7 @@ def measure(context: Context) -> Iterator[Findings]:
     lines: list[str] = []
     with served.running(context, chain.PROFILE, lines.append) as server:
         yield {"instances": {name: kinds(server, name) for name in (chain.PREPROCESS, chain.NETWORK)}}
+        yield {"processes": processes(server)}
         yield {
             "log": [line for line in lines if "GPU" in line.upper() or "CUDA" in line.upper()][-LOG_LINES:]
         }
@@ -48,6 +50,7 @@ def rehearse(context: Context) -> Iterator[Findings]:
     yield cuda_support(context)
     with served.running(context, REHEARSED) as server:
         yield {"instances": {name: kinds(server, name) for name in (chain.PREPROCESS, chain.NETWORK)}}
+        yield {"processes": processes(server)}
         yield classify(server)
         yield from_host(server)
 
@@ -66,6 +69,16 @@ def kinds(server: EmbeddedServer, model: str) -> list[str]:
     port = server.options.ports.http
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/{model}/config", timeout=5) as answer:
         return [group["kind"] for group in json.load(answer)["instance_group"]]
+
+
+def processes(server: EmbeddedServer) -> dict[str, int]:
+    """Return the number of processes of each step and version."""
+    stubs = stub_processes.find(server.pid, server.options.repository)
+    return {
+        f"{model}:{version}": sum((stub.model, stub.version) == (model, version) for stub in stubs)
+        for model, version in sorted({(stub.model, stub.version) for stub in stubs})
+        if model in (chain.PREPROCESS, chain.NETWORK)
+    }
 
 
 def classify(server: EmbeddedServer) -> Findings:

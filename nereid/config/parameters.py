@@ -25,12 +25,21 @@ ONNXRUNTIME_PARAMETERS = frozenset(
         "inter_op_thread_count",
         "intra_op_thread_count",
         "memory.enable_memory_arena_shrinkage",
+        "nereid.halve_batch_if_out_of_memory",
         "nereid.run_batch_size",
         "nereid.shared_weights",
+        "nereid.warm_batch_sizes",
     }
 )
 # Those of them that are `true` or `false`.
-ONNXRUNTIME_FLAGS = frozenset({"enable_mem_arena", "enable_mem_pattern", "nereid.shared_weights"})
+ONNXRUNTIME_FLAGS = frozenset(
+    {
+        "enable_mem_arena",
+        "enable_mem_pattern",
+        "nereid.halve_batch_if_out_of_memory",
+        "nereid.shared_weights",
+    }
+)
 
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 

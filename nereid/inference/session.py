@@ -1,8 +1,9 @@
 """ONNX Runtime sessions, built from a model's config.pbtxt as NVIDIA's backend builds them."""
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,29 +14,36 @@ import onnxruntime
 
 from nereid.config.model_config import ModelConfig
 from nereid.inference import io_binding as gpu
-from nereid.inference import shared_weights
+from nereid.inference import network_file, warm_up
 from nereid.inference.batching import Arrays, Batching, concatenate
+from nereid.inference.run_failures import run_failure
+from nereid.inference.run_sizes import RUN_BATCH_SIZE, WARM_BATCH_SIZES
+from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import (
     CUDA,
-    RUN_BATCH_SIZE,
+    HALVE_BATCHES,
     BackendSettings,
     SessionSettings,
     Sharing,
     on_available_provider,
     session_settings,
+    uses_cuda_graphs,
 )
 from nereid.inference.signature import Signature, complete, needs_completion, validate
 from nereid.serving_errors import (
+    DeviceFailed,
     InferenceFailed,
     InvalidConfig,
     InvalidRequest,
+    OutOfMemory,
     RuntimeFailed,
     ServingError,
     from_exception,
-    official_text,
 )
 
 Outcome = dict[str, Any] | ServingError
+Feed = Callable[[onnxruntime.InferenceSession, Arrays, Sequence[str], onnxruntime.RunOptions], list[Any]]
+Run = Callable[[Arrays, Sequence[str], int], list[Any]]
 
 
 class Session:
@@ -47,22 +55,23 @@ class Session:
     Args:
         config: of the model; it must fit the network, which `from_config` checks.
         settings: options of the session and its runs.
-        on_run: called after every run with its seconds and its rows.
+        events: receivers of what happens in the runs.
 
     With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there. `not_shared` is the
-    reason why the instance has its own weights, though it might share them.
+    reason why the instance has its own weights, though it might share them. After `DeviceFailed`, every run
+    fails with the same error.
     """
 
-    def __init__(
-        self, config: ModelConfig, settings: SessionSettings, on_run: Callable[[float, int], None]
-    ) -> None:
-        self._session = _open_configured(config, settings)
+    def __init__(self, config: ModelConfig, settings: SessionSettings, events: SessionEvents) -> None:
+        self._session = network_file.open_configured(config, settings)
         self._name = config.name
         self._batching = Batching.from_config(config)
         self._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
-        self._run_options = settings.run_options
+        self._run_options, self._releasing = settings.run_options, settings.releasing
         self._run_batch_size = settings.run_batch_size or sys.maxsize
-        self._on_run = on_run
+        self._halves_batches = settings.halves_batches
+        self._events = events
+        self._device_failure = ""
         self._threads = settings.threads.intra_op
         self.not_shared = ""
         self.signature = Signature.of(self._session)
@@ -74,9 +83,12 @@ class Session:
         # Strings are on the host, and IoBinding does not support them.
         datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
         self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
-        self._run_feed = partial(gpu.run, device_id=config.device_id) if self.is_on_gpu else _run_on_host
+        self._run_feed: Feed = _run_on_host
         if self.is_on_gpu:
             gpu.use(config.device_id)
+            records = uses_cuda_graphs(settings.providers)
+            on_device = partial(gpu.run, device_id=config.device_id)
+            self._run_feed = gpu.recorded_runs(config.device_id) if records else on_device
 
     @classmethod
     def from_config(
@@ -84,7 +96,7 @@ class Session:
         config: ModelConfig,
         backend: BackendSettings | None = None,
         instances: int | None = None,
-        on_run: Callable[[float, int], None] = lambda seconds, rows: None,
+        events: SessionEvents | None = None,
     ) -> "Session":
         """Open the model file of `config`'s version; the arguments are those of `session_settings`.
 
@@ -93,16 +105,17 @@ class Session:
         """
         backend = backend or BackendSettings()
         config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
-        settings = session_settings(config, backend, instances)
+        settings, events = session_settings(config, backend, instances), events or SessionEvents()
         try:
-            session = cls(config, settings, on_run)
+            session = cls(config, settings, events)
         except InvalidConfig as error:
             if settings.sharing is not Sharing.TRIED:
                 raise
             settings = session_settings(config, replace(backend, shares_weights=False), instances)
-            session = cls(config, settings, on_run)
+            session = cls(config, settings, events)
             session.not_shared = str(error)
         validate(config, session.signature)
+        session.warm_up(warm_up.requests(config, settings.warm_batch_sizes))
         return session
 
     def __str__(self) -> str:
@@ -112,6 +125,24 @@ class Session:
             f"{f', each with its own weights: {self.not_shared}' if self.not_shared else ''}"
         )
 
+    def warm_up(self, requests: Iterable[Arrays]) -> None:
+        """Run the network once for each request, so that no client waits for its first run of a batch size.
+
+        Raises:
+            InvalidConfig: a run fails.
+        """
+        for request in requests:
+            start = time.perf_counter()
+            try:
+                self._feed(self._batching.gather([request]), [*self._output_dims], self._run_options)
+            except ServingError as error:
+                rows = self._batching.rows(request)
+                raise InvalidConfig(
+                    f"model '{self._name}', run of {rows} row(s) of zeros at load: {error}; "
+                    f"fix: other sizes in {WARM_BATCH_SIZES}, or an empty text"
+                ) from None
+            self._events.warmed(time.perf_counter() - start)
+
     def run(self, inputs: Arrays, outputs: Sequence[str], rows: int | None = None) -> list[Any]:
         """Run the network on one batch; returns one array per name in `outputs`.
 
@@ -120,17 +151,14 @@ class Session:
 
         Raises:
             InferenceFailed: ONNX Runtime rejected the inputs or failed.
+            DeviceFailed: the device failed, now or in an earlier run.
         """
         rows = self._batching.rows(inputs) if rows is None else rows
-        if rows <= self._run_batch_size or not self._batching.is_by_rows:
+        if not self._batching.is_by_rows:
             return self._run(inputs, outputs, rows)
-        parts = []
-        for start in range(0, rows, self._run_batch_size):
-            part = {n: array[start : start + self._run_batch_size] for n, array in inputs.items()}
-            parts.append(self._run(part, outputs, self._batching.rows(part)))
-            if any(len(result) != self._batching.rows(part) for result in parts[-1]):
-                raise InferenceFailed(f"{RUN_BATCH_SIZE}: expected one row of output per row of input")
-        return [concatenate(results) for results in zip(*parts, strict=True)]
+        if rows <= self._run_batch_size:
+            return self._run_or_halve(inputs, outputs, rows)
+        return self._run_parts(self._run_or_halve, inputs, outputs, rows, self._run_batch_size)
 
     def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
         """Run several requests together, joined in groups of at most `run_batch_size` rows.
@@ -189,21 +217,63 @@ class Session:
         outputs = dict(zip(names, self.run(inputs, names, rows), strict=True))
         return self._batching.scatter(outputs, group)
 
-    def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
-        feed = (
-            {n: self._converted(n, array) for n, array in inputs.items()} if self._has_conversions else inputs
-        )
-        start = time.perf_counter()
+    def _run_or_halve(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
+        """Run a batch; if it does not fit into memory, release memory and run its halves, once."""
         try:
-            results = self._run_feed(self._session, feed, outputs, self._run_options)
-        except Exception as error:  # ONNX Runtime's own exceptions share no base class
-            raise RuntimeFailed(official_text(error)) from None
-        self._on_run(time.perf_counter() - start, rows)
+            return self._run(inputs, outputs, rows)
+        except OutOfMemory:
+            if not self._halves_batches or rows < 2:
+                raise
+        self._events.halved()
+        self._release_memory({name: array[:1] for name, array in inputs.items()}, outputs)
+        return self._run_parts(self._run, inputs, outputs, rows, (rows + 1) // 2)
+
+    def _run_parts(
+        self, run: Run, inputs: Arrays, outputs: Sequence[str], rows: int, part_rows: int
+    ) -> list[Any]:
+        parts = []
+        for start in range(0, rows, part_rows):
+            part = {name: array[start : start + part_rows] for name, array in inputs.items()}
+            expected = self._batching.rows(part)
+            parts.append(run(part, outputs, expected))
+            if any(len(result) != expected for result in parts[-1]):
+                raise InferenceFailed(
+                    f"{RUN_BATCH_SIZE}, {HALVE_BATCHES}: expected one row of output per row of input"
+                )
+        return [concatenate(results) for results in zip(*parts, strict=True)]
+
+    def _release_memory(self, row: Arrays, outputs: Sequence[str]) -> None:
+        """Return the arena's free memory, as ONNX Runtime does at the end of a run, even of a failed one."""
+        if self.is_on_gpu:
+            gpu.release_memory()
+        if self._releasing:
+            with contextlib.suppress(InferenceFailed):
+                self._feed(row, outputs, self._releasing)
+
+    def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
+        start = time.perf_counter()
+        results = self._feed(inputs, outputs, self._run_options)
+        self._events.ran(time.perf_counter() - start, rows)
         # Triton has no scalars: they travel with the dims of the config.
         return [
             result if result.ndim else result.reshape(self._output_dims[name])
             for name, result in zip(outputs, results, strict=True)
         ]
+
+    def _feed(self, inputs: Arrays, outputs: Sequence[str], options: onnxruntime.RunOptions) -> list[Any]:
+        if self._device_failure:
+            raise DeviceFailed(self._device_failure)
+        feed = (
+            {n: self._converted(n, array) for n, array in inputs.items()} if self._has_conversions else inputs
+        )
+        try:
+            return self._run_feed(self._session, feed, outputs, options)
+        except Exception as error:  # ONNX Runtime's own exceptions share no base class
+            failure = run_failure(error)
+        if isinstance(failure, DeviceFailed):
+            self._device_failure = failure.reason
+            self._events.device_failed(failure.reason)
+        raise failure
 
     def _converted(self, name: str, array: Any) -> Any:
         if name in self._scalars:
@@ -238,33 +308,8 @@ def complete_config(
     settings = session_settings(config, backend)
     # The session is used once, so optimization would not pay.
     settings.options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    signature = Signature.of(_open(model_path(config), settings))
+    signature = Signature.of(network_file.open_file(network_file.path_of(config), settings))
     complete(document, signature, backend.default_max_batch_size, warn)
-
-
-def model_path(config: ModelConfig) -> Path:
-    """Return the ONNX file of `config`'s version; if that is a folder, `model.onnx` in it.
-
-    Raises:
-        InvalidConfig: the file does not exist.
-    """
-    name = config.document.get("default_model_filename") or "model.onnx"
-    if config.kind == "GPU" and (by_capability := config.document.get("cc_model_filenames")):
-        name = by_capability.get(gpu.compute_capability(config.device_id), name)
-    path = config.folder / str(config.version) / name
-    if path.is_dir():
-        path /= "model.onnx"
-    if not path.exists():
-        raise InvalidConfig(f"unable to find '{path}' for model instance '{config.name}'")
-    return path
-
-
-def _open_configured(config: ModelConfig, settings: SessionSettings) -> onnxruntime.InferenceSession:
-    path = model_path(config)
-    if settings.sharing is Sharing.OFF:
-        return _open(path, settings)
-    place = shared_weights.folder_of(config.folder, config.version)
-    return shared_weights.open_shared(path, place, settings, _open)
 
 
 def _run_on_host(
@@ -274,23 +319,6 @@ def _run_on_host(
     options: onnxruntime.RunOptions,
 ) -> list[Any]:
     return list(session.run(outputs, inputs, options))
-
-
-def _open(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
-    """Open `path` with exactly the configured providers: ONNX Runtime itself falls back to fewer."""
-    try:
-        session = onnxruntime.InferenceSession(
-            path, settings.options, providers=list(settings.providers), enable_fallback=0
-        )
-    except Exception as error:  # ONNX Runtime's own exceptions share no base class
-        raise InvalidConfig(official_text(error)) from None
-    missing = [name for name, _ in settings.providers if name not in session.get_providers()]
-    if missing:
-        raise InvalidConfig(
-            f"onnx runtime: expected {missing[0]}, got only {', '.join(session.get_providers())}; "
-            "its warnings above name the missing library"
-        )
-    return session
 
 
 def _decode_texts(name: str, array: np.ndarray) -> np.ndarray:

@@ -15,6 +15,9 @@ import onnxruntime
 from nereid.config.model_config import ModelConfig
 from nereid.config.parameters import SESSION_PREFIX, parse_bool, parse_int
 from nereid.config.server_flags import backend_settings, flag_values
+from nereid.inference import tensorrt
+from nereid.inference.run_sizes import run_batch_size, warm_batch_sizes
+from nereid.inference.tensorrt import TENSORRT
 from nereid.inference.threads import PARAMETERS, ThreadCounts, thread_counts
 from nereid.serving_errors import InvalidConfig, official_text
 
@@ -25,66 +28,15 @@ GRAPH_LEVELS = {
     2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 EXECUTION_MODES = {0: onnxruntime.ExecutionMode.ORT_SEQUENTIAL, 1: onnxruntime.ExecutionMode.ORT_PARALLEL}
-CUDA, TENSORRT, OPENVINO, CPU = (
-    f"{name}ExecutionProvider" for name in ("CUDA", "Tensorrt", "OpenVINO", "CPU")
-)
+CUDA, OPENVINO, CPU = (f"{name}ExecutionProvider" for name in ("CUDA", "OpenVINO", "CPU"))
 CUDNN_CONV_ALGO_SEARCH = {0: "EXHAUSTIVE", 1: "HEURISTIC", 2: "DEFAULT"}
 ARENA_EXTEND_STRATEGY = {0: "kNextPowerOfTwo", 1: "kSameAsRequested"}
 CUDA_BOOLEANS = frozenset({"do_copy_in_default_stream", "use_ep_level_unified_stream"})
-# Triton's names and those of ONNX Runtime's TensorRT provider, where they differ.
-TENSORRT_NAMES = {
-    "max_workspace_size_bytes": "trt_max_workspace_size",
-    "int8_calibration_table_name": "trt_int8_calibration_table_name",
-    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
-}
-TENSORRT_PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
-TENSORRT_INTEGERS = frozenset(
-    {
-        "trt_max_partition_iterations",
-        "trt_min_subgraph_size",
-        "trt_dla_core",
-        "trt_builder_optimization_level",
-        "trt_auxiliary_streams",
-        "trt_ep_context_embed_mode",
-    }
-)
-TENSORRT_BOOLEANS = frozenset(
-    {
-        "int8_use_native_calibration_table",
-        "trt_dla_enable",
-        "trt_engine_cache_enable",
-        "trt_dump_subgraphs",
-        "trt_force_sequential_engine_build",
-        "trt_context_memory_sharing_enable",
-        "trt_layer_norm_fp32_fallback",
-        "trt_timing_cache_enable",
-        "trt_force_timing_cache",
-        "trt_detailed_build_log",
-        "trt_build_heuristics_enable",
-        "trt_sparsity_enable",
-        "trt_cuda_graph_enable",
-        "trt_dump_ep_context_model",
-    }
-)
-TENSORRT_TEXTS = frozenset(
-    {
-        "int8_calibration_table_name",
-        "trt_engine_cache_path",
-        "trt_engine_cache_prefix",
-        "trt_timing_cache_path",
-        "trt_tactic_sources",
-        "trt_extra_plugin_lib_paths",
-        "trt_profile_min_shapes",
-        "trt_profile_max_shapes",
-        "trt_profile_opt_shapes",
-        "trt_ep_context_file_path",
-    }
-)
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 ALLOW_SPINNING = "session.intra_op.allow_spinning"
 
 # Ours, not NVIDIA's, whose backend ignores them: ONNX Runtime's own session options, and the `nereid.` ones.
-RUN_BATCH_SIZE = "nereid.run_batch_size"
+HALVE_BATCHES = "nereid.halve_batch_if_out_of_memory"
 SHARED_WEIGHTS = "nereid.shared_weights"
 
 Provider = tuple[str, dict[str, str]]
@@ -136,14 +88,19 @@ class SessionSettings:
     """Options of a session and of its runs.
 
     `run_batch_size` limits the rows of one run, 0 for no limit. `extras` are the session entries and operator
-    libraries, which shape the optimized network in addition to the fields of `options`.
+    libraries, which shape the optimized network in addition to the fields of `options`. A run with
+    `releasing` returns the free memory of the arena; None without an arena. `warm_batch_sizes` are the rows
+    of the runs at load.
     """
 
     options: onnxruntime.SessionOptions
     run_options: onnxruntime.RunOptions
+    releasing: onnxruntime.RunOptions | None
     providers: tuple[Provider, ...]
     threads: ThreadCounts
     run_batch_size: int
+    halves_batches: bool
+    warm_batch_sizes: tuple[int, ...]
     extras: tuple[str, ...]
     sharing: Sharing
 
@@ -188,14 +145,17 @@ def session_settings(
             options.register_custom_ops_library(library)
     except Exception as error:  # ONNX Runtime's own exceptions share no base class
         raise InvalidConfig(official_text(error)) from None
+    chosen = providers(config, onnxruntime.get_available_providers())
     return SessionSettings(
         options=options,
         run_options=run_options,
-        providers=providers(config, onnxruntime.get_available_providers()),
+        releasing=_releasing(config, options),
+        providers=chosen,
         threads=threads,
         extras=(*(f"{key}={value}" for key, value in sorted(entries.items())), *libraries),
-        # Without a batch dimension there are no rows to split.
-        run_batch_size=max(0, parse_int(parameters.get(RUN_BATCH_SIZE, "0"))) if config.max_batch_size else 0,
+        run_batch_size=run_batch_size(config),
+        halves_batches=parse_bool(parameters.get(HALVE_BATCHES, "false")) and config.max_batch_size > 0,
+        warm_batch_sizes=tuple(warm_batch_sizes(config, is_default=is_slow_at_first(chosen))),
         sharing=_sharing(config, backend),
     )
 
@@ -226,12 +186,32 @@ def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, 
     return (*found, (CPU, {}))
 
 
+def is_slow_at_first(chosen: Sequence[Provider]) -> bool:
+    """Return whether the first run of a batch size takes long: TensorRT plans, CUDA graphs are recorded."""
+    return TENSORRT in dict(chosen) or uses_cuda_graphs(chosen)
+
+
+def uses_cuda_graphs(chosen: Sequence[Provider]) -> bool:
+    """Return whether runs repeat a recorded CUDA graph, which reads and writes the recorded addresses."""
+    graphs = ((CUDA, "enable_cuda_graph"), (TENSORRT, "trt_cuda_graph_enable"))
+    return any(parse_bool(dict(chosen).get(name, {}).get(key, "0")) for name, key in graphs)
+
+
 def on_available_provider(config: ModelConfig, available: Sequence[str], profile: str) -> ModelConfig:
     """Return `config` for the CPU if Triton chose a GPU (KIND_AUTO) that ONNX Runtime does not support."""
     if config.kind != "GPU" or CUDA in available or config.names_gpu(profile):
         return config
     groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
     return replace(config, kind="CPU", document={**config.document, "instance_group": groups})
+
+
+def _releasing(config: ModelConfig, options: onnxruntime.SessionOptions) -> onnxruntime.RunOptions | None:
+    arena = f"gpu:{config.device_id}" if config.kind == "GPU" else "cpu:0"
+    if config.kind != "GPU" and not options.enable_cpu_mem_arena:
+        return None
+    releasing = onnxruntime.RunOptions()
+    releasing.add_run_config_entry(ARENA_SHRINKAGE, arena)
+    return releasing
 
 
 def _sharing(config: ModelConfig, backend: BackendSettings) -> Sharing:
@@ -270,7 +250,7 @@ def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]
     for each in accelerators:
         given = each.get("parameters", {})
         if each["name"] == "tensorrt":
-            found.append((TENSORRT, _tensorrt_options(given) | device))
+            found.append((TENSORRT, tensorrt.options(config, given) | device))
         elif each["name"] == "cuda":
             for key in CUDA_BOOLEANS & given.keys():
                 parse_bool(given[key])
@@ -294,24 +274,4 @@ def _deprecated_cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
             if number not in values:
                 raise InvalidConfig(f"unsupported {key} value '{number}' is requested")
             options[key] = values[number]
-    return options
-
-
-def _tensorrt_options(given: Mapping[str, str]) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for key, value in given.items():
-        if key == "precision_mode":
-            if value not in TENSORRT_PRECISIONS:
-                raise InvalidConfig(f"unsupported precision mode '{value}' is requested")
-            options |= TENSORRT_PRECISIONS[value]
-            continue
-        if key in TENSORRT_BOOLEANS:
-            parse_bool(value)
-        elif key == "max_workspace_size_bytes":
-            parse_int(value, "unsigned long long integral number")
-        elif key in TENSORRT_INTEGERS:
-            parse_int(value)
-        elif key not in TENSORRT_TEXTS:
-            raise InvalidConfig(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
-        options[TENSORRT_NAMES.get(key, key)] = value
     return options

@@ -5,23 +5,20 @@ that of its kernels. The first instance writes both to a folder next to the repo
 them.
 """
 
-import hashlib
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime
 
 from nereid import files
+from nereid.inference import version_state
 from nereid.inference.session_options import CPU, SHARED_WEIGHTS, SessionSettings
 from nereid.processes import return_memory
 from nereid.serving_errors import InvalidConfig
 
 FOLDER, PARTIAL = "weights", ".partial"
-# A copy that no instance has opened for so long belongs to files, versions or options of the past.
-KEPT_S = 30 * 86_400
 ERROR = 3  # of ONNX Runtime's log levels
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
 # Smaller tensors stay in the model file: a page has 4 kB, and only whole pages are shared.
@@ -36,7 +33,7 @@ Open = Callable[[Path, SessionSettings], onnxruntime.InferenceSession]
 
 def folder_of(model: Path, version: int) -> Path:
     """Return the folder for the copies of a version, outside of the version, as versions never change."""
-    return files.state_folder(model.parent) / FOLDER / model.name / str(version)
+    return version_state.folder_of(model, version, FOLDER)
 
 
 def open_shared(
@@ -69,17 +66,8 @@ def open_shared(
 
 def _key(path: Path, settings: SessionSettings) -> str:
     """Return a digest of all that the written form depends on: files, ONNX Runtime, CPU and options."""
-    digest = hashlib.blake2b(digest_size=16)
     level = settings.options.graph_optimization_level.name
-    digest.update(
-        "\0".join([path.name, onnxruntime.__version__, level, *settings.extras, _processor()]).encode()
-    )
-    for each in sorted(path.parent.rglob("*")):  # external data is next to the model
-        if each.is_file():
-            with each.open("rb") as file:
-                name = str(each.relative_to(path.parent))
-                digest.update(name.encode() + hashlib.file_digest(file, "blake2b").digest())
-    return digest.hexdigest()
+    return version_state.digest(path, onnxruntime.__version__, level, *settings.extras, _processor())
 
 
 def _processor() -> str:
@@ -92,9 +80,7 @@ def _processor() -> str:
 def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) -> None:
     """Write `folder` atomically, and remove old ones."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for each in folder.parent.iterdir():
-        if each.suffix == PARTIAL or time.time() - each.stat().st_mtime > KEPT_S:
-            shutil.rmtree(each)
+    version_state.remove_old(folder.parent, PARTIAL)
     partial = folder.with_suffix(PARTIAL)
     partial.mkdir()
     options = settings.options

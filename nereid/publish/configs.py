@@ -13,13 +13,17 @@ IMAGE = f'input {{ name: "{contract.IMAGE}" data_type: TYPE_STRING dims: [ 1 ] }
 VERSION = "version_policy { specific { versions: [ 1 ] } }"
 # A new version then needs only a folder: a changed config may make Triton reload the other versions.
 ALL_VERSIONS = "version_policy { all {} }"
-ON_GPU = "instance_group { kind: KIND_GPU count: 1 }"
+# Each instance has a stream of its own: one runs while the other receives its batch.
+ON_GPU = "instance_group { kind: KIND_GPU count: 2 }"
 NETWORK_ON_GPU = """\
 # Without this, Triton first copies every input of a Python-based backend to the host.
 parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
-# The default tries all algorithms in the first run of every batch size.
+# The defaults try all algorithms in the first run of every batch size, and double the memory at each growth.
 optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" \
-parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" } } } }
+parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" } \
+parameters { key: "arena_extend_strategy" value: "kSameAsRequested" } } } }
+# A batch that does not fit into memory is run in halves.
+parameters { key: "nereid.halve_batch_if_out_of_memory" value { string_value: "true" } }
 """
 SMALL_BATCHES = (
     "# Small batches, so that every instance gets queued requests.",

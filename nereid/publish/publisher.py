@@ -18,8 +18,11 @@ from nereid.publish.engine.engine import begin, commit, locked_repository, undo
 from nereid.publish.engine.journal import Journal, Operation
 from nereid.publish.engine.variants import rolled_back
 from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine
+from nereid.publish.intake import precision as conversion
+from nereid.publish.intake.precision import Precision
 from nereid.publish.intake.successor import adapt_successor
 from nereid.publish.network import Network, check_retirable, find_network
+from nereid.repository import onnx_file
 from nereid.repository.layout import versions_there
 from nereid.rollout.rollout_journal import check_none_active
 from nereid.routes.change import Propose, change_with_retry
@@ -51,6 +54,16 @@ class Published:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A network to publish: its file or folder, and the conditions of its publication."""
+
+    source: Path
+    gates: Gates
+    share: float
+    precision: Precision | None
+
+
 def publish(
     repository: Path,
     name: str,
@@ -59,6 +72,7 @@ def publish(
     gates: Gates | None = None,
     share: float = 0,
     report: Callable[[str], None] = lambda line: None,
+    precision: Precision | None = None,
 ) -> Published:
     """Make an ONNX file the next version of a network: examined, loaded, and a variant of its routes.
 
@@ -72,6 +86,7 @@ def publish(
         gates: limits of the examination.
         share: initial part of the traffic, 0 to below 1; 0 serves the version only on request.
         report: receives a line per step.
+        precision: datatype to which the network is converted; None leaves it as it is.
 
     Raises:
         WrongUsage: the model or file does not exist.
@@ -87,7 +102,8 @@ def publish(
         current = _current(network, gates.against)
         operation, workspace = begin(log, unstaged, "publish", network.name, _next_version(log, network))
         try:
-            measured, actions = _prepare(operation, network, current, source, gates, share, workspace)
+            given = Candidate(source, gates, share, precision)
+            measured, actions = _prepare(operation, network, current, given, workspace)
             check_none_active(repository, f"publish a version of '{name}'")  # the examination takes time
         except BaseException as error:
             log.write("undone", operation, str(error))
@@ -197,20 +213,23 @@ def _prepare(
     operation: Operation,
     network: Network,
     current: int,
-    source: Path,
-    gates: Gates,
-    share: float,
+    given: Candidate,
     workspace: Workspace,
 ) -> tuple[Report, tuple[Action, ...]]:
     """Stage and examine a version; return its measurements, and the actions that publish it."""
     config, version = network.config(operation.version), operation.version
-    models, variants = _successors(network, current, version, share, workspace)
+    source = given.source
+    models, variants = _successors(network, current, version, given.share, workspace)
     staged = workspace.staging / "new" / network.name / str(version)
     candidate.check_labels(source, network.folder)
     candidate.stage(source, staged, config.document.get("default_model_filename") or "model.onnx")
     workspace.report(f"{source.name}: staged as version {version} of '{network.name}'")
-    request = _examination_request(network, current, staged, gates, workspace)
+    request = _examination_request(network, current, staged, given.gates, workspace)
     adapt_successor(request, source, workspace.report)
+    if given.precision:
+        change = conversion.convert(onnx_file.network_path(staged, config.document))
+        conversion.note_change(staged)
+        workspace.report(f"changed: {change}")
     measured = examine(request, progress=lambda line: workspace.report(f"examination: {line}"))
     candidate.write_checksums(staged, source, operation.user)
     for template, model in models.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, read_pbtxt
-from nereid.inference.session import model_path
+from nereid.inference import network_file
 from nereid.repository.layout import steps_of
 from nereid.repository.profile import Profile
 from nereid.serving_errors import InvalidConfig
@@ -180,7 +180,7 @@ def reader_problems(profile: Profile, name: str) -> Iterator[str]:
             yield f"version {version} of '{model}' is not served, and the reader sends requests to it"
         yield from reading_settings.tensor_problems(part, network)
         profile.network(model, version)
-    Characters.from_file(model_path(profile.config(*settings.parts["network"])))
+    Characters.from_file(network_file.path_of(profile.config(*settings.parts["network"])))
     yield from reading_settings.own_problems(config, settings)
     if path := reading_settings.fields_path(config, settings):
         read_specification(path)

@@ -1,10 +1,13 @@
 """Triton's log for an operator, without noise and repetitions, and the reasons of failures."""
 
+import contextlib
+import queue
 import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 
+from nereid.contract import read_failed_device
 from nereid.errors import ServerError
 
 NO_GPU_NOISE = (
@@ -86,6 +89,7 @@ class ServerLog:
         self._noise_folded = False
         self._is_ending = False
         self.has_signal = False
+        self._failed_devices: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def add(self, line: str) -> None:
         """Process one line of the log."""
@@ -93,6 +97,8 @@ class ServerLog:
             return
         self._tail.append(line)
         self.has_signal = self.has_signal or SIGNAL.match(line) is not None
+        if pid := read_failed_device(LOG_HEAD.sub("", line)):
+            self._failed_devices.put(pid)
         if any(noise in line for noise in NO_GPU_NOISE):
             if not self._noise_folded:
                 self._noise_folded = True
@@ -101,6 +107,14 @@ class ServerLog:
             self._remember(line)
             if not self._limit.is_exceeded(line):
                 self._show(line)
+
+    def take_failed_devices(self) -> set[int]:
+        """Return the processes that have reported a failed device since the last call."""
+        found = set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.add(self._failed_devices.get_nowait())
+        return found
 
     def tail(self) -> str:
         """Return the last lines, for a failure without a known reason."""

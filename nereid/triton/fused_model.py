@@ -10,7 +10,7 @@ from typing import Any
 
 from nereid.config.model_config import FusedSettings, ModelConfig
 from nereid.imaging.pipeline import Pipeline
-from nereid.serving_errors import InferenceFailed, InvalidConfig, ServingError
+from nereid.serving_errors import DeviceFailed, InferenceFailed, InvalidConfig, ServingError
 from nereid.triton.model_trace import BatchTrace, ModelTracer
 from nereid.triton.onnx_model import open_session
 from nereid.triton.quality_reporter import ImageSignals
@@ -65,7 +65,7 @@ class FusedModel:
         begin_ns, wanted = time.time_ns(), self._after.wanted
         try:
             results = self._session.run({self._input: batch.tensor}, wanted)
-        except InferenceFailed as error:
+        except (InferenceFailed, DeviceFailed) as error:
             return [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
         if trace:
             trace.ran(begin_ns, len(batch.tensor))

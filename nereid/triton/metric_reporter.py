@@ -201,6 +201,19 @@ class SessionMetrics(MetricReporter):
         self.add("run_seconds", seconds)
         self.add("batch_size", rows)
 
+    def halved(self) -> None:
+        """Count a batch that did not fit into memory, and is run in halves."""
+        self.add("fallbacks_total", **{"from": "batch", "to": "halves", "reason": "out_of_memory"})
+
+    def warmed(self, seconds: float) -> None:
+        """Count a run at load, and its seconds."""
+        self.add("warm_up_runs_total")
+        self.add("warm_up_seconds_total", seconds)
+
+    def device_failed(self) -> None:
+        """Count a failure of the device, after which the instance is replaced."""
+        self.add("device_failures_total")
+
     def rejected(self, error: ServingError) -> None:
         """Count a request that was rejected."""
         self.add("rejected_total", reason=error.code.lower())

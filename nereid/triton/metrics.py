@@ -44,8 +44,18 @@ SESSION_METRICS: Mapping[str, MetricKind] = {
     "rejected_total": MetricKind(
         "COUNTER", "Rejected requests, by the code of the error", labels=("reason",)
     ),
+    "fallbacks_total": MetricKind(
+        "COUNTER",
+        "Batches that were computed in another way than configured, such as in halves for lack of memory",
+        labels=("from", "to", "reason"),
+    ),
+    "device_failures_total": MetricKind(
+        "COUNTER", "Instances that must be replaced, because their device failed"
+    ),
     "session_start_seconds_total": MetricKind("COUNTER", "Seconds that opening sessions took"),
     "sessions_total": MetricKind("COUNTER", "Sessions opened"),
+    "warm_up_runs_total": MetricKind("COUNTER", "Runs at load, one for each batch size"),
+    "warm_up_seconds_total": MetricKind("COUNTER", "Seconds of the runs at load"),
     "instances": MetricKind("GAUGE", "Instances, by the execution provider in use", labels=("provider",)),
     "host_inputs_total": MetricKind("COUNTER", "Inputs on the host of an instance on a GPU: each is copied"),
 }

@@ -14,7 +14,7 @@ from nereid.config.model_config import ModelConfig
 from nereid.contract import BOX, CONFIDENCE, FIELD, TEXT
 from nereid.imaging.decode import Limits
 from nereid.imaging.probe_image import ProbeImage
-from nereid.inference.session import model_path
+from nereid.inference import network_file
 from nereid.routing import deadline
 from nereid.serving_errors import InvalidConfig, ServingError, from_exception
 from nereid.text.characters import Characters
@@ -71,7 +71,7 @@ class ReaderModel:
         self._signals = ImageSignals(config)
         self._reader = TextReader(
             networks(),
-            Characters.from_file(model_path(siblings["network"])),
+            Characters.from_file(network_file.path_of(siblings["network"])),
             Limits(settings.max_image_bytes, settings.max_image_pixels, settings.max_image_side_px),
             settings.min_confidence,
             self._signals.sink,

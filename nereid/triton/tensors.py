@@ -89,6 +89,11 @@ def log_warn(message: str) -> None:
     pb_utils.Logger.log_warn(message)
 
 
+def log_error(message: str) -> None:
+    """Write an error to Triton's log."""
+    pb_utils.Logger.log_error(message)
+
+
 def version_folder(document: Mapping[str, Any]) -> Path:
     """Return the version folder of the model that Triton auto-completes."""
     folder = Path(pb_utils.get_model_dir())

@@ -33,6 +33,7 @@ from tests.networks import (
 
 INSTANCES = 4
 SHARED = 'parameters { key: "nereid.shared_weights" value { string_value: "true" } }\n'
+WARM = 'parameters { key: "nereid.warm_batch_sizes" value { string_value: "1,2,8" } }\n'
 BATCHED = "max_batch_size: 8\n" + tensor("input", "x", "FP32", [64]) + tensor("output", "y", "FP32", [64])
 # The backend hands its metrics on twice a second; a watchdog is ten times that and more.
 LAG_S = 30
@@ -85,6 +86,7 @@ def server(tmp_path_factory):
     group = f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n"
     store(repository, "shared", mixing(), BATCHED + SHARED + group)
     slow_io = tensor("input", "rounds", "INT64", [1]) + tensor("output", "y", "INT64", [1])
+    store(repository, "warm", identity("FP32", ["N", 64]), BATCHED + ONE_INSTANCE + WARM)
     store(repository, "slow", slow(), ONE_INSTANCE + slow_io)
     text_io = tensor("input", "x", "STRING", [1]) + tensor("output", "y", "STRING", [1])
     store(repository, "text", identity("STRING", [1]), ONE_INSTANCE + text_io)
@@ -108,6 +110,17 @@ def await_metric(server, pattern: str, expected: float) -> None:
             return
         pause.wait(0.1)
     assert metric(server, pattern) == expected
+
+
+def test_model_runs_each_batch_size_before_it_is_ready(server):
+    """The runs at load count apart from those of requests."""
+    labels = '{model="warm",version="1"}'
+    await_metric(server, f"nereid_onnxruntime_warm_up_runs_total{labels}", 3)
+    x = np.ones((2, 64), np.float32)
+
+    assert_same(infer(server, "warm", {"x": x}), {"y": x})
+    await_metric(server, f"nereid_onnxruntime_batch_size_count{labels}", 1)
+    assert metric(server, f"nereid_onnxruntime_warm_up_runs_total{labels}") == 3
 
 
 def mapped_weights(server) -> dict[int, set[str]]:

@@ -69,3 +69,11 @@ def test_contract_imports_nothing_of_the_package():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "['nereid.contract']"
+
+
+def test_report_of_a_failed_device_is_read_as_it_was_written():
+    """The supervisor takes only the process from the log."""
+    line = contract.format_failed_device(41, "'net' version 1", "CUDA failure 700")
+
+    assert contract.read_failed_device(line) == 41
+    assert contract.read_failed_device(f"loading {line}") is None

@@ -318,6 +318,7 @@ def passing() -> dict:
             **{name: tests for section, name in claims.TESTS if section == "server"},
             "python_backend_has_cuda_code": True,
             "instances": {"a": ["KIND_GPU"], "b": ["KIND_GPU"]},
+            "processes": {"a:1": 2, "b:1": 2, "b:2": 2},
             "inputs_through_host": 0.0,
             "counted_of_one_tensor_sent": 1.0,
             "classes": ["espresso"],
@@ -328,16 +329,19 @@ def passing() -> dict:
             "served_to_slower_step": 0.9,
         },
         "precisions": {
+            "recorded": {"max_difference": 0.0002},
+            "engines": {"loads": [{"seconds": 31.5}, {"seconds": 0.9}], "are_reused": True},
             "forms": {
                 name: {"batch_8": {"max_difference": 0.0005, "same_class": True}}
                 for name in ("FP32", "FP32, CUDA graph", "FP16", "INT8", "TensorRT FP32", "TensorRT FP16")
-            }
+            },
         },
         "memory": {
             "after_requests_mib": 1500,
             "after_load_mib": 1510,
             "after_stop_mib": 0,
             "is_right_after_full": True,
+            "halves": {"limits": {"320 MiB": "1 batch(es) in halves"}, "max_difference": 0.0003},
             "server_runs": True,
         },
         "processor": {"best_per_s": 80.0},
@@ -392,6 +396,15 @@ def test_a_run_that_meets_all_targets_misses_none():
         ("server", {"classes": ["espresso", "cup"]}, "classes of the coffee photo"),
         ("speed", {"in_process": [{"p50_ms": 3.1}]}, "JPEG of 1080p to scores in one process"),
         ("speed", {"served_to_slower_step": 0.79}, "best rate of the server, as a share"),
+        ("server", {"processes": {"a:1": 2, "b:1": 1}}, "processes of each step"),
+        ("precisions", {"recorded": {"max_difference": 0.4}}, "CUDA graphs of several batch sizes"),
+        (
+            "precisions",
+            {"engines": {"loads": [{"seconds": 31.5}, {"seconds": 30.2}], "are_reused": False}},
+            "a second load with TensorRT",
+        ),
+        ("memory", {"halves": {"limits": {}, "max_difference": 0.4}}, "a batch that exceeds"),
+        ("memory", {"halves": {"limits": {"160 MiB": "error"}}}, "a batch that exceeds"),
         ("memory", {"after_load_mib": 1600}, "memory after unload and load"),
         ("memory", {"after_stop_mib": 5}, "memory that the stopped server keeps"),
         ("memory", {"is_right_after_full": False}, "right answers after"),
@@ -422,8 +435,11 @@ def test_a_missing_form_shows_its_reason():
     sections = passing()
     sections["precisions"]["results"]["forms"]["TensorRT FP16"] = {"missing": "tensorrt; fix: pip"}
 
+    sections["precisions"]["results"]["engines"] = {"missing": "tensorrt; fix: pip"}
+
     rows = {row["claim"]: row["result"] for row in claims.rows(sections)}
 
+    assert claims.missed(claims.rows(sections)) == []
     (shown,) = [result for claim, result in rows.items() if claim.startswith("TensorRT FP16")]
     assert shown.startswith("not run: tensorrt; fix: pip")
 

@@ -50,6 +50,17 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
     assert nereid("retire", NET, 2).stdout == "net 2: retired\n"
 
 
+def test_version_is_converted_to_fp16(nereid, tmp_path):
+    """The option names the datatype; another word is a wrong use of the command."""
+    words = ("publish", NET, candidate(tmp_path, 1), "--max-slowdown", 100, "--precision")
+
+    assert nereid(*words, "int8").exit_code == 2
+    done = nereid(*words, "fp16")
+
+    assert (done.exit_code, done.stdout.split(",")[0]) == (0, "net 2: in the repository")
+    assert "are converted to FP16, inputs and outputs stay FP32\n" in done.stderr
+
+
 def test_network_is_added(nereid, tmp_path):
     """The line has the name, and `in the repository` as no server runs; `--json` alone changes nothing."""
     before = contents(tmp_path / "models")

@@ -139,3 +139,13 @@ def test_message_that_repeats_is_counted():
         "980 more lines were left out: same message, other time",
         LOADING,
     ]
+
+
+def test_reported_devices_are_taken_once():
+    """Only a line that begins with the report counts, since other lines may contain text of a client."""
+    report = "\"device failed: process 41 of 'net' version 1 must be replaced: CUDA failure 700\""
+    forged = LOADING.replace("classify:1", "device failed: process 42 of 'net'")
+    log, _ = read(f"E1121 10:00:00.1 1 tensors.py:94] {report}", forged)
+
+    assert log.take_failed_devices() == {41}
+    assert log.take_failed_devices() == set()

@@ -14,7 +14,9 @@ import pytest
 from onnx import ModelProto, helper
 
 from nereid.config.model_config import ModelConfig
-from nereid.inference.session import Session, complete_config, model_path
+from nereid.inference import network_file
+from nereid.inference.session import Session, complete_config
+from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import BackendSettings
 from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed
 from tests.networks import assert_same, constant, identity, network, store, tensor, value
@@ -146,7 +148,9 @@ def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
     """Requests are joined while they fit, longer ones are split; each run reports its rows and seconds."""
     heard = []
     session = open_model(
-        double(), bounded(run_batch_size), on_run=lambda seconds, rows: heard.append((seconds, rows))
+        double(),
+        bounded(run_batch_size),
+        events=SessionEvents(ran=lambda seconds, rows: heard.append((seconds, rows))),
     )
 
     session.run_requests([{"x": np.zeros((n, 3), np.float32)} for n in sizes], [["y"]] * len(sizes))
@@ -195,7 +199,7 @@ def test_failed_run_is_not_reported(open_model):
     """Only successful runs count, so a failure does not look like a fast network."""
     heard = []
     config = BATCHES + tensor("input", "x", "INT64", [1]) + tensor("output", "y", "FP32", [1])
-    session = open_model(pick(), config, on_run=lambda seconds, rows: heard.append(rows))
+    session = open_model(pick(), config, events=SessionEvents(ran=lambda seconds, rows: heard.append(rows)))
 
     session.run_requests([{"x": np.array([[9]])}, {"x": np.array([[1], [2]])}], [["y"], ["y"]])
 
@@ -218,7 +222,9 @@ def test_wrong_datatype_is_onnx_runtimes_refusal(open_model):
 def test_too_many_rows_are_refused(open_model):
     """More rows than max_batch_size fail every request of the batch, before anything runs."""
     heard = []
-    session = open_model(double(), bounded(0), on_run=lambda seconds, rows: heard.append(rows))
+    session = open_model(
+        double(), bounded(0), events=SessionEvents(ran=lambda seconds, rows: heard.append(rows))
+    )
     requests = [{"x": np.zeros((n, 3), np.float32)} for n in (4, 5)]
 
     outcomes = session.run_requests(requests, [["y"]] * 2)
@@ -231,7 +237,9 @@ def test_requests_without_batches_run_one_by_one(open_model):
     """Without a batch dimension, each request is one run and is reported as one row."""
     heard = []
     config = tensor("input", "x", "INT64", [-1]) + tensor("output", "y", "INT64", [-1])
-    session = open_model(identity("INT64", ["N"]), config, on_run=lambda seconds, rows: heard.append(rows))
+    session = open_model(
+        identity("INT64", ["N"]), config, events=SessionEvents(ran=lambda seconds, rows: heard.append(rows))
+    )
     requests = [{"x": np.arange(n)} for n in (9, 0, 2)]
 
     answers = session.run_requests(requests, [["y"]] * 3)
@@ -356,7 +364,7 @@ def test_ragged_requests_are_joined_flat_and_never_divided(open_ragged, run_batc
 def test_ragged_run_reports_the_rows_of_its_requests(open_ragged):
     """Two requests of one row each are a batch of two, however many numbers they hold."""
     heard = []
-    session = open_ragged(0, on_run=lambda seconds, rows: heard.append(rows))
+    session = open_ragged(0, events=SessionEvents(ran=lambda seconds, rows: heard.append(rows)))
 
     session.run_requests([{"x": np.zeros((1, n), np.float32)} for n in (2, 3)], [["y"]] * 2)
 
@@ -460,7 +468,7 @@ def test_config_that_does_not_fit_fails_the_load(open_model, text, message):
 def test_damaged_file_fails_the_load(tmp_path, content, code):
     """The message is ONNX Runtime's, on one line of a log: line breaks and runs of blanks become a blank."""
     config = stored(tmp_path / "two\n  lines", double(), BATCHES + X + Y)
-    model_path(config).write_bytes(content)
+    network_file.path_of(config).write_bytes(content)
 
     with pytest.raises(InvalidConfig) as raised:
         Session.from_config(config)
@@ -512,7 +520,7 @@ def test_model_file_is_found(tmp_path, filename, stored_as, version):
     text = BATCHES + X + Y + (f'default_model_filename: "{filename}"' if filename else "")
     config = stored(tmp_path, double(), text, version=version, filename=stored_as)
 
-    assert model_path(config) == tmp_path / "m" / str(version) / stored_as
+    assert network_file.path_of(config) == tmp_path / "m" / str(version) / stored_as
 
 
 def test_directory_form_opens_with_its_weights(tmp_path):
@@ -545,7 +553,7 @@ def test_missing_file_fails_the_load(tmp_path, filename, kind, expected):
     document = {"name": "m", "default_model_filename": filename}
 
     with pytest.raises(InvalidConfig) as raised:
-        model_path(ModelConfig.from_document(document, tmp_path / "m", 1, kind))
+        network_file.path_of(ModelConfig.from_document(document, tmp_path / "m", 1, kind))
 
     assert str(raised.value) == f"unable to find '{tmp_path}/m/{expected}' for model instance 'm'"
 
@@ -556,7 +564,7 @@ def test_files_by_compute_capability_are_for_gpus_only(tmp_path):
         tmp_path, double(), 'cc_model_filenames { key: "9.0" value: "hopper.onnx" }' + BATCHES + X + Y
     )
 
-    assert model_path(config) == tmp_path / "m" / "1" / "model.onnx"
+    assert network_file.path_of(config) == tmp_path / "m" / "1" / "model.onnx"
 
 
 def completed(

@@ -11,6 +11,9 @@ from nereid.server.supervision.supervisor import (
     MAX_PROBES,
     POLLED_S,
     REPAIR_DELAYS_S,
+    Supervisor,
+)
+from nereid.server.supervision.supervisor_messages import (
     Command,
     End,
     Event,
@@ -29,7 +32,6 @@ from nereid.server.supervision.supervisor import (
     ReportBroken,
     RoundStarted,
     ServerEnded,
-    Supervisor,
 )
 from nereid.triton.stub_processes import Process, Stub
 
@@ -68,6 +70,10 @@ class Driver:
             self.states |= {process: state for process in self.states if process.pid == pid}
         living = tuple(stub for stub in self.found if self.states.get(stub.process) != ENDED)
         return self.step(ProcessesSeen(self.states, living if find else None), later_s)
+
+    def report(self, *pids: int) -> list[Command]:
+        """Let processes report a failed device."""
+        return self.step(ProcessesSeen(self.states, self.found, pids))
 
     def round(self, *models: str) -> list[Command]:
         """Start a round of probes; without models, nothing takes images."""
@@ -189,12 +195,48 @@ def test_polled_repository_gets_time_until_the_next_look():
     assert driver.see(later_s=1.1) == [DEAD, ReadIndex()]
 
 
+FAILED = ReportBroken({"eyes": "the device of 'eyes_0_0' failed"})
+
+
+def test_stub_with_a_failed_device_is_replaced(driver):
+    """Its model is loaded again, though the process runs, and until it is replaced."""
+    assert driver.report(FIRST.process.pid) == [FAILED, ReadIndex()]
+    assert driver.step(IndexRead(READY)) == [Reload("eyes", frozenset({1}), "device")]
+    driver.found, driver.states = (*BOTH, NEW), driver.states | {NEW.process: LIVES}
+    driver.see(later_s=0.5)
+    (line,) = driver.step(Reloaded())
+
+    assert line == Log("model 'eyes' version 1 had a failed device: loaded again in 0.5 s")
+    assert driver.see() == [ReportBroken({})]
+    assert driver.see(later_s=OLD_STUBS_S + 1)[0] == Kill(FIRST.process)
+
+
+def test_failed_device_that_stays_is_tried_again_after_growing_waits(driver):
+    """While the model cannot be loaded, its processes live on, and reject requests with the reason."""
+    driver.report(FIRST.process.pid)
+    for delay_s in REPAIR_DELAYS_S:
+        (line,) = driver.repair(refusal="no GPU", took_s=0.0)
+        assert isinstance(line, Log)
+        assert line.text.endswith(
+            f"has a failed device and cannot be loaded: no GPU; next try in {delay_s:g} s"
+        )
+        assert driver.see(later_s=delay_s - 0.01) == [FAILED]
+        assert driver.see(later_s=0.02) == [FAILED, ReadIndex()]
+
+
+def test_report_of_an_unknown_process_repairs_nothing(driver):
+    """It may be one that Triton has ended already; a later process with its pid is not the same."""
+    assert driver.report(NEW.process.pid) == [ReportBroken({})]
+    driver.replace_all(SECOND, NEW)
+    assert driver.see() == [ReportBroken({})]
+
+
 def test_server_without_model_control_is_restarted():
     """In the mode `none` a dead stub needs a restart; the old stubs do not delay the stop."""
     driver = Driver("none")
     driver.die()
 
-    reason = "a stub of 'eyes' is dead, and models cannot be loaded in this mode"
+    reason = "a stub of 'eyes' must be replaced, and models cannot be loaded in this mode"
     assert driver.step(IndexRead(READY)) == [End(reason)]
     assert driver.see() == [DEAD]
     assert driver.supervisor.is_emptied(BOTH)

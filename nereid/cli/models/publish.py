@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -84,6 +84,14 @@ def publish(
             show_default="samples of the task",
         ),
     ] = None,
+    precision: Annotated[
+        Literal["fp16"] | None,
+        typer.Option(
+            help="Convert an FP32 network first; inputs and outputs stay FP32. FP16 is for GPUs with tensor "
+            "cores; a CPU is slower with it.",
+            show_default="no conversion",
+        ),
+    ] = None,
     repository: Repository = REPOSITORY,
 ) -> None:
     """Publish a new version of a model without interrupting the server.
@@ -104,7 +112,7 @@ def publish(
         with invalid_values():
             gates = replace(gates, images=tuple(collect(images)))
     record = find_server(context, own_repository(repository))
-    done = publisher.publish(repository, model, source, record, gates, share, show_progress)
+    done = publisher.publish(repository, model, source, record, gates, share, show_progress, precision)
     behind = f" as {', '.join(done.pinned)}" if done.pinned else ""
     print(f"{done.model} {done.version}: {served(record)}{behind}, after {done.seconds:.1f} s")
 

@@ -24,6 +24,7 @@ from nereid.publish.examination.file_checks import (
     notes_of_config,
     served_config,
 )
+from nereid.publish.examination.half_range import check_half_range
 from nereid.publish.examination.measurements import (
     Network,
     check_headroom,
@@ -88,6 +89,8 @@ def measure(
     network, memory_bytes = measure_memory("the network", config, request.candidate, samples[0])
     progress(f"comparing outputs on {len(samples)} inputs")
     difference = check_outputs(request.gates, answers, network, current, samples, notes)
+    if not request.gates.is_change_accepted:
+        check_half_range(onnx_file.network_path(request.candidate, request.document), samples)
     progress("measuring its latency")
     latency_ms, slowdown = check_latency(network, current, samples[0], request.gates.max_slowdown)
     max_ratio = request.gates.max_memory_ratio

@@ -24,7 +24,7 @@ RUNNING, STARTING, RESTARTING, STOPPING = "running", "starting", "restarting", "
 PREFIX = "nereid_supervisor_"
 JSON, TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 METRICS = {
-    "repairs_total": ("counter", "Loads of a model whose stub was found dead."),
+    "repairs_total": ("counter", "Loads of a model whose stub was found dead, or whose device failed."),
     "repair_failures_total": ("counter", "Repairs that Triton rejected."),
     "restarts_total": ("counter", "Starts of tritonserver after the first."),
     "probes_total": ("counter", "Images that the supervisor sent as probes."),
@@ -110,7 +110,7 @@ class Health:
             self._counts["probe_failures_total", (("model", model),)] += failure is not None
 
     def repaired(self, model: str, cause: str) -> None:
-        """Count a repair; the cause is `pid` or `probe`."""
+        """Count a repair; the cause is `pid`, `probe` or `device`."""
         self._count("repairs_total", model=model, cause=cause)
 
     def repair_failed(self, model: str) -> None:

@@ -61,8 +61,12 @@ class Roster:
 
     def instances(self, processes: Collection[Process]) -> set[str]:
         """Return the instances whose stub in use is one of the processes."""
+        return {stub.instance for stub in self.used(processes)}
+
+    def used(self, processes: Collection[Process]) -> list[Stub]:
+        """Return the stubs in use whose process is one of these."""
         found = [self._known[each] for each in processes if each in self._known]
-        return {stub.instance for stub in found if not self._is_replaced(stub)}
+        return [stub for stub in found if not self._is_replaced(stub)]
 
     def of(self, model: str, versions: Collection[int]) -> list[Stub]:
         """Return all stubs of some versions of a model, dead ones included."""

@@ -11,6 +11,26 @@ from dataclasses import dataclass, field
 from nereid.contract import read_unhealthy_instance
 from nereid.processes import BackOff
 from nereid.server.supervision.stubs import LeftOver, Roster, Verdicts
+from nereid.server.supervision.supervisor_messages import (
+    Commands,
+    End,
+    Event,
+    FindStubs,
+    IndexRead,
+    Kill,
+    Log,
+    Probe,
+    ProbeEnded,
+    ProbeSoon,
+    ProcessesSeen,
+    ReadIndex,
+    Reload,
+    Reloaded,
+    RepairInterrupted,
+    ReportBroken,
+    RoundStarted,
+    ServerEnded,
+)
 from nereid.triton import stub_processes
 from nereid.triton.stub_processes import Process, Stub
 
@@ -21,123 +41,7 @@ REPAIR_DELAYS_S, CALM_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
 MAX_LEFT_OVER = 16
 # In the poll mode, Triton checks every 15 s what has changed.
 POLLED_S = 40.0
-PID, PROBE = "pid", "probe"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessesSeen:
-    """Event: the states of the known processes; `found` has the living stubs if they were listed, too."""
-
-    states: Mapping[Process, str]
-    found: Collection[Stub] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RoundStarted:
-    """Event: the ready versions by model, the models that take images, and those of them to probe."""
-
-    ready: dict[str, set[int]]
-    image_models: Collection[str]
-    due: Collection[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeEnded:
-    """Event: a probe that began at `began_s` has ended; `failure` is None for a success."""
-
-    probe: "Probe"
-    failure: str | None
-    began_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class IndexRead:
-    """Event: the ready versions by model, read for a repair."""
-
-    ready: Mapping[str, set[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Reloaded:
-    """Event: Triton has loaded a model again, or rejected that for the reason `refusal`."""
-
-    refusal: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RepairInterrupted:
-    """Event: `ReadIndex` or `Reload` ended without a response."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerEnded:
-    """Event: the server's process has ended, or ends because of a signal."""
-
-
-@dataclass(frozen=True, slots=True)
-class FindStubs:
-    """Command: list the server's processes immediately."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSoon:
-    """Command: start the next round of probes immediately."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Command: send an image to a model."""
-
-    model: str
-    number: int
-    attempt: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReadIndex:
-    """Command: read the server's index for a repair."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reload:
-    """Command: make Triton start new stubs for versions of a model."""
-
-    model: str
-    versions: frozenset[int]
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Command: kill a process."""
-
-    process: Process
-
-
-@dataclass(frozen=True, slots=True)
-class ReportBroken:
-    """Command: publish the models that are broken, each with the reason."""
-
-    models: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """Command: log a line."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Command: end the supervision; the reason why the server must be restarted, empty if it has ended."""
-
-    reason: str = ""
-
-
-Event = ProcessesSeen | RoundStarted | ProbeEnded | IndexRead | Reloaded | RepairInterrupted | ServerEnded
-Command = FindStubs | ProbeSoon | Probe | ReadIndex | Reload | Kill | ReportBroken | Log | End
-Commands = list[Command]
+PID, PROBE, DEVICE = "pid", "probe", "device"
 
 
 @dataclass(slots=True)
@@ -168,6 +72,9 @@ class Supervisor:
         self._models: dict[str, _Model] = {}
         self._image_models: Collection[str] = ()
         self._dead: list[Stub] = []
+        # Those whose device failed: they still run, and reject every request.
+        self._failed: list[Stub] = []
+        self._reported: set[Process] = set()
         self._stopped: set[str] = set()
         self._left_over = LeftOver()
         self._pending: dict[int, str] = {}
@@ -210,10 +117,11 @@ class Supervisor:
     def _see(self, event: ProcessesSeen, now_s: float) -> Commands:
         states, has_found = event.states, event.found is not None
         dead = [
-            stub
-            for stub in self._roster.update(event.found or (), states, now_s)
-            if self.ready is None or stub.version in self.ready.get(stub.model, ())
+            stub for stub in self._roster.update(event.found or (), states, now_s) if self._is_served(stub)
         ]
+        known = self._roster.processes
+        self._reported = {each for each in known if each in self._reported or each.pid in event.failed}
+        self._failed = [stub for stub in self._roster.used(self._reported) if self._is_served(stub)]
         late, count = self._left_over.update(states, now_s)
         commands: Commands = [Kill(each) for each in late]
         if count >= MAX_LEFT_OVER:
@@ -223,13 +131,17 @@ class Supervisor:
         self._dead = dead
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
         self._stopped = self._roster.instances(stopped - self._left_over.due_s.keys())
-        broken = {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
+        broken = {stub.model: f"the device of '{stub.instance}' failed" for stub in self._failed}
+        broken |= {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
         if self._repair:  # a new stub runs for a second before it can respond
             broken[self._repair.order.model] = "is being loaded again"
         commands.append(ReportBroken(broken))
         if any(_model_of(instance) in self._image_models for instance in self._stopped):
             commands.append(ProbeSoon())
         return commands
+
+    def _is_served(self, stub: Stub) -> bool:
+        return self.ready is None or stub.version in self.ready.get(stub.model, ())
 
     def _start_round(self, event: RoundStarted) -> Commands:
         self.ready, self._image_models = event.ready, event.image_models
@@ -265,7 +177,7 @@ class Supervisor:
         return not is_known and began_s >= self._of(model).repaired_s
 
     def _seek_repair(self, now_s: float) -> Commands:
-        models = {stub.model for stub in self._dead} | {
+        models = {stub.model for stub in (*self._dead, *self._failed)} | {
             _model_of(instance) for instance in self._verdicts.dead
         }
         is_due = any(now_s >= self._of(model).not_before_s for model in models)
@@ -276,10 +188,11 @@ class Supervisor:
 
     def _start_repair(self, ready: Mapping[str, set[int]], now_s: float) -> Commands:
         self._is_repairing = False
-        for model in {stub.model for stub in self._dead}:
-            versions = {stub.version for stub in self._dead if stub.model == model} & ready.get(model, set())
-            if versions and now_s >= self._of(model).not_before_s:
-                return self._order(Reload(model, frozenset(versions), PID), now_s)
+        for cause, stubs in ((PID, self._dead), (DEVICE, self._failed)):
+            for model in {stub.model for stub in stubs}:
+                versions = {stub.version for stub in stubs if stub.model == model} & ready.get(model, set())
+                if versions and now_s >= self._of(model).not_before_s:
+                    return self._order(Reload(model, frozenset(versions), cause), now_s)
         for instance in list(self._verdicts.dead):
             in_use = self._roster.in_use(instance)
             model = in_use[0].model if in_use else _model_of(instance)
@@ -300,7 +213,9 @@ class Supervisor:
         old = [stub.process for stub in self._roster.of(reload.model, reload.versions)]
         if self._mode == "none":  # left over, or the server would wait for them when it stops
             self._left_over.add(old, now_s)
-            return self._end(f"a stub of '{reload.model}' is dead, and models cannot be loaded in this mode")
+            return self._end(
+                f"a stub of '{reload.model}' must be replaced, and models cannot be loaded in this mode"
+            )
         pause_s = model.back_off.next_s(now_s - model.repaired_s)
         self._is_repairing, self._repair = True, _Repair(reload, now_s, old, pause_s)
         return [reload]
@@ -311,9 +226,11 @@ class Supervisor:
         order, pause_s = repair.order, repair.pause_s
         named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
         took_s = now_s - repair.began_s
-        text = f"{named} had a dead stub (found by {order.cause}): loaded again in {took_s:.1f} s"
+        trouble = "a failed device" if order.cause == DEVICE else "a dead stub"
+        found = "" if order.cause == DEVICE else f" (found by {order.cause})"
+        text = f"{named} had {trouble}{found}: loaded again in {took_s:.1f} s"
         if event.refusal:
-            text = f"{named} has a dead stub and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
+            text = f"{named} has {trouble} and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
         wait_s = max(pause_s, POLLED_S) if self._mode == "poll" else pause_s
         self._of(order.model).not_before_s = now_s + wait_s
         self._close_repair(now_s, is_refused=bool(event.refusal))

@@ -9,17 +9,19 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from nereid.server.control import Control, NotReached, Refused
 from nereid.server.embedded_server import EmbeddedServer, image_models
 from nereid.server.run_dir import ServerRecord
-from nereid.server.supervision import stubs, supervisor
+from nereid.server.supervision import stubs
+from nereid.server.supervision import supervisor_messages as messages
 from nereid.server.supervision.activity import LOOK_S, Activity, read_counts
 from nereid.server.supervision.exits import Exits
 from nereid.server.supervision.health import Health
-from nereid.server.supervision.supervisor import Command, Event, Supervisor
+from nereid.server.supervision.supervisor import Supervisor
+from nereid.server.supervision.supervisor_messages import Command, Event
 from nereid.triton import stub_processes
 from nereid.triton.stub_processes import Process, Stub
 
@@ -54,7 +56,7 @@ class Watchdog:
         self._activity = Activity()
         self._ready: dict[str, set[int]] | None = None
         self._image_models: list[str] = []
-        self._orders: queue.SimpleQueue[supervisor.ReadIndex | supervisor.Reload | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[messages.ReadIndex | messages.Reload | None] = queue.SimpleQueue()
         self._probers = ThreadPoolExecutor(MAX_PROBERS, "probe")
         self._is_closed, self._has_ended, self._probe_soon = (threading.Event() for _ in range(3))
         self._last_trouble = ""
@@ -111,14 +113,15 @@ class Watchdog:
 
     def _observe_processes(self) -> float:
         if self._server.poll() is not None or self._is_signalled():
-            self._handle(supervisor.ServerEnded())
+            self._handle(messages.ServerEnded())
             return OBSERVE_S
         now_s = time.monotonic()
         if self._server.memory.has_changed():
             self._changed_s = now_s
         # A stub starts some time after its shared memory was made.
         is_due = now_s - self._changed_s < FIND_S or now_s - self._found_s >= FIND_S
-        states = self._observe(find=is_due)
+        failed = self._server.log.take_failed_devices()
+        states = self._observe(find=is_due or bool(failed), failed=failed)
         zombies = {process for process, state in states.items() if state == stub_processes.ZOMBIE}
         is_news, self._zombies = bool(zombies - self._zombies), zombies
         if is_news or stub_processes.STOPPED in states.values():
@@ -134,7 +137,7 @@ class Watchdog:
         """
         return self._server.log.has_signal and self._server.probe_server(PROBE_TIMEOUT_S) is not None
 
-    def _observe(self, find: bool) -> Mapping[Process, str]:
+    def _observe(self, find: bool, failed: Collection[int] = ()) -> Mapping[Process, str]:
         with self._observing:
             living = self._living() if find else []
             if find:
@@ -143,7 +146,7 @@ class Watchdog:
             with self._lock:
                 known = self._supervisor.processes
             states = stub_processes.states({*known, *(stub.process for stub in living)})
-            self._handle(supervisor.ProcessesSeen(states, living if find else None))
+            self._handle(messages.ProcessesSeen(states, living if find else None, failed))
             return states
 
     def _living(self) -> list[Stub]:
@@ -164,11 +167,11 @@ class Watchdog:
         if not self._is_closed.is_set():
             self._health.round_started(server_failure, models)
             self._health.answered(answered, began_s)
-        self._handle(supervisor.RoundStarted(ready, models, due))
+        self._handle(messages.RoundStarted(ready, models, due))
         self._probe_soon.wait(max(0.0, LOOK_S - (time.monotonic() - began_s)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
 
-    def _probe(self, probe: supervisor.Probe) -> None:
+    def _probe(self, probe: messages.Probe) -> None:
         began_s = time.monotonic()
         failure: str | None = "the probe was not sent"
         try:
@@ -178,14 +181,14 @@ class Watchdog:
                 self._health.probed(probe.model, failure, began_s)
             with self._lock:
                 self._activity.probed(probe.model, failure is None)
-            self._handle(supervisor.ProbeEnded(probe, failure, began_s))
+            self._handle(messages.ProbeEnded(probe, failure, began_s))
 
     def _repair(self) -> float:
         order = self._orders.get()
-        event: Event = supervisor.RepairInterrupted()
+        event: Event = messages.RepairInterrupted()
         try:
-            if isinstance(order, supervisor.ReadIndex):
-                event = supervisor.IndexRead(self._control.ready_versions())
+            if isinstance(order, messages.ReadIndex):
+                event = messages.IndexRead(self._control.ready_versions())
             elif order:
                 event = self._reload(order)
         finally:
@@ -193,7 +196,7 @@ class Watchdog:
             self._exits.interrupt()  # the reason for not being ready may be gone
         return 0.0
 
-    def _reload(self, order: supervisor.Reload) -> supervisor.Reloaded:
+    def _reload(self, order: messages.Reload) -> messages.Reloaded:
         folder = self._options.repository / order.model
         try:
             touched = [stubs.touch(folder / str(version)) for version in order.versions]
@@ -203,10 +206,10 @@ class Watchdog:
                 self._control.load(order.model)
         except Refused as error:
             self._health.repair_failed(order.model)
-            return supervisor.Reloaded(str(error))
+            return messages.Reloaded(str(error))
         self._observe(find=True)
         self._health.repaired(order.model, order.cause)
-        return supervisor.Reloaded()
+        return messages.Reloaded()
 
     def _handle(self, event: Event) -> None:
         with self._lock:
@@ -217,22 +220,22 @@ class Watchdog:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case supervisor.FindStubs():
+            case messages.FindStubs():
                 self._observe(find=True)
-            case supervisor.ProbeSoon():
+            case messages.ProbeSoon():
                 self._probe_soon.set()
-            case supervisor.Probe():
+            case messages.Probe():
                 self._probers.submit(self._probe, command)
-            case supervisor.ReadIndex() | supervisor.Reload():
+            case messages.ReadIndex() | messages.Reload():
                 self._orders.put(command)
-            case supervisor.Kill():
+            case messages.Kill():
                 if stub_processes.states([command.process]):
                     os.kill(command.process.pid, signal.SIGKILL)
-            case supervisor.ReportBroken():
+            case messages.ReportBroken():
                 self._health.observed(command.models)
-            case supervisor.Log():
+            case messages.Log():
                 self._say(command.text)
-            case supervisor.End():
+            case messages.End():
                 self.restart_reason = command.reason
                 self._has_ended.set()
 

@@ -1,0 +1,91 @@
+"""The profile `gpu` of both repositories: its configs fit the plain ones, their networks and the options."""
+
+import pytest
+
+from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.inference.network_file import open_file, path_of
+from nereid.inference.run_sizes import max_run_rows, warm_batch_sizes
+from nereid.inference.session_options import CPU, CUDA, providers, session_settings
+from nereid.inference.signature import Signature, validate
+from nereid.repository.layout import served_versions
+from tests.conftest import ROOT
+
+CONFIGS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("*_repository/*/configs/gpu.pbtxt"))
+NETWORKS = [each for each in CONFIGS if 'backend: "onnxruntime"' in (ROOT / each).read_text()]
+GIBIBYTE = 2**30
+
+
+def config(relative: str, kind: str = "GPU") -> ModelConfig:
+    """Return the config of the newest served version, as an instance of this kind has it."""
+    path = ROOT / relative
+    folder, document = path.parents[1], read_pbtxt(path)
+    return ModelConfig.from_document(document, folder, served_versions(folder, document)[-1], kind)
+
+
+def test_every_network_and_preprocessing_has_a_config_for_the_gpu():
+    """A model without one would stay on the CPU in this profile, next to its idle GPU."""
+    on_gpu = {ROOT.joinpath(each).parents[1].name for each in CONFIGS}
+    backends = ("onnxruntime", "preprocess")
+    plain = {
+        path.parent.name
+        for path in ROOT.glob("*_repository/*/config.pbtxt")
+        if read_pbtxt(path).get("backend") in backends
+    }
+
+    assert on_gpu == plain
+    assert len(NETWORKS) == 4
+
+
+@pytest.mark.parametrize("relative", CONFIGS)
+def test_only_batches_instances_and_options_differ_from_the_plain_config(relative):
+    """Clients and other models see the same tensors and versions in every profile."""
+    path = ROOT / relative
+    differing = {"max_batch_size", "instance_group", "dynamic_batching", "parameters", "optimization"}
+    gpu, plain = (
+        {key: value for key, value in read_pbtxt(file).items() if key not in differing}
+        for file in (path, path.parents[1] / "config.pbtxt")
+    )
+
+    assert gpu == plain
+
+
+@pytest.mark.parametrize("relative", CONFIGS)
+def test_each_step_has_two_instances_on_the_gpu(relative):
+    """While one instance waits for its data, the other one computes."""
+    assert read_pbtxt(ROOT / relative)["instance_group"] == [{"kind": "KIND_GPU", "count": 2}]
+
+
+@pytest.mark.parametrize("relative", NETWORKS)
+def test_network_fits_its_config(relative):
+    """The signature of every version agrees, and the options are known; the provider itself is not here."""
+    found = config(relative)
+    on_cpu = session_settings(config(relative, kind="CPU"))
+    validate(found, Signature.of(open_file(path_of(found), on_cpu)))
+
+    ((name, options), *rest) = providers(found, [CUDA, CPU])
+
+    assert (name, [each for each, _ in rest]) == (CUDA, [CPU])
+    assert options["arena_extend_strategy"] == "kSameAsRequested"
+    assert GIBIBYTE <= int(options["gpu_mem_limit"]) <= 4 * GIBIBYTE
+    assert on_cpu.halves_batches
+
+
+@pytest.mark.parametrize("relative", NETWORKS)
+def test_batch_sizes_that_run_at_load_end_with_the_largest(relative):
+    """The largest run reserves the memory, so that a lack of it appears at load."""
+    found = config(relative)
+    sizes = warm_batch_sizes(found, is_default=False)
+    is_fixed = all(dim > 0 for tensor in found.inputs for dim in tensor.dims)
+
+    assert sizes[-1:] == ([max_run_rows(found)] if is_fixed else [])
+
+
+def test_preprocessing_has_a_limit_of_memory():
+    """The limit holds the tensor of the largest batch several times."""
+    (relative,) = (each for each in CONFIGS if each not in NETWORKS)
+    found = config(relative)
+    settings = PreprocessSettings.from_config(found)
+
+    tensor_bytes = found.max_batch_size * 3 * 224 * 224 * 4
+    assert settings.resources.gpu_memory_limit_bytes > 4 * tensor_bytes

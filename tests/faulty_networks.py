@@ -1,0 +1,54 @@
+"""Networks whose runs really fail: for lack of memory, or with the text of a broken device."""
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from tests.networks import constant, network, tensor, value
+
+# ONNX Runtime puts the name of a node into its errors, so this text is that of a broken device.
+ILLEGAL_ACCESS = "CUDA failure 700: an illegal memory access was encountered"
+MEBIBYTE = 2**20
+WIDE_IO = tensor("input", "x", "FP32", [1]) + tensor("output", "y", "FP32", [1])
+FRAGILE_IO = tensor("input", "shape", "INT64", [2]) + tensor("output", "y", "FP32", [-1, -1])
+
+
+def wide(row_mebibytes: int) -> onnx.ModelProto:
+    """Build y = relu(x), float32[N, 1], whose run needs `row_mebibytes` of memory for each row."""
+    ones = np.ones((1, row_mebibytes * MEBIBYTE // 4), np.float32)
+    return network(
+        [
+            helper.make_node("MatMul", ["x", "ones"], ["wide"]),
+            helper.make_node("ReduceMax", ["wide"], ["most"], axes=[1], keepdims=1),
+            helper.make_node("Relu", ["most"], ["y"]),
+        ],
+        [value("x", "FP32", ["N", 1])],
+        [value("y", "FP32", ["N", 1])],
+        [constant("ones", ones)],
+    )
+
+
+def fragile() -> onnx.ModelProto:
+    """Build y = ones reshaped to `shape`; another number of elements than four is a broken device."""
+    return network(
+        [helper.make_node("Reshape", ["ones", "shape"], ["y"], name=ILLEGAL_ACCESS)],
+        [value("shape", "INT64", [2])],
+        [value("y", "FP32", [None, None])],
+        [constant("ones", np.ones(4, np.float32))],
+    )
+
+
+def fragile_scores() -> onnx.ModelProto:
+    """Build scores = x, float32[N, 3]; a row whose maximum is not 3 is a broken device."""
+    return network(
+        [
+            helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+            helper.make_node("Cast", ["most"], ["whole"], to=onnx.TensorProto.INT64),
+            helper.make_node("Reshape", ["whole", "one"], ["columns"]),
+            helper.make_node("Concat", ["any", "columns"], ["shape"], axis=0),
+            helper.make_node("Reshape", ["x", "shape"], ["scores"], name=ILLEGAL_ACCESS),
+        ],
+        [value("x", "FP32", ["N", 3])],
+        [value("scores", "FP32", ["N", 3])],
+        [constant("one", np.array([1])), constant("any", np.array([-1]))],
+    )

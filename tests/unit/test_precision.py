@@ -1,0 +1,179 @@
+"""FP16 as a version of its own: the conversion of a file, and its publication next to the FP32 version."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from nereid.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.errors import OperationFailed
+from nereid.publish.examination.examine import Gates, Rejected
+from nereid.publish.intake import description
+from nereid.publish.intake.precision import CHANGE, convert
+from nereid.publish.publisher import publish
+from tests.detectors import add_detector
+from tests.networks import constant, identity, network, store, value
+from tests.publishing import NET, contents, store_published
+
+NETWORK = "efficientnet_lite0"
+ANY_SPEED = Gates(max_slowdown=100)
+
+
+def mixing(factor: float = 1.0) -> onnx.ModelProto:
+    """Build y = x W, float32[N, 64]."""
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) * np.float32(factor)
+    node = onnx.helper.make_node("MatMul", ["x", "W"], ["y"])
+    return network(
+        [node], [value("x", "FP32", ["N", 64])], [value("y", "FP32", ["N", 64])], [constant("W", weights)]
+    )
+
+
+def test_weights_are_fp16_and_tensors_fp32(tmp_path):
+    """Clients see the same network; its weights take half of the space."""
+    path = store(tmp_path, "m", mixing(), None)
+    before, x = path.stat().st_size, np.eye(64, dtype=np.float32)
+    (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+
+    assert convert(path) == CHANGE
+
+    (found,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    assert found.dtype == np.float32
+    # FP16 has 11 significant bits.
+    np.testing.assert_allclose(found, expected, rtol=2**-10, atol=1e-3)
+    assert not np.array_equal(found, expected)
+    assert path.stat().st_size < 0.6 * before
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+
+
+def test_external_data_becomes_part_of_the_file(tmp_path):
+    """The old values are removed, because no checksum would name their use."""
+    path = store(tmp_path, "m", mixing(), None, weights="weights.bin")
+
+    convert(path)
+
+    assert [each.name for each in path.parent.iterdir()] == ["model.onnx"]
+    onnxruntime.InferenceSession(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        pytest.param(
+            lambda folder: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", folder / "model.onnx"),
+            "expected an FP32 network, got the operators of INT8 QuantizeLinear",
+            id="INT8",
+        ),
+        pytest.param(
+            lambda folder: onnx.save(identity("FP32", ["N", 3]), folder / "model.onnx"),
+            "expected FP32 weights, got none",
+            id="no weights",
+        ),
+        pytest.param(
+            lambda folder: shutil.copy(converted(folder / "first"), folder / "model.onnx"),
+            "expected FP32 weights, got FLOAT16",
+            id="FP16 already",
+        ),
+    ],
+)
+def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
+    """The message has the file, what was expected, and the way without the conversion."""
+    make(tmp_path)
+
+    with pytest.raises(OperationFailed, match=f"^'model.onnx' cannot be converted to FP16: {reason}; fix: "):
+        convert(tmp_path / "model.onnx")
+
+
+def converted(folder: Path) -> Path:
+    """Write an FP16 network and return its path."""
+    path = store(folder, "m", mixing(), None)
+    convert(path)
+    return path
+
+
+def test_network_that_fp16_changes_is_rejected(tmp_path):
+    """The examination compares the outputs with the present version, and nothing is published."""
+    repository = tmp_path / "models"
+    shutil.copytree(REPOSITORY, repository)
+    before = contents(repository)
+    path = tmp_path / "large.onnx"
+    model = onnx.load(REPOSITORY / NETWORK / "1" / "model.onnx")
+    scale_beyond_fp16(model)
+    onnx.save(model, path)
+
+    with pytest.raises(
+        Rejected, match=r"tensor '.*' exceeds FP16 on .*: expected numbers up to 65,504; fix: "
+    ):
+        publish(repository, NETWORK, path, None, Gates(max_slowdown=100, against=1), precision="fp16")
+
+    assert contents(repository) == before
+
+
+def scale_beyond_fp16(model: onnx.ModelProto) -> None:
+    """Multiply the first weights and divide the result again: only FP16 cannot hold the numbers between."""
+    index, first = next((i, each) for i, each in enumerate(model.graph.node) if each.op_type == "Conv")
+    weights = {each.name: each for each in model.graph.initializer}
+    arrays = {name: onnx.numpy_helper.to_array(weights[name]) for name in first.input[1:]}
+    factor = np.float32(60_000 / max(np.abs(array).max() for array in arrays.values()))
+    for name, array in arrays.items():
+        weights[name].CopyFrom(constant(name, array * factor))
+    model.graph.initializer.append(constant("inverse", np.float32(1 / factor)))
+    output, first.output[0] = first.output[0], "large"
+    model.graph.node.insert(index + 1, onnx.helper.make_node("Mul", ["large", "inverse"], [output]))
+
+
+def test_fp16_becomes_a_version_with_its_own_variant(tmp_path):
+    """It passes the gates against the FP32 version, which stays."""
+    repository = tmp_path / "models"
+    shutil.copytree(REPOSITORY, repository)
+    source = repository / NETWORK / "1" / "model.onnx"
+    lines: list[str] = []
+
+    done = publish(
+        repository, NETWORK, source, None, Gates(max_slowdown=100, against=1), 0, lines.append, "fp16"
+    )
+
+    path = repository / NETWORK / "3" / "model.onnx"
+    assert (done.version, done.pinned) == (3, ("classify_v3",))
+    assert path.stat().st_size < 0.6 * source.stat().st_size
+    assert f"changed: {CHANGE}" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["text_detect", "text_direction", "text_recognise"])
+def test_networks_of_the_readers_are_converted(tmp_path, name):
+    """Detection, direction and recognition of text pass the comparison with the present version."""
+    repository = tmp_path / "models"
+    shutil.copytree(TEXT_REPOSITORY, repository)
+    source = repository / name / "1" / "model.onnx"
+
+    done = publish(repository, name, source, None, ANY_SPEED, precision="fp16")
+
+    assert done.version == 2
+    assert (repository / name / "2" / "model.onnx").stat().st_size < 0.8 * source.stat().st_size
+
+
+@pytest.mark.slow
+def test_detector_is_converted_and_described(tmp_path):
+    """The boxes of both versions agree, and the description of the version has the conversion."""
+    repository = add_detector(tmp_path)
+
+    done = publish(repository, "cars", tmp_path / "cars.onnx", None, ANY_SPEED, precision="fp16")
+
+    assert done.report.difference == pytest.approx(0, abs=0.01)
+    found = description.read(repository / done.model / "2")
+    assert found is not None
+    assert found.changes[-1] == CHANGE
+
+
+@pytest.mark.slow
+def test_version_is_not_converted_by_default(tmp_path):
+    """Without the option, the file is published as it is."""
+    store_published(tmp_path / "models")
+    path = tmp_path / "models" / NET / "1" / "model.onnx"
+
+    publish(tmp_path / "models", NET, path, None, ANY_SPEED)
+
+    assert (tmp_path / "models" / NET / "2" / "model.onnx").read_bytes() == path.read_bytes()

@@ -1,0 +1,101 @@
+"""Runs with buffers that are bound once, on the CPU: the same code that repeats CUDA graphs on a GPU."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import helper
+
+from nereid.inference.io_binding import RecordedRuns
+from tests.networks import constant, network, value
+
+OPTIONS = onnxruntime.RunOptions()
+
+
+@pytest.fixture(scope="module")
+def session():
+    """A session of y = 2 x and total = x summed by rows, float32[N, M]."""
+    model = network(
+        [
+            helper.make_node("Add", ["x", "x"], ["y"]),
+            helper.make_node("ReduceSum", ["x", "axes"], ["total"], keepdims=0),
+        ],
+        [value("x", "FP32", ["N", "M"])],
+        [value("y", "FP32", ["N", "M"]), value("total", "FP32", ["N"])],
+        [constant("axes", np.array([1]))],
+    )
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def rows(count: int, first: float = 0) -> np.ndarray:
+    """Return float32[count, 3] with different numbers."""
+    return np.arange(count * 3, dtype=np.float32).reshape(count, 3) + np.float32(first)
+
+
+def test_results_are_those_of_each_request(session):
+    """Every size has right results, also if sizes alternate; no run changes the results of an earlier one."""
+    run = RecordedRuns(np, "cpu", 0)
+    inputs = [rows(count, first) for first, count in enumerate([2, 1, 2, 4, 1, 2])]
+
+    results = [run(session, {"x": x}, ["total", "y"], OPTIONS) for x in inputs]
+
+    for x, (total, y) in zip(inputs, results, strict=True):
+        assert (y.dtype, total.dtype) == (np.float32, np.float32)
+        np.testing.assert_array_equal(y, 2 * x)
+        np.testing.assert_array_equal(total, x.sum(axis=1))
+
+
+class Counting:
+    """NumPy that counts its buffers."""
+
+    def __init__(self) -> None:
+        self.shapes = []
+
+    def empty(self, shape, dtype):
+        """Allocate a buffer."""
+        self.shapes.append(shape)
+        return np.empty(shape, dtype)
+
+    asarray, ascontiguousarray = staticmethod(np.asarray), staticmethod(np.ascontiguousarray)
+
+
+def test_each_batch_size_allocates_once(session):
+    """Two buffers for one input and one output of a size, whatever the number of runs."""
+    counting = Counting()
+    run = RecordedRuns(counting, "cpu", 0)
+
+    for count in (2, 4, 2, 4, 2):
+        run(session, {"x": rows(count)}, ["y"], OPTIONS)
+
+    assert counting.shapes == [(2, 3), (2, 3), (4, 3), (4, 3)]
+
+
+def test_other_outputs_are_another_recording(session):
+    """A request that wants one output gets exactly that one."""
+    run = RecordedRuns(np, "cpu", 0)
+
+    (both, one) = (run(session, {"x": rows(2)}, names, OPTIONS) for names in (["y", "total"], ["total"]))
+
+    assert [each.shape for each in both] == [(2, 3), (2,)]
+    assert [each.shape for each in one] == [(2,)]
+
+
+def test_number_of_recordings_is_limited(session):
+    """Beyond the limit, sizes run without buffers of their own, with the same results."""
+    counting = Counting()
+    run = RecordedRuns(counting, "cpu", 0, max_recorded=2)
+
+    for count in (1, 2, 3, 4, 3):
+        (y,) = run(session, {"x": rows(count)}, ["y"], OPTIONS)
+        np.testing.assert_array_equal(y, 2 * rows(count))
+
+    assert counting.shapes == [(1, 3), (1, 3), (2, 3), (2, 3)]
+
+
+def test_parts_of_a_larger_array_are_copied(session):
+    """An input need not be contiguous, such as rows of a tensor with more columns."""
+    run = RecordedRuns(np, "cpu", 0)
+    wide = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+    for _ in range(2):
+        (y,) = run(session, {"x": wide[:, ::2]}, ["y"], OPTIONS)
+        np.testing.assert_array_equal(y, 2 * wide[:, ::2])

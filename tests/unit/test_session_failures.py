@@ -1,0 +1,88 @@
+"""Sessions whose runs fail for real: for lack of memory, and with a broken device."""
+
+import numpy as np
+import pytest
+
+from nereid.config.model_config import ModelConfig
+from nereid.inference.session import Session
+from nereid.inference.session_events import SessionEvents
+from nereid.serving_errors import DeviceFailed
+from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, WIDE_IO, fragile, wide
+from tests.limited_memory import run_limited
+from tests.networks import ONE_INSTANCE, store
+
+ROW_MEBIBYTES, ROWS = 30, 8
+# A batch needs 240 MiB, and a half 120. After a failure, the C library may reserve 64 more.
+FITS_HALF, FITS_KEPT_HALF, FITS_NOTHING = 220, 110, 60
+HALVES = 'parameters { key: "nereid.halve_batch_if_out_of_memory" value { string_value: "true" } }\n'
+NO_ARENA = 'parameters { key: "enable_mem_arena" value { string_value: "0" } }\n'
+# Another thread would reserve 128 MiB for its first allocation.
+ONE_THREAD = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+
+
+@pytest.fixture
+def store_wide(tmp_path):
+    """Store `wide` with some parameters; returns its folder."""
+
+    def store_with(parameters: str):
+        config = f"max_batch_size: {ROWS}\n" + WIDE_IO + ONE_INSTANCE + ONE_THREAD + parameters
+        return store(tmp_path, "wide", wide(ROW_MEBIBYTES), config).parents[1]
+
+    return store_with
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        pytest.param(HALVES, id="arena"),
+        pytest.param(HALVES + NO_ARENA, id="no arena", marks=pytest.mark.slow),
+    ],
+)
+def test_batch_that_does_not_fit_is_run_in_halves(store_wide, parameters):
+    """Its rows are right and in order; the next batch is tried as a whole again."""
+    found = run_limited(store_wide(parameters), before=[1], rows=ROWS, mebibytes=FITS_HALF)
+
+    assert found == {"error": "", "halved": 1, "runs": [ROWS // 2, ROWS // 2, ROWS]}
+
+
+def test_halves_that_do_not_fit_fail(store_wide):
+    """The batch is divided once only."""
+    found = run_limited(store_wide(HALVES), before=[1], rows=ROWS, mebibytes=FITS_NOTHING)
+
+    assert found["error"].startswith("OutOfMemory: onnx runtime error 1: ")
+    assert (found["halved"], found["runs"]) == (1, [])
+
+
+@pytest.mark.slow
+def test_batch_is_not_divided_by_default(store_wide):
+    """Without the parameter, the batch fails with ONNX Runtime's text."""
+    found = run_limited(store_wide(""), before=[1], rows=ROWS, mebibytes=FITS_HALF)
+
+    assert "Failed to allocate memory for requested buffer" in found["error"]
+    assert (found["halved"], found["runs"]) == (0, [])
+
+
+def test_memory_that_an_arena_keeps_is_released(store_wide):
+    """A half needs more than the limit, and less than the limit and what an earlier batch has left."""
+    found = run_limited(store_wide(HALVES), before=[1, 2], rows=ROWS, mebibytes=FITS_KEPT_HALF)
+
+    assert found == {"error": "", "halved": 1, "runs": [ROWS // 2, ROWS // 2, ROWS]}
+
+
+def test_broken_device_fails_every_later_run(tmp_path):
+    """It is reported once; later runs do not use the device."""
+    store(tmp_path, "fragile", fragile(), FRAGILE_IO + ONE_INSTANCE)
+    reasons = []
+    session = Session.from_config(
+        ModelConfig.from_file(tmp_path / "fragile", 1),
+        events=SessionEvents(device_failed=reasons.append),
+    )
+
+    first, second = (
+        session.run_requests([{"shape": np.array(shape)}], [["y"]])[0] for shape in ([3, 3], [2, 2])
+    )
+
+    assert isinstance(first, DeviceFailed)
+    assert str(first) == str(second)
+    assert ILLEGAL_ACCESS in reasons[0]
+    assert len(reasons) == 1

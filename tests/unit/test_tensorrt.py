@@ -1,0 +1,137 @@
+"""Defaults of the TensorRT provider: one engine for all batch sizes, and a cache that follows the version."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from nereid.config.model_config import ModelConfig
+from nereid.files import state_folder
+from nereid.inference import tensorrt, version_state
+from nereid.serving_errors import InvalidConfig
+from tests.networks import constant, identity, network, store, tensor, value
+
+DIMS = tensor("input", "x", "FP32", [3, 4]) + tensor("input", "size", "INT64", [2])
+PROFILES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+
+
+def config(folder: Path, text: str) -> ModelConfig:
+    """Store a network that is never opened, with this config."""
+    store(folder, "net", identity("FP32", ["N", 3]), text)
+    return ModelConfig.from_file(folder / "net", 1)
+
+
+def test_profile_spans_all_batch_sizes(tmp_path):
+    """One row is the smallest shape of each input, and the largest batch is the one to optimise for."""
+    found = tensorrt.options(config(tmp_path, "max_batch_size: 16\n" + DIMS), {"precision_mode": "FP16"})
+
+    assert found == {
+        "trt_fp16_enable": "1",
+        "trt_profile_min_shapes": "x:1x3x4,size:1x2",
+        "trt_profile_opt_shapes": "x:16x3x4,size:16x2",
+        "trt_profile_max_shapes": "x:16x3x4,size:16x2",
+    }
+
+
+def test_profile_ends_at_the_largest_run(tmp_path):
+    """Batches are divided before the network runs, so larger shapes never occur."""
+    limit = 'parameters { key: "nereid.run_batch_size" value { string_value: "4" } }\n'
+
+    found = tensorrt.options(config(tmp_path, "max_batch_size: 16\n" + DIMS + limit), {})
+
+    assert found["trt_profile_max_shapes"] == "x:4x3x4,size:4x2"
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        pytest.param("max_batch_size: 16\n" + DIMS, {"trt_profile_opt_shapes": "x:8x3x4"}, id="given"),
+        pytest.param("max_batch_size: 16\n" + DIMS, {"trt_profile_min_shapes": ""}, id="turned off"),
+        pytest.param("max_batch_size: 8\n" + tensor("input", "x", "FP32", [-1]), {}, id="variable dim"),
+        pytest.param("max_batch_size: 0\n" + DIMS, {}, id="no batches"),
+        pytest.param("max_batch_size: 8\n", {}, id="no inputs"),
+    ],
+)
+def test_profile_is_left_to_the_config_and_to_onnx_runtime(tmp_path, text, given):
+    """Nothing is added to shapes of the config, or if the shapes are not known."""
+    found = tensorrt.options(config(tmp_path, text), given)
+
+    assert {key: found[key] for key in PROFILES if key in found} == given
+
+
+class Cache:
+    """The options of a version with an engine cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = config(folder, "max_batch_size: 16\n" + DIMS)
+        self.path = folder / "net" / "1" / "model.onnx"
+
+    def options(self, given: dict[str, str] | None = None) -> dict[str, str]:
+        """Return the options after the cache was added."""
+        return tensorrt.with_engine_cache(given or {}, self.config, self.path)
+
+    def folder(self, given: dict[str, str] | None = None) -> Path:
+        """Return the folder of the engines."""
+        return Path(self.options(given)["trt_engine_cache_path"])
+
+
+def test_engines_are_kept_next_to_the_repository(tmp_path):
+    """The folder exists, belongs to the version, and holds engines and timings."""
+    cache = Cache(tmp_path / "models")
+
+    options = cache.options()
+
+    place = state_folder(tmp_path / "models") / "engines" / "net" / "1"
+    assert Path(options["trt_engine_cache_path"]).parent == place
+    assert Path(options["trt_engine_cache_path"]).is_dir()
+    assert options["trt_timing_cache_path"] == options["trt_engine_cache_path"]
+    assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "1"
+
+
+def test_changed_network_never_gets_an_old_engine(tmp_path):
+    """The folder depends on the files of the version, and on the options that shape an engine."""
+    cache = Cache(tmp_path)
+    first, same, other = cache.folder(), cache.folder(), cache.folder({"trt_fp16_enable": "1"})
+
+    ones = constant("ones", np.ones(3, np.float32))
+    io = [value(name, "FP32", ["N", 3]) for name in "xy"]
+    add = helper.make_node("Add", ["x", "ones"], ["y"])
+    store(tmp_path, "net", network([add], io[:1], io[1:], [ones]), None)
+
+    assert first == same
+    assert len({first, other, cache.folder()}) == 3
+
+
+def test_given_options_of_the_cache_stay(tmp_path):
+    """A config may choose its own folder, or no cache."""
+    cache, given = Cache(tmp_path), {"trt_engine_cache_path": "/engines"}
+
+    assert cache.options(given)["trt_engine_cache_path"] == "/engines"
+    assert cache.options({"trt_engine_cache_enable": "0"}) == {"trt_engine_cache_enable": "0"}
+
+
+def test_old_engines_are_removed(tmp_path):
+    """Engines that no instance has opened for a month go when the version is opened."""
+    cache = Cache(tmp_path)
+    old = cache.folder({"trt_fp16_enable": "1"})
+    (old / "some.engine").write_bytes(b"x")
+    then_s = time.time() - version_state.KEPT_S - 60
+    os.utime(old, (then_s, then_s))
+
+    kept = cache.folder()
+
+    assert [*kept.parent.iterdir()] == [kept]
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path):
+    """The message has the folder and the option that turns the cache off."""
+    cache = Cache(tmp_path)
+    place = version_state.folder_of(tmp_path / "net", 1, tensorrt.FOLDER)
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"")
+
+    with pytest.raises(InvalidConfig, match=r"expected a writable folder .*trt_engine_cache_enable to 0"):
+        cache.options()

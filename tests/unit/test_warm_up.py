@@ -1,0 +1,94 @@
+"""Runs of a network at load: their sizes, their inputs, and their failures."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nereid.config.model_config import ModelConfig
+from nereid.inference.run_sizes import warm_batch_sizes
+from nereid.inference.session import Session
+from nereid.inference.session_events import SessionEvents
+from nereid.serving_errors import InvalidConfig
+from tests.faulty_networks import FRAGILE_IO, fragile
+from tests.networks import ONE_INSTANCE, identity, store, tensor
+
+X, Y = tensor("input", "x", "FP32", [3]), tensor("output", "y", "FP32", [3])
+
+
+def warming(sizes: str) -> str:
+    """Return the parameter as a config has it."""
+    return f'parameters {{ key: "nereid.warm_batch_sizes" value {{ string_value: "{sizes}" }} }}\n'
+
+
+def config(parameters: dict[str, str], max_batch_size: int) -> ModelConfig:
+    """Build a config that has only what the sizes depend on."""
+    given = {name: {"string_value": text} for name, text in parameters.items()}
+    return ModelConfig.from_document({"max_batch_size": max_batch_size, "parameters": given}, Path("m"), 1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "max_batch_size", "expected"),
+    [
+        pytest.param({}, 8, [1, 2, 4, 8], id="powers of two"),
+        pytest.param({}, 12, [1, 2, 4, 8, 12], id="and the largest"),
+        pytest.param({}, 1, [1], id="one row"),
+        pytest.param({}, 0, [1], id="no batches"),
+        pytest.param({"nereid.run_batch_size": "2"}, 8, [1, 2], id="divided batches"),
+        pytest.param({"nereid.warm_batch_sizes": "3, 8"}, 8, [3, 8], id="given"),
+        pytest.param({"nereid.warm_batch_sizes": ""}, 8, [], id="turned off"),
+    ],
+)
+def test_sizes_of_a_slow_first_run(parameters, max_batch_size, expected):
+    """A provider that is slow at first runs each power of two; the parameter replaces them."""
+    assert warm_batch_sizes(config(parameters, max_batch_size), is_default=True) == expected
+
+
+def test_other_providers_run_nothing_at_load():
+    """Without the parameter, a model on a CPU loads as fast as before."""
+    assert warm_batch_sizes(config({}, 8), is_default=False) == []
+
+
+@pytest.mark.parametrize("sizes", ["9", "0", "two", "1 2", "-1"])
+def test_sizes_outside_of_the_batches_fail_the_load(sizes):
+    """The message has the limit and the text."""
+    with pytest.raises(InvalidConfig, match=f"numbers from 1 to 8 with commas, got '{sizes}'"):
+        warm_batch_sizes(config({"nereid.warm_batch_sizes": sizes}, 8), is_default=False)
+
+
+def opened(folder, model, text: str) -> tuple[list[float], list[int]]:
+    """Open a network; returns the seconds of its runs at load, and the rows of its other runs."""
+    warmed, ran = [], []
+    store(folder, "m", model, text + ONE_INSTANCE)
+    Session.from_config(
+        ModelConfig.from_file(folder / "m", 1),
+        events=SessionEvents(ran=lambda seconds, rows: ran.append(rows), warmed=warmed.append),
+    )
+    return warmed, ran
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "FP64", "INT8", "BOOL", "STRING"])
+def test_network_is_run_at_load(tmp_path, datatype):
+    """Each size is one run, which counts apart from those of requests."""
+    io = tensor("input", "x", datatype, [3]) + tensor("output", "y", datatype, [3])
+    model = identity(datatype, ["N", 3])
+
+    warmed, ran = opened(tmp_path, model, "max_batch_size: 8\n" + io + warming("1,2,8"))
+
+    assert len(warmed) == 3
+    assert np.all(np.array(warmed) > 0)
+    assert ran == []
+
+
+def test_variable_dim_fails_the_load_with_the_parameter(tmp_path):
+    """A shape that requests decide cannot be run before the first request."""
+    io = tensor("input", "x", "FP32", [-1]) + tensor("output", "y", "FP32", [-1])
+
+    with pytest.raises(InvalidConfig, match=r"expected inputs of fixed dims, got 'x' \[-1\]"):
+        opened(tmp_path, identity("FP32", ["N", "M"]), "max_batch_size: 8\n" + io + warming("1"))
+
+
+def test_failing_run_fails_the_load(tmp_path):
+    """A model that fails at its first run does not become ready."""
+    with pytest.raises(InvalidConfig, match=r"run of 1 row\(s\) of zeros at load: unavailable"):
+        opened(tmp_path, fragile(), FRAGILE_IO + warming("1"))
