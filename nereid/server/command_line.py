@@ -24,6 +24,9 @@ PLAIN_PROFILE = "ensemble"
 DEFAULT_PROFILE = "cpu"
 DEFAULT_PORTS = Ports(HTTP_PORT, GRPC_PORT, METRICS_PORT)
 GPU_PROFILE = "gpu"
+TUNED_PROFILE = "tuned"
+# Selects one of the others for this machine: `nereid.server.gpu.profile_choice`.
+AUTO_PROFILE = "auto"
 # The pool for tensors between the steps of an ensemble cannot grow. Tensors that do not fit go through the
 # host, and Triton logs that only once. Two batches of 64 images are 77 MB.
 GPU_POOL = f"--cuda-memory-pool-byte-size=0:{512 * 2**20}"
