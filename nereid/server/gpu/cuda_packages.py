@@ -81,19 +81,20 @@ class Installed:
         """Yield what the GPU path lacks, the first reason first."""
         fix = install(self.cuda)
         if len(self.runtimes) > 1:
-            yield _conflict(self.runtimes, fix)
+            yield conflict(self.runtimes, fix)
         elif self.provider is None:
             remove = "pip uninstall -y onnxruntime && " if self.runtimes else ""
             yield Problem("ONNX Runtime has no CUDA provider", remove + fix)
         if not self.cupy:
             yield Problem("CuPy is missing", fix)
         if len(self.cupy) > 1:
-            yield _conflict([each.name for each in self.cupy], fix)
+            yield conflict([each.name for each in self.cupy], fix)
         if not self.has_codec:
             yield Problem("nvImageCodec is missing", fix)
 
 
-def _conflict(names: Sequence[str], fix: str) -> Problem:
+def conflict(names: Sequence[str], fix: str) -> Problem:
+    """Return the problem of packages that contain the same files; `fix` installs the right one."""
     found = f"{' and '.join(names)} overwrite each other's files"
     return Problem(found, f"pip uninstall -y {' '.join(names)} && {fix}")
 

@@ -117,8 +117,8 @@ def why_absent(path: str, devices: Path = DEVICES, driver: Path = DRIVER) -> str
     return ""  # nvidia-smi makes the device files of a machine that has just started
 
 
-def run(path: str, *words: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Return the output of `nvidia-smi`.
+def run(path: str | None, *words: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Return the output of `nvidia-smi`, which is found by `path`, or by this process's PATH.
 
     Raises:
         ServerError: it is missing, does not end in time, or fails; the driver may not respond.
@@ -138,7 +138,7 @@ def run(path: str, *words: str, timeout_s: float = TIMEOUT_S) -> str:
     return output.strip()
 
 
-def read_gpus(path: str) -> list[Gpu]:
+def read_gpus(path: str | None = None) -> list[Gpu]:
     """Return the GPUs of this machine; errors as `run`."""
     return parse_gpus(run(path, f"--query-gpu={','.join(COLUMNS.values())}", CSV))
 
@@ -150,7 +150,7 @@ def parse_gpus(table: str) -> list[Gpu]:
     return [Gpu(*map(_value, COLUMNS, row)) for row in rows if len(row) == len(COLUMNS)]
 
 
-def read_devices(path: str) -> list[Device]:
+def read_devices(path: str | None = None) -> list[Device]:
     """Return the GPUs and the parts of GPUs; errors as `run`."""
     return parse_devices(run(path, "--list-gpus"))
 
@@ -161,7 +161,17 @@ def parse_devices(text: str) -> list[Device]:
     return [Device(index, " ".join((gpu or part).split()), uuid) for index, gpu, part, uuid in rows]
 
 
-def read_processes(path: str) -> list[GpuProcess]:
+def parts_of(uuid: str, devices: Sequence[Device]) -> list[Device]:
+    """Return the parts of a GPU, which follow it in the list."""
+    found: list[Device] = []
+    is_below = False
+    for each in devices:
+        is_below = each.uuid == uuid if not each.is_part else is_below
+        found += [each] if is_below and each.is_part else []
+    return found
+
+
+def read_processes(path: str | None = None) -> list[GpuProcess]:
     """Return the processes that compute on GPUs; errors as `run`."""
     return parse_processes(run(path, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", CSV))
 
@@ -175,7 +185,7 @@ def parse_processes(table: str) -> list[GpuProcess]:
     ]
 
 
-def read_cuda_version(path: str) -> str:
+def read_cuda_version(path: str | None = None) -> str:
     """Return the newest CUDA release that the driver supports; errors as `run`."""
     return parse_cuda_version(run(path))
 
@@ -186,7 +196,7 @@ def parse_cuda_version(text: str) -> str:
     return found[1] if found else ""
 
 
-def read_slowdowns(path: str) -> list[str]:
+def read_slowdowns(path: str | None = None) -> list[str]:
     """Return the reasons for which any GPU is slow now; errors as `run`."""
     return parse_slowdowns(run(path, "-q", "-d", "PERFORMANCE"))
 

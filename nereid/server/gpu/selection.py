@@ -41,21 +41,11 @@ def parse(words: str, devices: Sequence[Device]) -> list[Device]:
         found += matching
     if len(set(found)) < len(found):
         raise ValueError(f"--gpu-id {words}: expected each GPU once")
-    if divided := [each for each in found if _parts(each, devices)]:
-        parts = "; ".join(str(part) for part in _parts(divided[0], devices))
+    if divided := [each for each in found if nvidia_smi.parts_of(each.uuid, devices)]:
+        parts = "; ".join(map(str, nvidia_smi.parts_of(divided[0].uuid, devices)))
         raise ValueError(
             f"--gpu-id {words}: MIG divides GPU {divided[0].index}; expected the UUID of a part: {parts}"
         )
     if len(found) > 1 and any(each.is_part for each in found):
         raise ValueError(f"--gpu-id {words}: expected one part of a GPU alone, because CUDA uses only one")
-    return found
-
-
-def _parts(gpu: Device, devices: Sequence[Device]) -> list[Device]:
-    """Return the parts of a GPU, which follow it in the list."""
-    found = []
-    for device in devices[list(devices).index(gpu) + 1 :]:
-        if gpu.is_part or not device.is_part:
-            break
-        found.append(device)
     return found
