@@ -25,7 +25,6 @@ from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.errors import WrongUsage
 from nereid.server.command_line import (
     AUTO_PROFILE,
-    DEFAULT_PROFILE,
     LOOPBACK,
     ServerOptions,
     check_options,
@@ -242,11 +241,10 @@ def choose_profile(profile: str, repository: Path, variables: Mapping[str, str],
     """
     if profile != AUTO_PROFILE:
         return profile
-    from nereid.server.gpu.profile_choice import choose
+    from nereid.server.gpu.profile_choice import check_named_gpus, choose
 
     choice = choose(repository, variables)
-    if gpu_id and choice.profile == DEFAULT_PROFILE:
-        raise ValueError(f"--gpu-id {gpu_id}: expected a profile that uses a GPU, got {choice}")
+    check_named_gpus(gpu_id, choice)
     show_progress(str(choice))
     return choice.profile
 

@@ -8,7 +8,7 @@ import pytest
 
 from nereid.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.server.gpu.cuda_packages import Installed, Package, driver_problem
-from nereid.server.gpu.profile_choice import Choice, choose
+from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose
 from tests import gpu_outputs as recorded
 
 CUDA_13 = replace(recorded.CUDA_12, cupy=(Package("cupy-cuda13x", "13.6.0", 13),))
@@ -125,6 +125,19 @@ def test_tuned_profile_is_mentioned_and_not_selected(tmp_path):
 
     assert str(choice).endswith("; another profile is there: --profile tuned")
     assert choice.profile == "cpu"
+
+
+def test_named_gpus_need_a_profile_that_uses_them(tmp_path):
+    """The reason why `auto` does not use a GPU is in the error."""
+    environment = recorded.install_smi(tmp_path, recorded.GOOD)
+    choice = choose(REPOSITORY, environment, tmp_path / "dev", lambda: recorded.NOTHING)
+
+    with pytest.raises(
+        ValueError, match="--gpu-id 1: expected a profile that uses a GPU, got profile cpu: a GPU, but"
+    ):
+        check_named_gpus("1", choice)
+
+    check_named_gpus("", choice)
 
 
 @pytest.mark.parametrize(

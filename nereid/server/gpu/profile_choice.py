@@ -66,6 +66,16 @@ def choose(
     return Choice(GPU_PROFILE, f"{names}, CUDA provider, CuPy {installed.cupy[0].version}", hint=hint)
 
 
+def check_named_gpus(words: str, choice: Choice) -> None:
+    """Check that a server for which GPUs are named uses a GPU.
+
+    Raises:
+        ValueError: the selected profile does not; the message has the reason.
+    """
+    if words and choice.profile != GPU_PROFILE:
+        raise ValueError(f"--gpu-id {words}: expected a profile that uses a GPU, got {choice}")
+
+
 def unusable(gpus: list[Gpu], visible: int, cuda: str, major: int) -> Problem | None:
     """Return why no GPU can be used, or None.
 
