@@ -86,6 +86,7 @@ TRANSPORTS = (
 def _classifier(url: str, way: Transport, photo: bytes) -> Iterator[Callable[[], object]]:
     with Classifier(url, way.protocol, MODEL, shared_memory=way.memory) as classifier:
         yield lambda: classifier.classify(photo, top_k=TOP_K)
+        _check_memory(classifier.shared_memory_refusal)
 
 
 @contextlib.asynccontextmanager
@@ -94,6 +95,13 @@ async def _async_classifier(
 ) -> AsyncIterator[Callable[[], Awaitable[object]]]:
     async with AsyncClassifier(url, way.protocol, MODEL, shared_memory=way.memory) as classifier:
         yield lambda: classifier.classify(photo, top_k=TOP_K)
+        _check_memory(classifier.shared_memory_refusal)
+
+
+def _check_memory(refusal: str) -> None:
+    """Fail instead of a measurement of bytes under the name of shared memory."""
+    if refusal:
+        raise RuntimeError(refusal)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import contextlib
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil, inf
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A shell reports a command that a signal ended with this plus the number of the signal.
 SIGNALLED = 128
 PR_SET_PDEATHSIG = 1
+# Seconds until a killed process has ended, unless the kernel holds it.
+KILL_S = 1.0
 
 
 def available_cores(groups: ControlGroups = OWN) -> int:
@@ -99,6 +101,39 @@ def on_signals(
 
     for each in signals:
         signal.signal(each, handle)
+
+
+def run_within(
+    words: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> tuple[int | None, str]:
+    """Run a command and return its exit status and output; the status is None if it did not end in time.
+
+    A process that waits for a driver cannot be ended, and this function does not wait for it either.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    import subprocess  # not at the top: stubs import this module, and never need it
+
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    output = ""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            output, _ = process.communicate(timeout=KILL_S)
+        return None, output
+    return process.returncode, output
 
 
 class StopFlag:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nereid.assets import COFFEE
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
 
@@ -56,6 +57,17 @@ def opened(way: str, url: str, *args: Any, **options: Any) -> Iterator[Any]:
     finally:
         blocking.close()
         blocking._runner.close()
+
+
+def check_bytes_are_sent(classifier: Any, caplog: Any, reason: str) -> None:
+    """Check that requests are answered at their first attempt without shared memory, with one warning."""
+    answers = [classifier.classify(COFFEE.read_bytes()) for _ in range(3)]
+
+    assert {each.labels[0].name for each in answers} == {"espresso"}
+    assert {each.timings.attempts for each in answers} == {1}
+    (message,) = [each.message for each in caplog.records if each.name == "nereid.client"]
+    assert message.startswith("images are sent in requests, not in shared memory: ")
+    assert reason in message
 
 
 class Script:

@@ -11,7 +11,7 @@ from loadtest.gpu_check.sections import Context, Findings
 from loadtest.gpu_check.server import REHEARSED
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.server.command_line import GPU_POOL
+from nereid.server.command_line import GPU_POOLS
 from nereid.server.control import Control
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.tune import photos
@@ -24,7 +24,7 @@ SETTLE_S = 10.0
 def measure(context: Context) -> Iterator[Findings]:
     """Yield the memory at each stage, and the outcomes of requests while the GPU is full."""
     before = memory_used_mib()
-    yield {"before_mib": before, "pool_flag": GPU_POOL}
+    yield {"before_mib": before, "pool_flag": GPU_POOLS[0]}
     with served.running(context, chain.PROFILE) as server:
         ready = memory_used_mib()
         yield {"ready_mib": ready - before, "per_process_mib": by_command(process_memory_mib())}
@@ -44,7 +44,7 @@ def rehearse(context: Context) -> Iterator[Findings]:
     """Yield the outcomes of requests after an unload and a load, of models on the CPU."""
     with served.running(context, REHEARSED) as server:
         unload(server)
-        yield {"pool_flag": GPU_POOL, "after_unload": outcome(server, COFFEE.read_bytes())}
+        yield {"pool_flag": GPU_POOLS[0], "after_unload": outcome(server, COFFEE.read_bytes())}
         load(server)
         yield {"after_load": outcome(server, COFFEE.read_bytes())}
 

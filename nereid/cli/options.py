@@ -64,7 +64,7 @@ def complete_model(repository: Path) -> Iterable[str]:
 @_completing
 def complete_profile(repository: Path) -> Iterable[str]:
     """Complete the names of profiles."""
-    return {"ensemble", *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
+    return {"auto", "ensemble", *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
 
 
 @_completing
@@ -107,7 +107,8 @@ Model: TypeAlias = Annotated[
 Profile: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="Set of configs to serve: `ensemble` for config.pbtxt, or NAME for configs/NAME.pbtxt.",
+        help="Set of configs to serve: `ensemble` for config.pbtxt, NAME for configs/NAME.pbtxt, or `auto`: "
+        "`gpu` if a GPU, its packages and configs for it are there, else `cpu`.",
         autocompletion=complete_profile,
         envvar="NEREID_PROFILE",
     ),

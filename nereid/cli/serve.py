@@ -12,11 +12,19 @@ import typer
 
 from nereid.assets import REPOSITORY
 from nereid.cli.keys import KeysFile
-from nereid.cli.options import Profile, Repository, Task, environment, invalid_values, repository_of
+from nereid.cli.options import (
+    Profile,
+    Repository,
+    Task,
+    environment,
+    invalid_values,
+    repository_of,
+    show_progress,
+)
 from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.errors import WrongUsage
 from nereid.server.command_line import (
-    DEFAULT_PROFILE,
+    AUTO_PROFILE,
     LOOPBACK,
     ServerOptions,
     check_options,
@@ -39,7 +47,16 @@ def serve(
     ] = None,
     repository: Repository = REPOSITORY,
     task: Task = None,
-    profile: Profile = DEFAULT_PROFILE,
+    profile: Profile = AUTO_PROFILE,
+    gpu_id: Annotated[
+        str,
+        typer.Option(
+            help="GPUs to use: indexes of nvidia-smi or UUIDs, separated by commas. The option replaces "
+            "CUDA_VISIBLE_DEVICES.",
+            metavar="ID[,ID]",
+            show_default="all that CUDA shows",
+        ),
+    ] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[
         int, typer.Option(help="HTTP port; 0 selects a free port.", min=0, max=65535)
@@ -161,8 +178,12 @@ def serve(
     if not trace and (otlp or access_log):
         raise WrongUsage("--no-trace excludes --otlp and --access-log")
     ports = Ports(http_port, grpc_port, metrics_port)
+    served, variables = repository_of(context, repository, task).resolve(), environment(context)
+    with invalid_values():
+        variables = with_gpus(variables, gpu_id)
+        profile = choose_profile(profile, served, variables, gpu_id)
     options = ServerOptions(
-        repository_of(context, repository, task).resolve(),
+        served,
         profile,
         host,
         ports,
@@ -185,10 +206,10 @@ def serve(
     if require_keys and not options.is_guarded:
         raise WrongUsage("--require-keys and --unguarded exclude each other")
     if options.is_guarded:
-        check_keys(options, keys_file, environment(context))
+        check_keys(options, keys_file, variables)
     server.serve(
         options,
-        environment(context),
+        variables,
         health_port,
         drain_s,
         strict,
@@ -197,6 +218,35 @@ def serve(
         [_rollouts(options, context), _processes(options), _drift(options, context)],
         TraceOptions(Sampling(trace_share, objective_ms / 1e3), otlp, access_log) if trace else None,
     )
+
+
+def with_gpus(variables: Mapping[str, str], gpu_id: str) -> Mapping[str, str]:
+    """Return the environment of a server that uses the GPUs `gpu_id`; empty for those that CUDA shows.
+
+    Raises:
+        ValueError: this machine has no such GPU.
+    """
+    if not gpu_id:
+        return variables
+    from nereid.server.gpu import selection
+
+    return {**variables, **selection.select(gpu_id, variables)}
+
+
+def choose_profile(profile: str, repository: Path, variables: Mapping[str, str], gpu_id: str) -> str:
+    """Return a profile other than `auto`, and log how it was selected.
+
+    Raises:
+        ValueError: GPUs are named, and the selected profile does not use them.
+    """
+    if profile != AUTO_PROFILE:
+        return profile
+    from nereid.server.gpu.profile_choice import check_named_gpus, choose
+
+    choice = choose(repository, variables)
+    check_named_gpus(gpu_id, choice)
+    show_progress(str(choice))
+    return choice.profile
 
 
 def _rollouts(options: ServerOptions, context: typer.Context) -> "Companion":

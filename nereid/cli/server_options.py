@@ -78,7 +78,7 @@ def find_server(context: typer.Context, repository: Path) -> "ServerRecord | Non
 
 
 def _named(context: typer.Context, repository: Path, address: str) -> "ServerRecord":
-    from nereid.server.command_line import DEFAULT_PROFILE
+    from nereid.server.command_line import AUTO_PROFILE, DEFAULT_PROFILE
     from nereid.server.ports import Ports
     from nereid.server.run_dir import ServerRecord
 
@@ -90,6 +90,8 @@ def _named(context: typer.Context, repository: Path, address: str) -> "ServerRec
         token = path.read_text().strip()
         if not token:
             raise WrongUsage(f"--token-file: '{path}' is empty; expected the token of the server")
-    profile = environment(context).get("NEREID_PROFILE", DEFAULT_PROFILE)
+    profile = environment(context).get("NEREID_PROFILE", AUTO_PROFILE)
+    if profile == AUTO_PROFILE:  # the GPU of that server is not this machine's
+        profile = DEFAULT_PROFILE
     ports = Ports(http=0, grpc=int(port), metrics=int(port) + 1)
     return ServerRecord(0, host, ports, str(repository), profile, token)

@@ -27,7 +27,8 @@ class Classifier(ModelClient[Prediction]):
         timeout_s: time limit of a request in seconds, all attempts together.
         concurrency: number of requests that `classify_many` keeps in flight, for the server to batch.
         shared_memory: `system` passes images in the memory of this machine, `cuda` in the memory of its first
-            GPU; None sends them. The server needs `nereid serve --allow-shm`. `close` removes the regions.
+            GPU; None sends them. The server needs `nereid serve --allow-shm`. While a server refuses shared
+            memory, images are sent, and `shared_memory_refusal` has the reason. `close` removes the regions.
         api_key: the key that a guarded server expects; "" for none.
 
     Raises:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nereid.client import shared_regions, transport
-from nereid.client.classifier_errors import ClassifierError, RequestRefused, TimedOut, Unreachable, is_final
+from nereid.client.classifier_errors import ClassifierError, TimedOut, Unreachable, is_final, is_refusal
 from nereid.client.request import ProtocolName, region_tensor
 from nereid.client.retry import Attempts
 from nereid.client.sans_io import Flow, Rpc
@@ -21,8 +21,8 @@ from nereid.client.shared_regions import Kind, Region, cuda_library, name_prefix
 from nereid.contract import RESTRICTED_TEXT
 
 MIN_REGION_BYTES = 2**20
-# Text of Triton's refusal to release a region that it reads.
-IN_USE_TEXT = "currently in use"
+# Texts of Triton: it reads a region, and does not release it; it has no such file, or may not read it.
+IN_USE_TEXT, NO_FILE_TEXT = "currently in use", "Unable to open shared memory"
 # Seconds between two attempts to release a region: with requests, and in `close`.
 RELEASE_RETRY_S, CLOSE_RETRY_S = 1.0, 0.05
 # Time limit of each RPC in `close`, and of the wait for a server that reads.
@@ -30,8 +30,8 @@ CLOSE_S = 2.0
 NO_RESPONSE = (TimedOut, Unreachable)
 
 
-class NoRoom(RequestRefused, OSError):
-    """The machine has not enough free shared memory for a request."""
+class SharedMemoryRefused(Exception):
+    """The server or this machine has no shared memory for a request, which the server has not run."""
 
 
 # Open in this process; a fork leaves them to its parent.
@@ -79,8 +79,8 @@ class Regions:
             make_rpc: builds the RPC from its input tensor.
 
         Raises:
-            ClassifierError: the RPC failed, or the server cannot read the region.
-            NoRoom: the machine has not enough free shared memory.
+            ClassifierError: the RPC failed.
+            SharedMemoryRefused: the server refuses the region, or this machine has no room for it.
             RuntimeError: the classifier is closed.
         """
         self._check_open()
@@ -88,7 +88,7 @@ class Regions:
             try:
                 yield from sweep(self._protocol, attempts.remaining_s, kinds=(self._kind,))
             except ClassifierError as error:
-                raise _advised(error) from None
+                raise _refusal(error) from None
             self._is_swept = True
         yield from self._release_retired(attempts)
         content = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
@@ -162,7 +162,7 @@ class Regions:
                 max(MIN_REGION_BYTES, 1 << (byte_size - 1).bit_length())
             )
         except OSError as error:
-            raise NoRoom(str(error)) from None
+            raise SharedMemoryRefused(str(error)) from None
         with self._lock:
             self._lent.append(region)
         return region
@@ -174,7 +174,9 @@ class Regions:
                 return
             self._lent.remove(region)
             is_free = not region.is_in_flight or error is None or is_final(error)
-            if self._is_closed or not (region.is_registered and is_free):
+            if not region.may_be_registered:  # the server has refused it
+                region.remove()
+            elif self._is_closed or not (region.is_registered and is_free):
                 self._retire(region, self._clock())
             else:
                 region.is_in_flight = False
@@ -226,7 +228,14 @@ class Regions:
         region.is_registered = region.is_in_flight = False
         yield from self._register(region, attempts)
         region.is_in_flight = True
-        return (yield make_rpc())
+        try:
+            return (yield make_rpc())
+        except ClassifierError as error:
+            if region.name not in str(error):
+                raise
+            region.is_in_flight = False
+            # Several servers behind one address: none of them has the regions of the others.
+            raise SharedMemoryRefused(f"the server does not keep its regions ({error})") from None
 
     def _register(self, region: Region, attempts: Attempts) -> Flow[None]:
         if region.is_registered:
@@ -237,21 +246,24 @@ class Regions:
             yield Rpc(name, attempts.remaining_s(), region.registration())
         except ClassifierError as error:
             if "already in manager" not in str(error):  # an earlier response was lost
-                raise _advised(error) from None
+                region.may_be_registered = not (is_final(error) or NO_FILE_TEXT in str(error))
+                raise _refusal(error) from None
         region.is_registered = True
 
 
-def _advised(error: ClassifierError) -> ClassifierError:
-    """Return the error with a fix, if the server does not allow shared memory or cannot open it."""
+def _refusal(error: ClassifierError) -> ClassifierError | SharedMemoryRefused:
+    """Return the refusal of shared memory in a response, with its fix; else the error itself."""
+    if not is_refusal(error):
+        return error
     text = str(error)
     if RESTRICTED_TEXT in text:
-        return RequestRefused(
-            f"this server does not allow shared memory; fix: nereid serve --allow-shm ({text})"
-        )
-    if "Unable to open shared memory" in text:
+        what = "this server does not allow shared memory; fix: nereid serve --allow-shm"
+    elif NO_FILE_TEXT in text:
         needs = f"this machine's {shared_regions.FOLDER}, and this user"
-        return RequestRefused(f"the server cannot open the region: it needs {needs} ({text})")
-    return error
+        what = f"the server cannot open the region: it needs {needs}"
+    else:
+        what = "the server refuses shared memory, as gateways and proxies do"
+    return SharedMemoryRefused(f"{what} ({text})")
 
 
 def sweep(

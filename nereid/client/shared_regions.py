@@ -5,6 +5,7 @@ the owner ends, so a file without a lock is stale.
 """
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -102,7 +103,12 @@ class CudaRegion(Region):
         self._cuda = cuda_library()
         LockedFile.__init__(self, 0)
         self.byte_size = byte_size
-        self._memory = self._cuda.create_shared_memory_region(self.name, byte_size, DEVICE)
+        try:
+            self._memory = self._cuda.create_shared_memory_region(self.name, byte_size, DEVICE)
+        except self._cuda.CudaSharedMemoryException as error:
+            LockedFile.unlink(self)
+            LockedFile.leave(self)
+            raise OSError(errno.ENOMEM, f"no memory of GPU {DEVICE}: {error}") from None
 
     def write(self, content: Sequence[bytes]) -> None:
         """Write parts one after the other, from the start of the region."""

@@ -1,24 +1,29 @@
 """`nereid doctor`: checks of this machine for the embedded server, each failure with its fix."""
 
+import contextlib
 import importlib.metadata
 import resource
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 from nereid.assets import REPOSITORY
 from nereid.client import shared_memory, shared_regions, transport
 from nereid.client.classifier_errors import ClassifierError
 from nereid.client.retry import Attempts, Budget
 from nereid.errors import ServerError
+from nereid.observe.finding import Finding
+from nereid.observe.gpu_checks import gpu_findings
 from nereid.repository.fitting import DRIVER, Machine, fitted
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import preflight, run_dir
-from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, environment
+from nereid.server.command_line import ServerOptions, environment
 from nereid.server.control import RESPONSE_S, token_headers
+from nereid.server.gpu import cuda_packages, nvidia_smi
+from nereid.server.gpu.cuda_packages import Installed
+from nereid.server.gpu.profile_choice import choose
 from nereid.server.installation import FOLDER, INSTALL, find_installation
 from nereid.server.ports import why_unusable
 from nereid.server.run_dir import ServerRecord
@@ -37,16 +42,6 @@ SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
 PACKAGES = {"libz.so.1": "zlib1g", "libexpat.so.1": "libexpat1", "libstdc++.so.6": "libstdc++6"}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Result of one check: `ok`, `note` (the server works anyway) or `fail`, the state found, and the fix."""
-
-    what: str
-    verdict: Literal["ok", "note", "fail"]
-    found: str
-    fix: str = ""
-
-
 def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iterator[Finding]:
     """Run all checks for serving `repository`; the environment `inherited` locates running servers."""
     yield _python()
@@ -56,12 +51,13 @@ def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iter
     yield _shared_memory()
     yield _regions(inherited)
     yield _connections()
-    yield _gpu()
+    yield from _gpus(inherited, repository)
     running = run_dir.find(run_dir.root(inherited), repository)
     if running:
         address = running.url("http")
         yield Finding("server", "ok", f"process {running.pid} serves this repository on {address}")
-    options = ServerOptions(repository, profile=running.profile if running else DEFAULT_PROFILE)
+    profile = running.profile if running else choose(repository, inherited).profile
+    options = ServerOptions(repository, profile=profile)
     yield _threads(options)
     for name, port in asdict(options.ports).items():
         yield _port(name, options.host, port, running)
@@ -113,8 +109,9 @@ def _onnxruntime() -> Finding:
         return Finding("ONNX Runtime", "fail", "not installed", INSTALL)
     both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed(name)]
     if len(both) > 1:
-        fix = f"pip uninstall -y {' '.join(both)} && {INSTALL}"
-        return Finding("ONNX Runtime", "fail", f"{' and '.join(both)} overwrite each other's files", fix)
+        cupy = Installed.present().cupy
+        fix = cuda_packages.install(cupy[0].cuda) if cupy else INSTALL
+        return Finding("ONNX Runtime", "fail", *cuda_packages.conflict(both, fix))
     providers = ", ".join(onnxruntime.get_available_providers())
     return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} with {providers}")
 
@@ -170,10 +167,18 @@ def _regions(inherited: Mapping[str, str]) -> Finding:
     return Finding(what, "ok", "none left over")
 
 
-def _gpu() -> Finding:
-    if not DRIVER.exists():
-        return Finding("GPU", "note", "no NVIDIA driver: models are served on the CPU")
-    return Finding("GPU", "ok", DRIVER.read_text().splitlines()[0])
+def _gpus(inherited: Mapping[str, str], repository: Path) -> Iterator[Finding]:
+    """Check the GPUs as a server would use them, and which profile it would select."""
+    servers = []
+    variables = inherited
+    with contextlib.suppress(ServerError):  # reported by another check
+        servers = [record.pid for record in run_dir.find_all(run_dir.root(inherited))]
+        variables = environment(find_installation(inherited), inherited)
+    yield from gpu_findings.examine(variables, servers)
+    if nvidia_smi.why_absent(inherited.get("PATH", "")):
+        return
+    choice = choose(repository, inherited)
+    yield Finding("profile", "ok", f"nereid serve selects '{choice.profile}': {choice.reason}", choice.fix)
 
 
 def _threads(options: ServerOptions) -> Finding:

@@ -24,9 +24,14 @@ PLAIN_PROFILE = "ensemble"
 DEFAULT_PROFILE = "cpu"
 DEFAULT_PORTS = Ports(HTTP_PORT, GRPC_PORT, METRICS_PORT)
 GPU_PROFILE = "gpu"
+TUNED_PROFILE = "tuned"
+# Selects one of the others for this machine: `nereid.server.gpu.profile_choice`.
+AUTO_PROFILE = "auto"
 # The pool for tensors between the steps of an ensemble cannot grow. Tensors that do not fit go through the
 # host, and Triton logs that only once. Two batches of 64 images are 77 MB.
-GPU_POOL = f"--cuda-memory-pool-byte-size=0:{512 * 2**20}"
+# Each GPU has its own; Triton ignores pools of GPUs that are not there (cuda_memory_manager.cc).
+MAX_GPUS = 16
+GPU_POOLS = tuple(f"--cuda-memory-pool-byte-size={gpu}:{512 * 2**20}" for gpu in range(MAX_GPUS))
 # Callers of these APIs can read files, run code or stop the server: CVE-2025-23319.
 SHARED_MEMORY = "shared-memory"
 ADMIN_APIS = ("model-repository", SHARED_MEMORY, "trace", "logging")
@@ -124,7 +129,7 @@ def command(
     if options.profile != PLAIN_PROFILE:
         args.append(f"--model-config-name={options.profile}")
     if options.profile == GPU_PROFILE:
-        args.append(GPU_POOL)
+        args += GPU_POOLS
     if not completes_configs:
         args.append("--disable-auto-complete-config")
     return [*args, *_restricted_apis(options), *options.flags]

@@ -16,10 +16,10 @@ from nereid.repository import pbtxt
 from nereid.repository.layout import backend_of, configs, hidden_models, served_steps, steps_of
 from nereid.routing import route_file
 from nereid.routing.assignment import parse_route
-from nereid.server.command_line import PLAIN_PROFILE
+from nereid.server.command_line import PLAIN_PROFILE, TUNED_PROFILE
 from nereid.serving_errors import ServingError
 
-TUNED = "tuned"
+TUNED = TUNED_PROFILE
 PLAIN = "config.pbtxt"
 # Start of the first line of a written config; a file without it belongs to the user.
 MARK = "# Written by `nereid tune"

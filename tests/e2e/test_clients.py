@@ -25,7 +25,7 @@ from nereid.client.classifier_errors import RequestRefused
 from nereid.contract import GRPC_TOKEN_HEADER
 from nereid.observe import doctor
 from nereid.server import run_dir
-from tests.classifiers import WAYS, opened
+from tests.classifiers import WAYS, check_bytes_are_sent, opened
 from tests.e2e.conftest import CATS, ESPRESSO, TOKEN, url
 from tests.routes import wait_until
 
@@ -128,13 +128,12 @@ def test_an_image_is_taken_in_any_form(server):
     assert scores[0].argmax() == scores[5].argmax() == ESPRESSO
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_shared_memory_needs_a_server_that_allows_it(both_profiles, protocol):
-    """The refusal names the flag."""
+@pytest.mark.parametrize(("way", "protocol"), WAYS)
+def test_server_that_does_not_allow_shared_memory_gets_bytes(both_profiles, caplog, way, protocol):
+    """The warning names the flag."""
     address = url(both_profiles["ensemble"], protocol)
-    refused = pytest.raises(RequestRefused, match="fix: nereid serve --allow-shm")
-    with Classifier(address, protocol, shared_memory="system") as classifier, refused:
-        classifier.classify(PHOTO)
+    with opened(way, address, protocol, shared_memory="system") as classifier:
+        check_bytes_are_sent(classifier, caplog, "fix: nereid serve --allow-shm")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -31,6 +31,7 @@ from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import ClassifierError, Overloaded, RequestRefused
 from nereid.gateway.admission import key_changes
 from nereid.server.ports import free_ports, is_listening
+from tests.classifiers import check_bytes_are_sent, opened
 from tests.e2e.conftest import ESPRESSO
 from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S, wait_until
@@ -352,6 +353,25 @@ def test_killed_gateway_is_started_again(guarded):
 
     wait_until(is_back, "the gateway")
     assert guarded.pid == pid
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_shared_memory_of_a_client_is_replaced_by_bytes(guarded, protocol, caplog, way):
+    """The gateway has no methods for shared memory, and the client needs none."""
+    with opened(way, guarded.url(protocol), protocol, shared_memory="system") as classifier:
+        check_bytes_are_sent(
+            classifier, caplog, "the server refuses shared memory, as gateways and proxies do"
+        )
+
+
+def test_command_without_shared_memory_warns(guarded):
+    """`nereid classify --shm` responds, and has the reason on stderr."""
+    words = [NEREID, "classify", str(COFFEE), "--shm", "--url", guarded.url("grpc"), "--csv"]
+
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+
+    assert "espresso" in done.stdout
+    assert done.stderr.startswith("images are sent in requests, not in shared memory: ")
 
 
 def test_full_shared_memory_is_an_overload(tmp_path, encode):

@@ -7,7 +7,8 @@ import pytest
 
 from nereid.assets import REPOSITORY
 from nereid.observe import doctor
-from nereid.observe.doctor import Finding, examine
+from nereid.observe.doctor import examine
+from nereid.observe.finding import Finding
 from nereid.server import run_dir
 from nereid.server.installation import INSTALL
 from nereid.server.ports import Ports, free_ports

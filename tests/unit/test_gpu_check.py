@@ -7,6 +7,7 @@ not from a GPU of this project.
 import json
 import os
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ from loadtest.gpu_check import (
     traces,
     zero_copy,
 )
+from nereid.server.gpu import nvidia_smi
 from nereid.tune.load_generator import Load
+from tests import gpu_outputs
 
 PREPROCESSOR = f"tests of {kernel.TEST_FILE}"
 REPORT = """<testsuites><testsuite name="pytest" errors="0" failures="1" skipped="1" tests="3">
@@ -35,17 +38,6 @@ REPORT = """<testsuites><testsuite name="pytest" errors="0" failures="1" skipped
 <testcase name="test_bad_image"><failure message="assert 2.5 &lt;= 1.0">trace</failure></testcase>
 <testcase name="test_region"><skipped message="needs libcudart"/></testcase>
 </testsuite></testsuites>"""
-# `nvidia-smi --query-gpu=name,uuid,… --format=csv,noheader,nounits`: GPUs of a server and of a workstation.
-GPUS = """NVIDIA H100 80GB HBM3, GPU-5a0b, 550.54.15, 9.0, 81559, 421, 700.00, 1980, Disabled
-NVIDIA GeForce RTX 4090, GPU-11ff, 560.35.03, 8.9, 24564, 12, 450.00, 3105, [N/A]
-"""
-HEAD = """+-----------------------------------------------------------------------------------------+
-| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |
-|-----------------------------------------+------------------------+----------------------+
-"""
-NEW_HEAD = "| NVIDIA-SMI 590.48.01   KMD Version: 590.48.01   CUDA UMD Version: 13.1 |"
-# `nvidia-smi --query-compute-apps=pid,used_memory`: a container may hide the memory of processes.
-PROCESSES = "4711, 812\n4712, 1204\n4713, [N/A]\n"
 # `nsys stats --report cuda_gpu_mem_size_sum --format csv`.
 NSYS = """
 Processing [trace.sqlite] with [cuda_gpu_mem_size_sum.py]...
@@ -104,27 +96,6 @@ def test_outcomes_of_tests_are_read():
         "failures": {"test_bad_image": "assert 2.5 <= 1.0"},
         "reasons_to_skip": ["needs libcudart"],
     }
-
-
-def test_gpus_are_read():
-    """Numbers are numbers, and a value that the GPU does not report is None."""
-    first, second = machine.parse_gpus(GPUS)
-
-    assert (first["name"], first["compute_capability"]) == ("NVIDIA H100 80GB HBM3", "9.0")
-    assert (first["memory_total_mib"], first["driver"], first["mig"]) == (81559.0, "550.54.15", "Disabled")
-    assert (second["power_limit_w"], second["mig"]) == (450.0, None)
-
-
-@pytest.mark.parametrize(("text", "release"), [(HEAD, "12.4"), (NEW_HEAD, "13.1"), ("", "")])
-def test_cuda_of_the_driver_is_read(text, release):
-    """The head of nvidia-smi's output, of older and of newer drivers."""
-    assert machine.cuda_version(text) == release
-
-
-def test_memory_of_processes_is_read():
-    """A process without a number is left out."""
-    assert machine.parse_processes(PROCESSES) == {4711: 812, 4712: 1204}
-    assert machine.parse_processes("") == {}
 
 
 def test_missing_libraries_are_read():
@@ -446,7 +417,7 @@ def test_a_missing_form_shows_its_reason():
 
 def test_page_shows_the_machine_of_the_record():
     """The line above the table has the GPU, the commit and the command."""
-    found = machine.parse_gpus(GPUS)[:1]
+    found = [asdict(nvidia_smi.parse_gpus(gpu_outputs.GPU)[0])]
     recorded = {
         "sections": {**passing(), "machine": {"status": "done", "results": {"gpus": found}}},
         "machine": {"cpu": "AMD EPYC"},
@@ -459,7 +430,7 @@ def test_page_shows_the_machine_of_the_record():
 
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert "NVIDIA H100 80GB HBM3, driver 550.54.15; AMD EPYC; 2026-11-26; commit abc" in text
+    assert "NVIDIA A100-SXM4-80GB, driver 535.216.01; AMD EPYC; 2026-11-26; commit abc" in text
     assert "old" not in text
 
 

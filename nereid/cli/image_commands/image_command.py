@@ -38,7 +38,9 @@ ApiKey: TypeAlias = Annotated[
 SharedMemory: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--shm", help="Send images through shared memory; the server needs `nereid serve --allow-shm`."
+        "--shm",
+        help="Send images through shared memory; the server needs `nereid serve --allow-shm`. If the server "
+        "refuses, images are sent in requests.",
     ),
 ]
 Concurrency: TypeAlias = Annotated[

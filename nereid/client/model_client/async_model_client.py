@@ -49,6 +49,11 @@ class AsyncModelClient(Generic[Result]):
     ) -> None:
         await self.close()
 
+    @property
+    def shared_memory_refusal(self) -> str:
+        """Why images are sent in requests and not in shared memory; empty while nothing was refused."""
+        return self._requests.images.refusal
+
     async def close(self) -> None:
         """Remove the regions of shared memory, then close the connections."""
         if self._finalizer:

@@ -47,7 +47,7 @@ class BatchSplit(Generic[Value]):
         """Record the results of the current request."""
         self._outcomes.update(zip(self._requests.popleft(), results, strict=True))
 
-    def failed(self, error: ClassifierError | OSError) -> None:
+    def failed(self, error: ClassifierError) -> None:
         """Record the error of the current request, and queue the images that may still succeed."""
         places = self._requests.popleft()
         text = str(error)

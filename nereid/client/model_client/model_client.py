@@ -62,6 +62,11 @@ class ModelClient(Generic[Result]):
             self._connection.close()  # the caller discards the requests in flight
         self.close()
 
+    @property
+    def shared_memory_refusal(self) -> str:
+        """Why images are sent in requests and not in shared memory; empty while nothing was refused."""
+        return self._requests.images.refusal
+
     def close(self) -> None:
         """Wait for the requests of a stream in flight, then close all connections."""
         self._pool_of_this_process().shutdown(cancel_futures=True)

@@ -8,6 +8,7 @@ from typing import Any, Generic
 import numpy as np
 
 from nereid.client.classifier_errors import ClassifierError, Unreachable
+from nereid.client.image_sender import ImageSender
 from nereid.client.images import Unusable
 from nereid.client.model_client.batch_split import BatchSplit
 from nereid.client.prediction import Timings
@@ -17,7 +18,6 @@ from nereid.client.request import (
     Options,
     ProtocolName,
     check_options,
-    image_tensor,
 )
 from nereid.client.results.result_kind import Result, ResultKind
 from nereid.client.retry import Attempts, Budget
@@ -48,7 +48,7 @@ class ModelRequests(Generic[Result]):
         self.batch_limit = NO_LIMIT
         self._protocol = protocol
         self._timeout_s = timeout_s
-        self._regions = regions
+        self.images = ImageSender(protocol, regions)
         self._budget = Budget()
         self._outputs: list[str] = []
 
@@ -83,6 +83,8 @@ class ModelRequests(Generic[Result]):
                 try:
                     result = yield from self._attempt(checked, attempts, files)
                 except ClassifierError as error:
+                    if isinstance(error, Unreachable):
+                        self.images.reconnected()
                     if (pause_s := attempts.pause_s(error)) is None:
                         raise
                     yield Pause(pause_s)
@@ -95,11 +97,7 @@ class ModelRequests(Generic[Result]):
             options = {"as_json": True} if self._protocol == "grpc" else {}
             metadata = yield Rpc("get_model_metadata", attempts.remaining_s(), (self.model,), options)
             self._outputs = self.kind.wanted_outputs(metadata)
-        if self._regions is None:
-            result = yield self._infer(checked, attempts, image_tensor(self._protocol, files))
-        else:
-            infer = partial(self._infer, checked, attempts)
-            result = yield from self._regions.infer(files, attempts, infer)
+        result = yield from self.images.infer(files, attempts, partial(self._infer, checked, attempts))
         if not self.kind.is_complete(result, len(files)):
             names = ", ".join(self.kind.outputs)
             raise Unreachable(f"the peer is not a Triton server: its response lacks {names} of all images")
@@ -147,7 +145,7 @@ class ImageRequest(Generic[Result]):
         while files := batch.next_request():
             try:
                 results = yield from self.results(files)
-            except (ClassifierError, OSError) as error:  # OSError: full shared memory
+            except ClassifierError as error:
                 batch.failed(error)
             else:
                 batch.succeeded(results)

@@ -1,0 +1,1 @@
+"""Checks of a machine with a GPU for `nereid doctor`."""

@@ -1,0 +1,235 @@
+"""Readings of `nvidia-smi`: GPUs, parts of GPUs (MIG), processes on them, and reasons for slow clocks.
+
+No library of CUDA is loaded, so a broken driver cannot end or block this process.
+"""
+
+import csv
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nereid.errors import ServerError
+from nereid.processes import run_within
+from nereid.repository.fitting import DRIVER
+
+PROGRAM = "nvidia-smi"
+DEVICES = Path("/dev")
+# Device files of GPUs; WSL has one for all of them.
+DEVICE_FILES = ("nvidia[0-9]*", "dxg")
+TIMEOUT_S = 10.0
+PROGRAM_FIX = (
+    "install NVIDIA's driver with its tools; in a container, NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+)
+# Texts of nvidia-smi for a value that a GPU does not report.
+UNKNOWN = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[Insufficient Permissions]", "")
+CSV = "--format=csv,noheader,nounits"
+# Columns of `nvidia-smi --query-gpu` for the fields of `Gpu`.
+COLUMNS = {
+    "index": "index",
+    "name": "name",
+    "uuid": "uuid",
+    "driver": "driver_version",
+    "compute_capability": "compute_cap",
+    "memory_total_mib": "memory.total",
+    "memory_used_mib": "memory.used",
+    "power_limit_w": "power.limit",
+    "clock_max_mhz": "clocks.max.sm",
+    "mig": "mig.mode.current",
+    "compute_mode": "compute_mode",
+    "persistence": "persistence_mode",
+    "ecc_errors": "ecc.errors.uncorrected.volatile.total",
+}
+NUMBERS = ("memory_total_mib", "memory_used_mib", "power_limit_w", "clock_max_mhz", "ecc_errors")
+# Lines of `nvidia-smi -q -d PERFORMANCE` that mean a GPU is slower than it could be. Drivers before 535 call
+# the section "Clocks Throttle Reasons", later ones "Clocks Event Reasons".
+SLOWDOWNS = (
+    "SW Power Cap",
+    "HW Slowdown",
+    "HW Thermal Slowdown",
+    "HW Power Brake Slowdown",
+    "SW Thermal Slowdown",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Properties of a GPU; a value that the GPU does not report is None."""
+
+    index: str
+    name: str
+    uuid: str
+    driver: str
+    compute_capability: str | None
+    memory_total_mib: float | None
+    memory_used_mib: float | None
+    power_limit_w: float | None
+    clock_max_mhz: float | None
+    mig: str | None
+    compute_mode: str | None
+    persistence: str | None
+    ecc_errors: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU, or a part of a GPU (MIG), as a server may name it; a part has no index."""
+
+    index: str
+    name: str
+    uuid: str
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is a part of a GPU."""
+        return not self.index
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.index, self.name, self.uuid)))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on a GPU; containers and WSL may hide its memory."""
+
+    uuid: str
+    pid: int
+    name: str
+    memory_mib: int | None
+
+
+def why_absent(path: str, devices: Path = DEVICES, driver: Path = DRIVER) -> str:
+    """Return why this machine has no GPU, or nothing if it may have one; nothing is loaded or started.
+
+    Args:
+        path: the variable PATH.
+        devices: folder of the device files.
+        driver: file of a loaded driver. Containers without a GPU have it, too.
+    """
+    if any(each for pattern in DEVICE_FILES for each in devices.glob(pattern)):
+        return ""
+    if not driver.exists():
+        return "no NVIDIA GPU"
+    if shutil.which(PROGRAM, path=path) is None:
+        return "no NVIDIA GPU here: the machine has a driver, but this process sees no device"
+    return ""  # nvidia-smi makes the device files of a machine that has just started
+
+
+def run(path: str | None, *words: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Return the output of `nvidia-smi`, which is found by `path`, or by this process's PATH.
+
+    Raises:
+        ServerError: it is missing, does not end in time, or fails; the driver may not respond.
+    """
+    program = shutil.which(PROGRAM, path=path)
+    if program is None:
+        raise ServerError(f"{PROGRAM} is missing", PROGRAM_FIX)
+    status, output = run_within([program, *words], timeout_s)
+    if status is None:
+        raise ServerError(
+            f"{PROGRAM} has not ended after {timeout_s:g} s: the driver does not respond",
+            "restart the machine; the reason is in the kernel's log (dmesg, lines with Xid)",
+        )
+    if status:
+        text = " ".join(output.split()) or f"exit code {status}"
+        raise ServerError(f"{PROGRAM} failed: {text}", "reload the driver, or restart the machine")
+    return output.strip()
+
+
+def read_gpus(path: str | None = None) -> list[Gpu]:
+    """Return the GPUs of this machine; errors as `run`."""
+    return parse_gpus(run(path, f"--query-gpu={','.join(COLUMNS.values())}", CSV))
+
+
+def parse_gpus(table: str) -> list[Gpu]:
+    """Parse the CSV of `nvidia-smi --query-gpu` for `COLUMNS`."""
+    rows = csv.reader(table.splitlines(), skipinitialspace=True)
+    # A damaged GPU adds a line of text.
+    return [Gpu(*map(_value, COLUMNS, row)) for row in rows if len(row) == len(COLUMNS)]
+
+
+def read_devices(path: str | None = None) -> list[Device]:
+    """Return the GPUs and the parts of GPUs; errors as `run`."""
+    return parse_devices(run(path, "--list-gpus"))
+
+
+def parse_devices(text: str) -> list[Device]:
+    """Parse `nvidia-smi --list-gpus`."""
+    rows = re.findall(r"^(?:GPU (\d+): (.+?)|\s+(MIG .+?):?) \(UUID: (\S+)\)$", text, re.MULTILINE)
+    return [Device(index, " ".join((gpu or part).split()), uuid) for index, gpu, part, uuid in rows]
+
+
+def parts_of(uuid: str, devices: Sequence[Device]) -> list[Device]:
+    """Return the parts of a GPU, which follow it in the list."""
+    found: list[Device] = []
+    is_below = False
+    for each in devices:
+        is_below = each.uuid == uuid if not each.is_part else is_below
+        found += [each] if is_below and each.is_part else []
+    return found
+
+
+def read_processes(path: str | None = None) -> list[GpuProcess]:
+    """Return the processes that compute on GPUs; errors as `run`."""
+    return parse_processes(run(path, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", CSV))
+
+
+def parse_processes(table: str) -> list[GpuProcess]:
+    """Parse the CSV of `nvidia-smi --query-compute-apps`; a name may contain commas."""
+    rows = re.findall(r"^(\S+), (\d+), (.*), (\S+|\[.*\])$", table, re.MULTILINE)
+    return [
+        GpuProcess(uuid, int(pid), name, int(memory) if memory.isdecimal() else None)
+        for uuid, pid, name, memory in rows
+    ]
+
+
+def read_cuda_version(path: str | None = None) -> str:
+    """Return the newest CUDA release that the driver supports; errors as `run`."""
+    return parse_cuda_version(run(path))
+
+
+def parse_cuda_version(text: str) -> str:
+    """Return the newest CUDA release that the driver supports, from the head of `nvidia-smi`'s output."""
+    found = re.search(r"CUDA(?: UMD)? Version\s*:\s*([\d.]+)", text)
+    return found[1] if found else ""
+
+
+def read_slowdowns(path: str | None = None) -> list[str]:
+    """Return the reasons for which any GPU is slow now; errors as `run`."""
+    return parse_slowdowns(run(path, "-q", "-d", "PERFORMANCE"))
+
+
+def parse_slowdowns(text: str) -> list[str]:
+    """Return the active reasons for slow clocks in `nvidia-smi -q -d PERFORMANCE`."""
+    lines = re.findall(r"^\s*(\w[\w ]*?)\s*: (?:Active)$", text, re.MULTILINE)
+    return [*dict.fromkeys(each for each in lines if each in SLOWDOWNS)]
+
+
+def visible(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
+    """Return the devices that CUDA shows to a process with this environment.
+
+    Source: CUDA's documentation of `CUDA_VISIBLE_DEVICES`: the entries after an invalid one are ignored.
+    """
+    if "CUDA_VISIBLE_DEVICES" not in environment:
+        return [each for each in devices if not each.is_part]
+    found: list[Device] = []
+    for word in environment["CUDA_VISIBLE_DEVICES"].split(","):
+        matching = [each for each in devices if matches(each, word.strip())]
+        if len(matching) != 1:
+            break
+        found += matching
+    return found
+
+
+def matches(device: Device, word: str) -> bool:
+    """Return whether a word names a device: by its index, its UUID, or the beginning of its UUID."""
+    return word == device.index if word.isdecimal() else len(word) > 4 and device.uuid.startswith(word)
+
+
+def _value(name: str, text: str) -> Any:
+    text = text.strip()
+    if text in UNKNOWN:
+        return None
+    return float(text) if name in NUMBERS else text

@@ -1,0 +1,97 @@
+"""Clients of a server that cannot open their shared memory: they send bytes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nereid.assets import COFFEE, REPOSITORY
+from nereid.client import shared_regions
+from nereid.client.classifier import Classifier
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
+from tests.classifiers import WAYS, check_bytes_are_sent, opened
+from tests.e2e.conftest import ESPRESSO, TOKEN
+from tests.supervised import serving
+
+PHOTO = COFFEE.read_bytes()
+# Another /dev/shm than that of the tests, as in another container.
+OWN_FOLDER = 'mount -t tmpfs -o size={} tmpfs /dev/shm; exec "$@"'
+CALLER = """
+import sys
+from nereid.client.classifier import Classifier
+with Classifier(sys.argv[1], shared_memory="system") as classifier:
+    print(classifier.classify(sys.argv[2]).labels[0].index, classifier.shared_memory_refusal)
+"""
+
+
+def isolated(size: str) -> list[str]:
+    """Return the start of a command that has its own /dev/shm."""
+    words = ["unshare", "--mount", "--ipc", "sh", "-ec", OWN_FOLDER.format(size), "sh"]
+    if subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    return words
+
+
+def regions() -> set[str]:
+    """Return this user's regions."""
+    return {path.name for path in shared_regions.FOLDER.glob(f"{shared_regions.name_prefix()}*")}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A server that allows shared memory, and has its own /dev/shm."""
+    run = tmp_path_factory.mktemp("elsewhere") / "run"
+    with serving(REPOSITORY, run, "--allow-shm", launcher=isolated("1g")) as served:
+        yield served
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way):
+    """As in another container: the server cannot open the region."""
+    before = regions()
+    url = f"127.0.0.1:{elsewhere.ports[way[1]]}"
+    with opened(way[0], url, way[1], shared_memory="system") as classifier:
+        check_bytes_are_sent(classifier, caplog, "the server cannot open the region: it needs this machine's")
+        assert regions() == before
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_batches_are_sent_as_bytes_too(elsewhere, protocol):
+    """Each image gets its outcome."""
+    url = f"127.0.0.1:{elsewhere.ports[protocol]}"
+    with Classifier(url, protocol, shared_memory="system") as classifier:
+        outcomes = [*classifier.classify_many([PHOTO, b"not an image", PHOTO], batch_size=3)]
+
+    assert [getattr(each, "labels", [each])[0] for each in outcomes][1].fault == "caller"
+    assert [each.labels[0].index for each in (outcomes[0], outcomes[2])] == [ESPRESSO] * 2
+
+
+def test_full_folder_of_the_client_is_no_error(elsewhere):
+    """An image for which the client's /dev/shm has no room is sent as bytes."""
+    words = [sys.executable, "-c", CALLER, f"127.0.0.1:{elsewhere.ports['grpc']}", str(COFFEE)]
+
+    done = subprocess.run([*isolated("64k"), *words], capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith(f"{ESPRESSO} [Errno 28] No space left on device: '/dev/shm/nereid-")
+    assert "images are sent in requests, not in shared memory" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_server_that_changes_its_mind_loses_no_request(tmp_path, protocol):
+    """Restarts without and with shared memory, on the same ports: each request gets its scores."""
+    ports = Ports(*free_ports(3))
+    refused = []
+    with Classifier(f"127.0.0.1:{getattr(ports, protocol)}", protocol, shared_memory="system") as classifier:
+        for number, is_allowed in enumerate((True, False, True)):
+            options = ServerOptions(profile="cpu", ports=ports, token=TOKEN, allow_shm=is_allowed)
+            with EmbeddedServer(options, tmp_path / str(number), os.environ) as server:
+                answers = [classifier.classify(PHOTO) for _ in range(3)]
+                refused.append(bool(classifier.shared_memory_refusal))
+                server.stop(lambda: True)  # Triton waits for 30 s while a client is connected
+            assert {each.labels[0].index for each in answers} == {ESPRESSO}
+            classifier._requests.images.reconnected()  # as a connection that breaks during a request
+        assert refused == [False, True, False]

@@ -1,0 +1,171 @@
+"""The profile that `nereid serve` selects."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from nereid.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.server.gpu.cuda_packages import Installed, Package, driver_problem
+from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose
+from tests import gpu_outputs as recorded
+
+CUDA_13 = replace(recorded.CUDA_12, cupy=(Package("cupy-cuda13x", "13.6.0", 13),))
+
+
+def chosen(
+    folder, outputs=recorded.GOOD, installed=recorded.CUDA_12, repository=REPOSITORY, status=0, **more
+):
+    """Return the choice on a machine with a GPU and recorded outputs."""
+    environment = recorded.install_smi(folder, outputs, status) | more
+    return choose(repository, environment, folder / "dev", lambda: installed)
+
+
+def test_gpu_with_its_packages_is_selected(tmp_path):
+    """The line has the GPU, and what uses it."""
+    expected = Choice("gpu", "NVIDIA A100-SXM4-80GB, CUDA provider, CuPy 13.6.0")
+
+    assert chosen(tmp_path) == expected
+    assert str(expected) == "profile gpu: NVIDIA A100-SXM4-80GB, CUDA provider, CuPy 13.6.0"
+
+
+def test_part_of_a_divided_gpu_is_selected(tmp_path):
+    """CUDA_VISIBLE_DEVICES may name a part."""
+    outputs = {**recorded.GOOD, recorded.LISTED: recorded.MIG_LIST, recorded.QUERY: recorded.DIVIDED_GPU}
+
+    choice = chosen(tmp_path, outputs, CUDA_VISIBLE_DEVICES=recorded.PART)
+
+    assert (choice.profile, choice.reason.partition(",")[0]) == ("gpu", "MIG 1g.10gb Device 0")
+
+
+@pytest.mark.parametrize(
+    ("installed", "outputs", "reason", "fix"),
+    [
+        (replace(recorded.CUDA_12, cupy=()), {}, "CuPy is missing", "[embedded,gpu]"),
+        (replace(recorded.CUDA_12, has_codec=False), {}, "nvImageCodec is missing", "[embedded,gpu]"),
+        (recorded.NOTHING, {}, "ONNX Runtime has no CUDA provider", "pip uninstall -y onnxruntime && "),
+        (replace(recorded.NOTHING, runtimes=()), {}, "ONNX Runtime has no CUDA provider", "pip install"),
+        (
+            replace(recorded.CUDA_12, runtimes=("onnxruntime", "onnxruntime-gpu")),
+            {},
+            "onnxruntime and onnxruntime-gpu overwrite each other's files",
+            "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'nereid-serving[embedded,gpu]'",
+        ),
+        (
+            replace(recorded.CUDA_12, cupy=(*CUDA_13.cupy, *recorded.CUDA_12.cupy)),
+            {},
+            "cupy-cuda13x and cupy-cuda12x overwrite each other's files",
+            "pip uninstall -y cupy-cuda13x cupy-cuda12x && pip install 'nereid-serving[embedded,gpu13]'",
+        ),
+        (
+            CUDA_13,
+            {},
+            "driver 535.216.01 supports CUDA 12.2, and CuPy is built for CUDA 13",
+            "install driver 580 or later, or: pip install 'nereid-serving[embedded,gpu]'",
+        ),
+        (
+            recorded.CUDA_12,
+            {"": recorded.OLD_HEAD},
+            "supports CUDA 11.6, and CuPy is built for CUDA 12",
+            "install driver 525 or later",
+        ),
+        (
+            CUDA_13,
+            {"": recorded.NEW_HEAD, recorded.QUERY: recorded.DESKTOP_GPU},
+            "NVIDIA GeForce GTX 1080 has compute capability 6.1; expected at least 7.5",
+            "[embedded,gpu]",
+        ),
+    ],
+    ids=["CuPy", "codec", "CPU package", "nothing", "both", "two CuPys", "CUDA 13", "old driver", "old GPU"],
+)
+def test_unusable_gpu_has_a_reason_and_a_fix(tmp_path, installed, outputs, reason, fix):
+    """The server runs on the CPU, and the log says what is missing."""
+    choice = chosen(tmp_path, {**recorded.GOOD, **outputs}, installed)
+
+    assert choice.profile == "cpu"
+    assert choice.reason.startswith("a GPU, but ")
+    assert reason in choice.reason
+    assert fix in choice.fix
+
+
+def test_gpu_that_cuda_hides_is_not_selected(tmp_path):
+    """An empty CUDA_VISIBLE_DEVICES turns the GPU off."""
+    choice = chosen(tmp_path, CUDA_VISIBLE_DEVICES="")
+
+    assert (choice.profile, choice.reason) == (
+        "cpu",
+        "a GPU, but CUDA_VISIBLE_DEVICES names no GPU of this machine",
+    )
+
+
+def test_driver_that_does_not_respond_is_a_reason(tmp_path):
+    """The text of nvidia-smi is in the log."""
+    choice = chosen(tmp_path, {recorded.QUERY: recorded.NO_DRIVER}, status=9)
+
+    assert choice.profile == "cpu"
+    assert "couldn't communicate with the NVIDIA driver" in choice.reason
+
+
+def test_repository_without_configs_for_a_gpu_runs_on_the_cpu(tmp_path):
+    """The models that read text have none."""
+    choice = chosen(tmp_path, repository=TEXT_REPOSITORY)
+
+    assert (choice.profile, choice.reason) == ("cpu", "no model has configs/gpu.pbtxt")
+
+
+def test_tuned_profile_is_mentioned_and_not_selected(tmp_path):
+    """It fits the machine of its search, which may be another one."""
+    configs = tmp_path / "models" / "a" / "configs"
+    configs.mkdir(parents=True)
+    (configs / "tuned.pbtxt").touch()
+    (tmp_path / "dev").mkdir()
+
+    choice = choose(tmp_path / "models", {"PATH": "/nowhere"}, tmp_path / "dev")
+
+    assert str(choice).endswith("; another profile is there: --profile tuned")
+    assert choice.profile == "cpu"
+
+
+def test_named_gpus_need_a_profile_that_uses_them(tmp_path):
+    """The reason why `auto` does not use a GPU is in the error."""
+    environment = recorded.install_smi(tmp_path, recorded.GOOD)
+    choice = choose(REPOSITORY, environment, tmp_path / "dev", lambda: recorded.NOTHING)
+
+    with pytest.raises(
+        ValueError, match="--gpu-id 1: expected a profile that uses a GPU, got profile cpu: a GPU, but"
+    ):
+        check_named_gpus("1", choice)
+
+    check_named_gpus("", choice)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "major", "is_usable"),
+    [("12.2", 12, True), ("13.1", 12, True), ("12.8", 13, False), ("", 13, True), ("11.8", 0, True)],
+)
+def test_driver_supports_its_own_and_earlier_releases(cuda, major, is_usable):
+    """Minor releases are compatible; an unknown release is no reason."""
+    assert (driver_problem(cuda, "1.2", major) is None) == is_usable
+
+
+def test_choice_without_a_gpu_loads_nothing():
+    """A start on a CPU must not pay for libraries of the GPU, nor start programs."""
+    script = (
+        "import subprocess, sys; subprocess.Popen = None\n"
+        "from pathlib import Path; from nereid.server.gpu.profile_choice import choose\n"
+        f"choice = choose(Path({str(REPOSITORY)!r}), {{'PATH': '/nowhere'}}, Path('/nowhere'))\n"
+        "print(choice.profile, [each for each in ('cupy', 'numpy', 'onnxruntime') if each in sys.modules])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split("\n")[0] == "cpu []"
+
+
+def test_present_packages_are_found_without_an_import():
+    """This machine has ONNX Runtime for the CPU."""
+    found = Installed.present()
+
+    assert found.runtimes
+    assert "cupy" not in sys.modules
