@@ -93,9 +93,9 @@ class Sample:
         """Return this sample, with others added, as the growth of a metrics page."""
         found: series.Growth = {}
         for name, counts in self.counts.items():
-            if not counts.any():
-                continue
             total = sum((other.counts[name] for other in others), counts)
+            if not total.any():
+                continue
             bounds = [*(f"{bound:g}" for bound in series.BOUNDS[name]), "+Inf"]
             is_input = name in series.INPUT_SIGNALS
             key = (
