@@ -49,12 +49,12 @@ def open_configured(config: ModelConfig, settings: SessionSettings) -> onnxrunti
 def _open_tensorrt(
     path: Path, config: ModelConfig, settings: SessionSettings
 ) -> onnxruntime.InferenceSession:
-    providers = tuple(
-        (name, tensorrt.with_engine_cache(options, config, path) if name == TENSORRT else options)
-        for name, options in settings.providers
-    )
     # The first instance builds the engine, and the others read it.
     with files.locked_folder(path.parent):
+        providers = tuple(
+            (name, tensorrt.with_engine_cache(options, config, path) if name == TENSORRT else options)
+            for name, options in settings.providers
+        )
         return open_file(path, replace(settings, providers=providers))
 
 

@@ -152,7 +152,8 @@ def test_metrics_count_repairs_and_restarts(health):
     page = health.metrics()
 
     assert page.splitlines()[:4] == [
-        "# HELP nereid_supervisor_repairs_total Loads of a model whose stub was found dead.",
+        "# HELP nereid_supervisor_repairs_total Loads of a model whose stub was found dead, "
+        "or whose device failed.",
         "# TYPE nereid_supervisor_repairs_total counter",
         r'nereid_supervisor_repairs_total{model="a\"b\\",cause="probe"} 1',
         'nereid_supervisor_repairs_total{model="eyes",cause="pid"} 1',

@@ -74,15 +74,12 @@ def test_reader_gets_a_page_with_text():
 def test_steps_have_their_configs_of_the_profile(tmp_path):
     """A reader that is measured in a profile sends its requests to networks with their configs of it."""
     repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
-    network = repository / "text_detect"
-    (network / "configs").mkdir()
-    plain = (network / "config.pbtxt").read_text()
-    (network / "configs" / "gpu.pbtxt").write_text(plain + "# on a GPU\n")
+    on_gpu = (repository / "text_detect" / "configs" / "gpu.pbtxt").read_text()
     (tmp_path / "trial").mkdir()
     tuned = profiles.tunable(repository, "read_text_v1", "gpu")
 
     TrialServer(repository, tuned, (), (1,), tmp_path / "trial", os.environ)
 
     served = tmp_path / "trial" / "models" / "text_detect" / "configs" / "tuned.pbtxt"
-    assert served.read_text().endswith(plain + "# on a GPU\n")
+    assert served.read_text().endswith(on_gpu)
     assert not [*repository.rglob("tuned.pbtxt")]
