@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from nereid.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.server.command_line import ServerOptions, command, environment
 from nereid.server.gpu.cuda_packages import Installed, Package, driver_problem
 from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose
+from nereid.server.installation import find_installation
 from tests import gpu_outputs as recorded
 
 CUDA_13 = replace(recorded.CUDA_12, cupy=(Package("cupy-cuda13x", "13.6.0", 13),))
@@ -18,8 +20,8 @@ def chosen(
     folder, outputs=recorded.GOOD, installed=recorded.CUDA_12, repository=REPOSITORY, status=0, **more
 ):
     """Return the choice on a machine with a GPU and recorded outputs."""
-    environment = recorded.install_smi(folder, outputs, status) | more
-    return choose(repository, environment, folder / "dev", lambda: installed)
+    variables = recorded.install_smi(folder, outputs, status) | more
+    return choose(repository, variables, folder / "dev", lambda: installed)
 
 
 def test_gpu_with_its_packages_is_selected(tmp_path):
@@ -127,14 +129,25 @@ def test_tuned_profile_is_mentioned_and_not_selected(tmp_path):
     assert choice.profile == "cpu"
 
 
+def test_server_gets_the_named_gpus_and_their_pools(tmp_path):
+    """The stubs are its children; Triton ignores pools of GPUs that CUDA does not show."""
+    triton = find_installation({})
+    words = command(ServerOptions(profile="gpu"), triton, tmp_path, "id")
+
+    variables = environment(triton, {"CUDA_VISIBLE_DEVICES": recorded.SECOND})
+
+    assert variables["CUDA_VISIBLE_DEVICES"] == recorded.SECOND
+    assert "--cuda-memory-pool-byte-size=0:536870912" in words
+    assert "--cuda-memory-pool-byte-size=1:536870912" in words
+    assert not [each for each in command(ServerOptions(), triton, tmp_path, "id") if "cuda" in each]
+
+
 def test_named_gpus_need_a_profile_that_uses_them(tmp_path):
     """The reason why `auto` does not use a GPU is in the error."""
-    environment = recorded.install_smi(tmp_path, recorded.GOOD)
-    choice = choose(REPOSITORY, environment, tmp_path / "dev", lambda: recorded.NOTHING)
+    variables = recorded.install_smi(tmp_path, recorded.GOOD)
+    choice = choose(REPOSITORY, variables, tmp_path / "dev", lambda: recorded.NOTHING)
 
-    with pytest.raises(
-        ValueError, match="--gpu-id 1: expected a profile that uses a GPU, got profile cpu: a GPU, but"
-    ):
+    with pytest.raises(ValueError, match="expected a profile that uses a GPU, got profile cpu: a GPU, but"):
         check_named_gpus("1", choice)
 
     check_named_gpus("", choice)
