@@ -192,8 +192,7 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 def _program(name: str, folder: Path, address: str, *words: str) -> Iterator[None]:
     log = folder / f"{name}.log"
     with log.open("w") as output:
-        # With priority, as on a machine of its own: an incident may take all cores of this one.
-        command = ["nice", "-n", "-19", name, *words, f"--web.listen-address={address}"]
+        command = [name, *words, f"--web.listen-address={address}"]
         process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=end_with_parent())
     try:
         _wait_until_ready(process, address, log)

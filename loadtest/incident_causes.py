@@ -31,7 +31,7 @@ NORMAL = {"v1": 50, "v2": 50, SLOW: 0}
 GATES = Gates(is_change_accepted=True, max_slowdown=1000, max_memory_ratio=100)
 DAMAGED_SHARE = 0.3
 # Between two looks for processes to kill, and busy processes for each core.
-KILL_S, BUSY_PER_CORE = 1.0, 28
+KILL_S, BUSY_PER_CORE = 1.0, 48
 PHOTOS, SEED = 300, 1
 
 

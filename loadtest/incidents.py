@@ -103,11 +103,9 @@ INCIDENTS = {
     ),
     "other programs take the cores": Incident(
         incident_causes.busy_loops,
-        ("GatewaySlow",),
+        LATENCY,
         "cores",
         "Error budget: burn rate of slow requests",
-        2,  # of the gateway: the requests wait in all processes, and few of them in the route
-        severity="ticket",
     ),
 }
 
