@@ -70,8 +70,8 @@ HOW = """
 - **The limit** is the same library in process, without a server: one process per core with one thread.
   Requests bring single images, and so does the limit. Batches of eight, the largest that Triton forms, have
   lines of their own. For `network`, which takes a tensor, the limit is the session's run.
-- **Paths**: `cpu` runs both steps in one process and is the default profile. `ensemble` runs them in two
-  processes. Both serve `classify_v1` (FP32) and `classify_v2` (INT8). `route` is `classify` with a header
+- **Paths**: `cpu` runs both steps in one process and is the default without a GPU. `ensemble` runs them in
+  two processes. Both serve `classify_v1` (FP32) and `classify_v2` (INT8). `route` is `classify` with a header
   that names the variant. `gateway` is the REST gateway in front of `route`; both use the profile `cpu`.
   `by-hand` is a service of 50 lines with the same decoder and session, [Starlette](https://www.starlette.io)
   and uvicorn. It shows the cost of everything else that Nereid does.

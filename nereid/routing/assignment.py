@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import log
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
 
 from nereid.contract import ROUTE_HEADER_PREFIX, ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
 from nereid.serving_errors import InvalidConfig, InvalidRequest
+
+if TYPE_CHECKING:  # NumPy costs time at the start of each command
+    import numpy as np
 
 # Reasons for a variant: those of `choose`, and those of the router.
 FORCED = frozenset({"variant", "version"})
@@ -183,7 +185,7 @@ class Table:
     route: Route
     sha256: str
     network_versions: Mapping[str, str]
-    answer: Mapping[str, np.ndarray] = field(default_factory=dict)
+    answer: "Mapping[str, np.ndarray]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

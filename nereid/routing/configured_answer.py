@@ -14,7 +14,7 @@ DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "STRING": "ob
 
 
 def read_answer(values: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Return the tensors of one image by output, each with the output's dims; {} if there are no values.
+    """Return the tensors of one image by output, each with the output's dims.
 
     Args:
         values: per output one value for all elements, or nested lists; `[]` is nothing in a variable dim.
@@ -23,8 +23,6 @@ def read_answer(values: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dic
     Raises:
         InvalidConfig: an output is missing or unknown, or a value has another shape or datatype.
     """
-    if not values:
-        return {}
     wanted = {output.name: output for output in outputs if output.name not in ROUTE_OUTPUTS}
     if values.keys() != wanted.keys():
         raise InvalidConfig(f"answer: expected the outputs {', '.join(wanted)}, got {', '.join(values)}")

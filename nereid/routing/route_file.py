@@ -5,13 +5,15 @@ import stat
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from nereid.config.model_config import ModelConfig, RouteSettings
 from nereid.contract import ROUTE_OUTPUTS
 from nereid.routing.assignment import Route, Shadow, Table, parse_route
-from nereid.routing.configured_answer import read_answer
 from nereid.serving_errors import InvalidConfig
+
+if TYPE_CHECKING:
+    import numpy as np
 
 IsReady = Callable[[str, int], bool]
 MAX_BYTES = 1_000_000
@@ -48,7 +50,16 @@ def read_table(config: ModelConfig, text: bytes) -> Table:
             _check_tensors(config, each.model, each.version)
     except OSError as error:  # such as a name too long for a folder
         raise InvalidConfig(f"cannot read the models of the route: {error}") from None
-    return Table(route, sha256(text).hexdigest(), versions, read_answer(route.answer, config.outputs))
+    return Table(route, sha256(text).hexdigest(), versions, _answer(config, route))
+
+
+def _answer(config: ModelConfig, route: Route) -> dict[str, "np.ndarray"]:
+    if not route.answer:
+        return {}
+    # Here, because NumPy costs time at the start of each command.
+    from nereid.routing.configured_answer import read_answer
+
+    return read_answer(route.answer, config.outputs)
 
 
 def _check_tensors(config: ModelConfig, model: str, version: int) -> None:

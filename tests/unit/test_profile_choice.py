@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.assets import REPOSITORY
 from nereid.server.command_line import ServerOptions, command, environment
 from nereid.server.gpu.cuda_packages import Installed, Package, driver_problem
 from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose
@@ -110,8 +110,9 @@ def test_driver_that_does_not_respond_is_a_reason(tmp_path):
 
 
 def test_repository_without_configs_for_a_gpu_runs_on_the_cpu(tmp_path):
-    """The models that read text have none."""
-    choice = chosen(tmp_path, repository=TEXT_REPOSITORY)
+    """A model of the user may have none."""
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    choice = chosen(tmp_path, repository=tmp_path / "models")
 
     assert (choice.profile, choice.reason) == ("cpu", "no model has configs/gpu.pbtxt")
 
