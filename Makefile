@@ -65,7 +65,7 @@ check: .venv/.testing  ## check format, lint, types, imports, docstrings; run th
 	$(BIN)/pytest --quiet tests/contract
 
 test: .venv/.testing  ## run all tests except the long ones and those of check, also against the real server
-	$(BIN)/pytest -n 2 $(BY_FILE) -m 'not slow' --ignore tests/contract
+	$(BIN)/pytest -n 3 $(BY_FILE) -m 'not slow' --ignore tests/contract
 
 containers: .venv/.testing  ## run docker-compose.yml in a container engine of its own; needs root and Debian's apt
 	$(BIN)/pytest -m slow -rs tests/e2e/test_containers.py
