@@ -98,8 +98,12 @@ def test_instance_with_a_broken_device_is_replaced(served):
     with pytest.raises(InferenceServerException) as raised:
         infer(served, "fragile", "shape", np.array([3, 3]), "INT64")
     texts: Counter[str] = Counter()
-    while not served.metric("repairs_total", model="fragile", cause="device"):
+
+    def is_repaired() -> bool:
         texts[outcome(served)[:27]] += 1
+        return served.metric("repairs_total", model="fragile", cause="device") == 1
+
+    wait_until(is_repaired, "repair")
 
     # Half of the processes still answer, and none of the others hangs.
     assert texts.keys() <= {"right", "unavailable: device failed:"}
