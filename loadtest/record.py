@@ -10,6 +10,7 @@ import json
 import platform
 import re
 import statistics
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -185,4 +186,6 @@ def _commit() -> str:
 
 
 def _git(*words: str) -> str:
+    if not shutil.which("git"):
+        return ""
     return subprocess.run(["git", *words], cwd=FOLDER, capture_output=True, text=True).stdout.strip()
