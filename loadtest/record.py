@@ -9,8 +9,8 @@ import importlib.metadata
 import json
 import platform
 import re
-import statistics
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
