@@ -59,7 +59,7 @@ def read_bounds(document: Mapping[str, Any]) -> InstanceBounds | None:
 def with_chosen(document: Mapping[str, Any], bounds: InstanceBounds, count: int) -> dict[str, Any]:
     """Return a config with the nearest number of instances that the bounds allow."""
     count = bounds.nearest(count)
-    group = next(iter(document.get("instance_group", ())), {})
+    group: Mapping[str, Any] = next(iter(document.get("instance_group", ())), {})
     parameters = {**document.get("parameters", {}), BOUNDS: {"string_value": f"{count} of {bounds}"}}
     return {**document, "instance_group": [{**group, "count": count}], "parameters": parameters}
 

@@ -6,6 +6,7 @@ Over gRPC only: while Triton's HTTP handler loads a model, it blocks the inferen
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ class NotReached(OperationFailed):
 
 class Refused(OperationFailed):
     """The server rejects the operation; the message is the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """The instances of a loaded model; `chosen` is the number that a server chose, None if none did."""
+
+    count: int
+    is_on_gpu: bool
+    chosen: int | None
+
+
+NOT_LOADED = Instances(0, False, None)
 
 
 def token_headers(record: ServerRecord) -> dict[str, str]:
@@ -97,7 +110,7 @@ class Control:
             raise Refused(f"cannot load '{model}': {reason}, and {rest}")
         if self._bounded(model):
             with self._locked(model):
-                self._load_within_bounds(model, chosen(self.instances(model)[1]))
+                self._load_within_bounds(model, self.instances(model).chosen)
             return
         if record.cores:
             machine = fitting.Machine(record.cores, available_bytes())
@@ -112,17 +125,16 @@ class Control:
         with self._locked(model):
             self._load_within_bounds(model, count)
 
-    def instances(self, model: str) -> tuple[int, str]:
-        """Return the number of instances of a loaded model, and its parameter `nereid.instances`.
-
-        Both are 0 and empty if the model is not loaded.
-        """
+    def instances(self, model: str) -> Instances:
+        """Return the instances of a loaded model; none if it is not loaded."""
         try:
             config = self.config(model)
         except Refused:
-            return 0, ""
-        parameter = config.parameters[BOUNDS].string_value if BOUNDS in config.parameters else ""
-        return sum(group.count for group in config.instance_group), parameter
+            return NOT_LOADED
+        text = config.parameters[BOUNDS].string_value if BOUNDS in config.parameters else ""
+        groups = config.instance_group
+        is_on_gpu = any(group.kind == group.KIND_GPU for group in groups)
+        return Instances(sum(group.count for group in groups), is_on_gpu, chosen(text))
 
     def _bounded(self, model: str) -> tuple[dict[str, Any], InstanceBounds] | None:
         """Return config and bounds of a model as they are on disk; None without bounds."""

@@ -93,8 +93,9 @@ class Supervisor:
         return {*self._roster.processes, *self._left_over.due_s}
 
     def processes_of(self, model: str) -> list[Process]:
-        """Return the known processes of all instances of a model, old ones included."""
-        return [stub.process for stub in self._roster.of_model(model)]
+        """Return the processes of a model, without those that a change of its instances has replaced."""
+        processes = [stub.process for stub in self._roster.of_model(model)]
+        return [process for process in processes if process not in self._retired]
 
     def is_emptied(self, living: Collection[Stub]) -> bool:
         """Return whether only instances are left that a stopping server never ends."""
@@ -143,7 +144,9 @@ class Supervisor:
             return [*commands, FindStubs()]
         self._dead = dead
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
-        self._stopped = self._roster.instances(stopped - self._left_over.due_s.keys() - {each for each in stopped if each in self._retired})
+        self._stopped = self._roster.instances(
+            stopped - self._left_over.due_s.keys() - {each for each in stopped if each in self._retired}
+        )
         broken = {stub.model: f"the device of '{stub.instance}' failed" for stub in self._failed}
         broken |= {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
         if self._repair:  # a new stub runs for a second before it can respond
