@@ -108,8 +108,8 @@ class InstanceController:
         if now_s - model.number_read_s >= NUMBER_S:
             model.served, model.number_read_s = self._control.instances(name), now_s
         if now_s - model.memory_read_s >= MEMORY_S and model.served.count:
-            found = sum(memory_bytes(pid) for pid in processes)
-            model.instance_bytes, model.memory_read_s = found / model.served.count, now_s
+            model.instance_bytes = sum(memory_bytes(pid) for pid in processes) / model.served.count
+            model.memory_read_s = now_s if model.instance_bytes else float("-inf")
         seconds = now_s - model.counted_s
         before, model.counters = model.counters, dict(readings.models.get(name, {}))
         model.counted_s = now_s

@@ -74,7 +74,7 @@ class Watchdog:
         ]
 
     def __enter__(self) -> "Watchdog":
-        for thread in self._threads:
+        for thread in [*self._threads]:  # one of them may add another
             thread.start()
         return self
 
