@@ -13,6 +13,8 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
+from nereid.observe.status import status
+from nereid.server import run_dir
 from nereid.server.control import Control, Instances
 from nereid.triton.stub_processes import Stub
 from tests.networks import CLIENTS
@@ -94,11 +96,16 @@ def loaded(served: Served) -> Instances:
 @pytest.mark.slow
 def test_instances_follow_the_load(tmp_path):
     """They grow to the upper bound, shrink to the lower one, and every request gets its answer."""
-    store_bounded(tmp_path / "repository", "1-3")
-    with serving(tmp_path / "repository", tmp_path / "run") as served:
+    repository = tmp_path / "repository"
+    store_bounded(repository, "1-3")
+    with serving(repository, tmp_path / "run") as served:
         load = Load(served)
         with load.of(6):
             wait_until(lambda: is_settled(served, 3), "three instances", CHANGES_S)
+            shown = status(
+                run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path / "run")}), repository, served.record
+            )
+            assert [each.instances for each in shown.models] == ["3 of 1-3"]
         wait_until(lambda: is_settled(served, 1), "one instance", CHANGES_S)
 
         assert load.failures == []
