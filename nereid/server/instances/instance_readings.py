@@ -17,7 +17,7 @@ US_PER_S, NS_PER_S = 1e6, 1e9
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counts of one version: requests that wait now, and those that were answered in so many executions.
+    """Counts of one version: requests that wait now, requests that were answered, and their executions.
 
     `compute_s` has the computing time of all requests; requests of one batch count its time each.
     """
