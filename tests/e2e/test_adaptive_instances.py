@@ -101,7 +101,11 @@ def test_instances_follow_the_load(tmp_path):
     with serving(repository, tmp_path / "run") as served:
         load = Load(served)
         with load.of(6):
+            wait_until(lambda: number(served) == 2, "two instances", CHANGES_S)
+            two = {each.process for each in served.stubs("eyes")}
             wait_until(lambda: is_settled(served, 3), "three instances", CHANGES_S)
+            # A change of the number alone keeps processes, and ends only when no request waits by chance.
+            assert not two & {each.process for each in served.stubs("eyes")}
             shown = status(
                 run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path / "run")}), repository, served.record
             )
