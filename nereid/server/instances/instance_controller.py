@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nereid import metrics_page
-from nereid.config.instance_bounds import InstanceBounds, read_bounds
+from nereid.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
 from nereid.config.model_config import CONFIGS, read_profile
 from nereid.processes import available_bytes
 from nereid.server.control import NOT_LOADED, Control, Instances, Refused
@@ -69,11 +69,9 @@ class InstanceController:
         """Read the bounds of the models whose config has changed; returns whether any model has bounds."""
         before, self._read = self._read, {}
         for name in models:
-            changed_ns = self._config_time(name)
-            if name not in before or before[name][0] != changed_ns:
-                self._read[name] = changed_ns, self._read_bounds(name)
-            else:
-                self._read[name] = before[name]
+            changed_ns, known = self._config_time(name), before.get(name, (-1, None))
+            is_known = known[0] == changed_ns
+            self._read[name] = known if is_known else (changed_ns, self._read_bounds(name, known[1]))
         self._bounds = {name: bounds for name, (_, bounds) in self._read.items() if bounds}
         return bool(self._bounds)
 
@@ -162,9 +160,11 @@ class InstanceController:
                 continue
         return 0
 
-    def _read_bounds(self, name: str) -> InstanceBounds | None:
+    def _read_bounds(self, name: str, known: InstanceBounds | None) -> InstanceBounds | None:
+        """Return the bounds of a config, or those that are known while it cannot be read."""
         try:
             return read_bounds(read_profile(Path(self._record.repository) / name, self._record.profile))
         except (InvalidConfig, OSError) as error:
-            self._log(f"instances of '{name}' are not adapted: {error}")
-            return None
+            if known or BOUNDS in str(error):
+                self._log(f"instances of '{name}' keep their bounds ({known or 'none'}): {error}")
+            return known
