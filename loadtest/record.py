@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -185,4 +186,6 @@ def _commit() -> str:
 
 
 def _git(*words: str) -> str:
+    if not shutil.which("git"):
+        return ""
     return subprocess.run(["git", *words], cwd=FOLDER, capture_output=True, text=True).stdout.strip()

@@ -68,11 +68,13 @@ def plan(args: argparse.Namespace) -> runner.Plan:
     args.folder.mkdir(parents=True, exist_ok=True)
     record.RESULTS.mkdir(exist_ok=True)
     targets = [args.folder / ("dry_run.json" if args.dry_run else "gpu_check.json")]
+    targets += [record.RESULTS / f"{name}.json"] if name else []
     return runner.Plan(
         sections=sections,
         limit_s=args.minutes * 60 - MARGIN_S,
         folder=args.folder,
-        targets=[*targets, *([record.RESULTS / f"{name}.json"] if name else [])],
+        targets=targets,
+        earlier=runner.read(targets[-1]).get("sections", {}) if args.sections else {},
         header={**begun.header, **({"commit": args.commit} if args.commit else {})},
         command=partial(runner.this_command, is_dry=args.dry_run),
         environment=environment(os.environ),

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from loadtest.gpu_check.sections import XDIST
+from nereid.processes import available_cores
+
 ROOT = Path(__file__).resolve().parents[2]
 # Characters of a failure's message in the record.
 MESSAGE_CHARACTERS = 400
@@ -15,12 +18,18 @@ MESSAGE_CHARACTERS = 400
 MARGIN_S = 3.0
 
 
-def run(files: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """Run files of tests/gpu for at most `limit_s` seconds; returns numbers and failures."""
+def run(files: Sequence[str], limit_s: float, processes: int = 1) -> dict[str, Any]:
+    """Run files of tests/gpu for at most `limit_s` seconds; returns numbers and failures.
+
+    Args:
+        processes: run the tests in several processes, if pytest-xdist is installed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         paths = [f"tests/gpu/{name}" for name in files]
         words = ["-m", "pytest", "-m", "gpu", "-rs", "--maxfail=5", "--quiet", f"--junitxml={report}"]
+        if processes > 1 and XDIST.is_installed:
+            words += ["--numprocesses", str(min(processes, available_cores()))]
         try:
             subprocess.run([sys.executable, *words, *paths], cwd=ROOT, timeout=max(1.0, limit_s - MARGIN_S))
         except subprocess.TimeoutExpired:

@@ -17,6 +17,8 @@ from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.transform import DATATYPES, Transform
 
 TEST_FILE = "test_gpu_preprocessor.py"
+# Most of the tests' time is spent in the compiler of the kernel.
+PROCESSES = 6
 EXACT = Transform(150, 200, "UINT8", "NHWC", "exact")
 NOISE_PX = 333
 
@@ -50,7 +52,7 @@ def measure(context: Context) -> Iterator[Findings]:
     yield {"against_cpu_path": _worst(compare(pictures(), transforms()))}
     yield {"against_pillow": _worst(compare_with_pillow(pictures()))}
     if CODEC.is_installed and TESTS.is_installed:
-        yield {f"tests of {TEST_FILE}": gpu_tests.run([TEST_FILE], context.left_s())}
+        yield {f"tests of {TEST_FILE}": gpu_tests.run([TEST_FILE], context.left_s(), PROCESSES)}
 
 
 def rehearse(context: Context) -> Iterator[Findings]:

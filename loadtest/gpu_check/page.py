@@ -40,7 +40,11 @@ def _conditions(recorded: Mapping[str, Any] | None) -> str:
     gpus = ", ".join(f"{each['name']}, driver {each['driver']}" for each in found.get("gpus", []))
     about = f"{gpus or 'unknown GPU'}; {recorded['machine']['cpu']}; {recorded['date'][:10]}"
     link = f"[{RECORD.name}](../loadtest/results/{RECORD.name})"
-    return f"{link}: {about}; commit {recorded['commit']}; `{recorded['command']}`."
+    by_commit: dict[str, list[str]] = {}
+    for name, section in recorded["sections"].items():
+        by_commit.setdefault(section.get("commit", recorded["commit"]), []).append(name)
+    commits = "; ".join(f"{commit}: {', '.join(names)}" for commit, names in by_commit.items())
+    return f"{link}: {about}; `{recorded['command']}`. Sections by commit: {commits}."
 
 
 if __name__ == "__main__":

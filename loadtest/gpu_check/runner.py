@@ -5,14 +5,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from loadtest.gpu_check import claims, processes
-from loadtest.gpu_check.sections import Context, Findings, Section, missing
+from loadtest.gpu_check.sections import BY_NAME, Context, Findings, Section, missing
 from nereid import files
 
+# Fields of the run's header that each section has, too: a later run may replace single sections.
+ABOUT = ("date", "commit", "machine")
 NOT_REACHED = {"status": "not reached", "reason": "the run ended before", "results": {}}
 
 
@@ -21,7 +23,8 @@ class Plan:
     """A run: its sections, its time, its files, and the command of a section's process.
 
     `command` takes the name of a section, the file of its results and its seconds. `targets` are the files
-    that get the results of the run. A section has `stop_s` of its seconds to end.
+    that get the results of the run. A section has `stop_s` of its seconds to end. `earlier` has the results
+    of other sections from an earlier run, which stay.
     """
 
     sections: Sequence[Section]
@@ -33,6 +36,7 @@ class Plan:
     environment: Mapping[str, str]
     is_dry: bool = False
     stop_s: float = processes.STOP_S
+    earlier: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(plan: Plan, show: Callable[[str], None] = print) -> dict[str, Any]:
@@ -42,7 +46,8 @@ def run(plan: Plan, show: Callable[[str], None] = print) -> dict[str, Any]:
     _write(plan, sections)
     for section in plan.sections:
         show(f"{section.number}. {section.title} (at most {section.limit_s:.0f} s)")
-        sections[section.name] = found = run_section(section, plan, end_s - time.monotonic())
+        found = run_section(section, plan, end_s - time.monotonic())
+        sections[section.name] = found | {key: plan.header[key] for key in ABOUT if key in plan.header}
         _write(plan, sections)
         show("   " + " ".join(filter(None, [found["status"], found["reason"]])))
     return _document(plan, sections)
@@ -110,8 +115,10 @@ def _write(plan: Plan, sections: Mapping[str, Any]) -> None:
 
 
 def _document(plan: Plan, sections: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [] if plan.is_dry else claims.rows(sections)
-    return {**plan.header, "is_dry_run": plan.is_dry, "sections": sections, "claims": rows}
+    together = {**plan.earlier, **sections}
+    ordered = {name: together[name] for name in BY_NAME if name in together}
+    rows = [] if plan.is_dry else claims.rows(ordered)
+    return {**plan.header, "is_dry_run": plan.is_dry, "sections": ordered, "claims": rows}
 
 
 def unfinished(document: Mapping[str, Any]) -> list[str]:

@@ -34,6 +34,7 @@ class Part(NamedTuple):
 EXTRAS = "pip install -e '.[embedded,gpu,dev]', with gpu13 instead of gpu for CUDA 13"
 CUPY, CODEC = Part("cupy", EXTRAS), Part("nvidia.nvimgcodec", EXTRAS)
 RUNTIME, TRITON, TESTS = Part("onnxruntime", EXTRAS), Part("pytriton", EXTRAS), Part("pytest", EXTRAS)
+XDIST = Part("xdist", EXTRAS)
 ONNX = Part("onnx", "pip install -e '.[publish]'")
 UVLOOP = Part("uvloop", "pip install -e '.[load]'")
 SMI = Part("nvidia-smi", "install NVIDIA's driver, or give the container the capability utility", True)

@@ -25,6 +25,7 @@ ONNXRUNTIME_PARAMETERS = frozenset(
         "inter_op_thread_count",
         "intra_op_thread_count",
         "memory.enable_memory_arena_shrinkage",
+        "nereid.cuda_graphs",
         "nereid.halve_batch_if_out_of_memory",
         "nereid.run_batch_size",
         "nereid.shared_weights",
@@ -36,6 +37,7 @@ ONNXRUNTIME_FLAGS = frozenset(
     {
         "enable_mem_arena",
         "enable_mem_pattern",
+        "nereid.cuda_graphs",
         "nereid.halve_batch_if_out_of_memory",
         "nereid.shared_weights",
     }

@@ -73,11 +73,20 @@ class RecordedRuns:
         xp: `cupy`, or `numpy` for a session on the CPU.
         device: of the buffers, as IoBinding calls it: `cuda` or `cpu`.
         device_id: number of the device.
+        sizes: numbers of rows; a run with fewer rows than one of them is filled up to the next. Empty if the
+            first dimension is not the batch: each set of shapes is recorded.
         max_recorded: number of sets of shapes with buffers; others run without a recording.
     """
 
-    def __init__(self, xp: Any, device: str, device_id: int, max_recorded: int = MAX_RECORDED) -> None:
-        self._max_recorded = max_recorded
+    def __init__(
+        self,
+        xp: Any,
+        device: str,
+        device_id: int,
+        sizes: Sequence[int] = (),
+        max_recorded: int = MAX_RECORDED,
+    ) -> None:
+        self._sizes, self._max_recorded = sorted(sizes), max_recorded
         self._xp, self._device, self._device_id = xp, device, device_id
         self._recorded: dict[Any, _Recorded] = {}
 
@@ -89,27 +98,34 @@ class RecordedRuns:
         options: onnxruntime.RunOptions,
     ) -> list[Any]:
         """Return one new array on the device per name of `outputs`."""
-        key = (tuple(outputs), tuple((name, array.shape) for name, array in sorted(inputs.items())))
+        arrays = {name: self._xp.asarray(array) for name, array in inputs.items()}
+        shapes = {name: self._filled_shape(array.shape) for name, array in sorted(arrays.items())}
+        key = tuple(outputs), tuple(shapes.items())
         if key not in self._recorded:
-            results = self._first(session, inputs, outputs)
             if len(self._recorded) >= self._max_recorded:
-                return results
-            self._recorded[key] = self._bind(session, inputs, dict(zip(outputs, results, strict=True)))
+                return self._run_once(session, arrays, outputs)
+            self._recorded[key] = self._record(session, arrays, shapes, outputs)
         recorded = self._recorded[key]
-        for name, array in inputs.items():
-            recorded.inputs[name][...] = self._xp.asarray(array)
+        # An index of all rows fits arrays without dimensions, too.
+        rows = slice(len(next(iter(arrays.values())))) if self._sizes else ...
+        for name, array in arrays.items():
+            recorded.inputs[name][rows] = array
         self._synchronize()
         session.run_with_iobinding(recorded.binding, recorded.options)
         recorded.binding.synchronize_outputs()
-        results = [buffer.copy() for buffer in recorded.outputs]
+        results = [buffer[rows].copy() for buffer in recorded.outputs]
         self._synchronize()
         return results
 
-    def _first(
+    def _filled_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        fitting = [size for size in self._sizes if size >= shape[0]] if shape else []
+        return (fitting[0], *shape[1:]) if fitting else tuple(shape)
+
+    def _run_once(
         self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], outputs: Sequence[str]
     ) -> list[Any]:
-        """Run without a recording, which shows the shapes of the outputs."""
-        arrays = {name: self._xp.ascontiguousarray(self._xp.asarray(each)) for name, each in inputs.items()}
+        """Run without a recording."""
+        arrays = {name: self._xp.ascontiguousarray(array) for name, array in inputs.items()}
         self._synchronize()
         binding = session.io_binding()
         for name, array in arrays.items():
@@ -123,18 +139,22 @@ class RecordedRuns:
             return [value.numpy() for value in values]
         return [_array(value, self._device_id) for value in values]
 
-    def _bind(
-        self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+    def _record(
+        self,
+        session: onnxruntime.InferenceSession,
+        inputs: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        outputs: Sequence[str],
     ) -> _Recorded:
-        taken = {name: self._xp.empty(array.shape, array.dtype) for name, array in inputs.items()}
-        returned = {name: self._xp.empty(array.shape, array.dtype) for name, array in outputs.items()}
+        """Allocate and bind buffers; a run without a recording shows the shapes of the outputs."""
+        taken = {name: self._xp.zeros(shapes[name], array.dtype) for name, array in inputs.items()}
+        returned = [self._xp.empty_like(array) for array in self._run_once(session, taken, outputs)]
         binding = session.io_binding()
         for name, buffer in taken.items():
             self._bind_array(binding.bind_input, name, buffer)
-        for name, buffer in returned.items():
+        for name, buffer in zip(outputs, returned, strict=True):
             self._bind_array(binding.bind_output, name, buffer)
-        options = _named_graph(str(len(self._recorded) + 1))
-        return _Recorded(taken, [*returned.values()], binding, options)
+        return _Recorded(taken, returned, binding, _named_graph(str(len(self._recorded) + 1)))
 
     def _bind_array(self, bind: Any, name: str, array: Any) -> None:
         address = array.ctypes.data if self._device == "cpu" else array.data.ptr
@@ -146,11 +166,11 @@ class RecordedRuns:
             self._xp.cuda.get_current_stream().synchronize()
 
 
-def recorded_runs(device_id: int) -> RecordedRuns:
+def recorded_runs(device_id: int, sizes: Sequence[int]) -> RecordedRuns:
     """Return the runs of a session on a GPU that repeats CUDA graphs."""
     import cupy
 
-    return RecordedRuns(cupy, "cuda", device_id)
+    return RecordedRuns(cupy, "cuda", device_id, sizes)
 
 
 def _named_graph(number: str) -> onnxruntime.RunOptions:

@@ -21,7 +21,9 @@ from nereid.inference.run_sizes import RUN_BATCH_SIZE, WARM_BATCH_SIZES
 from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import (
     CUDA,
+    CUDA_GRAPHS,
     HALVE_BATCHES,
+    NO_CUDA_GRAPHS,
     BackendSettings,
     SessionSettings,
     Sharing,
@@ -73,7 +75,7 @@ class Session:
         self._events = events
         self._device_failure = ""
         self._threads = settings.threads.intra_op
-        self.not_shared = ""
+        self.note = ""
         self.signature = Signature.of(self._session)
         self.provider = self._session.get_providers()[0]
         tensors = {**self.signature.inputs, **self.signature.initializers}
@@ -86,9 +88,11 @@ class Session:
         self._run_feed: Feed = _run_on_host
         if self.is_on_gpu:
             gpu.use(config.device_id)
-            records = uses_cuda_graphs(settings.providers)
-            on_device = partial(gpu.run, device_id=config.device_id)
-            self._run_feed = gpu.recorded_runs(config.device_id) if records else on_device
+            self._run_feed = partial(gpu.run, device_id=config.device_id)
+            if uses_cuda_graphs(settings.providers):
+                has_rows = self._batching.is_by_rows and config.max_batch_size > 0
+                sizes = settings.warm_batch_sizes if has_rows else ()
+                self._run_feed = gpu.recorded_runs(config.device_id, sizes)
 
     @classmethod
     def from_config(
@@ -109,11 +113,15 @@ class Session:
         try:
             session = cls(config, settings, events)
         except InvalidConfig as error:
-            if settings.sharing is not Sharing.TRIED:
+            if settings.sharing is Sharing.TRIED:
+                backend, note = replace(backend, shares_weights=False), "each with its own weights"
+            elif NO_CUDA_GRAPHS in str(error):
+                config, note = config.replacing({CUDA_GRAPHS: "false"}), "without CUDA graphs"
+            else:
                 raise
-            settings = session_settings(config, replace(backend, shares_weights=False), instances)
+            settings = session_settings(config, backend, instances)
             session = cls(config, settings, events)
-            session.not_shared = str(error)
+            session.note = f", {note}: {error}"
         validate(config, session.signature)
         session.warm_up(warm_up.requests(config, settings.warm_batch_sizes))
         return session
@@ -121,8 +129,7 @@ class Session:
     def __str__(self) -> str:
         return (
             f"ONNX Runtime {onnxruntime.__version__}, {self.provider}, "
-            f"{self._threads or 'default'} thread(s) per instance"
-            f"{f', each with its own weights: {self.not_shared}' if self.not_shared else ''}"
+            f"{self._threads or 'default'} thread(s) per instance{self.note}"
         )
 
     def warm_up(self, requests: Iterable[Arrays]) -> None:

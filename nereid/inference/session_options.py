@@ -31,11 +31,16 @@ EXECUTION_MODES = {0: onnxruntime.ExecutionMode.ORT_SEQUENTIAL, 1: onnxruntime.E
 CUDA, OPENVINO, CPU = (f"{name}ExecutionProvider" for name in ("CUDA", "OpenVINO", "CPU"))
 CUDNN_CONV_ALGO_SEARCH = {0: "EXHAUSTIVE", 1: "HEURISTIC", 2: "DEFAULT"}
 ARENA_EXTEND_STRATEGY = {0: "kNextPowerOfTwo", 1: "kSameAsRequested"}
+ENABLE_CUDA_GRAPH = "enable_cuda_graph"
+# In ONNX Runtime's error for a network with nodes on the CPU, or with control flow.
+# Source: onnxruntime 1.31, core/session/inference_session.cc.
+NO_CUDA_GRAPHS = "cannot use the graph capture feature"
 CUDA_BOOLEANS = frozenset({"do_copy_in_default_stream", "use_ep_level_unified_stream"})
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 ALLOW_SPINNING = "session.intra_op.allow_spinning"
 
 # Ours, not NVIDIA's, whose backend ignores them: ONNX Runtime's own session options, and the `nereid.` ones.
+CUDA_GRAPHS = "nereid.cuda_graphs"
 HALVE_BATCHES = "nereid.halve_batch_if_out_of_memory"
 SHARED_WEIGHTS = "nereid.shared_weights"
 
@@ -193,7 +198,7 @@ def is_slow_at_first(chosen: Sequence[Provider]) -> bool:
 
 def uses_cuda_graphs(chosen: Sequence[Provider]) -> bool:
     """Return whether runs repeat a recorded CUDA graph, which reads and writes the recorded addresses."""
-    graphs = ((CUDA, "enable_cuda_graph"), (TENSORRT, "trt_cuda_graph_enable"))
+    graphs = ((CUDA, ENABLE_CUDA_GRAPH), (TENSORRT, "trt_cuda_graph_enable"))
     return any(parse_bool(dict(chosen).get(name, {}).get(key, "0")) for name, key in graphs)
 
 
@@ -246,6 +251,9 @@ def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
 def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]]) -> list[Provider]:
     found: list[Provider] = []
     cuda = _deprecated_cuda_options(config.parameters)
+    # A parameter of ours: NVIDIA's backend would replay a graph over buffers that have moved.
+    if parse_bool(config.parameters.get(CUDA_GRAPHS, "false")):
+        cuda[ENABLE_CUDA_GRAPH] = "1"
     device = {"device_id": str(config.device_id)}
     for each in accelerators:
         given = each.get("parameters", {})

@@ -50,10 +50,15 @@ class Counting:
     def __init__(self) -> None:
         self.shapes = []
 
-    def empty(self, shape, dtype):
-        """Allocate a buffer."""
+    def zeros(self, shape, dtype):
+        """Allocate the buffer of an input."""
         self.shapes.append(shape)
-        return np.empty(shape, dtype)
+        return np.zeros(shape, dtype)
+
+    def empty_like(self, array):
+        """Allocate the buffer of an output."""
+        self.shapes.append(array.shape)
+        return np.empty_like(array)
 
     asarray, ascontiguousarray = staticmethod(np.asarray), staticmethod(np.ascontiguousarray)
 
@@ -67,6 +72,19 @@ def test_each_batch_size_allocates_once(session):
         run(session, {"x": rows(count)}, ["y"], OPTIONS)
 
     assert counting.shapes == [(2, 3), (2, 3), (4, 3), (4, 3)]
+
+
+def test_rows_are_filled_up_to_the_next_size(session):
+    """Sizes between the given ones share the buffers of the next one; larger ones have their own."""
+    counting = Counting()
+    run = RecordedRuns(counting, "cpu", 0, sizes=[4, 1])
+
+    for count in (3, 2, 4, 1, 3, 5):
+        total, y = run(session, {"x": rows(count, count)}, ["total", "y"], OPTIONS)
+        np.testing.assert_array_equal(y, 2 * rows(count, count))
+        np.testing.assert_array_equal(total, rows(count, count).sum(axis=1))
+
+    assert counting.shapes == [(4, 3), (4,), (4, 3), (1, 3), (1,), (1, 3), (5, 3), (5,), (5, 3)]
 
 
 def test_other_outputs_are_another_recording(session):
