@@ -46,7 +46,7 @@ def test_copy_is_the_first_fallback_and_gets_no_traffic(repository):
     assert add_cpu_fallback(repository, "", None) == COPY
 
     route = route_of(repository)
-    copy = route.variant("v1_cpu")
+    (copy,) = [each for each in route.variants if each.name == "v1_cpu"]
     assert (copy.model, copy.version, copy.weight, route.fallbacks) == (COPY, 1, 0, ("v1_cpu",))
     config = read_pbtxt(repository / COPY / "config.pbtxt")
     assert (config["backend"], config["instance_group"]) == ("fused", [{"kind": "KIND_CPU"}])
@@ -220,7 +220,8 @@ def test_rollout_counts_no_answers_of_fallbacks():
         ("new", "unavailable", "weight", 1),
         ("old", "ok", "retry", 1),
         ("old", "ok", "breaker", 9),
-        ("spare", "ok", "fallback", 9),
+        ("new", "ok", "breaker", 9),
+        ("spare", "ok", "retry", 9),
         ("answer", "ok", "answer", 9),
         ("old", "ok", "weight", 5),
     ]
