@@ -259,6 +259,11 @@ class Attempt:
         self.seconds = 0.0
 
     @property
+    def is_chosen(self) -> bool:
+        """Whether its variant is the chosen one, and no replacement."""
+        return self.reason not in (BREAKER, RETRY)
+
+    @property
     def network_version(self) -> str:
         """The model version that clients see."""
         return self.admitted.table.network_versions[self.variant.name]

@@ -231,7 +231,18 @@ def test_rollout_counts_no_answers_of_fallbacks():
         for name, outcome, reason, count in lines
     )
 
+    page += "".join(
+        f'\nnereid_route_request_duration_seconds_bucket{{route="r",variant="{name}",version="1",outcome="ok",'
+        f'{chosen}le="0.25"}} {count}'
+        for name, chosen, count in [
+            ("new", 'chosen="true",', 4),
+            ("new", 'chosen="false",', 9),
+            ("old", "", 5),  # an older server
+        ]
+    )
+
     found = read(page, "r")
 
+    assert found.latencies == {("new", "1", 0.25): 4, ("old", "1", 0.25): 5}
     assert +found.requests == {("new", "1", True): 1, ("old", "1", False): 5}
     assert +found.drawn == {("new", "1"): 1, ("old", "1"): 5}

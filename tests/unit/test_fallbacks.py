@@ -20,7 +20,7 @@ from nereid.serving_errors import (
     Unavailable,
 )
 from tests.tables import cases
-from tests.unit.test_router import CAT, KEY_V2, ROUTE, TO_V2, V1, V2, World, dead, hang_v2, in_use
+from tests.unit.test_router import CAT, KEY_V1, KEY_V2, ROUTE, TO_V2, V1, V2, World, dead, hang_v2, in_use
 
 V3 = Variant("v3", "m3", 1, 0)
 CHAIN = replace(ROUTE, variants=(V1, V2, V3), fallbacks=("v3",))
@@ -39,6 +39,12 @@ def fallbacks(world: World) -> dict[tuple[str, ...], float]:
     """Return the counted fallbacks: by chosen variant, responding variant and reason."""
     found = {labels: n for (family, labels), n in world.counts.items() if family == "fallbacks_total"}
     return {tuple(dict(labels)[name] for name in ("from", "to", "reason")): n for labels, n in found.items()}
+
+
+def attempts(world: World) -> dict[tuple[str, ...], float]:
+    """Return the counted attempts: by variant, outcome and reason."""
+    found = {labels: n for (family, labels), n in world.counts.items() if family == "requests_total"}
+    return {tuple(dict(labels)[name] for name in ("variant", "outcome", "reason")): n for labels, n in found.items()}
 
 
 def test_variants_are_tried_in_order():
@@ -79,6 +85,40 @@ def test_each_variant_is_tried_once():
     assert world.called == ["m2", "m1", "m3"]
     assert world.send(KEY_V2).outcome.startswith("unavailable: no healthy variant: 'v2', 'v1', 'v3'")
     assert fallbacks(world) == {}
+
+
+def test_exhausted_request_counts_for_its_own_variant():
+    """A request without a healthy variant is a failure of the chosen one, or a failed retry."""
+    world = World(CHAIN)
+    for model in ("m1", "m3"):
+        world.fail(model, Unavailable("x"))
+    world.send(KEY_V1)
+    world.counts.clear()
+
+    world.send(KEY_V1)
+    assert attempts(world) == {("v1", "unavailable", "route-key"): 1}
+    world.fail("m2", Unavailable("x"))
+    world.send(KEY_V2)
+    assert attempts(world) == {
+        ("v1", "unavailable", "route-key"): 1,
+        ("v2", "unavailable", "route-key"): 1,
+        ("v1", "unavailable", "retry"): 1,
+    }
+
+
+def test_durations_of_replacements_are_apart():
+    """A response in place of another variant, perhaps after a wait for it, is not compared in rollouts."""
+    world = World(CHAIN)
+    world.fail("m1", Unavailable("x"))
+    world.send(KEY_V1)
+    world.send(KEY_V1)
+    world.send({"x-variant": "v3"})
+
+    name = "request_duration_seconds"
+    assert world.count(name, variant="v3", outcome="ok", chosen="false") == 2
+    assert world.count(name, variant="v3", outcome="ok", chosen="true") == 1
+    assert world.count(name, variant="v1", outcome="unavailable", chosen="true") == 1
+    assert world.count(name) == 4
 
 
 def test_fallbacks_need_no_retry_budget():
