@@ -1,6 +1,7 @@
 """Fallbacks of a route: further variants after the default one, and the configured answer."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -20,11 +21,33 @@ from nereid.serving_errors import (
     Unavailable,
 )
 from tests.tables import cases
-from tests.unit.test_router import CAT, KEY_V1, KEY_V2, ROUTE, TO_V2, V1, V2, World, dead, hang_v2, in_use
+from tests.unit.test_router import (
+    CAT,
+    KEY_V1,
+    KEY_V2,
+    ROUTE,
+    TO_V2,
+    V1,
+    V2,
+    Request,
+    World,
+    dead,
+    hang_v2,
+    in_use,
+)
 
 V3 = Variant("v3", "m3", 1, 0)
 CHAIN = replace(ROUTE, variants=(V1, V2, V3), fallbacks=("v3",))
 ANSWERED = ("answer", "scores", "")
+
+
+class SlowlyChecked(Request):
+    """A request for which the check of its client takes time, so that its next attempt begins later."""
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has disconnected, a millisecond later."""
+        self._world.now += 0.001
+        return super().is_cancelled()
 
 
 def answering(route=ROUTE) -> World:
@@ -44,7 +67,10 @@ def fallbacks(world: World) -> dict[tuple[str, ...], float]:
 def attempts(world: World) -> dict[tuple[str, ...], float]:
     """Return the counted attempts: by variant, outcome and reason."""
     found = {labels: n for (family, labels), n in world.counts.items() if family == "requests_total"}
-    return {tuple(dict(labels)[name] for name in ("variant", "outcome", "reason")): n for labels, n in found.items()}
+    return {
+        tuple(dict(labels)[name] for name in ("variant", "outcome", "reason")): n
+        for labels, n in found.items()
+    }
 
 
 def test_variants_are_tried_in_order():
@@ -207,6 +233,37 @@ def test_queue_of_a_dead_process_goes_on(route, outcome):
     release.set()
     thread.join()
     assert request.outcome == outcome
+
+
+def test_repeated_request_waits_briefly():
+    """The replacement of a dead process may only be starting, and the queue is still that of the dead one."""
+    world = World(replace(CHAIN, variants=(V1, replace(V2, deadline_ms=60_000), V3)))
+    world.replaced.add("m2_0_0")
+    reached, release = threading.Event(), threading.Event()
+
+    def wait() -> np.ndarray:
+        world.models["m2"] = wait_longer
+        raise dead()
+
+    def wait_longer() -> np.ndarray:
+        reached.set()
+        assert release.wait(60)
+        raise dead()
+
+    world.models["m2"] = wait
+    request = SlowlyChecked(world, KEY_V2)
+    thread = threading.Thread(target=world.router.handle, args=(world.router.admit(request),))
+    thread.start()
+    assert reached.wait(60)
+    world.now += 1.0
+    world.router.expire()
+    # Longer than a death counts.
+    world.now += 11.0
+    release.set()
+    thread.join()
+
+    assert request.outcome == ("v1", "11", "retry")
+    assert world.called == ["m2", "m2", "m1"]
 
 
 def test_answer_is_the_last_rung():
