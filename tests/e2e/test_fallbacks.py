@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +18,11 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from nereid import metrics_page
+from nereid.assets import COFFEE, REPOSITORY
+from nereid.client.classifier import Classifier
 from nereid.server.control import Control
 from tests.routes import WATCHDOG_S, document, store_router, variant, wait_until
-from tests.supervised import IMAGE_TO_SCORES, Served, serving, store_eyes
+from tests.supervised import IMAGE_TO_SCORES, NEREID, Served, serving, store_eyes
 from tests.tables import cases
 
 CALLERS = 12
@@ -135,3 +140,78 @@ def test_answer_is_sent_while_no_variant_is_there(served):
 
     assert {*numbers} == {DEFAULT, SPARE, ANSWER}
     wait_until(lambda: counted(served, "answer") == numbers[ANSWER], f"{numbers[ANSWER]} counted answers")
+
+
+@pytest.fixture
+def classified(tmp_path) -> Iterator[Served]:
+    """A server of the default models as an ensemble, whose route sends all to v1, and has a CPU copy of it."""
+    repository = shutil.copytree(
+        REPOSITORY, tmp_path / "models", ignore=shutil.ignore_patterns("*.history.jsonl")
+    )
+    path = repository / "classify.route.json"
+    route = json.loads(path.read_text())
+    route["variants"] = [each | {"weight": int(each["name"] == "v1")} for each in route["variants"]]
+    path.write_text(json.dumps(route))
+    with serving(repository, tmp_path / "run", "--profile", "ensemble") as running:
+        wait_until(running.is_ready, "ready")
+        done = subprocess.run(
+            [NEREID, "route", "fallback", "--cpu", "--repository", str(repository)],
+            env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path / "run")},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        yield running
+
+
+def network_killed(served: Served) -> None:
+    """Kill all processes of the default's network."""
+    for stub in served.stubs("efficientnet_lite0"):
+        os.kill(stub.process.pid, signal.SIGKILL)
+
+
+def default_unloaded(served: Served) -> None:
+    """Unload the model of the default variant."""
+    Control(served.record).unload("classify_v1")
+
+
+@pytest.mark.slow
+@cases("fault", {"network killed": network_killed, "default unloaded": default_unloaded})
+def test_copy_on_the_cpu_answers_for_the_default(classified, fault):
+    """No client sees an error; the responses are those of the default, and the counter has the copy."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    over = threading.Event()
+
+    def call() -> Counter[tuple[str, str, str]]:
+        found: Counter[tuple[str, str, str]] = Counter()
+        with Classifier(f"127.0.0.1:{classified.ports['grpc']}", "grpc", "classify") as classifier:
+            while not over.is_set():
+                response = classifier.classify(COFFEE, top_k=1)
+                found[response.variant, response.reason, response.labels[0].name] += 1
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        callers = [pool.submit(call) for _ in range(4)]
+        try:
+            wait_until(
+                lambda: counted(classified, "v1_cpu") == 0 and not any(each.done() for each in callers)
+            )
+            time.sleep(1)
+            fault(classified)
+            wait_until(
+                lambda: counted(classified, "v1_cpu") > 50 or any(each.done() for each in callers),
+                "fallbacks",
+            )
+        finally:
+            over.set()
+        for each in callers:
+            seen.update(each.result())
+
+    by_variant = Counter(variant for variant, _, _ in seen.elements())
+    assert {name for _, _, name in seen} == {"espresso"}
+    assert {*by_variant} == {"v1", "v1_cpu"}
+    assert {reason for name, reason, _ in seen if name == "v1_cpu"} <= {"breaker", "retry"}
+    wait_until(
+        lambda: counted(classified, "v1_cpu") == by_variant["v1_cpu"],
+        f"{by_variant['v1_cpu']} counted fallbacks",
+    )

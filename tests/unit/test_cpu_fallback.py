@@ -5,8 +5,10 @@ import shutil
 from datetime import UTC, datetime
 
 import pytest
+from typer.testing import CliRunner
 
 from nereid.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.cli.main import app
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.add import add_cpu_fallback
@@ -19,8 +21,10 @@ from nereid.rollout.counts import Pair, read
 from nereid.rollout.plan import make_plan
 from nereid.rollout.rollout_journal import State
 from nereid.rollout.route_steps import withdrawn
+from nereid.routes.explain import explain
 from nereid.routes.target import RouteState, find_route, read_state
-from nereid.routing.assignment import Route
+from nereid.routing.assignment import Route, Salts, Table, Variant, choose
+from nereid.routing.attempts import Rungs
 from tests.publishing import NET, ROUTE, candidate, contents, publish_number, store_published
 from tests.routes import document, variant
 from tests.tables import cases
@@ -58,6 +62,26 @@ def test_copy_is_the_first_fallback_and_gets_no_traffic(repository):
     assert not (repository / COPY / "configs").exists()
 
 
+@cases(
+    ("before", "after"),
+    {
+        "GPU": ("{ kind: KIND_GPU count: 2 gpus: [ 0, 1 ] }", [{"count": 2, "kind": "KIND_CPU"}]),
+        "automatic": ("{ count: 3 }", [{"count": 3, "kind": "KIND_CPU"}]),
+        "none": ("", [{"kind": "KIND_CPU"}]),
+    },
+)
+def test_copy_never_uses_a_gpu(repository, before, after):
+    """Its instances run on the CPU, also if the config leaves the device to Triton."""
+    path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
+    group = f"instance_group {before}" if before else ""
+    path.write_text(path.read_text().replace("instance_group { kind: KIND_CPU }", group))
+    assert "KIND_CPU" not in path.read_text()
+
+    add_cpu_fallback(repository, "", None)
+
+    assert read_pbtxt(repository / COPY / "config.pbtxt")["instance_group"] == after
+
+
 @pytest.mark.parametrize("profile", ["", "cpu", "gpu"])
 def test_copy_is_served_in_every_profile(repository, profile):
     """The copy has one config, and no profile leaves it out."""
@@ -88,6 +112,85 @@ def test_reader_is_copied_like_a_classifier(tmp_path):
     given = parameters_of(read_pbtxt(folder / "config.pbtxt"))
     assert (given["networks"], given["network_version"]) == ("in_process", "1")
     assert (folder / "waybill.json").exists()
+
+
+@pytest.fixture
+def nereid(repository, tmp_path):
+    """Run `nereid route WORDS` on the repository, where no server runs."""
+    environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(tmp_path)}
+
+    def run(*words: str):
+        return CliRunner().invoke(app, ["route", *words], env=environment)
+
+    return run
+
+
+def test_commands_show_the_fallbacks(nereid):
+    """The command makes the copy; `show`, `explain` and `diff` have its place in the chain."""
+    done = nereid("fallback", "--cpu")
+
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1].startswith(f"{COPY}: first fallback;")
+    assert "while v1 is unreachable: v1_cpu\n" in nereid("show").stdout
+    assert "while it is unreachable: v1, then v1_cpu\n" in nereid("explain").stdout
+    assert "unreachable" not in nereid("explain", "--variant", "v1").stdout
+    assert "fallbacks" in nereid("diff").stdout
+
+
+@cases(
+    ("parameters", "expected"),
+    {
+        "chance": ({}, ("v1", "spare", "answer")),
+        "default by key": ({"x-route-key": "a"}, ("spare", "answer")),
+        "other by key": ({"x-route-key": "b"}, ("v1", "spare", "answer")),
+        "header": ({"x-route-tier": "free"}, ("v1", "answer")),
+        "forced": ({"x-variant": "v2"}, ()),
+        "forced version": ({"x-model-version": "2"}, ()),
+    },
+)
+def test_explained_fallbacks_are_those_of_the_router(parameters, expected):
+    """The explanation has the variants after the chosen one, in the order in which the router tries them."""
+    spare = Variant("spare", "m3", 1, 0, headers={"x-route-tier": ("free",)})
+    variants = (Variant("v1", "m1", 1, 1), Variant("v2", "m2", 1, 1), spare)
+    salts = Salts("a", "b")
+    route = Route(variants, "v1", salts, fallbacks=("spare",), answer={"scores": 0})
+    table = Table(route, "", {"v1": "1", "v2": "2", "spare": "3"})
+
+    assert explain(table, parameters).fallbacks == expected
+    rungs = Rungs(route, choose(table, parameters, 0.999))
+    rungs.next()
+    tried = [rungs.next().variant.name for _ in iter(lambda: bool(rungs), False)]
+    assert (*tried, *([] if rungs.is_forced else ["answer"])) == expected
+
+
+def test_fallbacks_are_set_by_name(nereid, repository):
+    """Without a server the change is refused, as each change of a route; nothing is written."""
+    before = contents(repository)
+
+    done = nereid("fallback", "v2")
+
+    assert (done.exit_code, contents(repository)) == (1, before)
+    assert "no server runs for repository" in done.stderr
+    assert nereid("fallback", "v2", "--offline").exit_code == 0
+    assert route_of(repository).fallbacks == ("v2",)
+
+
+@cases(
+    ("words", "message"),
+    {
+        "nothing": ([], "expected either names of variants, or --cpu"),
+        "both": (["v2", "--cpu"], "expected either names of variants, or --cpu"),
+        "offline": (["--cpu", "--offline"], "--cpu needs no --offline"),
+        "default": (["v1", "--offline"], "fallbacks[0] must be one of v2, got 'v1'"),
+        "twice": (["v2", "v2", "--offline"], "fallbacks[1] must be one of , got 'v2'"),
+    },
+)
+def test_wrong_fallbacks_are_exit_code_2(nereid, words, message):
+    """The message has the expected and the given value."""
+    done = nereid("fallback", *words)
+
+    assert done.exit_code == 2
+    assert message in done.stderr
 
 
 def test_model_without_a_cpu_config_is_refused(tmp_path):

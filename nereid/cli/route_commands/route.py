@@ -195,6 +195,7 @@ def fallback(
     cpu: Annotated[
         bool, typer.Option("--cpu", help="Copy the default's model to the CPU, as the first fallback.")
     ] = False,
+    offline: Offline = False,
     route: RouteName = "",
     repository: Repository = REPOSITORY,
 ) -> None:
@@ -208,8 +209,10 @@ def fallback(
 
     if bool(names) == cpu:
         raise WrongUsage("expected either names of variants, or --cpu")
+    if cpu and offline:
+        raise WrongUsage("--cpu needs no --offline: without a server, the copy is loaded at the next start")
     if names:
-        _change(context, change.with_fallbacks(names), False, route, repository)
+        _change(context, change.with_fallbacks(names), offline, route, repository)
         return
     record = find_server(context, repository)
     name = add_cpu_fallback(own_repository(repository), route, record, print)
