@@ -225,6 +225,41 @@ def test_dead_candidate_loses_the_traffic(rollout):
     assert state.reasons[0].startswith(("the breaker of 'new' has opened", "error 100.00%"))
 
 
+@pytest.mark.slow
+def test_candidate_that_is_a_fallback_is_judged_by_its_own_requests(rollout, nereid):
+    """What it answers for the control counts for neither: the step pauses, and its repetition decides."""
+    rollout.served.use(ROUTE, before() | {"fallbacks": ["new"]})
+    drawn, replaced = own_and_replaced(rollout)
+    with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
+        rollout.start(hold_s=6)
+        rollout.wait_for("measuring")
+        rollout.served.grpc.unload_model("net_old")
+        wait_until(lambda: own_and_replaced(rollout)[1] > replaced + 200, "responses for the control")
+        rollout.served.grpc.load_model("net_old")
+        state = rollout.wait_for("ended", "paused")
+        time.sleep(2 * FLUSH_S)  # the counts of the last requests come later
+        most = own_and_replaced(rollout)[0] - drawn
+
+        assert (state.phase, state.reasons[0][:12]) == ("paused", "broken split"), state
+        assert state.look.events["error"][0].events == 0
+        assert 50 <= state.look.events["error"][0].requests <= most
+        assert 50 <= sum(state.look.latencies[0]) <= most
+        assert nereid("resume").exit_code == 0
+        wait_until(lambda: rollout.state.phase != "paused", "the resumed step")
+        state = rollout.wait_for("ended", "paused")
+
+    assert (state.result, rollout.weights()) == ("promoted", {"old": 0, "new": 100}), state.reasons
+    assert not errors(load)
+    assert read_state(rollout.location).route().fallbacks == ("new",)
+
+
+def own_and_replaced(rollout) -> tuple[float, float]:
+    """Return the requests that chance gave to the candidate, and its responses for the control."""
+    metric = rollout.served.metric
+    drawn = metric("requests_total", route=ROUTE, variant="new", reason="weight")
+    return drawn, metric("fallbacks_total", route=ROUTE, to="new")
+
+
 def test_candidate_that_is_not_loaded_gets_no_traffic(rollout):
     """The server refuses the first step, and the reason names the model."""
     rollout.served.grpc.unload_model("net_new")
