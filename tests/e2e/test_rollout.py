@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ QUICK = {
 DELAY_MS = 6
 # The route reports its counts this often.
 FLUSH_S = 0.5
+# Watchdog of a phase of a rollout, which takes some 20 s on a machine with other load.
+ROLLOUT_S = 300
 
 
 class Rollout:
@@ -91,7 +94,13 @@ class Rollout:
 
     def wait_for(self, *phases: str):
         """Wait until the rollout has one of these phases, and return its state."""
-        wait_until(lambda: self.state.phase in phases, f"{phases}, got {self.state}")
+        try:
+            wait_until(lambda: self.state.phase in phases, f"one of {phases}", ROLLOUT_S)
+        except AssertionError as error:
+            threads = "\n".join(
+                "".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()
+            )
+            raise AssertionError(f"{error}, got {self.state}; log: {self.log}; threads:\n{threads}") from None
         return self.state
 
 
@@ -173,7 +182,7 @@ def test_good_candidate_gets_all_traffic(rollout, nereid):
 
 BAD = {
     "errors": ({"error": "planted", "error_share": 0.2}, "error "),
-    "slow": ({"delay_ms": 2 * DELAY_MS}, ("slow ", "the median latency is")),
+    "slow": ({"delay_ms": 10 * DELAY_MS}, ("slow ", "the median latency is")),
     "breaker": ({"error": "planted"}, ("the breaker of 'new' has opened", "error 100.00%")),
 }
 
@@ -184,7 +193,7 @@ def test_bad_candidate_loses_the_traffic(rollout, behaviour, reason):
     """The reason names the numbers; the candidate stays loaded; the control answers everything afterwards."""
     order(rollout.repository, "net_new", **{"delay_ms": DELAY_MS} | behaviour)
     with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
-        rollout.start(slo_ms=8, max_slow_increase=0.2)
+        rollout.start(slo_ms=32, max_slow_increase=0.2)
         state = rollout.wait_for("ended", "paused")
         since = time.monotonic()
         load.wait_for(lambda outcome: not outcome.is_failed, 20, since)
@@ -483,7 +492,7 @@ def test_killed_controller_is_continued(rollout, result, kills):
         for kill in kills.split():
             assert rollout.state.is_active
             words = [str(rollout.repository), str(rollout.base), kill]
-            done = subprocess.run([sys.executable, "-c", KILLED, *words], timeout=WATCHDOG_S, check=False)
+            done = subprocess.run([sys.executable, "-c", KILLED, *words], timeout=ROLLOUT_S, check=False)
             assert done.returncode == -signal.SIGKILL, kill
 
     assert (rollout.state.phase, rollout.state.result) == ("ended", result)
