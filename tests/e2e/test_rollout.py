@@ -240,10 +240,11 @@ def test_candidate_that_is_a_fallback_is_judged_by_its_own_requests(rollout, ner
     rollout.served.use(ROUTE, before() | {"fallbacks": ["new"]})
     drawn, replaced = own_and_replaced(rollout)
     with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
-        rollout.start(hold_s=6)
+        rollout.start(hold_s=8)
         rollout.wait_for("measuring")
         rollout.served.grpc.unload_model("net_old")
-        wait_until(lambda: own_and_replaced(rollout)[1] > replaced + 200, "responses for the control")
+        wait_until(lambda: rollout.state.elapsed_s > 6, "most of the step")
+        assert own_and_replaced(rollout)[1] > replaced + 200
         rollout.served.grpc.load_model("net_old")
         state = rollout.wait_for("ended", "paused")
         time.sleep(2 * FLUSH_S)  # the counts of the last requests come later
