@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
+from nereid.config import instance_bounds
 from nereid.serving_errors import InvalidConfig
 
-# Parameters that Triton reads itself; every backend ignores them.
+# Parameters that Triton or `nereid serve` reads itself; every backend ignores them.
 TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})
+SERVER_PARAMETERS = TRITON_PARAMETERS | instance_bounds.PARAMETERS
 # Those of `nereid.inference.session_options`, and NVIDIA's that it need not read.
 SESSION_PREFIX = "session."
 ONNXRUNTIME_PARAMETERS = frozenset(
@@ -61,7 +63,7 @@ def parse_parameters(
         ValueError: a parameter is unknown or missing, or its value has another type.
     """
     known = {name: about for name, about in _leaves(schema).items() if name not in fixed}
-    if unknown := sorted(parameters.keys() - known - TRITON_PARAMETERS):
+    if unknown := sorted(parameters.keys() - known - SERVER_PARAMETERS):
         raise ValueError(f"unknown parameter '{unknown[0]}': expected one of {', '.join(sorted(known))}")
     required = [name for name, (_, is_required) in known.items() if is_required]
     if missing := [name for name in required if name not in parameters]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nereid.config.instance_bounds import read_bounds
 from nereid.errors import OperationFailed
 from nereid.repository.layout import (
     backend_of,
@@ -68,6 +69,7 @@ class ModelStatus:
         is_inside: whether the pinned models do the model's work in their own processes.
         traffic: share of each variant of a route, 0 to 1.
         memory_bytes: of the model's processes; memory that they share counts once.
+        instances: number and bounds, such as `2 of 1-4`, if the number follows the load; otherwise empty.
     """
 
     name: str
@@ -78,6 +80,7 @@ class ModelStatus:
     traffic: Mapping[str, float]
     processes: int
     memory_bytes: int
+    instances: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
             _traffic(repository, name, documents.get(name, {})),
             counts[name],
             memory[name],
+            _instances(record, name, documents.get(name, {})) if name in ready else "",
         )
         for name in sorted({*(folder.name for folder in model_folders(repository)), *ready})
     ]
@@ -130,6 +134,14 @@ def _ready(record: ServerRecord | None) -> tuple[Mapping[str, set[int]], str]:
         return Control(record).ready_versions(), ""
     except OperationFailed as error:
         return {}, str(error)
+
+
+def _instances(record: ServerRecord | None, name: str, document: Mapping[str, Any]) -> str:
+    try:
+        bounds = read_bounds(document)
+        return f"{Control(record).instances(name).count} of {bounds}" if record and bounds else ""
+    except (OperationFailed, InvalidConfig):  # the server ends, or `nereid check` has the reason
+        return ""
 
 
 def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]:

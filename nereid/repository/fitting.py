@@ -11,9 +11,17 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from nereid.config.instance_bounds import BOUNDS
 from nereid.config.model_config import ModelConfig, read_profile, with_instances
 from nereid.processes import available_bytes, available_cores
-from nereid.repository.layout import PARTS, backend_of, hidden_models, readable_configs, served_steps
+from nereid.repository.layout import (
+    PARTS,
+    backend_of,
+    hidden_models,
+    parameters_of,
+    readable_configs,
+    served_steps,
+)
 from nereid.routing.assignment import Route, parse_route, shares
 from nereid.routing.route_file import path_of, read
 from nereid.serving_errors import InvalidConfig
@@ -139,6 +147,8 @@ def override(
 def _is_open(folder: Path, document: Mapping[str, Any], backends: Collection[str]) -> bool:
     groups = document.get("instance_group", ())
     if backend_of(folder, document) not in backends or len(groups) > 1:
+        return False
+    if BOUNDS in parameters_of(document):  # the load decides while the server runs
         return False
     # Without a kind, Triton chooses a GPU if there is one.
     is_on_cpu = groups[0].get("kind") == "KIND_CPU" if groups else not DRIVER.exists()

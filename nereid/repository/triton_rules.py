@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from nereid.config.instance_bounds import read_bounds
 from nereid.config.parameters import (
     ONNXRUNTIME_FLAGS,
     ONNXRUNTIME_PARAMETERS,
+    SERVER_PARAMETERS,
     SESSION_PREFIX,
-    TRITON_PARAMETERS,
     parse_bool,
 )
 from nereid.inference.threads import thread_counts
@@ -49,7 +50,11 @@ Findings = Iterator[tuple[Literal["note", "fail"], str]]
 
 
 def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
-    """Yield a verdict and a text for each rule that a model's config breaks."""
+    """Yield a verdict and a text for each rule that a model's config breaks.
+
+    Raises:
+        InvalidConfig: the value of a parameter is invalid.
+    """
     if _has_space(folder):
         yield "fail", SPACE
     yield from _backend(folder, document)
@@ -64,6 +69,7 @@ def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
         _check_values(
             {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
         )
+    read_bounds(document)
 
 
 def _has_library(folder: Path, document: Mapping[str, Any]) -> bool:
@@ -173,7 +179,7 @@ def _check_values(parameters: Mapping[str, str]) -> None:
 
 
 def _unread_parameters(document: Mapping[str, Any]) -> Findings:
-    known = ONNXRUNTIME_PARAMETERS | TRITON_PARAMETERS
+    known = ONNXRUNTIME_PARAMETERS | SERVER_PARAMETERS
     for name in document.get("parameters", {}):
         if name not in known and not name.startswith(SESSION_PREFIX):
             yield (

@@ -3,16 +3,23 @@
 Over gRPC only: while Triton's HTTP handler loads a model, it blocks the inference of other clients.
 """
 
-from collections.abc import Callable
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nereid import files
+from nereid.config.instance_bounds import BOUNDS, InstanceBounds, chosen, read_bounds, with_chosen
+from nereid.config.model_config import read_profile
 from nereid.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
 from nereid.errors import OperationFailed
 from nereid.processes import available_bytes
 from nereid.repository import fitting
 from nereid.repository.completion import why_incomplete
 from nereid.server.run_dir import ServerRecord
+from nereid.serving_errors import InvalidConfig
 
 RESPONSE_S, LOAD_S = 5.0, 300.0
 # Statuses of gRPC itself when the server does not respond; other statuses come from the server.
@@ -30,6 +37,18 @@ class NotReached(OperationFailed):
 
 class Refused(OperationFailed):
     """The server rejects the operation; the message is the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """The instances of a loaded model; `chosen` is the number that a server chose, None if none did."""
+
+    count: int
+    is_on_gpu: bool
+    chosen: int | None
+
+
+NOT_LOADED = Instances(0, False, None)
 
 
 def token_headers(record: ServerRecord) -> dict[str, str]:
@@ -80,7 +99,8 @@ class Control:
     def load(self, model: str) -> None:
         """Load a model as it is on disk; versions that have not changed stay loaded.
 
-        If its config leaves the number of instances open, the model gets those that fit the server's cores.
+        If its config leaves the number of instances open, the model gets those that fit the server's cores. A
+        model with bounds keeps the number that was chosen.
         """
         record, config = self._record, None
         repository = Path(record.repository)
@@ -88,9 +108,58 @@ class Control:
         if must_be_complete and (reason := why_incomplete(repository / model, record.profile)):
             rest = "this server does not complete configs; fix: start nereid serve again"
             raise Refused(f"cannot load '{model}': {reason}, and {rest}")
+        if self._bounded(model):
+            with self._locked(model):
+                self._load_within_bounds(model, self.instances(model).chosen)
+            return
         if record.cores:
             machine = fitting.Machine(record.cores, available_bytes())
             config = fitting.override(repository, record.profile, model, machine, record.fitted_backends)
+        self._request("load_model", model, is_load=True, config=config)
+
+    def change_instances(self, model: str, count: int) -> None:
+        """Load a model as it is on disk with another number of instances, within its bounds.
+
+        New instances of all versions start, then the old ones answer the requests that they have, and end.
+        """
+        with self._locked(model):
+            self._load_within_bounds(model, count)
+
+    def instances(self, model: str) -> Instances:
+        """Return the instances of a loaded model; none if it is not loaded."""
+        try:
+            config = self.config(model)
+        except Refused:
+            return NOT_LOADED
+        text = config.parameters[BOUNDS].string_value if BOUNDS in config.parameters else ""
+        groups = config.instance_group
+        is_on_gpu = any(group.kind == group.KIND_GPU for group in groups)
+        return Instances(sum(group.count for group in groups), is_on_gpu, chosen(text))
+
+    def _bounded(self, model: str) -> tuple[dict[str, Any], InstanceBounds] | None:
+        """Return config and bounds of a model as they are on disk; None without bounds."""
+        try:
+            document = read_profile(Path(self._record.repository) / model, self._record.profile)
+            bounds = read_bounds(document)
+        except InvalidConfig as error:
+            if BOUNDS in str(error):
+                raise Refused(f"cannot load '{model}': {error}") from None
+            return None  # Triton has the better message
+        return (document, bounds) if bounds else None
+
+    @contextlib.contextmanager
+    def _locked(self, model: str) -> Iterator[None]:
+        """Wait for other loads of a model with bounds: the last one must have read the config last."""
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(files.locked_folder(Path(self._record.repository) / model))
+            except OSError as error:
+                raise Refused(f"cannot load '{model}': {error}") from None
+            yield
+
+    def _load_within_bounds(self, model: str, count: int | None) -> None:
+        found = self._bounded(model)
+        config = json.dumps(with_chosen(*found, count)) if found and count else None
         self._request("load_model", model, is_load=True, config=config)
 
     def unload(self, model: str) -> None:

@@ -5,10 +5,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from nereid.config.instance_bounds import read_bounds
 from nereid.repository import checksums
 from nereid.repository.layout import hidden_models, readable_configs, served_steps, served_versions, steps_of
 from nereid.repository.triton_rules import fatal_problem
 from nereid.server.command_line import ServerOptions
+from nereid.serving_errors import InvalidConfig
 
 Documents = Mapping[str, Mapping[str, Any]]
 RESTORE = "restore the file, or publish it as a new version"
@@ -17,7 +19,8 @@ RESTORE = "restore the file, or publish it as a new version"
 def unservable_models(options: ServerOptions) -> dict[str, str]:
     """Return the models that must not be loaded, with the reasons.
 
-    Their load would keep Triton from serving, or a file of a published version has changed on the disk.
+    Their load would keep Triton from serving, their bounds of instances are invalid, or a file of a published
+    version has changed on the disk.
     """
     repository, profile = options.repository, options.profile
     documents, hidden = readable_configs(repository, profile), hidden_models(repository, profile)
@@ -26,7 +29,7 @@ def unservable_models(options: ServerOptions) -> dict[str, str]:
     for name, document in documents.items():
         if name in hidden:
             continue
-        if problem := fatal_problem(repository / name, document):
+        if problem := fatal_problem(repository / name, document) or _bounds_problem(document):
             found[name] = f"model '{name}': {problem}"
             continue
         for model, version in _versions(repository / name, document):
@@ -37,6 +40,14 @@ def unservable_models(options: ServerOptions) -> dict[str, str]:
     while above := dict(_above(found, documents)):
         found |= above
     return {name: reason for name, reason in found.items() if name not in hidden}
+
+
+def _bounds_problem(document: Mapping[str, Any]) -> str:
+    try:
+        read_bounds(document)
+    except InvalidConfig as error:
+        return str(error)
+    return ""
 
 
 def _above(found: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:

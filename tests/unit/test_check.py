@@ -216,6 +216,10 @@ FAULTS = {
         "net, config.pbtxt, Triton's rules: backend: expected one of .*; the nearest name is 'onnxruntime'",
     ),
     "platform": (net('backend: "onnxruntime"', 'platform: "onnx"'), "platform: expected one of ensemble, "),
+    "bounds of instances": (
+        net("max_batch_size: 8", f"max_batch_size: 8 {PARAMETER.format('nereid.instances', '4-1')}"),
+        r"net, config.pbtxt, Triton's rules: parameter 'nereid.instances': expected LOW-HIGH .*, got '4-1'",
+    ),
     "preferred-size": (
         net("max_batch_size: 8", "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 16 ] }"),
         r"preferred_batch_size: expected 1 to 8 \(max_batch_size\), got 16",

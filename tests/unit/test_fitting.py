@@ -138,6 +138,15 @@ def test_only_an_open_choice_is_fitted(repository, monkeypatch, tmp_path, group,
     assert ("classify_v1" in fitted(repository, "cpu", Machine(2, PLENTY)).counts) is is_fitted
 
 
+def test_instances_with_bounds_are_not_fitted(repository):
+    """The load decides while the server runs."""
+    path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
+    bounds = 'parameters { key: "nereid.instances" value { string_value: "1-4" } }\n'
+    path.write_text(path.read_text() + bounds)
+
+    assert [*fitted(repository, "cpu", Machine(4, PLENTY)).counts] == ["classify_v2"]
+
+
 def test_other_backends_are_not_fitted(repository):
     """NVIDIA's ONNX Runtime backend would give all cores to each instance; routes need one."""
     found = fitted(repository, "ensemble", Machine(4, PLENTY), {"fused", "preprocess"})

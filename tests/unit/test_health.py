@@ -165,6 +165,26 @@ def test_metrics_count_repairs_and_restarts(health):
     assert samples["nereid_supervisor_server_up_since_seconds", ""] == 1.5e9
 
 
+def test_metrics_have_the_present_instances(health):
+    """Changes are counted by direction; a server that has ended has no instances."""
+    health.instances_seen({"eyes": 3})
+    health.instances_changed("eyes", "up", is_refused=False)
+    health.instances_changed("eyes", "down", is_refused=True)
+
+    samples = [
+        (each.name.removeprefix("nereid_supervisor_instance"), each.labels, each.value)
+        for each in metrics_page.parse(health.metrics())
+        if each.name.startswith("nereid_supervisor_instance")
+    ]
+    assert samples == [
+        ("s", {"model": "eyes"}, 3),
+        ("_changes_total", {"model": "eyes", "direction": "up"}, 1),
+        ("_change_failures_total", {"model": "eyes"}, 1),
+    ]
+    health.enter(pages.RESTARTING)
+    assert "nereid_supervisor_instances{" not in health.metrics()
+
+
 def test_every_metric_exists_from_the_start():
     """A dashboard finds each name before the first event."""
     page = Health().metrics()

@@ -63,6 +63,20 @@ def test_models_that_run_a_damaged_version_are_not_served(repository, profile, m
         assert damaged in found[NETWORK]
 
 
+def test_invalid_bounds_of_instances_are_not_served(repository):
+    """The reason has the expected value and the one that came; valid ones are served."""
+    path = repository / NETWORK / "config.pbtxt"
+    text = path.read_text()
+    bounds = 'parameters { key: "nereid.instances" value { string_value: "BOUNDS" } }\n'
+
+    path.write_text(text + bounds.replace("BOUNDS", "1-4"))
+    assert reasons(repository, "ensemble") == {}
+    path.write_text(text + bounds.replace("BOUNDS", "many"))
+    reason = reasons(repository, "ensemble")[NETWORK]
+    assert reason.startswith(f"model '{NETWORK}': parameter 'nereid.instances': expected LOW-HIGH with 1 <= ")
+    assert reason.endswith("got 'many'")
+
+
 def test_unreadable_file_is_damage(repository):
     """A link to nowhere fails its model only."""
     path = repository / NETWORK / "2" / "model.onnx"

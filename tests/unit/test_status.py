@@ -78,6 +78,7 @@ def test_lines_of_a_running_server(capsys):
     models = [
         ModelStatus("dogs", "route", [1], [1], False, {"v1": 0.9, "v2": 0.1}, 1, 30_000_000),
         ModelStatus("dogs_v2", "pinned", [], [1], False, {}, 0, 0),
+        ModelStatus("dogs_v3", "pinned", [1], [1], False, {}, 2, 0, "2 of 1-4"),
         ModelStatus("dogs_network", "network", [], [1, 2], True, {}, 0, 0),
     ]
     server = ServerStatus(5, "127.0.0.1", {"http": 8000, "grpc": 8001}, "cpu", 61, 20_000_000, "")
@@ -90,11 +91,12 @@ def test_lines_of_a_running_server(capsys):
         "server      running for 1 min, pid 5, profile cpu",
         "addresses   http 127.0.0.1:8000, grpc 127.0.0.1:8001",
         "gateway     http://127.0.0.1:8080, pid 7",
-        "memory      50.0 MB: tritonserver and 1 model processes",
+        "memory      50.0 MB: tritonserver and 3 model processes",
     ]
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines[8:-1]]
     assert cells == [
         ["dogs", "route", "1", "v1 90 %, v2 10 %", "1", "30.0 MB"],
         ["dogs_v2", "pinned", "1 not loaded", "", "", ""],
+        ["dogs_v3", "pinned", "1", "", "2 (instances 2 of 1-4)", "0 bytes"],
         ["dogs_network", "network", "1, 2 inside the pinned models", "", "", ""],
     ]

@@ -19,6 +19,7 @@ from nereid.server.supervision.supervisor_messages import (
     Event,
     FindStubs,
     IndexRead,
+    InstancesChanged,
     Kill,
     Log,
     Probe,
@@ -409,3 +410,36 @@ def test_too_many_dead_instances_restart_the_server(count, ends):
 
     expected = [End(f"{count} dead instances hold its threads and memory")]
     assert [each for each in commands if isinstance(each, End)] == expected * ends
+
+
+def test_retired_instance_that_dies_is_not_repaired(driver):
+    """After a change to fewer instances, no new stub takes the place of an old one."""
+    driver.step(InstancesChanged("eyes", [each.process for each in BOTH]))
+    driver.found, driver.states = (*BOTH, NEW), driver.states | {NEW.process: LIVES}
+    driver.see()
+
+    assert driver.die(SECOND) == [ReportBroken({})]
+    assert driver.report(SECOND.process.pid) == [ReportBroken({})]
+    assert driver.supervisor.processes_of("eyes") == [NEW.process]
+    assert driver.die(NEW)[-1] == ReadIndex()
+
+
+@pytest.mark.parametrize("has_died", [True, False], ids=["one is dead", "all answer"])
+def test_retired_instances_that_never_end_are_killed(driver, has_died):
+    """A dead one keeps the others forever; without one, they still answer long requests."""
+    driver.step(InstancesChanged("eyes", [each.process for each in BOTH]))
+    driver.found, driver.states = (*BOTH, NEW), driver.states | {NEW.process: LIVES}
+    driver.see(**{f"pid{SECOND.process.pid}": ENDED} if has_died else {})
+
+    assert Kill(FIRST.process) not in driver.see(later_s=OLD_STUBS_S + 0.1)
+    assert (Kill(FIRST.process) in driver.see(later_s=OLD_STUBS_S + 0.1)) is has_died
+
+
+def test_verdicts_on_retired_instances_do_not_count(driver):
+    """A probe that began before a change met an old instance."""
+    driver.round("eyes")
+    driver.step(InstancesChanged("eyes", [each.process for each in BOTH]), later_s=1.0)
+    driver.replace_all(NEW)
+
+    for number in (1, 2):
+        assert driver.step(ProbeEnded(Probe("eyes", number), UNHEALTHY, driver.now_s - 0.5)) == []

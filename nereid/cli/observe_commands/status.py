@@ -67,7 +67,10 @@ def _model_row(model: "ModelStatus", is_running: bool) -> tuple[str, ...]:
 
     traffic = ", ".join(f"{name} {percent(share)}" for name, share in model.traffic.items())
     memory = format_bytes(model.memory_bytes) if model.processes else ""
-    return model.name, model.kind, _versions(model, is_running), traffic, str(model.processes or ""), memory
+    processes = str(model.processes or "")
+    if model.instances:
+        processes += f" (instances {model.instances})"
+    return model.name, model.kind, _versions(model, is_running), traffic, processes, memory
 
 
 def _versions(model: "ModelStatus", is_running: bool) -> str:

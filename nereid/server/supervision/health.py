@@ -29,12 +29,18 @@ METRICS = {
     "restarts_total": ("counter", "Starts of tritonserver after the first."),
     "probes_total": ("counter", "Images that the supervisor sent as probes."),
     "probe_failures_total": ("counter", "Probes that failed."),
+    "instances": ("gauge", "Instances of a model whose number follows the load."),
+    "instance_changes_total": ("counter", "Changes of the number of instances, by direction."),
+    "instance_change_failures_total": ("counter", "Changes of the number of instances that Triton rejected."),
     "ready": ("gauge", "1 if every model that takes images classified one recently."),
     "server_up_since_seconds": ("gauge", "Unix time at which tritonserver became ready; 0 while it is not."),
 }
 LABELS = {
     "repairs_total": ("model", "cause"),
     "repair_failures_total": ("model",),
+    "instances": ("model",),
+    "instance_changes_total": ("model", "direction"),
+    "instance_change_failures_total": ("model",),
     "probes_total": ("model",),
     "probe_failures_total": ("model",),
 }
@@ -63,6 +69,7 @@ class Health:
         self._server_probed_s = clock()
         self._models: dict[str, tuple[str | None, float]] = {}
         self._broken: dict[str, str] = {}
+        self._instances: dict[str, int] = {}
         self._front_failure: str | None = None
         self._counts: Counter[tuple[str, Labels]] = Counter({("restarts_total", ()): 0})
 
@@ -75,7 +82,8 @@ class Health:
             self._observed_s = self._clock()
             self._up_since_s = self._unix_time() if state == RUNNING else 0.0
             if state != RUNNING:
-                self._models, self._broken, self._server_failure = {}, {}, NOT_PROBED
+                self._models, self._broken, self._instances = {}, {}, {}
+                self._server_failure = NOT_PROBED
 
     def observed(self, broken: Mapping[str, str]) -> None:
         """Store an observation of the processes: the broken models, each with the reason."""
@@ -117,6 +125,18 @@ class Health:
         """Count a repair that Triton rejected."""
         self._count("repair_failures_total", model=model)
 
+    def instances_seen(self, instances: Mapping[str, int]) -> None:
+        """Store the numbers of instances of the models whose number follows the load."""
+        with self._lock:
+            self._instances = dict(instances)
+
+    def instances_changed(self, model: str, direction: str, is_refused: bool) -> None:
+        """Count a change of the number of instances, `up` or `down`; or one that Triton rejected."""
+        if is_refused:
+            self._count("instance_change_failures_total", model=model)
+        else:
+            self._count("instance_changes_total", model=model, direction=direction)
+
     def restarted(self) -> None:
         """Count a start of the server after the first."""
         self._count("restarts_total")
@@ -151,6 +171,7 @@ class Health:
         with self._lock:
             samples: dict[tuple[str, Labels], float] = dict(self._counts)
             samples["ready", ()] = ready
+            samples |= {("instances", (("model", name),)): n for name, n in self._instances.items()}
             samples["server_up_since_seconds", ()] = self._up_since_s
         return render(samples, PREFIX, METRICS)
 

@@ -70,7 +70,11 @@ class Roster:
 
     def of(self, model: str, versions: Collection[int]) -> list[Stub]:
         """Return all stubs of some versions of a model, dead ones included."""
-        return [stub for stub in self._known.values() if stub.model == model and stub.version in versions]
+        return [stub for stub in self.of_model(model) if stub.version in versions]
+
+    def of_model(self, model: str) -> list[Stub]:
+        """Return all stubs of a model, dead ones included."""
+        return [stub for stub in self._known.values() if stub.model == model]
 
     def _is_replaced(self, stub: Stub) -> bool:
         return any(
@@ -125,6 +129,36 @@ class LeftOver:
         self.due_s = {each: due_s for each, due_s in self.due_s.items() if each in states}
         running = {each: due_s for each, due_s in self.due_s.items() if states[each] != ZOMBIE}
         return [each for each, due_s in running.items() if due_s < now_s], len(self.due_s) - len(running)
+
+
+class Retired:
+    """Processes of old instances after a change of their number; they end after their last request.
+
+    Triton gives no new request to them, so the death of one is not repaired.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Process, tuple[str, float]] = {}
+
+    def __contains__(self, process: object) -> bool:
+        return process in self._since
+
+    def add(self, model: str, processes: Collection[Process], now_s: float) -> None:
+        """Add the processes that new instances of a model have replaced."""
+        self._since |= dict.fromkeys(processes, (model, now_s))
+
+    def update(self, states: Mapping[Process, str], now_s: float) -> list[Process]:
+        """Forget the processes without a state; returns those that Triton will never end.
+
+        A zombie that stays keeps all old instances of its model.
+        """
+        self._since = {each: about for each, about in self._since.items() if each in states}
+        stuck = {
+            model
+            for each, (model, since_s) in self._since.items()
+            if states[each] == ZOMBIE and now_s - since_s > OLD_STUBS_S
+        }
+        return [each for each, (model, _) in self._since.items() if model in stuck]
 
 
 def touch(folder: Path) -> bool:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 from nereid.contract import read_unhealthy_instance
 from nereid.processes import BackOff
-from nereid.server.supervision.stubs import LeftOver, Roster, Verdicts
+from nereid.server.supervision.stubs import LeftOver, Retired, Roster, Verdicts
 from nereid.server.supervision.supervisor_messages import (
     Commands,
     End,
     Event,
     FindStubs,
     IndexRead,
+    InstancesChanged,
     Kill,
     Log,
     Probe,
@@ -50,6 +51,8 @@ class _Model:
 
     back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, CALM_S))
     repaired_s: float = float("-inf")
+    # When its processes were replaced last, by a repair or a change of their number.
+    renewed_s: float = float("-inf")
     not_before_s: float = float("-inf")
 
 
@@ -76,7 +79,7 @@ class Supervisor:
         self._failed: list[Stub] = []
         self._reported: set[Process] = set()
         self._stopped: set[str] = set()
-        self._left_over = LeftOver()
+        self._left_over, self._retired = LeftOver(), Retired()
         self._pending: dict[int, str] = {}
         self._probes = 0
         self._is_repairing = False
@@ -88,6 +91,11 @@ class Supervisor:
     def processes(self) -> set[Process]:
         """The processes whose states the next `ProcessesSeen` needs."""
         return {*self._roster.processes, *self._left_over.due_s}
+
+    def processes_of(self, model: str) -> list[Process]:
+        """Return the processes of a model, without those that a change of its instances has replaced."""
+        processes = [stub.process for stub in self._roster.of_model(model)]
+        return [process for process in processes if process not in self._retired]
 
     def is_emptied(self, living: Collection[Stub]) -> bool:
         """Return whether only instances are left that a stopping server never ends."""
@@ -110,6 +118,10 @@ class Supervisor:
             case RepairInterrupted():
                 self._close_repair(now_s)
                 commands = []
+            case InstancesChanged():
+                self._retired.add(event.model, event.old, now_s)
+                self._renewed(event.model, now_s)
+                commands = []
             case ServerEnded():
                 commands = self._end()
         return commands
@@ -122,6 +134,8 @@ class Supervisor:
         known = self._roster.processes
         self._reported = {each for each in known if each in self._reported or each.pid in event.failed}
         self._failed = [stub for stub in self._roster.used(self._reported) if self._is_served(stub)]
+        stuck = self._retired.update(states, now_s)
+        self._left_over.add([each for each in stuck if each not in self._left_over.due_s], now_s)
         late, count = self._left_over.update(states, now_s)
         commands: Commands = [Kill(each) for each in late]
         if count >= MAX_LEFT_OVER:
@@ -130,7 +144,9 @@ class Supervisor:
             return [*commands, FindStubs()]
         self._dead = dead
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
-        self._stopped = self._roster.instances(stopped - self._left_over.due_s.keys())
+        self._stopped = self._roster.instances(
+            stopped - self._left_over.due_s.keys() - {each for each in stopped if each in self._retired}
+        )
         broken = {stub.model: f"the device of '{stub.instance}' failed" for stub in self._failed}
         broken |= {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
         if self._repair:  # a new stub runs for a second before it can respond
@@ -141,7 +157,8 @@ class Supervisor:
         return commands
 
     def _is_served(self, stub: Stub) -> bool:
-        return self.ready is None or stub.version in self.ready.get(stub.model, ())
+        is_ready = self.ready is None or stub.version in self.ready.get(stub.model, ())
+        return is_ready and stub.process not in self._retired
 
     def _start_round(self, event: RoundStarted) -> Commands:
         self.ready, self._image_models = event.ready, event.image_models
@@ -174,7 +191,7 @@ class Supervisor:
         model = _model_of(instance)
         is_in_repair = self._repair is not None and self._repair.order.model == model
         is_known = is_in_repair or any(instance == stub.instance for stub in self._dead)
-        return not is_known and began_s >= self._of(model).repaired_s
+        return not is_known and began_s >= self._of(model).renewed_s
 
     def _seek_repair(self, now_s: float) -> Commands:
         models = {stub.model for stub in (*self._dead, *self._failed)} | {
@@ -242,11 +259,16 @@ class Supervisor:
             return
         model = repair.order.model
         self._of(model).repaired_s = now_s
-        # Probes of old instances may take their whole time.
-        self._pending = {number: of for number, of in self._pending.items() if of != model}
+        self._renewed(model, now_s)
         dead = {stub.process for stub in self._dead}
         # After a refusal, the healthy stubs are still in use.
         self._left_over.add([each for each in repair.old if each in dead or not is_refused], now_s)
+
+    def _renewed(self, model: str, now_s: float) -> None:
+        """Forget what is known about the former processes of a model."""
+        self._of(model).renewed_s = now_s
+        # Probes of old instances may take their whole time.
+        self._pending = {number: of for number, of in self._pending.items() if of != model}
         for instance in [each for each in self._verdicts.dead if _model_of(each) == model]:
             self._verdicts.clear(instance)
 

@@ -56,6 +56,14 @@ class RepairInterrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class InstancesChanged:
+    """Event: Triton has loaded a model with another number of instances; the processes `old` will end."""
+
+    model: str
+    old: Collection[Process]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerEnded:
     """Event: the server's process has ended, or ends because of a signal."""
 
@@ -121,6 +129,15 @@ class End:
     reason: str = ""
 
 
-Event = ProcessesSeen | RoundStarted | ProbeEnded | IndexRead | Reloaded | RepairInterrupted | ServerEnded
+Event = (
+    ProcessesSeen
+    | RoundStarted
+    | ProbeEnded
+    | IndexRead
+    | Reloaded
+    | RepairInterrupted
+    | InstancesChanged
+    | ServerEnded
+)
 Command = FindStubs | ProbeSoon | Probe | ReadIndex | Reload | Kill | ReportBroken | Log | End
 Commands = list[Command]

@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from nereid.server.control import Control, NotReached, Refused
 from nereid.server.embedded_server import EmbeddedServer, image_models
+from nereid.server.instances.instance_controller import InstanceController
 from nereid.server.run_dir import ServerRecord
 from nereid.server.supervision import stubs
 from nereid.server.supervision import supervisor_messages as messages
@@ -60,6 +62,11 @@ class Watchdog:
         self._probers = ThreadPoolExecutor(MAX_PROBERS, "probe")
         self._is_closed, self._has_ended, self._probe_soon = (threading.Event() for _ in range(3))
         self._last_trouble = ""
+        # One load of a model at a time, so that a repair and a change of instances know what they replace.
+        self._loading, self._is_adapting = threading.Lock(), False
+        self._instances = InstanceController(
+            record, health, self._processes_of, self._change_instances, self._say
+        )
         self.restart_reason = ""
         self._threads = [
             threading.Thread(target=self._repeat, args=[each], name=each.__name__, daemon=True)
@@ -67,7 +74,7 @@ class Watchdog:
         ]
 
     def __enter__(self) -> "Watchdog":
-        for thread in self._threads:
+        for thread in [*self._threads]:  # one of them may add another
             thread.start()
         return self
 
@@ -167,6 +174,8 @@ class Watchdog:
         if not self._is_closed.is_set():
             self._health.round_started(server_failure, models)
             self._health.answered(answered, began_s)
+        if self._instances.discover(ready):
+            self._adapt()
         self._handle(messages.RoundStarted(ready, models, due))
         self._probe_soon.wait(max(0.0, LOOK_S - (time.monotonic() - began_s)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
@@ -182,6 +191,30 @@ class Watchdog:
             with self._lock:
                 self._activity.probed(probe.model, failure is None)
             self._handle(messages.ProbeEnded(probe, failure, began_s))
+
+    def _adapt(self) -> None:
+        """Start the thread that adapts numbers of instances, unless it runs."""
+        if self._is_adapting or self._is_closed.is_set():
+            return
+        self._is_adapting = True
+        if (mode := self._options.model_control_mode) != "explicit":
+            self._say(f"numbers of instances stay: expected --model-control-mode explicit, got {mode}")
+            return
+        name, steps = "adapt_instances", [self._instances.step]
+        self._threads.append(threading.Thread(target=self._repeat, args=steps, name=name, daemon=True))
+        self._threads[-1].start()
+
+    def _processes_of(self, model: str) -> list[Process]:
+        with self._lock:
+            return self._supervisor.processes_of(model)
+
+    def _change_instances(self, model: str, count: int) -> None:
+        with self._loading:
+            self._observe(find=True)
+            old = self._processes_of(model)
+            self._control.change_instances(model, count)
+            self._handle(messages.InstancesChanged(model, old))
+            self._observe(find=True)
 
     def _repair(self) -> float:
         order = self._orders.get()
@@ -199,17 +232,21 @@ class Watchdog:
     def _reload(self, order: messages.Reload) -> messages.Reloaded:
         folder = self._options.repository / order.model
         try:
-            touched = [stubs.touch(folder / str(version)) for version in order.versions]
-            if self._options.model_control_mode != "poll":
-                if not all(touched):  # another user owns the files: the loaded versions must go first
-                    self._control.unload(order.model)
-                self._control.load(order.model)
+            with self._loading:
+                self._load_again(order, folder)
         except Refused as error:
             self._health.repair_failed(order.model)
             return messages.Reloaded(str(error))
         self._observe(find=True)
         self._health.repaired(order.model, order.cause)
         return messages.Reloaded()
+
+    def _load_again(self, order: messages.Reload, folder: Path) -> None:
+        touched = [stubs.touch(folder / str(version)) for version in order.versions]
+        if self._options.model_control_mode != "poll":
+            if not all(touched):  # another user owns the files: the loaded versions must go first
+                self._control.unload(order.model)
+            self._control.load(order.model)
 
     def _handle(self, event: Event) -> None:
         with self._lock:

@@ -1,0 +1,1 @@
+"""Numbers of instances that follow the load, for models whose config has bounds."""

@@ -1,0 +1,84 @@
+"""Bounds of the number of instances in a model's config."""
+
+import pytest
+
+from nereid.config.instance_bounds import InstanceBounds, chosen, read_bounds, with_chosen
+from nereid.config.model_config import RouteSettings
+from nereid.config.parameters import parse_parameters
+from nereid.serving_errors import InvalidConfig
+from tests.tables import cases
+
+GROUP = {"kind": "KIND_CPU", "count": 2}
+EXPECTED = "expected LOW-HIGH with 1 <= LOW <= HIGH <= 64"
+
+
+def document(bounds: str | None = "1-4", idle_s: str = "", **more) -> dict:
+    """Return a config with these texts as parameters, and one of another kind."""
+    texts = {"preset": "imagenet", "nereid.instances": bounds, "nereid.instances_idle_s": idle_s}
+    parameters = {name: {"string_value": text} for name, text in texts.items() if text}
+    return {"name": "net", "instance_group": [GROUP], "parameters": parameters, **more}
+
+
+def test_bounds_and_idle_time_are_read():
+    """The idle time has a default; a config without bounds has none, with or without an idle time."""
+    assert read_bounds(document("1-4")) == InstanceBounds(1, 4, 30.0)
+    assert read_bounds(document(" 2-2 ", "1.5")) == InstanceBounds(2, 2, 1.5)
+    assert read_bounds(document(None, "1.5")) is None
+    assert read_bounds({}) is None
+
+
+@cases(
+    ("config", "message"),
+    {
+        "no range": (document("4"), f"parameter 'nereid.instances': {EXPECTED}, such as \"1-4\", got '4'"),
+        "reversed": (document("4-1"), "got '4-1'"),
+        "zero": (document("0-4"), "got '0-4'"),
+        "too many": (document("1-65"), "got '1-65'"),
+        "a served number": (document("3 of 1-4"), "got '3 of 1-4'"),
+        "other digits": (document("١-٤"), EXPECTED),
+        "two groups": (document(instance_group=[GROUP, GROUP]), "expected at most 1 instance_group, got 2"),
+        "an ensemble": (document(ensemble_scheduling={}), "expected a model with instances, got an ensemble"),
+        "idle for no time": (document(idle_s="0"), "expected a number of seconds above 0, got '0'"),
+        "idle for a word": (document(idle_s="long"), "expected a number of seconds above 0, got 'long'"),
+    },
+)
+def test_invalid_bounds_are_named(config, message):
+    """The message has the parameter, the expected value and the one that came."""
+    with pytest.raises(InvalidConfig) as caught:
+        read_bounds(config)
+
+    assert message in str(caught.value)
+
+
+@cases(("wanted", "count"), {"below": (0, 1), "inside": (3, 3), "above": (9, 4)})
+def test_chosen_number_is_within_the_bounds(wanted, count):
+    """Only the number and the parameter change, so that Triton starts all instances anew."""
+    config = document()
+
+    found = with_chosen(config, InstanceBounds(1, 4), wanted)
+
+    text = f"{count} of 1-4"
+    parameters = {**config["parameters"], "nereid.instances": {"string_value": text}}
+    assert found == {**config, "instance_group": [{**GROUP, "count": count}], "parameters": parameters}
+    assert chosen(text) == count
+    assert config == document()
+
+
+def test_number_without_a_group_has_a_group():
+    """A config may leave the kind to Triton."""
+    config = {"parameters": document()["parameters"]}
+
+    assert with_chosen(config, InstanceBounds(1, 4), 2)["instance_group"] == [{"count": 2}]
+
+
+@pytest.mark.parametrize("text", ["", "1-4", "x of 1-4"])
+def test_parameter_of_the_repository_is_no_choice(text):
+    """Only a server writes a number in front of the bounds."""
+    assert chosen(text) is None
+
+
+def test_backends_ignore_the_parameters():
+    """They belong to `nereid serve`, so no backend rejects them as unknown."""
+    given = {"route": "a.route.json", "nereid.instances": "1-4", "nereid.instances_idle_s": "5"}
+
+    assert parse_parameters(given, RouteSettings, {}) == RouteSettings("a.route.json")

@@ -1,0 +1,97 @@
+"""Readings for samples: a page of Triton, and a folder that looks like `/proc`."""
+
+import pytest
+
+from nereid.server.instances.instance_decision import GpuSample
+from nereid.server.instances.instance_readings import Counters, CpuWait, read_page
+
+PAGE = """# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="eyes",version="1"} 124
+nv_inference_request_success{model="eyes",version="2"} 8
+nv_inference_request_failure{model="eyes",reason="OTHER",version="1"} 0
+nv_inference_exec_count{model="eyes",version="1"} 62
+nv_inference_compute_input_duration_us{model="eyes",version="1"} 1000
+nv_inference_compute_infer_duration_us{model="eyes",version="1"} 25000000
+nv_inference_compute_output_duration_us{model="eyes",version="1"} 2000
+nv_inference_pending_request_count{model="eyes",version="1"} 7
+nereid_route_requests_total{model="eyes",version="1"} 5
+nv_gpu_utilization{gpu_uuid="GPU-1"} 0.62
+nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"} 80000
+nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"} 20000
+nv_gpu_utilization{gpu_uuid="GPU-2"} 0.1
+nv_gpu_memory_total_bytes{gpu_uuid="GPU-2"} 80000
+nv_gpu_memory_used_bytes{gpu_uuid="GPU-2"} 70000
+"""
+
+
+def test_page_has_counters_by_version_and_the_fullest_gpu():
+    """Missing samples are 0; the values of the GPUs are the worst of each kind."""
+    found = read_page(PAGE)
+
+    assert found.models == {"eyes": {"1": Counters(7, 124, 62, 25.003), "2": Counters(0, 8, 0, 0)}}
+    assert found.gpu == GpuSample(0.62, 10000, 70000)
+    assert read_page("").gpu is None
+
+
+@pytest.mark.parametrize(
+    ("after", "busy"),
+    [
+        (Counters(0, 14, 14, 12.0), 1.0),
+        (Counters(0, 18, 12, 26.0), 2.0),
+        (Counters(0, 10, 10, 10.0), 0.0),
+        (Counters(0, 3, 3, 1.0), 0.0),
+    ],
+    ids=["single", "batches of 4", "idle", "loaded again"],
+)
+def test_busy_instances_from_two_readings(after, busy):
+    """Each request of a batch counts the time of the whole batch."""
+    assert after.busy(Counters(0, 10, 10, 10.0), 2.0) == pytest.approx(busy)
+
+
+class Proc:
+    """A folder with the waits of threads."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+
+    def wait(self, pid: int, *seconds: float) -> None:
+        """Store for how long each thread of a process has waited."""
+        for thread, each in enumerate(seconds):
+            folder = self.folder / str(pid) / "task" / str(pid + thread)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "schedstat").write_text(f"123 {round(each * 1e9)} 4\n")
+
+    def press(self, seconds: float) -> None:
+        """Store for how long threads of the machine have waited."""
+        (self.folder / "pressure").mkdir(exist_ok=True)
+        text = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={round(seconds * 1e6)}\nfull total=0\n"
+        (self.folder / "pressure" / "cpu").write_text(text)
+
+
+def test_wait_for_a_core_is_the_mean_of_the_processes(tmp_path):
+    """Threads of a process are added; a process counts from its second reading, until it ends."""
+    proc, cpu = Proc(tmp_path), CpuWait(tmp_path)
+    proc.wait(10, 1.0, 1.0)
+    proc.wait(20, 5.0)
+
+    assert cpu.read([10, 20], 0.2) == 0.0
+    proc.wait(10, 1.1, 1.1)
+    assert cpu.read([10, 20], 0.5) == pytest.approx(0.2)
+    proc.wait(10, 1.2, 1.2)
+    proc.wait(30, 9.0)
+    assert cpu.read([10, 30, 40], 0.5) == pytest.approx(0.4)
+    proc.wait(10, 9.0, 9.0)
+    assert cpu.read([10], 0.5) == 1.0
+
+
+def test_pressure_of_the_machine_replaces_missing_waits(tmp_path):
+    """A kernel may count neither; then no wait is known."""
+    proc, cpu = Proc(tmp_path), CpuWait(tmp_path)
+
+    assert [cpu.read([10], 0.5), cpu.read([10], 0.5)] == [0.0, 0.0]
+    proc.press(3.0)
+    cpu = CpuWait(tmp_path)
+    assert cpu.read([], 0.5) == 0.0
+    proc.press(3.25)
+    assert cpu.read([], 0.5) == pytest.approx(0.5)
