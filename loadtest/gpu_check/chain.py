@@ -20,6 +20,8 @@ from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.transform import DATATYPES, Transform
 
 PROFILE = "gpu"
+# The same steps, each in a process of its own.
+ENSEMBLE = "gpu_ensemble"
 PREPROCESS, NETWORK = "imagenet_preprocess", "efficientnet_lite0"
 INPUT, SCORES = "input", "scores"
 WARM_UP_CALLS = 5

@@ -308,6 +308,12 @@ CLAIMS = (
         _is_true,
     ),
     Claim(
+        "speed",
+        "best rate of the server as an ensemble, in images of 1080p per second",
+        "",
+        lambda found: found["best_as_ensemble_per_s"],
+    ),
+    Claim(
         "processor",
         "best rate of the profile `cpu` on the same machine, in images of 1080p per second",
         "",

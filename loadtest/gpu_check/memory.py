@@ -73,7 +73,11 @@ def unload_and_load(server: EmbeddedServer, before: int) -> Findings:
 def unload(server: EmbeddedServer) -> None:
     """Unload all models, the ensembles first, and wait until they are gone."""
     control = Control(server.record())
-    models = [*sorted(server.models), chain.NETWORK, chain.PREPROCESS]
+    models = [
+        each
+        for each in (*sorted(server.models), chain.NETWORK, chain.PREPROCESS)
+        if not control.is_gone(each)
+    ]
     for model in models:
         control.unload(model)
     deadline_s = time.monotonic() + SETTLE_S

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from nereid.processes import end_with_parent
 
 # A section that gets SIGTERM has this long to stop its server; a hang in CUDA ignores SIGTERM.
 STOP_S = 5.0
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG_LINES = 12
 
 
@@ -97,5 +99,5 @@ def _ended(code: int | None, log: Path, limit_s: float, seconds: float) -> Ended
 
 
 def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    lines = COLOURS.sub("", log.read_text(errors="replace")).splitlines()[-LOG_LINES:]
     return "its output ends: " + " | ".join(lines) if lines else "no output"

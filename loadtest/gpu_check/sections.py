@@ -104,14 +104,14 @@ SECTIONS = (
     Section(
         "decoder",
         "nvImageCodec: JPEGs, damaged files, fallbacks",
-        35,
+        30,
         ("decode twelve kinds of files", "compare errors with the CPU path", "time decoder and kernel"),
         needed=(CUPY, CODEC),
     ),
     Section(
         "zero_copy",
         "DLPack: one address, no copy to the host",
-        60,
+        30,
         ("compare addresses from preprocessing to network", "trace batches from JPEG to scores"),
         needed=(CUPY, CODEC, RUNTIME),
         useful=(NSYS, CUPTI, TORCH),
@@ -119,9 +119,9 @@ SECTIONS = (
     Section(
         "server",
         "the embedded server with instances on the GPU",
-        100,
+        120,
         (
-            "start the profile gpu",
+            "start the profile gpu_ensemble",
             "classify, and count tensors that came through the host",
             "run tests/gpu/test_onnxruntime.py, test_server_on_gpu.py and test_cuda_shared_memory.py",
         ),
@@ -131,17 +131,17 @@ SECTIONS = (
     Section(
         "speed",
         "from a JPEG of 1080p to scores",
-        110,
+        115,
         (
             "time decoder, kernel, network and the whole at batch sizes 1, 4, 8 and 32",
-            "load the server with 1, 4, 8, 32 and 64 requests in flight",
+            "load the server with 1, 4, 8, 32 and 64 requests in flight, and as an ensemble",
         ),
         needed=(CUPY, CODEC, RUNTIME, TRITON, UVLOOP),
     ),
     Section(
         "precisions",
         "FP32, FP16, INT8, TensorRT, CUDA graphs",
-        90,
+        80,
         (
             "time each form of the network at batch sizes 1, 8 and 32",
             "compare scores with FP32 on the CPU",
@@ -154,7 +154,7 @@ SECTIONS = (
     Section(
         "memory",
         "memory per instance, after an unload, after the memory was full",
-        70,
+        95,
         (
             "start the server, and read the GPU's memory for each process",
             "unload a model, and load it again",
@@ -166,7 +166,7 @@ SECTIONS = (
     Section(
         "processor",
         "the same load on this machine's CPU",
-        50,
+        45,
         ("load the profile cpu as the section speed loads gpu", "run a short benchmark of loadtest.bench"),
         needed=(RUNTIME, TRITON, UVLOOP),
         useful=(WRK,),

@@ -24,7 +24,7 @@ RUNS, FROM_HOST = "nereid_onnxruntime_run_seconds_count", "nereid_onnxruntime_ho
 # The backend passes its metrics on twice a second.
 METRICS_S = 10.0
 LOG_LINES = 15
-# The profile whose models are those of the profile `gpu`, but on the CPU.
+# The profile whose models are those of `gpu_ensemble`, but on the CPU.
 REHEARSED = "ensemble"
 # A Python backend that can share memory of CUDA between processes contains these names.
 CUDA_NAMES = (b"cudaIpcMemHandle", b"FORCE_CPU_ONLY_INPUT_TENSORS", b"libcuda.so")
@@ -34,13 +34,14 @@ def measure(context: Context) -> Iterator[Findings]:
     """Yield what the server does with instances on the GPU, and the outcomes of the tests."""
     yield cuda_support(context)
     lines: list[str] = []
-    with served.running(context, chain.PROFILE, lines.append) as server:
+    with served.running(context, chain.ENSEMBLE, lines.append) as server:
         yield {"instances": {name: kinds(server, name) for name in (chain.PREPROCESS, chain.NETWORK)}}
         yield {"processes": processes(server)}
         yield {
             "log": [line for line in lines if "GPU" in line.upper() or "CUDA" in line.upper()][-LOG_LINES:]
         }
         yield classify(server)
+        yield from_host(server)
     for file in TEST_FILES if TESTS.is_installed else ():
         yield {f"tests of {file}": gpu_tests.run([file], context.left_s())}
 

@@ -10,7 +10,7 @@ from nereid.tune import photos
 
 PHOTO_WH = photos.SIZES_WH["1920x1080"]
 BATCH_SIZES = (1, 4, 8, 32)
-ALONE_S, STEP_S, LOAD_S = 3.0, 0.7, 3.0
+ALONE_S, STEP_S, LOAD_S, ENSEMBLE_LOAD_S = 3.0, 0.5, 3.0, 1.5
 
 
 def measure(context: Context) -> Iterator[Findings]:
@@ -20,11 +20,16 @@ def measure(context: Context) -> Iterator[Findings]:
     for batch_size in BATCH_SIZES:
         rows.append(in_process(photo, batch_size))
         yield {"photo": "x".join(map(str, PHOTO_WH)), "photo_bytes": len(photo), "in_process": rows}
+    loads: list[dict[str, Any]] = []
     with served.running(context, chain.PROFILE) as server:
-        loads: list[dict[str, Any]] = []
         for row in served.loads(server, photo, LOAD_S, context.left_s):
             loads.append(row)
             yield {"served": loads, **ratios(rows, loads)}
+    in_steps: list[dict[str, Any]] = []
+    with served.running(context, chain.ENSEMBLE) as server:
+        for row in served.loads(server, photo, ENSEMBLE_LOAD_S, context.left_s):
+            in_steps.append(row)
+            yield {"served_as_ensemble": in_steps, "best_as_ensemble_per_s": served.best(in_steps)}
 
 
 def rehearse(context: Context) -> Iterator[Findings]:

@@ -131,13 +131,20 @@ class ModelConfig:
         groups = read_profile(self.folder, profile).get("instance_group", ())
         return any(group.get("kind") == "KIND_GPU" for group in groups)
 
-    def sibling(self, name: str, version: int) -> "ModelConfig":
+    def sibling(self, name: str, version: int, profile: str = "") -> "ModelConfig":
         """Read the config of the model `name` of the same repository, pinned to `version`.
+
+        Args:
+            profile: if given, the config of this profile, for the device of this instance.
 
         Raises:
             InvalidConfig: the name leaves the repository, or the model or version does not exist.
         """
-        return ModelConfig.from_file(self._sibling_folder(name, version), version)
+        folder = self._sibling_folder(name, version)
+        if not profile:
+            return ModelConfig.from_file(folder, version)
+        document = read_profile(folder, profile)
+        return ModelConfig.from_document(document, folder, version, self.kind, self.device_id)
 
     def replacing(self, parameters: Mapping[str, str]) -> "ModelConfig":
         """Return this config with other values of some parameters."""

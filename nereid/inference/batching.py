@@ -123,6 +123,11 @@ def concatenate(arrays: Sequence[Any]) -> Any:
     return cupy.concatenate([cupy.asarray(array) for array in arrays])
 
 
+def to_host(array: Any) -> np.ndarray:
+    """Return an array on the host; one that is there already is not copied."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
 def _cut(name: str, array: Any, lengths: Sequence[int]) -> list[Any]:
     if array.ndim == 0 or len(array) != sum(lengths):
         raise InferenceFailed(f"output '{name}': expected {sum(lengths)} rows, got shape {list(array.shape)}")

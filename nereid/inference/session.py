@@ -59,9 +59,9 @@ class Session:
         settings: options of the session and its runs.
         events: receivers of what happens in the runs.
 
-    With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there. `not_shared` is the
-    reason why the instance has its own weights, though it might share them. After `DeviceFailed`, every run
-    fails with the same error.
+    With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there. `note` says what the
+    instance has to do without, and why: shared weights, or CUDA graphs. After `DeviceFailed`, every run fails
+    with the same error.
     """
 
     def __init__(self, config: ModelConfig, settings: SessionSettings, events: SessionEvents) -> None:

@@ -10,14 +10,17 @@ from msgspec.structs import replace as with_fields
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.imaging.preprocess_settings import PRESETS
 from nereid.publish.configs import Names
-from nereid.publish.engine.actions import Action, Install, Load, Warm
+from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Warm
 from nereid.publish.engine.engine import begin, commit, locked_repository
+from nereid.publish.pinned import write_on_cpu
 from nereid.publish.publisher import Published
 from nereid.publish.remove import find_parts, remove_parts
 from nereid.publish.staged_addition import PROFILES, AddRequest, Proposal, Staging
+from nereid.rollout.rollout_journal import check_none_active
+from nereid.routes.target import check_repository, find_route, read_state
 from nereid.server.run_dir import ServerRecord
 
-__all__ = ["PROFILES", "AddRequest", "Declined", "Proposal", "accept", "add"]
+__all__ = ["PROFILES", "AddRequest", "Declined", "Proposal", "accept", "add", "add_cpu_fallback"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,50}")
 
@@ -79,6 +82,47 @@ def add(
             remove_parts(log, unstaged, request.name, old.without(proposal.shared))
         commit(log, with_fields(operation, actions=_actions(proposal.models, names)), workspace)
         return Published(names.network, 1, (names.pinned,), proposal.report, time.monotonic() - start)
+
+
+def add_cpu_fallback(
+    repository: Path,
+    route: str,
+    record: ServerRecord | None,
+    report: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Copy the pinned model of a route's default variant to the CPU, as the route's first fallback.
+
+    The copy keeps the versions of its parts. Returns its name.
+
+    Raises:
+        WrongUsage: the route or its model does not fit.
+        OperationFailed: the model cannot be copied, or the server refuses it, and nothing has changed.
+        OSError: a file cannot be read or written.
+    """
+    check_repository(repository)
+    with locked_repository(repository, record, report) as (log, unstaged):
+        location = find_route(repository, route)
+        check_none_active(repository, f"change the fallbacks of '{location.name}'")
+        default = read_state(location).route().replacements[0]
+        name, variant = f"{default.model}_cpu", f"{default.name}_cpu"
+        if (repository / name).exists():
+            raise WrongUsage(
+                f"'{repository}' already has a model '{name}'; fix: nereid route fallback {variant}"
+            )
+        operation, workspace = begin(log, unstaged, "add", name, 1)
+        try:
+            write_on_cpu(repository / default.model, workspace.staging / "new" / name)
+        except BaseException as error:
+            log.write("undone", operation, str(error))
+            raise
+        actions: tuple[Action, ...] = (
+            Install(name, name),
+            Load(name, 1),
+            Warm(name, 1),
+            AddVariant(location.name, variant, name, 0, is_fallback=True),
+        )
+        commit(log, with_fields(operation, actions=actions), workspace)
+        return name
 
 
 def _check_request(repository: Path, request: AddRequest) -> None:

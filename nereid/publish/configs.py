@@ -22,6 +22,8 @@ parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
 optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" \
 parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" } \
 parameters { key: "arena_extend_strategy" value: "kSameAsRequested" } } } }
+# If the whole network runs on the GPU, each power of two of rows is recorded at load.
+parameters { key: "nereid.cuda_graphs" value { string_value: "true" } }
 # A batch that does not fit into memory is run in halves.
 parameters { key: "nereid.halve_batch_if_out_of_memory" value { string_value: "true" } }
 """
@@ -134,7 +136,7 @@ class Addition(NamedTuple):
         on_gpu = GPU_BATCH if self.properties.can_batch else 1
         return {
             self.names.network: {
-                "": self._network("Images in, scores out.", self._batch, self._on_cpu),
+                "": self._network("Images in, scores out.", self._batch, self._on_cpu, *self._warm_up),
                 "gpu": self._network("On a GPU: the input stays in GPU memory.", on_gpu, ON_GPU)
                 + NETWORK_ON_GPU,
             },
@@ -143,7 +145,11 @@ class Addition(NamedTuple):
                 "gpu": self._preprocess("On a GPU: JPEGs are decoded there.", on_gpu, ON_GPU),
             },
             **({self.last.model: {"": self._last(self.last)}} if self.last else {}),
-            self.names.pinned: {"": self._pinned(), "cpu": self._pinned_on_cpu()},
+            self.names.pinned: {
+                "": self._pinned(),
+                "cpu": self._fused("On a CPU", self._batch, self._on_cpu),
+                "gpu": self._fused("On a GPU", on_gpu, ON_GPU),
+            },
             self.names.route: {"": self._route()},
         }
 
@@ -162,12 +168,18 @@ class Addition(NamedTuple):
             return ["# The network computes one image at a time."]
         return ["dynamic_batching {}"] if instances == ON_GPU else SMALL_BATCHES
 
-    def _network(self, comment: str, batch: int, instances: str) -> str:
-        warm_up = [
-            f'model_warmup {{ name: "{size}" batch_size: {size} inputs {{ '
-            f"key: {_quoted(self.input.name)} value {{ {self.input.kind} zero_data: true }} }} }}"
-            for size in range(1, batch + 1)
+    @property
+    def _warm_up(self) -> list[str]:
+        return [
+            "# Every batch size is a new shape, and its first run is slow.",
+            *(
+                f'model_warmup {{ name: "{size}" batch_size: {size} inputs {{ '
+                f"key: {_quoted(self.input.name)} value {{ {self.input.kind} zero_data: true }} }} }}"
+                for size in range(1, self._batch + 1)
+            ),
         ]
+
+    def _network(self, comment: str, batch: int, instances: str, *more: str) -> str:
         return _config(
             f"# {comment}",
             f"name: {_quoted(self.names.network)}",
@@ -178,8 +190,7 @@ class Addition(NamedTuple):
             ALL_VERSIONS,
             instances,
             *self._batching(instances),
-            "# Every batch size is a new shape, and its first run is slow.",
-            *warm_up,
+            *more,
         )
 
     def _preprocess(self, comment: str, batch: int, instances: str) -> str:
@@ -209,7 +220,7 @@ class Addition(NamedTuple):
             made = [(each.name, each.name) for each in self.last.outputs]
             steps.append(_step(self.last.model, [image, *inner], made))
         return _config(
-            "# Preprocessing, then version 1 of the network. Profile `cpu` runs all in one process instead.",
+            "# Preprocessing, then version 1 of the network. `cpu` and `gpu` run all in one process instead.",
             f"name: {_quoted(self.names.pinned)}",
             'platform: "ensemble"',
             f"max_batch_size: {self._batch}",
@@ -237,19 +248,19 @@ class Addition(NamedTuple):
             parameters=[*before.items(), *last.parameters],
         )
 
-    def _pinned_on_cpu(self) -> str:
+    def _fused(self, where: str, batch: int, instances: str) -> str:
         parts = {"preprocess": self.names.preprocess, "network": self.names.network}
         parts |= {"after": self.last.model} if self.last else {}
         return _config(
-            "# On a CPU: the models that config.pbtxt names as steps, in one process.",
+            f"# {where}: the models that config.pbtxt names as steps, in one process.",
             f"name: {_quoted(self.names.pinned)}",
             'backend: "fused"',
-            f"max_batch_size: {self._batch}",
+            f"max_batch_size: {batch}",
             IMAGE,
             *self._results(self.names.pinned),
             VERSION,
-            self._on_cpu,
-            *self._batching(self._on_cpu),
+            instances,
+            *self._batching(instances),
             parameters=[p for key, name in parts.items() for p in ((key, name), (f"{key}_version", "1"))],
         )
 

@@ -100,7 +100,7 @@ def check_retirable(repository: Path, network: Network, version: int) -> None:
         raise WrongUsage(f"{failure}: it is the only served version; fix: publish another version first")
     gone = network.at_version(version)
     for each in gone.variants:
-        if reason := reason_in_use(each.variant, each.is_default, 0):
+        if reason := reason_in_use(each.variant, each.is_default, 0, each.is_fallback):
             raise WrongUsage(f"{failure}: variant '{each.variant.name}' of route '{each.route}': {reason}")
     if user := next(_users(repository, network.name, version, {pin.model for pin in gone.pins}), None):
         raise WrongUsage(f"{failure}: {user} calls it; fix: change or remove the caller")

@@ -10,10 +10,10 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from nereid.config.model_config import read_pbtxt
+from nereid.config.model_config import CONFIGS, read_pbtxt
 from nereid.errors import OperationFailed
 from nereid.repository import pbtxt
-from nereid.repository.layout import Pin, config_files, versions_there
+from nereid.repository.layout import PARTS, Pin, config_files, served_steps, versions_there
 from nereid.routes.target import RouteLocation, read_state
 from nereid.routing.assignment import Variant
 from nereid.text.reading_settings import BACKEND as READER
@@ -30,6 +30,7 @@ class PinnedVariant:
     variant: Variant
     pin: Pin
     is_default: bool
+    is_fallback: bool = False
 
 
 def pinned_variants(routes: Iterable[RouteLocation], pins: Iterable[Pin]) -> list[PinnedVariant]:
@@ -40,7 +41,13 @@ def pinned_variants(routes: Iterable[RouteLocation], pins: Iterable[Pin]) -> lis
         with contextlib.suppress(OperationFailed):
             route = read_state(location).route()
             found += [
-                PinnedVariant(location.name, variant, by_model[variant.model], variant.name == route.default)
+                PinnedVariant(
+                    location.name,
+                    variant,
+                    by_model[variant.model],
+                    variant.name == route.default,
+                    variant.name in route.fallbacks,
+                )
                 for variant in route.variants
                 if variant.model in by_model
             ]
@@ -101,6 +108,43 @@ def write_like(template: Path, pin: Pin, version: int, target: Path) -> None:
                 f"{pin.network_version} of '{pin.network}', as in config.pbtxt; fix: correct that profile"
             )
         path.write_text(head + text_format.MessageToString(config))
+
+
+def write_on_cpu(template: Path, target: Path) -> None:
+    """Write a model folder that runs a pinned model on the CPU in every profile, with the same versions.
+
+    Args:
+        template: folder of the pinned model; its profile `cpu`, or its plain config, runs all parts in one
+            process.
+        target: the new folder; its name is the model's name.
+
+    Raises:
+        OperationFailed: the pinned model sends requests to other models in these configs.
+    """
+    known = (template / CONFIGS / "cpu.pbtxt", template / "config.pbtxt")
+    source = next(path for path in known if path.exists())
+    document = read_pbtxt(source)
+    if document.get("backend") not in PARTS or served_steps(document):
+        kind = document.get("backend") or document.get("platform", "none")
+        raise OperationFailed(
+            f"cannot copy '{source}': expected a backend that runs its models in one process, "
+            f"{' or '.join(PARTS)}, got '{kind}'; fix: write {CONFIGS}/cpu.pbtxt for '{template.name}'"
+        )
+    skipped = {*map(str, versions_there(template)), CONFIGS}
+    shutil.copytree(
+        template, target, ignore=lambda folder, names: skipped if Path(folder) == template else ()
+    )
+    (target / "1").mkdir()
+    (target / "1" / ".gitkeep").touch()
+    config = pbtxt.parse(source.read_text())
+    config.name = target.name
+    config.version_policy.Clear()
+    config.version_policy.specific.versions.append(1)
+    for group in config.instance_group or [config.instance_group.add()]:
+        group.kind = group.KIND_CPU
+        group.ClearField("gpus")
+    head = f"# {template.name} on the CPU, with the same versions; written by nereid route fallback.\n"
+    (target / "config.pbtxt").write_text(head + text_format.MessageToString(config))
 
 
 def _repin(config: Any, pin: Pin, version: int) -> bool:

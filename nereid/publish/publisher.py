@@ -253,8 +253,9 @@ def _successors(
 ) -> tuple[dict[str, str], list[AddVariant]]:
     """Return the names of a new version's pinned models by their templates, and its variants."""
     now = network.at_version(current)
-    # One variant of each route; the default one is the last, and wins.
-    chosen = {each.route: each for each in sorted(now.variants, key=lambda each: each.is_default)}
+    # One variant of each route; the default one is the last, and wins. A fallback keeps its version.
+    serving = [each for each in now.variants if not each.is_fallback] or now.variants
+    chosen = {each.route: each for each in sorted(serving, key=lambda each: each.is_default)}
     templates = [each.pin.model for each in chosen.values()] or [pin.model for pin in now.pins[:1]]
     models = {name: pinned.successor(name, current, version) for name in templates}
     for model in models.values():

@@ -31,8 +31,8 @@ class Counts:
 
     `requests` has the requests by variant, version and whether they failed, of callers that named no variant;
     `drawn` has those of them that chance gave to a variant. `latencies` has the requests by variant, version
-    and upper bound in seconds, cumulative as on the page; `shadows` has the requests of a shadow by shadow
-    and outcome.
+    and upper bound in seconds, cumulative as on the page, without those in place of another variant;
+    `shadows` has the requests of a shadow by shadow and outcome.
     """
 
     requests: Mapping[tuple[str, str, bool], int]
@@ -69,11 +69,16 @@ def read(page: str, route: str) -> Counts:
                 variant = labels["variant"], labels["version"]
                 requests[*variant, labels["outcome"] in FAULTS] += value
                 drawn[variant] += value if labels["reason"] == CHANCE else 0
-            case "request_duration_seconds_bucket" if labels["outcome"] == "ok":
+            case "request_duration_seconds_bucket" if labels["outcome"] == "ok" and _is_chosen(labels):
                 latencies[labels["variant"], labels["version"], float(labels["le"])] += value
             case "shadow_requests_total":
                 shadows[labels["shadow"], labels["outcome"]] += value
     return Counts(requests, drawn, latencies, shadows)
+
+
+def _is_chosen(labels: Mapping[str, str]) -> bool:
+    """Return whether a duration is of the chosen variant; older servers send no such label."""
+    return labels.get("chosen") != "false"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from functools import cache
 from nereid.rollout.evidence import BlockEvidence, Evidence, Tally
 from nereid.rollout.histograms import chance_of_slower, chance_of_split, median_ratio
 
-# A split that is this improbable is broken; its cause makes all comparisons worthless.
-SPLIT_RISK = 0.001
+# A split that is this improbable is broken; its cause makes all comparisons worthless. With a larger risk,
+# chance alone would pause good rollouts; a wrong weight is soon far less probable than this.
+SPLIT_RISK = 1e-6
 # Larger forecasts are cut off.
 MAX_NEEDED, MAX_LOOKS = 1e9, 100_000
 NONE = Tally(0, 0)

@@ -8,7 +8,7 @@ from nereid.rollout.plan import SHADOW, RolloutPlan
 from nereid.rollout.rollout_journal import State
 from nereid.routes.change import Proposal, Propose
 from nereid.routes.target import RouteState
-from nereid.routing.assignment import Route, Shadow, Table, Variant, shares
+from nereid.routing.assignment import Route, Shadow, Table, Variant, shares, with_default
 
 
 class ControlGone(OperationFailed):
@@ -83,7 +83,7 @@ def withdrawn(state: State) -> Propose:
         route = _with(route, state.pair, 0.0, ())
         # The default must be ready, and replaces failing variants.
         default = control if route.default == state.plan.candidate else route.default
-        return Proposal(replace(route, default=default), note)
+        return Proposal(with_default(route, default), note)
 
     return propose
 

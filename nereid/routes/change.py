@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import BinaryIO
@@ -91,6 +91,19 @@ def reweighted(weights: Mapping[str, float]) -> Propose:
         for variant in document["variants"]:
             variant["weight"] = weights.get(variant["name"], variant["weight"])
         return Proposal(parse_route(msgspec.json.encode(document)), "set")
+
+    return propose
+
+
+def with_fallbacks(names: Sequence[str]) -> Propose:
+    """Propose the present route with these variants as its fallbacks, in this order."""
+
+    def propose(present: RouteState) -> Proposal:
+        document = msgspec.to_builtins(present.route()) | {"fallbacks": names}
+        try:
+            return Proposal(parse_route(msgspec.json.encode(document)), "set fallbacks")
+        except InvalidConfig as error:
+            raise WrongUsage(str(error)) from None
 
     return propose
 

@@ -64,6 +64,8 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(each, f"{path}[{each.name}]")
     elif isinstance(value, dict):
         for name, values in value.items():
-            yield f"{path}[{name}]", ", ".join(values)
+            yield f"{path}[{name}]", ", ".join(values) if isinstance(values, tuple) else values
+    elif value and isinstance(value, tuple):
+        yield path, ", ".join(value)
     elif value != ():
         yield path, value

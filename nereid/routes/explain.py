@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from nereid.contract import ROUTE_HEADERS, ROUTE_KEY_HEADER
 from nereid.routes.target import percent
 from nereid.routing.assignment import (
+    ANSWER,
+    FORCED,
     Choice,
     Route,
     Table,
@@ -39,6 +41,7 @@ class Explanation:
         candidates: scores of all variants, if a sticky key decides.
         mirrored: probability that the request is mirrored, 0 to 1, by shadow.
         ignored: the given headers that routes do not read.
+        fallbacks: what answers, in this order, while the variant is unreachable.
     """
 
     variant: str
@@ -48,6 +51,7 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     mirrored: Mapping[str, float]
     ignored: tuple[str, ...]
+    fallbacks: tuple[str, ...] = ()
 
 
 def explain(table: Table, parameters: Mapping[str, str]) -> Explanation:
@@ -68,7 +72,17 @@ def explain(table: Table, parameters: Mapping[str, str]) -> Explanation:
         candidates=_candidates(table.route, key) if choice.reason == "route-key" else (),
         mirrored=_mirrored(table.route, None if is_chance else choice.variant, key),
         ignored=tuple(name for name in parameters if not re.fullmatch(ROUTE_HEADERS, name)),
+        fallbacks=_fallbacks(table.route, choice),
     )
+
+
+def _fallbacks(route: Route, choice: Choice) -> tuple[str, ...]:
+    """Return the variants after the chosen one, then `answer`; after each variant, if chance chooses."""
+    if choice.reason in FORCED:
+        return ()
+    is_known = choice.reason != "weight"
+    names = [each.name for each in route.replacements if not (is_known and each is choice.variant)]
+    return (*names, *([ANSWER] if route.answer else []))
 
 
 def _why(table: Table, choice: Choice, key: str) -> str:

@@ -210,6 +210,12 @@ def parse_route(text: bytes) -> Route:
         raise InvalidConfig(_explain(str(error), text)) from None
 
 
+def with_default(route: Route, name: str) -> Route:
+    """Return the route with another default, which then is not one of its fallbacks."""
+    fallbacks = tuple(each for each in route.fallbacks if each != name)
+    return msgspec.structs.replace(route, default=name, fallbacks=fallbacks)
+
+
 def format_route(route: Route) -> bytes:
     """Return the JSON of a route file: one field per line, without defaults."""
     return msgspec.json.format(msgspec.json.encode(route), indent=2) + b"\n"

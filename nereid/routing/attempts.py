@@ -213,6 +213,7 @@ class Rungs:
 
     def __init__(self, route: Route, first: Choice) -> None:
         self.first, self.first_label = first, first.variant.name
+        self._repeated: Choice | None = None
         self.is_forced = first.reason in FORCED
         others = () if self.is_forced else route.replacements
         self._left = [first, *(Choice(each, BREAKER) for each in others if each is not first.variant)]
@@ -227,6 +228,11 @@ class Rungs:
     def repeat(self, choice: Choice) -> None:
         """Try a choice again before all others: another instance of its model runs."""
         self._left.insert(0, choice)
+        self._repeated = choice
+
+    def may_leave(self, choice: Choice) -> bool:
+        """Return whether a choice is repeated, and others are left if it takes too long."""
+        return choice is self._repeated and bool(self._left)
 
     def retry(self) -> None:
         """Note that a variant was tried: the remaining ones are retries."""
@@ -257,6 +263,14 @@ class Attempt:
         self._is_own_deadline = not 0 < client_s < own_s
         self.deadline = admitted.begin + (own_s if self._is_own_deadline else client_s)
         self.seconds = 0.0
+        if admitted.table.route.has_fallbacks and rungs.may_leave(choice):
+            # The other instance may only be starting, and the queue still be that of the dead one.
+            shorten_deadlines((self,), served, now)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether its variant is the chosen one, and no replacement."""
+        return self.reason not in (BREAKER, RETRY)
 
     @property
     def network_version(self) -> str:

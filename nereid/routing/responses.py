@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nereid.routing import quality
-from nereid.routing.assignment import ANSWER, BREAKER, RETRY
+from nereid.routing.assignment import ANSWER
 from nereid.routing.attempts import AdmittedRequest, Attempt, Rungs
 from nereid.routing.interfaces import MetricSink
 from nereid.routing.shadows import CompletedRequest, Shadows
@@ -43,7 +43,7 @@ class Responses:
         if trace.is_probe:
             trace.end()
             return
-        if attempt.reason in (BREAKER, RETRY):
+        if not attempt.is_chosen:
             self._count_fallback(attempt.rungs, labels["variant"], attempt.reason)
         trace.end(**self._observe(request, response, labels))
         if route.shadows:

@@ -262,12 +262,12 @@ class Router:
 
     def _begin(self, admitted: AdmittedRequest, rungs: Rungs) -> Attempt:
         """Start an attempt on the first variant that is not failing."""
-        now, names = self._clock(), []
+        now, skipped = self._clock(), []
         with self._lock:
             while rungs:
                 choice = rungs.next()
-                names.append(choice.variant.name)
                 served = self._served.of(admitted.table, choice.variant)
+                skipped.append((choice, served))
                 if choice is rungs.first:
                     rungs.first_label = served.labels["variant"]
                 if served.allows(now):
@@ -278,9 +278,10 @@ class Router:
                         self._hurry()
                     return attempt
             if not admitted.trace.is_probe:
-                self._responses.count(**served.labels, outcome="unavailable", reason=rungs.first.reason)
+                choice, served = skipped[0]
+                self._responses.count(**served.labels, outcome="unavailable", reason=choice.reason)
         open_s = admitted.table.route.breaker.open_s
-        listed = ", ".join(f"'{name}'" for name in names)
+        listed = ", ".join(f"'{choice.variant.name}'" for choice, _ in skipped)
         raise Unavailable(f"no healthy variant: {listed}; retried every {open_s:g} s")
 
     def _run(self, attempt: Attempt) -> Any:
@@ -338,7 +339,10 @@ class Router:
             self._metrics.add("probes_total", **labels, outcome=outcome)
             return True
         self._responses.count(**labels, outcome=outcome, reason=attempt.reason)
-        self._metrics.add("request_duration_seconds", attempt.seconds, outcome=outcome, **labels)
+        chosen = str(attempt.is_chosen).lower()
+        self._metrics.add(
+            "request_duration_seconds", attempt.seconds, outcome=outcome, chosen=chosen, **labels
+        )
         return True
 
 

@@ -24,6 +24,8 @@ PLAIN_PROFILE = "ensemble"
 DEFAULT_PROFILE = "cpu"
 DEFAULT_PORTS = Ports(HTTP_PORT, GRPC_PORT, METRICS_PORT)
 GPU_PROFILE = "gpu"
+# Those whose models pass on tensors in the memory of a GPU.
+GPU_PROFILES = (GPU_PROFILE, "gpu_ensemble")
 TUNED_PROFILE = "tuned"
 # Selects one of the others for this machine: `nereid.server.gpu.profile_choice`.
 AUTO_PROFILE = "auto"
@@ -128,7 +130,7 @@ def command(
         args += [f"--load-model={name}" for name in models]
     if options.profile != PLAIN_PROFILE:
         args.append(f"--model-config-name={options.profile}")
-    if options.profile == GPU_PROFILE:
+    if options.profile in GPU_PROFILES:
         args += GPU_POOLS
     if not completes_configs:
         args.append("--disable-auto-complete-config")

@@ -90,9 +90,9 @@ ROUTE_METRICS: Mapping[str, MetricKind] = {
     ),
     "request_duration_seconds": MetricKind(
         "HISTOGRAM",
-        "Seconds from arrival at the route to the variant's response",
+        "Seconds from arrival at the route to the variant's response; `chosen` is `false` for a replacement",
         ROUTE_DURATIONS_S,
-        labels=("variant", "version", "outcome"),
+        labels=("variant", "version", "outcome", "chosen"),
     ),
     "in_flight": MetricKind(
         "GAUGE", "Attempts on a variant that have not returned", labels=("variant", "version")

@@ -14,7 +14,7 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open both siblings; a missing or wrong one fails the load."""
         inherited_sockets.close_connections()
-        self.model = FusedModel(ModelConfig.from_args(args))
+        self.model = FusedModel(ModelConfig.from_args(args, may_use_gpu=True))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Serve a batch; a bad image fails its own request only."""

@@ -6,13 +6,18 @@ from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.inference.network_file import open_file, path_of
 from nereid.inference.run_sizes import max_run_rows, warm_batch_sizes
-from nereid.inference.session_options import CPU, CUDA, providers, session_settings
+from nereid.inference.session_options import CPU, CUDA, is_slow_at_first, providers, session_settings
 from nereid.inference.signature import Signature, validate
 from nereid.repository.layout import served_versions
 from tests.conftest import ROOT
 
-CONFIGS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("*_repository/*/configs/gpu.pbtxt"))
+CONFIGS = sorted(
+    str(path.relative_to(ROOT))
+    for path in ROOT.glob("*_repository/*/configs/gpu.pbtxt")
+    if 'backend: "fused"' not in path.read_text()
+)
 NETWORKS = [each for each in CONFIGS if 'backend: "onnxruntime"' in (ROOT / each).read_text()]
+FUSED = ROOT / "model_repository" / "classify_v1" / "configs"
 GIBIBYTE = 2**30
 
 
@@ -75,10 +80,25 @@ def test_network_fits_its_config(relative):
 def test_batch_sizes_that_run_at_load_end_with_the_largest(relative):
     """The largest run reserves the memory, so that a lack of it appears at load."""
     found = config(relative)
-    sizes = warm_batch_sizes(found, is_default=False)
+    sizes = warm_batch_sizes(found, is_slow_at_first(providers(found, [CUDA, CPU])))
     is_fixed = all(dim > 0 for tensor in found.inputs for dim in tensor.dims)
 
     assert sizes[-1:] == ([max_run_rows(found)] if is_fixed else [])
+
+
+def test_one_process_has_the_steps_of_the_ensemble():
+    """Profile `gpu` differs from `cpu` in device and batches only, and `gpu_ensemble` has the same steps."""
+    differing = {"max_batch_size", "instance_group", "dynamic_batching"}
+    on_gpu, on_cpu = (
+        {key: value for key, value in read_pbtxt(FUSED / f"{profile}.pbtxt").items() if key not in differing}
+        for profile in ("gpu", "cpu")
+    )
+
+    assert on_gpu == on_cpu
+    assert read_pbtxt(FUSED / "gpu.pbtxt")["instance_group"] == [{"kind": "KIND_GPU", "count": 2}]
+    for step in ("imagenet_preprocess", "efficientnet_lite0"):
+        configs = ROOT / "model_repository" / step / "configs"
+        assert read_pbtxt(configs / "gpu_ensemble.pbtxt") == read_pbtxt(configs / "gpu.pbtxt")
 
 
 def test_preprocessing_has_a_limit_of_memory():

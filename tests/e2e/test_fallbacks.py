@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +18,17 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from nereid import metrics_page
+from nereid.assets import COFFEE, REPOSITORY
 from nereid.server.control import Control
 from tests.routes import WATCHDOG_S, document, store_router, variant, wait_until
-from tests.supervised import IMAGE_TO_SCORES, Served, serving, store_eyes
+from tests.supervised import IMAGE_TO_SCORES, NEREID, Served, serving, store_eyes
 from tests.tables import cases
 
 CALLERS = 12
 # Numbers of the default variant, of its fallback, and of the configured answer.
 DEFAULT, SPARE, ANSWER = 11.0, 21.0, -1.0
+# What the sample photo shows, as an index of ImageNet's classes.
+ESPRESSO = 967
 
 
 @pytest.fixture
@@ -55,19 +61,19 @@ def ask(client: InferenceServerClient) -> float:
 
 
 @contextmanager
-def load(served: Served) -> Iterator[Counter[float | str]]:
-    """Send requests with all callers; the numbers of the responses are complete at the end of the context.
+def load(served: Served, send: Callable[[InferenceServerClient], Any] = ask) -> Iterator[Counter[Any]]:
+    """Send requests with all callers; the counted responses are complete at the end of the context.
 
-    The message of a request that fails takes the place of a number.
+    The message of a request that fails takes the place of a response.
     """
     over, numbers = threading.Event(), Counter()
 
-    def call() -> Counter[float | str]:
-        found: Counter[float | str] = Counter()
+    def call() -> Counter[Any]:
+        found: Counter[Any] = Counter()
         with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
             while not over.is_set():
                 try:
-                    found[ask(client)] += 1
+                    found[send(client)] += 1
                 except InferenceServerException as error:
                     found[str(error)] += 1
         return found
@@ -135,3 +141,62 @@ def test_answer_is_sent_while_no_variant_is_there(served):
 
     assert {*numbers} == {DEFAULT, SPARE, ANSWER}
     wait_until(lambda: counted(served, "answer") == numbers[ANSWER], f"{numbers[ANSWER]} counted answers")
+
+
+@pytest.fixture
+def classified(tmp_path) -> Iterator[Served]:
+    """A server of the default models as ensembles; the route sends all to v1, which has a copy on the CPU."""
+    repository = shutil.copytree(
+        REPOSITORY, tmp_path / "models", ignore=shutil.ignore_patterns("*.history.jsonl")
+    )
+    path = repository / "classify.route.json"
+    route = json.loads(path.read_text())
+    route["variants"] = [each | {"weight": int(each["name"] == "v1")} for each in route["variants"]]
+    path.write_text(json.dumps(route))
+    with serving(repository, tmp_path / "run", "--profile", "ensemble") as running:
+        wait_until(running.is_ready, "ready")
+        done = subprocess.run(
+            [NEREID, "route", "fallback", "--cpu", "--repository", str(repository)],
+            env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path / "run")},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        yield running
+
+
+def network_killed(served: Served) -> None:
+    """Kill all processes of the default's network."""
+    for stub in served.stubs("efficientnet_lite0"):
+        os.kill(stub.process.pid, signal.SIGKILL)
+
+
+def default_unloaded(served: Served) -> None:
+    """Unload the model of the default variant."""
+    Control(served.record).unload("classify_v1")
+
+
+def classify(client: InferenceServerClient) -> tuple[str, str, int]:
+    """Send one photo to the route `classify`; return the variant, the reason and the best class."""
+    image = InferInput("image", [1, 1], "BYTES")
+    image.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], object))
+    response = client.infer("classify", [image], client_timeout=WATCHDOG_S)
+    variant, reason = (response.as_numpy(name).item().decode() for name in ("variant", "route_reason"))
+    return variant, reason, int(response.as_numpy("scores").argmax())
+
+
+@pytest.mark.slow
+@cases("fault", {"network killed": network_killed, "default unloaded": default_unloaded})
+def test_copy_on_the_cpu_answers_for_the_default(classified, fault):
+    """No client sees an error; the responses are those of the default, and the counter has the copy."""
+    with load(classified, classify) as seen:
+        wait_until(lambda: classified.metric("probes_total", model="classify") > 1, "probes")
+        fault(classified)
+        wait_until(lambda: counted(classified, "v1_cpu") > 50, "responses of the copy")
+
+    assert {*seen} - {("v1_cpu", "breaker", ESPRESSO)} == {
+        ("v1", "weight", ESPRESSO),
+        ("v1_cpu", "retry", ESPRESSO),
+    }
+    total = sum(count for (name, _, _), count in seen.items() if name == "v1_cpu")
+    wait_until(lambda: counted(classified, "v1_cpu") == total, f"{total} counted fallbacks")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ QUICK = {
 DELAY_MS = 6
 # The route reports its counts this often.
 FLUSH_S = 0.5
+# Watchdog of a phase of a rollout, which takes some 20 s on a machine with other load.
+ROLLOUT_S = 300
 
 
 class Rollout:
@@ -91,7 +94,13 @@ class Rollout:
 
     def wait_for(self, *phases: str):
         """Wait until the rollout has one of these phases, and return its state."""
-        wait_until(lambda: self.state.phase in phases, f"{phases}, got {self.state}")
+        try:
+            wait_until(lambda: self.state.phase in phases, f"one of {phases}", ROLLOUT_S)
+        except AssertionError as error:
+            threads = "\n".join(
+                "".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()
+            )
+            raise AssertionError(f"{error}, got {self.state}; log: {self.log}; threads:\n{threads}") from None
         return self.state
 
 
@@ -173,7 +182,7 @@ def test_good_candidate_gets_all_traffic(rollout, nereid):
 
 BAD = {
     "errors": ({"error": "planted", "error_share": 0.2}, "error "),
-    "slow": ({"delay_ms": 2 * DELAY_MS}, ("slow ", "the median latency is")),
+    "slow": ({"delay_ms": 10 * DELAY_MS}, ("slow ", "the median latency is")),
     "breaker": ({"error": "planted"}, ("the breaker of 'new' has opened", "error 100.00%")),
 }
 
@@ -184,7 +193,7 @@ def test_bad_candidate_loses_the_traffic(rollout, behaviour, reason):
     """The reason names the numbers; the candidate stays loaded; the control answers everything afterwards."""
     order(rollout.repository, "net_new", **{"delay_ms": DELAY_MS} | behaviour)
     with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
-        rollout.start(slo_ms=8, max_slow_increase=0.2)
+        rollout.start(slo_ms=32, max_slow_increase=0.2)
         state = rollout.wait_for("ended", "paused")
         since = time.monotonic()
         load.wait_for(lambda outcome: not outcome.is_failed, 20, since)
@@ -223,6 +232,42 @@ def test_dead_candidate_loses_the_traffic(rollout):
 
     assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
     assert state.reasons[0].startswith(("the breaker of 'new' has opened", "error 100.00%"))
+
+
+@pytest.mark.slow
+def test_candidate_that_is_a_fallback_is_judged_by_its_own_requests(rollout, nereid):
+    """What it answers for the control counts for neither: the step pauses, and its repetition decides."""
+    rollout.served.use(ROUTE, before() | {"fallbacks": ["new"]})
+    drawn, replaced = own_and_replaced(rollout)
+    with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
+        rollout.start(hold_s=8)
+        rollout.wait_for("measuring")
+        rollout.served.grpc.unload_model("net_old")
+        wait_until(lambda: rollout.state.elapsed_s > 6, "most of the step")
+        assert own_and_replaced(rollout)[1] > replaced + 200
+        rollout.served.grpc.load_model("net_old")
+        state = rollout.wait_for("ended", "paused")
+        time.sleep(2 * FLUSH_S)  # the counts of the last requests come later
+        most = own_and_replaced(rollout)[0] - drawn
+
+        assert (state.phase, state.reasons[0][:12]) == ("paused", "broken split"), state
+        assert state.look.events["error"][0].events == 0
+        assert 50 <= state.look.events["error"][0].requests <= most
+        assert 50 <= sum(state.look.latencies[0]) <= most
+        assert nereid("resume").exit_code == 0
+        wait_until(lambda: rollout.state.phase != "paused", "the resumed step")
+        state = rollout.wait_for("ended", "paused")
+
+    assert (state.result, rollout.weights()) == ("promoted", {"old": 0, "new": 100}), state.reasons
+    assert not errors(load)
+    assert read_state(rollout.location).route().fallbacks == ("new",)
+
+
+def own_and_replaced(rollout) -> tuple[float, float]:
+    """Return the requests that chance gave to the candidate, and its responses for the control."""
+    metric = rollout.served.metric
+    drawn = metric("requests_total", route=ROUTE, variant="new", reason="weight")
+    return drawn, metric("fallbacks_total", route=ROUTE, to="new")
 
 
 def test_candidate_that_is_not_loaded_gets_no_traffic(rollout):
@@ -448,7 +493,7 @@ def test_killed_controller_is_continued(rollout, result, kills):
         for kill in kills.split():
             assert rollout.state.is_active
             words = [str(rollout.repository), str(rollout.base), kill]
-            done = subprocess.run([sys.executable, "-c", KILLED, *words], timeout=WATCHDOG_S, check=False)
+            done = subprocess.run([sys.executable, "-c", KILLED, *words], timeout=ROLLOUT_S, check=False)
             assert done.returncode == -signal.SIGKILL, kill
 
     assert (rollout.state.phase, rollout.state.result) == ("ended", result)

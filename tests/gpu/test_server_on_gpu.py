@@ -1,4 +1,4 @@
-"""The whole server in the profile `gpu`: the right class, and no tensor on the host."""
+"""The whole server on a GPU: the right class, and no tensor of the ensemble on the host."""
 
 import json
 import re
@@ -6,6 +6,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from nereid.assets import CHELSEA, COFFEE
@@ -22,7 +23,7 @@ RUNS, FROM_HOST = "nereid_onnxruntime_run_seconds_count", "nereid_onnxruntime_ho
 @pytest.fixture(scope="module")
 def server(cupy, tmp_path_factory):
     """The running server."""
-    with start(tmp_path_factory, "gpu") as running:
+    with start(tmp_path_factory, "gpu_ensemble") as running:
         yield running
 
 
@@ -60,6 +61,16 @@ def test_tensors_stay_on_the_gpu(server):
 
     assert {answer.labels[0].index for answer in answers} == {ESPRESSO}
     assert total(server, FROM_HOST) == 0
+
+
+def test_scores_of_one_process_are_those_of_the_ensemble(server, tmp_path_factory):
+    """Profile `gpu` decodes and computes in one process, with the same kernels."""
+    with Classifier(url(server, "http"), "http") as classifier:
+        expected = [classifier.scores(photo, version="1") for photo in (COFFEE, CHELSEA)]
+
+    with start(tmp_path_factory, "gpu") as fused, Classifier(url(fused, "http"), "http") as classifier:
+        for photo, scores in zip((COFFEE, CHELSEA), expected, strict=True):
+            np.testing.assert_allclose(classifier.scores(photo, version="1"), scores, atol=0.001)
 
 
 def test_batches_do_not_overwrite_each_other(server):

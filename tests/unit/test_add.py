@@ -59,7 +59,7 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
         "small": "KIND_CPU",
         "small_network": "KIND_GPU",
         "small_preprocess": "KIND_GPU",
-        "small_v1": None,
+        "small_v1": "KIND_GPU",
     }
     route = parse_route((repository / "small.route.json").read_bytes())
     assert [(v.name, v.model, v.version, v.weight) for v in route.variants] == [("v1", "small_v1", 1, 100)]
@@ -214,6 +214,7 @@ def test_only_the_wanted_hardware_gets_configs(repository, file):
         "small_v1/configs/cpu.pbtxt",
         "other_network/configs/gpu.pbtxt",
         "other_preprocess/configs/gpu.pbtxt",
+        "other_v1/configs/gpu.pbtxt",
     }
 
 
@@ -232,6 +233,7 @@ def test_batches_are_small_on_a_cpu_and_any_on_a_gpu(repository, file):
         "small_preprocess/config.pbtxt": True,
         "small_preprocess/configs/gpu.pbtxt": False,
         "small_v1/configs/cpu.pbtxt": True,
+        "small_v1/configs/gpu.pbtxt": False,
     }
 
 

@@ -1,6 +1,7 @@
 """Fallbacks of a route: further variants after the default one, and the configured answer."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -20,11 +21,33 @@ from nereid.serving_errors import (
     Unavailable,
 )
 from tests.tables import cases
-from tests.unit.test_router import CAT, KEY_V2, ROUTE, TO_V2, V1, V2, World, dead, hang_v2, in_use
+from tests.unit.test_router import (
+    CAT,
+    KEY_V1,
+    KEY_V2,
+    ROUTE,
+    TO_V2,
+    V1,
+    V2,
+    Request,
+    World,
+    dead,
+    hang_v2,
+    in_use,
+)
 
 V3 = Variant("v3", "m3", 1, 0)
 CHAIN = replace(ROUTE, variants=(V1, V2, V3), fallbacks=("v3",))
 ANSWERED = ("answer", "scores", "")
+
+
+class SlowlyChecked(Request):
+    """A request for which the check of its client takes time, so that its next attempt begins later."""
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has disconnected, a millisecond later."""
+        self._world.now += 0.001
+        return super().is_cancelled()
 
 
 def answering(route=ROUTE) -> World:
@@ -39,6 +62,15 @@ def fallbacks(world: World) -> dict[tuple[str, ...], float]:
     """Return the counted fallbacks: by chosen variant, responding variant and reason."""
     found = {labels: n for (family, labels), n in world.counts.items() if family == "fallbacks_total"}
     return {tuple(dict(labels)[name] for name in ("from", "to", "reason")): n for labels, n in found.items()}
+
+
+def attempts(world: World) -> dict[tuple[str, ...], float]:
+    """Return the counted attempts: by variant, outcome and reason."""
+    found = {labels: n for (family, labels), n in world.counts.items() if family == "requests_total"}
+    return {
+        tuple(dict(labels)[name] for name in ("variant", "outcome", "reason")): n
+        for labels, n in found.items()
+    }
 
 
 def test_variants_are_tried_in_order():
@@ -79,6 +111,40 @@ def test_each_variant_is_tried_once():
     assert world.called == ["m2", "m1", "m3"]
     assert world.send(KEY_V2).outcome.startswith("unavailable: no healthy variant: 'v2', 'v1', 'v3'")
     assert fallbacks(world) == {}
+
+
+def test_exhausted_request_counts_for_its_own_variant():
+    """A request without a healthy variant is a failure of the chosen one, or a failed retry."""
+    world = World(CHAIN)
+    for model in ("m1", "m3"):
+        world.fail(model, Unavailable("x"))
+    world.send(KEY_V1)
+    world.counts.clear()
+
+    world.send(KEY_V1)
+    assert attempts(world) == {("v1", "unavailable", "route-key"): 1}
+    world.fail("m2", Unavailable("x"))
+    world.send(KEY_V2)
+    assert attempts(world) == {
+        ("v1", "unavailable", "route-key"): 1,
+        ("v2", "unavailable", "route-key"): 1,
+        ("v1", "unavailable", "retry"): 1,
+    }
+
+
+def test_durations_of_replacements_are_apart():
+    """A response in place of another variant, perhaps after a wait for it, is not compared in rollouts."""
+    world = World(CHAIN)
+    world.fail("m1", Unavailable("x"))
+    world.send(KEY_V1)
+    world.send(KEY_V1)
+    world.send({"x-variant": "v3"})
+
+    name = "request_duration_seconds"
+    assert world.count(name, variant="v3", outcome="ok", chosen="false") == 2
+    assert world.count(name, variant="v3", outcome="ok", chosen="true") == 1
+    assert world.count(name, variant="v1", outcome="unavailable", chosen="true") == 1
+    assert world.count(name) == 4
 
 
 def test_fallbacks_need_no_retry_budget():
@@ -167,6 +233,37 @@ def test_queue_of_a_dead_process_goes_on(route, outcome):
     release.set()
     thread.join()
     assert request.outcome == outcome
+
+
+def test_repeated_request_waits_briefly():
+    """The replacement of a dead process may only be starting, and the queue is still that of the dead one."""
+    world = World(replace(CHAIN, variants=(V1, replace(V2, deadline_ms=60_000), V3)))
+    world.replaced.add("m2_0_0")
+    reached, release = threading.Event(), threading.Event()
+
+    def wait() -> np.ndarray:
+        world.models["m2"] = wait_longer
+        raise dead()
+
+    def wait_longer() -> np.ndarray:
+        reached.set()
+        assert release.wait(60)
+        raise dead()
+
+    world.models["m2"] = wait
+    request = SlowlyChecked(world, KEY_V2)
+    thread = threading.Thread(target=world.router.handle, args=(world.router.admit(request),))
+    thread.start()
+    assert reached.wait(60)
+    world.now += 1.0
+    world.router.expire()
+    # Longer than a death counts.
+    world.now += 11.0
+    release.set()
+    thread.join()
+
+    assert request.outcome == ("v1", "11", "retry")
+    assert world.called == ["m2", "m2", "m1"]
 
 
 def test_answer_is_the_last_rung():

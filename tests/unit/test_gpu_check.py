@@ -298,6 +298,7 @@ def passing() -> dict:
             "served": [{"in_flight": 1, "p50_ms": 2.5, "per_s": 300.0, "failed": 0}],
             "in_process": [{"p50_ms": 2.0}],
             "served_to_slower_step": 0.9,
+            "best_as_ensemble_per_s": 200.0,
         },
         "precisions": {
             "recorded": {"max_difference": 0.0002},
@@ -430,7 +431,8 @@ def test_page_shows_the_machine_of_the_record():
 
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert "NVIDIA A100-SXM4-80GB, driver 535.216.01; AMD EPYC; 2026-11-26; commit abc" in text
+    assert "NVIDIA A100-SXM4-80GB, driver 535.216.01; AMD EPYC; 2026-11-26; `python -m" in text
+    assert "Sections by commit: abc: " in text
     assert "old" not in text
 
 

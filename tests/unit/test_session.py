@@ -17,7 +17,7 @@ from nereid.config.model_config import ModelConfig
 from nereid.inference import network_file
 from nereid.inference.session import Session, complete_config
 from nereid.inference.session_events import SessionEvents
-from nereid.inference.session_options import BackendSettings
+from nereid.inference.session_options import CUDA_GRAPHS, BackendSettings
 from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed
 from tests.networks import assert_same, constant, identity, network, store, tensor, value
 from tests.tables import cases
@@ -696,3 +696,23 @@ def test_scalar_of_a_batching_model_fails_the_load(open_model):
         InvalidConfig, match=r"tensor 'k': for the model to support batching .* model is \[\]$"
     ):
         open_model(model, BATCHES + X + Y + tensor("input", "k", "FP32", [1]))
+
+
+def test_network_that_cannot_be_recorded_runs_without_cuda_graphs(tmp_path, monkeypatch):
+    """ONNX Runtime refuses to record a network with nodes on the CPU; the reason is in the log."""
+    refusal = "onnx runtime error 1: This session cannot use the graph capture feature as requested"
+    open_real = network_file.open_configured
+
+    def refuse_to_record(config, settings):
+        if config.parameters[CUDA_GRAPHS] == "true":
+            raise InvalidConfig(refusal)
+        return open_real(config, settings)
+
+    monkeypatch.setattr(network_file, "open_configured", refuse_to_record)
+    text = BATCHES + X + Y + tensor("output", "sums", "FP32", [1]) + parameter(CUDA_GRAPHS, "true")
+    session = Session.from_config(stored(tmp_path, double(), text))
+
+    (y,) = session.run({"x": np.ones((2, 3), np.float32)}, ["y"])
+
+    np.testing.assert_array_equal(y, np.full((2, 3), 2, np.float32))
+    assert str(session).endswith(f", without CUDA graphs: {refusal}")

@@ -373,6 +373,12 @@ DEVICE = {"device_id": "3"}
                 ("do_copy_in_default_stream", "0", "0"),
             ]
         },
+        "cuda graphs": (
+            config({"nereid.cuda_graphs": "true"}, "GPU", 3),
+            ((CUDA, {"enable_cuda_graph": "1", **DEVICE}),),
+        ),
+        "no cuda graphs": (config({"nereid.cuda_graphs": "false"}, "GPU", 3), ((CUDA, DEVICE),)),
+        "cuda graphs on the cpu": (config({"nereid.cuda_graphs": "true"}), ()),
         "cuda block": (
             accelerated(gpu=[("cuda", {"use_tf32": "0", "do_copy_in_default_stream": "on"})]),
             ((CUDA, {"use_tf32": "0", "do_copy_in_default_stream": "on", **DEVICE}),),

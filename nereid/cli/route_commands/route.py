@@ -180,6 +180,45 @@ def revert(
     _change(context, change.reverted(generation), offline, route, repository)
 
 
+@app.command()
+@with_server
+def fallback(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Variants that replace the default one while it is unreachable, in this order.",
+            metavar="VARIANT…",
+            autocompletion=complete_variant,
+        ),
+    ] = None,
+    cpu: Annotated[
+        bool, typer.Option("--cpu", help="Copy the default's model to the CPU, as the first fallback.")
+    ] = False,
+    offline: Offline = False,
+    route: RouteName = "",
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Set the variants that answer while the default variant is unreachable.
+
+    With --cpu, the model of the default variant gets a copy NAME_cpu that runs on the CPU in every profile,
+    and keeps the version of its network. The copy is loaded, and becomes a variant without traffic.
+    """
+    from nereid.publish.add import add_cpu_fallback
+    from nereid.routes import change
+
+    if bool(names) == cpu:
+        raise WrongUsage("expected either names of variants, or --cpu")
+    if cpu and offline:
+        raise WrongUsage("--cpu needs no --offline: without a server, the copy is loaded at the next start")
+    if names:
+        _change(context, change.with_fallbacks(names), offline, route, repository)
+        return
+    record = find_server(context, repository)
+    name = add_cpu_fallback(own_repository(repository), route, record, print)
+    print(f"{name}: first fallback; its version stays, and nereid retire keeps the files that it needs")
+
+
 def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteState]":
     from nereid.routes import target as routes
 

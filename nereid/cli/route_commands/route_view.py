@@ -34,6 +34,9 @@ def show(target: RouteLocation, present: RouteState, server: Server | None, as_j
         f"default {route.default}, at most {route.max_in_flight} requests in flight, "
         f"mirrored below {route.shadow_max_in_flight}"
     )
+    if route.has_fallbacks:
+        rungs = [*route.fallbacks, *(["the configured answer"] if route.answer else [])]
+        print(f"while {route.default} is unreachable: {', then '.join(rungs)}")
     print(
         f"breaker: opens at {percent(breaker.error_ratio)} failures of {breaker.min_requests} requests or "
         f"more in {breaker.window_s:g} s, tries again after {breaker.open_s:g} s"
@@ -62,6 +65,8 @@ def print_explanation(explanation: Explanation, as_json: bool) -> None:
             (c.variant, f"{c.unit:.6f}", f"{c.weight:g}", f"{c.score:.6g}") for c in explanation.candidates
         ]
         print_table("variant", "hash value", "weight", "score", rows=rows)
+    if explanation.fallbacks:
+        print(f"while it is unreachable: {', then '.join(explanation.fallbacks)}")
     for shadow, likely in explanation.mirrored.items():
         print(f"{_how_likely(likely)} mirrored to shadow {shadow}")
     for name in explanation.ignored:

@@ -13,6 +13,7 @@ const REASONS = {
   header: "selected by a header rule of the route",
   breaker: "because the selected variant is paused after failures",
   retry: "because the selected variant was not available",
+  answer: "because no variant was available: a configured answer",
 };
 
 /**

@@ -191,17 +191,18 @@ class Warm(Struct, frozen=True, tag=True):
         """Do nothing: a request leaves no trace."""
 
 
-class AddVariant(Struct, frozen=True, tag="Vary"):
-    """Add a variant to a route."""
+class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
+    """Add a variant to a route, perhaps as its first fallback."""
 
     route: str
     name: str
     model: str
     weight: float
+    is_fallback: bool = False
 
     def do(self, workspace: Workspace) -> None:
         """Add the variant, and wait until the server uses the new route."""
-        self._change(workspace, variants.added(self.name, self.model, self.weight))
+        self._change(workspace, variants.added(self.name, self.model, self.weight, self.is_fallback))
 
     def undo(self, workspace: Workspace) -> None:
         """Remove the variant, and give requests that chose it time to reach its model.
@@ -211,7 +212,7 @@ class AddVariant(Struct, frozen=True, tag="Vary"):
         """
         if not (workspace.repository / self.route).exists():
             return
-        self._change(workspace, variants.removed(self.name, self.model, self.weight))
+        self._change(workspace, variants.removed(self.name, self.model, self.weight, self.is_fallback))
         if workspace.server:
             time.sleep(DRAIN_S)
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from nereid.errors import OperationFailed
 from nereid.routes.change import Proposal, Propose
 from nereid.routes.target import RouteState
-from nereid.routing.assignment import Route, Variant, parse_route
+from nereid.routing.assignment import Route, Variant, parse_route, with_default
 from nereid.serving_errors import InvalidConfig
 
 
@@ -14,10 +14,10 @@ class VariantInUse(OperationFailed):
     """Requests are sent to a variant that is to be removed."""
 
 
-def added(name: str, model: str, weight: float) -> Propose:
+def added(name: str, model: str, weight: float, is_fallback: bool = False) -> Propose:
     """Propose the present route with one more variant, version 1 of the pinned `model`.
 
-    It has the deadline of the default variant.
+    It has the deadline of the default variant. A fallback comes before the other fallbacks.
     """
 
     def propose(present: RouteState) -> Proposal:
@@ -27,30 +27,35 @@ def added(name: str, model: str, weight: float) -> Propose:
         number = int(weight) if weight == int(weight) else weight
         (default,) = [each for each in route.variants if each.name == route.default]
         variant = Variant(name=name, model=model, version=1, weight=number, deadline_ms=default.deadline_ms)
-        return Proposal(_checked(replace(route, variants=(*route.variants, variant))), f"publish {model}")
+        fallbacks = (name, *route.fallbacks) if is_fallback else route.fallbacks
+        variants, what = (*route.variants, variant), "fall back to" if is_fallback else "publish"
+        return Proposal(_checked(replace(route, variants=variants, fallbacks=fallbacks)), f"{what} {model}")
 
     return propose
 
 
-def removed(name: str, model: str, weight: float) -> Propose:
+def removed(name: str, model: str, weight: float, is_fallback: bool = False) -> Propose:
     """Propose the present route without a variant that is unchanged since it was added.
 
-    The proposal raises `VariantInUse` if its weight differs, or it is the default or has header rules.
+    The proposal raises `VariantInUse` if its weight differs, it is the default or has header rules, or became
+    a fallback.
     """
 
     def propose(present: RouteState) -> Proposal:
         route = present.route()
         ours = [v for v in route.variants if (v.name, v.model) == (name, model)]
         for variant in ours:
-            if reason := reason_in_use(variant, name == route.default, weight):
+            became_fallback = name in route.fallbacks and not is_fallback
+            if reason := reason_in_use(variant, name == route.default, weight, became_fallback):
                 raise VariantInUse(f"cannot remove variant '{name}': {reason}")
         rest = tuple(v for v in route.variants if v not in ours)
-        return Proposal(_checked(replace(route, variants=rest)), f"retire {model}")
+        fallbacks = tuple(each for each in route.fallbacks if each not in {v.name for v in ours})
+        return Proposal(_checked(replace(route, variants=rest, fallbacks=fallbacks)), f"retire {model}")
 
     return propose
 
 
-def reason_in_use(variant: Variant, is_default: bool, weight: float) -> str:
+def reason_in_use(variant: Variant, is_default: bool, weight: float, is_fallback: bool) -> str:
     """Return the reason for which requests can reach a variant; empty if it has only its first `weight`."""
     if variant.weight != weight:
         return (
@@ -59,6 +64,8 @@ def reason_in_use(variant: Variant, is_default: bool, weight: float) -> str:
         )
     if is_default:
         return "it is the route's default; fix: make another variant the default"
+    if is_fallback:
+        return "it is a fallback of the route; fix: remove it from `fallbacks` in the route file"
     return "it has header rules; fix: remove them from the route file" if variant.headers else ""
 
 
@@ -79,7 +86,7 @@ def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
         variants = tuple(replace(v, weight=ours.get(v.name, v.weight)) for v in route.variants)
         default = max(weights, key=lambda n: weights[n]) if route.default in current else route.default
         note = f"roll back {', '.join(current)}"
-        return Proposal(_checked(replace(route, variants=variants, default=default)), note)
+        return Proposal(_checked(with_default(replace(route, variants=variants), default)), note)
 
     return propose
 

@@ -1,0 +1,351 @@
+"""CPU copies of pinned models as fallbacks: their files, their versions, and changes around them."""
+
+import json
+import shutil
+from datetime import UTC, datetime
+
+import pytest
+from typer.testing import CliRunner
+
+from nereid.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.cli.main import app
+from nereid.config.model_config import read_pbtxt
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.publish.add import add_cpu_fallback
+from nereid.publish.network import find_network
+from nereid.publish.publisher import Gates, publish, retire, rollback
+from nereid.publish.remove import remove
+from nereid.repository.check import check
+from nereid.repository.layout import hidden_models, parameters_of, steps_of
+from nereid.rollout.counts import Pair, read
+from nereid.rollout.plan import make_plan
+from nereid.rollout.rollout_journal import State
+from nereid.rollout.route_steps import withdrawn
+from nereid.routes.explain import explain
+from nereid.routes.target import RouteState, find_route, read_state
+from nereid.routing.assignment import Route, Salts, Table, Variant, choose
+from nereid.routing.attempts import Rungs
+from tests.publishing import NET, ROUTE, candidate, contents, publish_number, store_published
+from tests.routes import document, variant
+from tests.tables import cases
+
+COPY = "classify_v1_cpu"
+TWO = [variant("old", "old", 50), variant("new", "new", 50)]
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A copy of the default repository, without the weights of its networks."""
+    ignored = shutil.ignore_patterns("*.history.jsonl", "model.onnx")
+    return shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
+
+
+def route_of(repository, name: str = "") -> Route:
+    """Return the route in the file."""
+    return read_state(find_route(repository, name)).route()
+
+
+def test_copy_is_the_first_fallback_and_gets_no_traffic(repository):
+    """The default's model gets a copy with its labels and versions, as a variant of weight 0."""
+    assert add_cpu_fallback(repository, "", None) == COPY
+
+    route = route_of(repository)
+    (copy,) = [each for each in route.variants if each.name == "v1_cpu"]
+    assert (copy.model, copy.version, copy.weight, route.fallbacks) == (COPY, 1, 0, ("v1_cpu",))
+    config = read_pbtxt(repository / COPY / "config.pbtxt")
+    assert (config["backend"], config["instance_group"]) == ("fused", [{"kind": "KIND_CPU"}])
+    assert steps_of(config) == [("imagenet_preprocess", 1), ("efficientnet_lite0", 1)]
+    names = ("labels.txt",)
+    assert [(repository / COPY / each).read_bytes() for each in names] == [
+        (repository / "classify_v1" / each).read_bytes() for each in names
+    ]
+    assert not (repository / COPY / "configs").exists()
+
+
+@cases(
+    ("before", "after"),
+    {
+        "GPU": ("{ kind: KIND_GPU count: 2 gpus: [ 0, 1 ] }", [{"count": 2, "kind": "KIND_CPU"}]),
+        "automatic": ("{ count: 3 }", [{"count": 3, "kind": "KIND_CPU"}]),
+        "none": ("", [{"kind": "KIND_CPU"}]),
+    },
+)
+def test_copy_never_uses_a_gpu(repository, before, after):
+    """Its instances run on the CPU, also if the config leaves the device to Triton."""
+    path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
+    group = f"instance_group {before}" if before else ""
+    path.write_text(path.read_text().replace("instance_group { kind: KIND_CPU }", group))
+    assert "KIND_CPU" not in path.read_text()
+
+    add_cpu_fallback(repository, "", None)
+
+    assert read_pbtxt(repository / COPY / "config.pbtxt")["instance_group"] == after
+
+
+@pytest.mark.parametrize("profile", ["", "cpu", "gpu"])
+def test_copy_is_served_in_every_profile(repository, profile):
+    """The copy has one config, and no profile leaves it out."""
+    add_cpu_fallback(repository, "", None)
+
+    assert COPY not in hidden_models(repository, profile)
+
+
+def test_copy_passes_the_checks_of_a_repository(tmp_path):
+    """`nereid check` finds nothing wrong with the copy in any profile."""
+    repository = shutil.copytree(
+        REPOSITORY, tmp_path / "models", ignore=shutil.ignore_patterns("*.history.jsonl")
+    )
+    add_cpu_fallback(repository, "", None)
+
+    assert [each for each in check(repository) if each.verdict == "fail"] == []
+
+
+def test_reader_is_copied_like_a_classifier(tmp_path):
+    """The copy of a reader runs its networks in its own process, with the definition of its fields."""
+    repository = shutil.copytree(
+        TEXT_REPOSITORY, tmp_path / "models", ignore=shutil.ignore_patterns("*.history.jsonl", "model.onnx")
+    )
+
+    assert add_cpu_fallback(repository, "read_waybill", None) == "read_waybill_v1_cpu"
+
+    folder = repository / "read_waybill_v1_cpu"
+    given = parameters_of(read_pbtxt(folder / "config.pbtxt"))
+    assert (given["networks"], given["network_version"]) == ("in_process", "1")
+    assert (folder / "waybill.json").exists()
+
+
+@pytest.fixture
+def nereid(repository, tmp_path):
+    """Run `nereid route WORDS` on the repository, where no server runs."""
+    environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(tmp_path)}
+
+    def run(*words: str):
+        return CliRunner().invoke(app, ["route", *words], env=environment)
+
+    return run
+
+
+def test_commands_show_the_fallbacks(nereid):
+    """The command makes the copy; `show`, `explain` and `diff` have its place in the chain."""
+    done = nereid("fallback", "--cpu")
+
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1].startswith(f"{COPY}: first fallback;")
+    assert "while v1 is unreachable: v1_cpu\n" in nereid("show").stdout
+    assert "while it is unreachable: v1, then v1_cpu\n" in nereid("explain").stdout
+    assert "unreachable" not in nereid("explain", "--variant", "v1").stdout
+    assert "fallbacks" in nereid("diff").stdout
+
+
+@cases(
+    ("parameters", "expected"),
+    {
+        "chance": ({}, ("v1", "spare", "answer")),
+        "default by key": ({"x-route-key": "a"}, ("spare", "answer")),
+        "other by key": ({"x-route-key": "b"}, ("v1", "spare", "answer")),
+        "header": ({"x-route-tier": "free"}, ("v1", "answer")),
+        "forced": ({"x-variant": "v2"}, ()),
+        "forced version": ({"x-model-version": "2"}, ()),
+    },
+)
+def test_explained_fallbacks_are_those_of_the_router(parameters, expected):
+    """The explanation has the variants after the chosen one, in the order in which the router tries them."""
+    spare = Variant("spare", "m3", 1, 0, headers={"x-route-tier": ("free",)})
+    variants = (Variant("v1", "m1", 1, 1), Variant("v2", "m2", 1, 1), spare)
+    salts = Salts("a", "b")
+    route = Route(variants, "v1", salts, fallbacks=("spare",), answer={"scores": 0})
+    table = Table(route, "", {"v1": "1", "v2": "2", "spare": "3"})
+
+    assert explain(table, parameters).fallbacks == expected
+    rungs = Rungs(route, choose(table, parameters, 0.999))
+    rungs.next()
+    tried = [rungs.next().variant.name for _ in iter(lambda: bool(rungs), False)]
+    assert (*tried, *([] if rungs.is_forced else ["answer"])) == expected
+
+
+def test_fallbacks_are_set_by_name(nereid, repository):
+    """Without a server the change is refused, as each change of a route; nothing is written."""
+    before = contents(repository)
+
+    done = nereid("fallback", "v2")
+
+    assert (done.exit_code, contents(repository)) == (1, before)
+    assert "no server runs for repository" in done.stderr
+    assert nereid("fallback", "v2", "--offline").exit_code == 0
+    assert route_of(repository).fallbacks == ("v2",)
+
+
+@cases(
+    ("words", "message"),
+    {
+        "nothing": ([], "expected either names of variants, or --cpu"),
+        "both": (["v2", "--cpu"], "expected either names of variants, or --cpu"),
+        "offline": (["--cpu", "--offline"], "--cpu needs no --offline"),
+        "default": (["v1", "--offline"], "fallbacks[0] must be one of v2, got 'v1'"),
+        "twice": (["v2", "v2", "--offline"], "fallbacks[1] must be one of , got 'v2'"),
+    },
+)
+def test_wrong_fallbacks_are_exit_code_2(nereid, words, message):
+    """The message has the expected and the given value."""
+    done = nereid("fallback", *words)
+
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_model_without_a_cpu_config_is_refused(tmp_path):
+    """An ensemble without a profile `cpu` cannot be copied; nothing has changed."""
+    store_published(tmp_path / "models")
+    before = contents(tmp_path / "models")
+
+    with pytest.raises(OperationFailed, match=r"got 'ensemble'; fix: write configs/cpu.pbtxt for 'net_v1'"):
+        add_cpu_fallback(tmp_path / "models", ROUTE, None)
+
+    assert contents(tmp_path / "models") == before
+
+
+def test_second_copy_is_refused(repository):
+    """The message has the command that names the present copy."""
+    add_cpu_fallback(repository, "", None)
+
+    with pytest.raises(WrongUsage, match="already has a model 'classify_v1_cpu'; fix: nereid route fallback"):
+        add_cpu_fallback(repository, "", None)
+
+
+@cases(
+    ("change", "message"),
+    {
+        "retire": (
+            lambda at: retire(at, "classify", 1, None),
+            "cannot retire version 1 .* variant 'v1.*'",
+        ),
+        "remove": (
+            lambda at: remove(at, COPY, None),
+            f"cannot remove '{COPY}': route 'classify' sends requests to '{COPY}'",
+        ),
+        "network": (
+            lambda at: remove(at, "efficientnet_lite0", None),
+            "cannot remove 'efficientnet_lite0': model '.*' runs 'efficientnet_lite0'",
+        ),
+        "preprocess": (
+            lambda at: remove(at, "imagenet_preprocess", None),
+            "cannot remove 'imagenet_preprocess': model '.*' runs 'imagenet_preprocess'",
+        ),
+    },
+)
+def test_files_of_a_copy_stay(repository, change, message):
+    """No command removes what a fallback needs; the message names the user."""
+    add_cpu_fallback(repository, "", None)
+    leave_only_the_copy(repository)
+    before = contents(repository)
+
+    with pytest.raises(WrongUsage, match=message):
+        change(repository)
+
+    assert contents(repository) == before
+
+
+def leave_only_the_copy(repository) -> None:
+    """Make v2 the default, and remove variant v1 and its model: only the copy needs version 1."""
+    path = repository / "classify.route.json"
+    route = json.loads(path.read_text())
+    route["variants"] = [each for each in route["variants"] if each["name"] != "v1"]
+    path.write_text(json.dumps(route | {"default": "v2"}))
+    remove(repository, "classify_v1", None)
+
+
+def test_retirement_names_the_fallback(repository):
+    """A version that only a fallback runs is kept, and the message has the fix."""
+    add_cpu_fallback(repository, "", None)
+    leave_only_the_copy(repository)
+
+    with pytest.raises(WrongUsage, match=r"'v1_cpu' of route 'classify': it is a fallback .* fix: remove it"):
+        retire(repository, "classify", 1, None)
+
+
+def test_route_is_removed_with_its_copy(repository):
+    """The removal of a public name takes the copy with it."""
+    add_cpu_fallback(repository, "", None)
+
+    assert COPY in remove(repository, "classify", None)
+    assert not (repository / COPY).exists()
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A repository of `net` with two versions, the second is the default, the first a fallback."""
+    repository = tmp_path / "models"
+    store_published(repository)
+    publish_number(repository, tmp_path, None, 2, share=0.5)
+    path = repository / f"{ROUTE}.route.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"default": "v2", "fallbacks": ["v1"]}))
+    return repository
+
+
+def test_rollback_to_a_fallback_makes_it_the_default(published):
+    """The earlier version leaves the fallbacks as it becomes the default, so that the route stays valid."""
+    rollback(published, ROUTE, None)
+
+    route = route_of(published, ROUTE)
+    assert (route.default, route.fallbacks) == ("v1", ())
+
+
+def test_withdrawn_candidate_makes_its_control_the_default():
+    """A control that was a fallback leaves the fallbacks when the rollout is rolled back."""
+    text = json.dumps(document(*TWO, default="new", fallbacks=["old"])).encode()
+    pair = Pair(("new", "2"), ("old", "1"), "rollout-new")
+    started = State(1, make_plan(candidate="new"), pair, 0.1, 0.01, datetime.now(UTC), "me")
+
+    route = withdrawn(started)(RouteState(None, text, (), None)).route
+
+    assert (route.default, route.fallbacks) == ("old", ())
+
+
+def test_next_version_is_like_the_serving_variant(published, tmp_path):
+    """A publication copies the variant with traffic, not the fallback of the same version."""
+    path = published / f"{ROUTE}.route.json"
+    route = json.loads(path.read_text())
+    copy = {"name": "spare", "model": "net_spare", "version": 1, "weight": 0}
+    shutil.copytree(published / "net_v1", published / "net_spare")
+    route |= {"default": "v2", "fallbacks": ["spare"], "variants": [*route["variants"], copy]}
+    path.write_text(json.dumps(route))
+
+    gates = Gates(is_change_accepted=True, max_slowdown=100, against=1)
+    publish(published, NET, candidate(tmp_path, 3), None, gates)
+
+    assert [each.name for each in route_of(published, ROUTE).variants] == ["v1", "v2", "spare", "v3"]
+    assert [each.is_fallback for each in find_network(published, NET).variants] == [False, False, True, False]
+
+
+def test_rollout_counts_no_answers_of_fallbacks():
+    """Only variants that chance or a key chose are compared; a failed first attempt is the candidate's."""
+    lines = [
+        ("new", "unavailable", "weight", 1),
+        ("old", "ok", "retry", 1),
+        ("old", "ok", "breaker", 9),
+        ("new", "ok", "breaker", 9),
+        ("spare", "ok", "retry", 9),
+        ("answer", "ok", "answer", 9),
+        ("old", "ok", "weight", 5),
+    ]
+    page = "\n".join(
+        f'nereid_route_requests_total{{route="r",variant="{name}",version="1",outcome="{outcome}",'
+        f'reason="{reason}"}} {count}'
+        for name, outcome, reason, count in lines
+    )
+
+    page += "".join(
+        f'\nnereid_route_request_duration_seconds_bucket{{route="r",variant="{name}",version="1",outcome="ok",'
+        f'{chosen}le="0.25"}} {count}'
+        for name, chosen, count in [
+            ("new", 'chosen="true",', 4),
+            ("new", 'chosen="false",', 9),
+            ("old", "", 5),  # an older server
+        ]
+    )
+
+    found = read(page, "r")
+
+    assert found.latencies == {("new", "1", 0.25): 4, ("old", "1", 0.25): 5}
+    assert +found.requests == {("new", "1", True): 1, ("old", "1", False): 5}
+    assert +found.drawn == {("new", "1"): 1, ("old", "1"): 5}
