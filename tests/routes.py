@@ -27,7 +27,7 @@ from nereid.triton.metrics import ROUTE_PREFIX
 from tests.networks import CLIENTS, ONE_INSTANCE, connect, constant, network, serve, store, tensor, value
 
 # Far longer than any wait should take.
-WATCHDOG_S = 60
+WATCHDOG_S = 180
 # Metrics are sent every half second.
 METRIC_S = 10
 CLASSES = 3

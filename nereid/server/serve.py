@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import secrets
 import signal
 import sys
@@ -17,9 +16,9 @@ from nereid.errors import ServerError
 from nereid.processes import BackOff, MemoryKills, allow_open_files, on_signals
 from nereid.repository.fitting import Fitted
 from nereid.repository.layout import describe_threads, thread_budget
-from nereid.server import request_traces, run_dir
+from nereid.server import orphans, request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
-from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, image_models
+from nereid.server.embedded_server import EmbeddedServer, image_models
 from nereid.server.front import Front, metrics_of
 from nereid.server.ports import Ports, check_ports, free_ports, wait_until_free
 from nereid.server.request_traces import TraceOptions
@@ -130,7 +129,7 @@ def serve(
                 pages = partial(health_page.page, health, more_metrics=more)
                 port = stack.enter_context(health_page.serve(pages, options.host, health_port, "health"))
             options = replace(options, ports=_with_free_ports(options))
-            _wait_for_orphans(run_dir.root(environment), options.repository)
+            orphans.wait_for_end(run_dir.root(environment), options.repository, _log)
             folder = stack.enter_context(run_dir.occupy(run_dir.root(environment), options.repository))
             stub_memory.remove_stale()
             for companion in companions:
@@ -297,21 +296,6 @@ def _with_free_ports(options: ServerOptions) -> Ports:
     chosen = asdict(options.ports)
     free = iter(free_ports(len(chosen)))
     return Ports(**{name: port or next(free) for name, port in chosen.items()})
-
-
-def _wait_for_orphans(base: Path, repository: Path) -> None:
-    """Wait until servers of the repository whose supervisor was killed have answered their last requests.
-
-    They end by themselves then, and still have their ports until that. One that hangs is killed.
-    """
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    for pid, folder in run_dir.orphans(base, repository):
-        _log(f"waiting for the server with pid {pid}, whose supervisor was killed, to end")
-        while run_dir.is_server_of(pid, folder) and time.monotonic() < deadline + PORTS_FREE_S:
-            if time.monotonic() > deadline:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)  # with its stubs
-            time.sleep(0.1)
 
 
 def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:

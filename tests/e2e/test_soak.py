@@ -12,7 +12,7 @@ from nereid.assets import REPOSITORY
 from tests.routes import replace
 
 pytestmark = pytest.mark.slow
-WATCHDOG_S = 300
+WATCHDOG_S = 600
 UNCERTAIN = tuple(
     f"failed: {what}"
     for what in (
