@@ -14,6 +14,12 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
+# Files of long tests, the longest first: the last one to begin decides when a parallel run ends.
+LONG_FILES = (
+    *("containers", "user_models", "supervision", "rollout", "soak", "hostile_text", "publish_long"),
+    *("deploy_install", "chaos", "detection", "reading", "tune", "long", "wheel", "deploy_policy", "bench"),
+    *("tune_tasks", "drift", "add_reader", "own_recogniser", "install_offline", "your_model", "load"),
+)
 BEGAN_S = pytest.StashKey[float]()
 # How to turn stored pixels upright. Source: CIPA DC-008, 4.6.4: where the stored row 0 and column 0 are seen.
 UPRIGHT = {
@@ -31,6 +37,12 @@ UPRIGHT = {
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Note when the run began, so that it removes only what it left itself."""
     session.config.stash[BEGAN_S] = time.time()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files."""
+    places = {f"test_{name}": place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -2,5 +2,5 @@
 
 import os
 
-REQUESTS = int(os.environ.get("SLOW_REQUESTS", "2000"))
+REQUESTS = int(os.environ.get("SLOW_REQUESTS", "1000"))
 IS_PROOF = REQUESTS >= 20_000
