@@ -192,7 +192,8 @@ def test_copy_on_the_cpu_answers_for_the_default(classified, fault):
     with load(classified, classify) as seen:
         wait_until(lambda: classified.metric("probes_total", model="classify") > 1, "probes")
         fault(classified)
-        wait_until(lambda: counted(classified, "v1_cpu") > 50, "responses of the copy")
+        # A few at least: the supervisor may have replaced the processes soon.
+        wait_until(lambda: counted(classified, "v1_cpu") > 0, "responses of the copy")
 
     assert {*seen} - {("v1_cpu", "breaker", ESPRESSO)} == {
         ("v1", "weight", ESPRESSO),
