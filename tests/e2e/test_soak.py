@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nereid.assets import REPOSITORY
+from tests.proof import IS_PROOF
 from tests.routes import replace
 
 pytestmark = pytest.mark.slow
@@ -100,6 +101,7 @@ def leaked_regions():
 
 
 @pytest.mark.usefixtures("leaked_regions")
+@pytest.mark.skipif(not IS_PROOF, reason="takes three minutes: part of make proof")
 def test_leaks_are_named(tmp_path):
     """A model that keeps memory, files, processes and regions fails the soak for each; no answer is wrong."""
     repository = shutil.copytree(REPOSITORY, tmp_path / "models")
