@@ -83,6 +83,10 @@ def _engines(key: str) -> Callable[[Results], Any]:
     return read
 
 
+def _changing(key: str) -> Callable[[Results], Any]:
+    return lambda found: found["changing"][key]
+
+
 def _is_reused(value: Any) -> bool:
     return value is True or (isinstance(value, str) and value.startswith("not run"))
 
@@ -273,6 +277,15 @@ CLAIMS = (
         _is_reused,
     ),
     Claim("precisions", "seconds of this second load", "", _engines("seconds")),
+    *(
+        Claim(
+            "precisions",
+            f"run of another batch size than the one before, {words} CUDA graphs: median in ms",
+            "",
+            _changing(f"{words}_graphs_ms"),
+        )
+        for words in ("without", "with")
+    ),
     Claim(
         "memory",
         "a batch that exceeds `gpu_mem_limit` is run in halves: largest difference of a score",

@@ -1,5 +1,6 @@
 """Runs of the network as the backend opens it on a GPU: in halves, as CUDA graphs, with TensorRT."""
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from loadtest.gpu_check.sections import TENSORRT, Findings
 from nereid.config.model_config import ModelConfig
 from nereid.inference.session import Session
 from nereid.inference.session_events import SessionEvents
-from nereid.inference.session_options import BackendSettings
+from nereid.inference.session_options import CUDA_GRAPHS, BackendSettings
 from nereid.inference.tensorrt import TENSORRT as PROVIDER
 from nereid.serving_errors import ServingError
 
@@ -29,9 +30,8 @@ def accelerated(config: ModelConfig, name: str, options: Mapping[str, str]) -> M
     """Return a config with one accelerator, and these options in place of its own."""
     entry = {"name": name, "parameters": dict(options)}
     accelerators = {"gpu_execution_accelerator": [entry]}
-    return replace(
-        config, document={**config.document, "optimization": {"execution_accelerators": accelerators}}
-    )
+    document = {**config.document, "optimization": {"execution_accelerators": accelerators}}
+    return replace(config, document=document).replacing({CUDA_GRAPHS: "false"})
 
 
 def opened(config: ModelConfig, events: SessionEvents | None = None) -> Session:
@@ -92,6 +92,28 @@ def alternating(session: Session, rows: np.ndarray, expected: np.ndarray) -> dic
         order = (np.arange(size) + number) % len(rows)
         worst = max(worst, difference(scores(session, rows[order]), expected[order])["max_difference"])
     return {"max_difference": worst}
+
+
+def changing(config: ModelConfig, rows: np.ndarray) -> Findings:
+    """Time runs of another size than the run before, with and without CUDA graphs: medians in ms."""
+    options = {"cudnn_conv_algo_search": "HEURISTIC"}
+    forms = {"without_graphs_ms": options, "with_graphs_ms": {**options, "enable_cuda_graph": "1"}}
+    return {
+        "changing": {
+            name: changing_ms(opened(accelerated(config, CUDA_NAME, each)), rows)
+            for name, each in forms.items()
+        }
+    }
+
+
+def changing_ms(session: Session, rows: np.ndarray) -> float:
+    """Return the median of runs of alternating sizes, each of which has run before, in ms."""
+    spent: list[float] = []
+    for size in (*SIZES, *SIZES):
+        begin_s = time.perf_counter()
+        scores(session, rows[:size])
+        spent.append((time.perf_counter() - begin_s) * 1e3)
+    return round(statistics.median(spent[len(SIZES) :]), 3)
 
 
 def engines(config: ModelConfig, rows: np.ndarray, expected: np.ndarray) -> Findings:

@@ -56,6 +56,7 @@ def measure(context: Context) -> Iterator[Findings]:
         config, rows = chain.gpu_config(chain.NETWORK), network_runs.many(inputs())
         expected = network_runs.on_host(rows)
         yield network_runs.recorded(config, rows, expected)
+        yield network_runs.changing(config, rows)
         # FP16 is compared with FP32; INT8 differs from FP32 by itself.
         exact = {name: scores(session(files[name], CPU, {}), inputs()) for name in (FP32, INT8)}
         for name, form in FORMS.items():
@@ -81,6 +82,7 @@ def rehearse(context: Context) -> Iterator[Findings]:
     rows = network_runs.many(inputs())
     session_of_backend = network_runs.opened(network_runs.cpu_config())
     yield {"alternating": network_runs.alternating(session_of_backend, rows, network_runs.on_host(rows))}
+    yield {"changing_ms": network_runs.changing_ms(session_of_backend, rows)}
 
 
 def networks(folder: Path) -> tuple[dict[str, Path], list[str]]:

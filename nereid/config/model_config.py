@@ -143,7 +143,7 @@ class ModelConfig:
         folder = self._sibling_folder(name, version)
         if not profile:
             return ModelConfig.from_file(folder, version)
-        document = read_profile(folder, profile)
+        document = read_profile(folder, profile) or read_pbtxt(folder / "config.pbtxt")
         return ModelConfig.from_document(document, folder, version, self.kind, self.device_id)
 
     def replacing(self, parameters: Mapping[str, str]) -> "ModelConfig":

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from nereid.serving_errors import InferenceFailed
+
 # ONNX's element types are NumPy's names, but for these.
 FLOATS = {"float": "float32", "double": "float64"}
 
@@ -149,6 +151,8 @@ class RecordedRuns:
         """Allocate and bind buffers; a run without a recording shows the shapes of the outputs."""
         taken = {name: self._xp.zeros(shapes[name], array.dtype) for name, array in inputs.items()}
         returned = [self._xp.empty_like(array) for array in self._run_once(session, taken, outputs)]
+        if self._sizes:
+            _check_rows(len(next(iter(taken.values()))), dict(zip(outputs, returned, strict=True)))
         binding = session.io_binding()
         for name, buffer in taken.items():
             self._bind_array(binding.bind_input, name, buffer)
@@ -171,6 +175,16 @@ def recorded_runs(device_id: int, sizes: Sequence[int]) -> RecordedRuns:
     import cupy
 
     return RecordedRuns(cupy, "cuda", device_id, sizes)
+
+
+def _check_rows(rows: int, outputs: Mapping[str, Any]) -> None:
+    """Fail if an output has not one row for each row of input: rows that fill up could not be told apart."""
+    for name, array in outputs.items():
+        if array.shape[:1] != (rows,):
+            raise InferenceFailed(
+                f"output '{name}' with CUDA graphs: expected {rows} rows for {rows} rows of input, "
+                f"got shape {list(array.shape)}"
+            )
 
 
 def _named_graph(number: str) -> onnxruntime.RunOptions:

@@ -275,6 +275,8 @@ class Session:
         )
         try:
             return self._run_feed(self._session, feed, outputs, options)
+        except ServingError:
+            raise
         except Exception as error:  # ONNX Runtime's own exceptions share no base class
             failure = run_failure(error)
         if isinstance(failure, DeviceFailed):

@@ -145,7 +145,8 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         for place, name in enumerate(self.fallbacks):
             others = [each for each in known if each not in (self.default, *self.fallbacks[:place])]
             if name not in others:
-                raise ValueError(f"fallbacks[{place}] must be one of {', '.join(others)}, got '{name}'")
+                expected = f"one of {', '.join(others)}" if others else "left out: no other variant is left"
+                raise ValueError(f"fallbacks[{place}] must be {expected}, got '{name}'")
         if self.answer and ANSWER in known:
             raise ValueError(f"no variant may be named '{ANSWER}' in a route with an answer")
 

@@ -69,7 +69,7 @@ class FusedModel:
             return [each if isinstance(each, ServingError) else {} for each in batch.outcomes]
         begin_ns, wanted = time.time_ns(), self._after.wanted
         try:
-            results = map(to_host, self._session.run({self._input: batch.tensor}, wanted))
+            results = [to_host(each) for each in self._session.run({self._input: batch.tensor}, wanted)]
         except (InferenceFailed, DeviceFailed) as error:
             return [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
         if trace:

@@ -84,7 +84,7 @@ def number(served: Served) -> float:
 
 
 def is_settled(served: Served, count: int) -> bool:
-    """Return whether the model has so many instances, and the old ones have ended."""
+    """Return whether the model has this number of instances, and the old ones have ended."""
     return number(served) == count == len(served.stubs("eyes"))
 
 

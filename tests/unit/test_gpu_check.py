@@ -302,6 +302,7 @@ def passing() -> dict:
         },
         "precisions": {
             "recorded": {"max_difference": 0.0002},
+            "changing": {"without_graphs_ms": 200.0, "with_graphs_ms": 2.0},
             "engines": {"loads": [{"seconds": 31.5}, {"seconds": 0.9}], "are_reused": True},
             "forms": {
                 name: {"batch_8": {"max_difference": 0.0005, "same_class": True}}

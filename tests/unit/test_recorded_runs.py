@@ -6,6 +6,7 @@ import pytest
 from onnx import helper
 
 from nereid.inference.io_binding import RecordedRuns
+from nereid.serving_errors import InferenceFailed
 from tests.networks import constant, network, value
 
 OPTIONS = onnxruntime.RunOptions()
@@ -85,6 +86,22 @@ def test_rows_are_filled_up_to_the_next_size(session):
         np.testing.assert_array_equal(total, rows(count, count).sum(axis=1))
 
     assert counting.shapes == [(4, 3), (4,), (4, 3), (1, 3), (1,), (1, 3), (5, 3), (5,), (5, 3)]
+
+
+def test_output_without_a_row_for_each_input_is_refused(session):
+    """The rows of a request could not be told from those that fill up: a wrong answer would follow."""
+    model = network(
+        [helper.make_node("Concat", ["x", "x"], ["y"], axis=0)],
+        [value("x", "FP32", ["N", "M"])],
+        [value("y", "FP32", ["K", "M"])],
+    )
+    twice = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    with pytest.raises(InferenceFailed, match=r"'y' .*: expected 4 rows for 4 rows .*, got shape \[8, 3"):
+        RecordedRuns(np, "cpu", 0, sizes=[4])(twice, {"x": rows(3)}, ["y"], OPTIONS)
+
+    (y,) = RecordedRuns(np, "cpu", 0)(twice, {"x": rows(3)}, ["y"], OPTIONS)
+    np.testing.assert_array_equal(y, np.concatenate([rows(3), rows(3)]))
 
 
 def test_other_outputs_are_another_recording(session):
