@@ -178,7 +178,7 @@ def recorded_runs(device_id: int, sizes: Sequence[int]) -> RecordedRuns:
 
 
 def _check_rows(rows: int, outputs: Mapping[str, Any]) -> None:
-    """Fail if an output has not one row for each row of input: rows that fill up could not be told apart."""
+    """Fail if an output has not one row for each row of input: rows that fill up could not be cut off."""
     for name, array in outputs.items():
         if array.shape[:1] != (rows,):
             raise InferenceFailed(

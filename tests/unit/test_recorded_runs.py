@@ -89,7 +89,7 @@ def test_rows_are_filled_up_to_the_next_size(session):
 
 
 def test_output_without_a_row_for_each_input_is_refused(session):
-    """The rows of a request could not be told from those that fill up: a wrong answer would follow."""
+    """The rows of a request could not be separated from those that fill up, and answers would be wrong."""
     model = network(
         [helper.make_node("Concat", ["x", "x"], ["y"], axis=0)],
         [value("x", "FP32", ["N", "M"])],
