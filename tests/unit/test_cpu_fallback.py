@@ -182,7 +182,10 @@ def test_fallbacks_are_set_by_name(nereid, repository):
         "both": (["v2", "--cpu"], "expected either names of variants, or --cpu"),
         "offline": (["--cpu", "--offline"], "--cpu needs no --offline"),
         "default": (["v1", "--offline"], "fallbacks[0] must be one of v2, got 'v1'"),
-        "twice": (["v2", "v2", "--offline"], "fallbacks[1] must be left out: no other variant is left, got 'v2'"),
+        "twice": (
+            ["v2", "v2", "--offline"],
+            "fallbacks[1] must be left out: no other variant is left, got 'v2'",
+        ),
     },
 )
 def test_wrong_fallbacks_are_exit_code_2(nereid, words, message):
