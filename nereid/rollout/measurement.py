@@ -17,6 +17,8 @@ from nereid.triton.metrics import ROUTE_PREFIX
 PAGE_S = 5.0
 # The route reports its counts every half second, so the first ones after a change belong to the old weights.
 SETTLE_S = 1.5
+# A breaker that is left open by an earlier failure closes in this time, if the candidate responds.
+RECOVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,15 @@ class Measurement:
     def verdict(self) -> Verdict:
         """Judge the counts of the step, its duration and the breakers."""
         plan, pair = self.state.plan, self.state.pair
-        opened = self._page.open_breakers if self._page and self._was_closed else frozenset()
+        is_seen = self._was_closed or self.elapsed_s >= max(plan.hold_s, RECOVERY_S)
+        opened = self._page.open_breakers if self._page and is_seen else frozenset()
         if pair.candidate in opened and pair.control in opened:
             reason = f"the breakers of '{pair.candidate[0]}' and '{pair.control[0]}' are open: no comparison"
             return Verdict(Outcome.INCONCLUSIVE, (reason,))
         if pair.candidate in opened:
+            if not self._was_closed:
+                reason = f"the breaker of '{pair.candidate[0]}' was open during the whole step"
+                return Verdict(Outcome.FAIL, (reason,))
             total = self.total().events.get(ERROR)
             seen = f", {total[0].events:,} of {total[0].requests:,} requests failed" if total else ""
             return Verdict(Outcome.FAIL, (f"the breaker of '{pair.candidate[0]}' has opened{seen}",))

@@ -6,13 +6,15 @@ Queries about GPUs are exceptions: promtool tests them with Triton's names.
 import base64
 import itertools
 import math
+import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,8 @@ PAUSE_S = 0.2
 PHOTO = CHELSEA.read_bytes()
 DAMAGED = PHOTO[: len(PHOTO) // 20]
 JOBS = [job["job_name"] for job in read("prometheus/prometheus.yml")["scrape_configs"]]
+# Needs a variant that fails: a test of its own.
+FALLBACKS = "nereid_route_fallbacks_total"
 # A CPU has no metrics of a GPU, and drift needs a reference: tests/e2e/test_drift.py has one.
 OF_REFERENCE = ("nereid_drift_", "nereid_route_predicted_total")
 ABSENT = gpu_metrics() | {
@@ -64,9 +68,14 @@ ABSENT = gpu_metrics() | {
 }
 RECORDED = [name for name, expression in rules().items() if not metrics_of(expression) & ABSENT]
 ASKED = [*shown(RATE_INTERVAL), *scaling(), *judging(), *questions()]
+OF_FALLBACKS = [each for each in ASKED if FALLBACKS in metrics_of(each.expression)]
 QUERIES = [
     *(Query(name, name) for name in RECORDED),
-    *(each for each in ASKED if not metrics_of(each.expression) & (ABSENT | ({*rules()} - {*RECORDED}))),
+    *(
+        each
+        for each in ASKED
+        if not metrics_of(each.expression) & (ABSENT | {FALLBACKS} | ({*rules()} - {*RECORDED}))
+    ),
 ]
 # Nothing has to fail, wait, or be under way just now; of all else, 0 would be a wrong selection.
 MAY_BE_0 = re.compile(
@@ -77,9 +86,10 @@ MAY_BE_0 = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A running Prometheus, by its address."""
+    """A running Prometheus, by its address, and the server that it scrapes."""
 
     address: str
+    server: Served
 
     def get(self, path: str, **parameters: str) -> Any:
         """Send a request to Prometheus' API."""
@@ -105,7 +115,7 @@ def configuration(ports: dict[str, int]) -> dict[str, Any]:
 
 
 @contextmanager
-def prometheus(folder: Path, ports: dict[str, int], key: str) -> Iterator[Prometheus]:
+def prometheus(folder: Path, ports: dict[str, int], key: str, server: Served) -> Iterator[Prometheus]:
     """Run Prometheus with the committed rules and a key for the gateway."""
     shutil.copytree(PROMETHEUS, folder)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(ports)))
@@ -134,7 +144,7 @@ def prometheus(folder: Path, ports: dict[str, int], key: str) -> Iterator[Promet
 
     try:
         wait_until(is_ready, "Prometheus")
-        yield Prometheus(f"http://{address}")
+        yield Prometheus(f"http://{address}", server)
     finally:
         process.kill()
         process.wait()
@@ -172,6 +182,8 @@ def traffic(server: Served, address: str, key: str, limited: str) -> Iterator[No
 
     def with_feedback(client: httpx.Client, answer: httpx.Response) -> httpx.Response:
         """Say that the first answer of a client is wrong, that the next is correct, and so on."""
+        if not answer.is_success:  # a process was killed
+            return answer
         found = answer.json()
         label = found["predictions"][next(place)]["label"]
         truth = {"request_id": found["request_id"], "label": label}
@@ -213,7 +225,7 @@ def watched(tmp_path_factory):
                 "supervisor": server.ports["health"],
             }
             with (
-                prometheus(base / "prometheus", ports, key) as observer,
+                prometheus(base / "prometheus", ports, key, server) as observer,
                 traffic(server, address, key, limited),
             ):
                 yield observer
@@ -287,6 +299,20 @@ def test_every_query_has_data(watched, query):
     def has_data() -> bool:
         values = watched.values(query.expression)
         return bool(values) if MAY_BE_0.search(query.expression) else max(values, default=0) > 0
+
+    wait_until(has_data, query.where)
+
+
+@pytest.mark.parametrize("query", OF_FALLBACKS, ids=lambda query: query.where)
+def test_fallbacks_have_data(watched, query):
+    """The default responds in place of a variant whose process is killed."""
+
+    def has_data() -> bool:
+        if watched.server.is_ready():
+            for stub in watched.server.stubs("classify_v2"):
+                with suppress(ProcessLookupError):
+                    os.kill(stub.process.pid, signal.SIGKILL)
+        return max(watched.values(query.expression), default=0) > 0
 
     wait_until(has_data, query.where)
 

@@ -23,12 +23,14 @@ from nereid.rollout.plan import make_plan
 from nereid.rollout.rollout_journal import Journals, RolloutActive
 from nereid.routes.served import RunningServer
 from nereid.routes.target import find_route, read_state
+from nereid.routing.breaker import State as BreakerState
 from nereid.server import run_dir
 from tests.publishing import record_of
 from tests.routes import (
     WATCHDOG_S,
     Load,
     RouteServer,
+    answered_by,
     document,
     order,
     replace,
@@ -225,13 +227,38 @@ def test_dead_candidate_loses_the_traffic(rollout):
     """Its process is killed while it answers: its breaker opens."""
     with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
         rollout.start(hold_s=30)
-        load.wait_for(lambda outcome: not outcome.is_failed and outcome.answer.variant == "new")
-        rollout.served.kill("net_new")
-        state = rollout.wait_for("ended", "paused")
-    rollout.served.repair("net_new")
+        load.wait_for(answered_by("new"))
+        with killed(rollout.served, "net_new"):
+            state = rollout.wait_for("ended", "paused")
 
     assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
-    assert state.reasons[0].startswith(("the breaker of 'new' has opened", "error 100.00%"))
+    assert state.reasons[0].startswith(("the breaker of 'new' ", "error 100.00%"))
+
+
+@pytest.mark.slow
+def test_candidate_that_died_before_its_step_loses_the_traffic(rollout):
+    """Its breaker has opened before the measurement begins, and stays open."""
+    shares = variant("old", "net_old", 90), variant("new", "net_new", 10)
+    rollout.served.use(ROUTE, document(*shares))
+    with Load(rollout.served, ROUTE, CALLERS) as load, killed(rollout.served, "net_new"):
+        rollout.served.wait_metric(BreakerState.OPEN, "breaker_state", route=ROUTE, variant="new")
+        assert not load.outcomes[-1].is_failed
+        with rollout.controlled():
+            rollout.start()
+            state = rollout.wait_for("ended", "paused")
+
+    assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
+    assert state.reasons[0].startswith("the breaker of 'new' ")
+
+
+@contextlib.contextmanager
+def killed(served: RouteServer, model: str):
+    """Kill all processes of a model, and repair it at the end."""
+    served.kill(model)
+    try:
+        yield
+    finally:
+        served.repair(model)
 
 
 @pytest.mark.slow
