@@ -23,6 +23,20 @@ from typing import ClassVar
 
 from nereid import contract
 
+# Errors of CUDA after which a process must be replaced, or the device is gone. Others, such as an invalid
+# value, are those of the network or of its input. Source: cudaError_t, CUDA 12.6, driver_types.h.
+LOST_DEVICE = frozenset(
+    {
+        *(3, 4),  # not initialised, unloading
+        *(46, 100, 101),  # unavailable, no device, invalid device
+        *(214, 220, 226),  # uncorrectable errors of memory, NVLink, and contained ones
+        *(700, 702, 709, 710),  # illegal address, launch timeout, destroyed context, assertion
+        *(714, 715, 716, 717, 718, 719),  # errors of a kernel
+        *(802, 805, 806, 807),  # the system, or the MPS server, is not ready
+        999,
+    }
+)
+
 
 class ServingError(Exception):
     """Base of all errors; `code` names a `TritonError` code, `prefix` starts every message of the class."""
@@ -97,7 +111,7 @@ class DeviceFailed(Unavailable):
     """The device of an instance failed, so the instance must be replaced: a broken CUDA context stays broken.
 
     Args:
-        reason: the text of ONNX Runtime's error.
+        reason: the text of the error of ONNX Runtime or of CuPy.
     """
 
     def __init__(self, reason: str) -> None:

@@ -92,21 +92,28 @@ class GpuPreprocessor:
         self._check_decoder()
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
-        """Write image `i` into row `i`; returns its error instead if it has one: its row is padding."""
+        """Write image `i` into row `i`; returns its error instead if it has one: its row is padding.
+
+        Raises:
+            CUDARuntimeError: the device failed.
+        """
         self.times = [ImageTimes() for _ in images]
         if not images:
             return []
         for times, encoded in zip(self.times, images, strict=True):
             times.begin(encoded)
         with self.on_device():
-            outcomes = self.decode(images)
-            for times in self.times:
-                times.decoded()
-            sources = [each.source if isinstance(each, Decoded) else None for each in outcomes]
-            self.resize(sources)
-            # A consumer of the tensor by DLPack waits for CuPy's current stream, which is another one.
-            # And the decoded pixels must stay until the kernel has read them.
-            self.stream.synchronize()
+            try:
+                outcomes = self.decode(images)
+                for times in self.times:
+                    times.decoded()
+                sources = [each.source if isinstance(each, Decoded) else None for each in outcomes]
+                self.resize(sources)
+            finally:
+                # A consumer of the tensor by DLPack waits for CuPy's current stream, which is another one.
+                # And the decoded pixels must stay until the kernel has read them. After an error of the
+                # decoder, this raises that of a broken device.
+                self.stream.synchronize()
         for times in self.times:
             times.end()
         return [each if isinstance(each, ServingError) else None for each in outcomes]
@@ -182,6 +189,8 @@ class GpuPreprocessor:
         try:
             pixels = image.pixels(1, self._transform.background_color, self._buffers)
             array = self._upload(pixels)
+        except cupy.cuda.runtime.CUDARuntimeError:
+            raise  # the fault of the device
         except Exception as error:  # a damaged file, or the memory limit
             return from_exception(error)
         return Decoded(Source(array.data.ptr, width * 3, height, width, image.orientation), array)

@@ -12,7 +12,15 @@ from nereid.imaging.image_times import ImageTimes
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preprocessor import CpuPreprocessor, Preprocessor
 from nereid.processes import available_cores
-from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage, ServingError, from_exception
+from nereid.serving_errors import (
+    LOST_DEVICE,
+    DeviceFailed,
+    InferenceFailed,
+    InvalidConfig,
+    InvalidImage,
+    ServingError,
+    from_exception,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,11 @@ class Batch:
     tensor: Any
     outcomes: list[slice | ServingError]
     times: list[Sequence[ImageTimes]]
+
+    @property
+    def device_failure(self) -> DeviceFailed | None:
+        """The error of all requests if the device failed: now, or before."""
+        return next((each for each in self.outcomes if isinstance(each, DeviceFailed)), None)
 
 
 class Pipeline:
@@ -100,7 +113,7 @@ class Pipeline:
             return self._preprocessor.prepare(images)
         except Exception as error:  # if the device fails, every request fails
             self._preprocessor.times = ()
-            return [from_exception(error)] * len(images)
+            return [_batch_failure(error)] * len(images)
 
 
 IMAGE = (IMAGE_NAME, "TYPE_STRING", (1,))
@@ -127,9 +140,17 @@ def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int) -> Pre
     return GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit)
 
 
+def _batch_failure(error: Exception) -> ServingError:
+    """Return the error of a whole batch; errors of CUDA have their code in `status`, as CuPy raises them."""
+    is_lost = getattr(error, "status", None) in LOST_DEVICE
+    return DeviceFailed(f"{type(error).__name__}: {error}") if is_lost else from_exception(error)
+
+
 def _merge(errors: dict[int, ServingError], count: int) -> ServingError:
     if count == 1:
         return errors[0]
     kinds = {type(error) for error in errors.values()}
+    if DeviceFailed in kinds:
+        return next(error for error in errors.values() if isinstance(error, DeviceFailed))
     kind = InvalidImage if kinds == {InvalidImage} else InferenceFailed
     return kind(format_bad_images({index: error.args[0] for index, error in errors.items()}, count))

@@ -2,7 +2,14 @@
 
 import re
 
-from nereid.serving_errors import DeviceFailed, OutOfMemory, RuntimeFailed, ServingError, official_text
+from nereid.serving_errors import (
+    LOST_DEVICE,
+    DeviceFailed,
+    OutOfMemory,
+    RuntimeFailed,
+    ServingError,
+    official_text,
+)
 
 # Source: onnxruntime 1.31, core/framework/bfc_arena.cc (the first two; the second if `gpu_mem_limit` is
 # reached), libstdc++, and the names of errors in CUDA 12, cuBLAS and cuDNN 9.
@@ -15,19 +22,6 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _CUDA_FAILURE = re.compile(r"CUDA failure (?P<code>\d+):")
-# Errors after which a process must be replaced, or the device is gone. Others, such as an invalid value, are
-# those of the network or of its input. Source: cudaError_t, CUDA 12.6, driver_types.h.
-_LOST_DEVICE = frozenset(
-    {
-        *(3, 4),  # not initialised, unloading
-        *(46, 100, 101),  # unavailable, no device, invalid device
-        *(214, 220, 226),  # uncorrectable errors of memory, NVLink, and contained ones
-        *(700, 702, 709, 710),  # illegal address, launch timeout, destroyed context, assertion
-        *(714, 715, 716, 717, 718, 719),  # errors of a kernel
-        *(802, 805, 806, 807),  # the system, or the MPS server, is not ready
-        999,
-    }
-)
 _BROKEN_DEVICE = re.compile(
     r"(CUBLAS|CUDNN) failure \d+: \w*_(NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
     r"|CUDNN_FE failure \d+: CUDNN_BACKEND_API_FAILED"
@@ -52,4 +46,4 @@ def run_failure(error: Exception) -> ServingError:
 
 def _is_broken_device(text: str) -> bool:
     codes = {int(found["code"]) for found in _CUDA_FAILURE.finditer(text)}
-    return bool(codes & _LOST_DEVICE) or _BROKEN_DEVICE.search(text) is not None
+    return bool(codes & LOST_DEVICE) or _BROKEN_DEVICE.search(text) is not None

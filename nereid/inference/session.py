@@ -167,6 +167,12 @@ class Session:
             return self._run_or_halve(inputs, outputs, rows)
         return self._run_parts(self._run_or_halve, inputs, outputs, rows, self._run_batch_size)
 
+    def fail(self, reason: str) -> None:
+        """Let every run fail from now on, as the device failed; reported once."""
+        if not self._device_failure:
+            self._device_failure = reason
+            self._events.device_failed(reason)
+
     def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
         """Run several requests together, joined in groups of at most `run_batch_size` rows.
 
@@ -280,8 +286,7 @@ class Session:
         except Exception as error:  # ONNX Runtime's own exceptions share no base class
             failure = run_failure(error)
         if isinstance(failure, DeviceFailed):
-            self._device_failure = failure.reason
-            self._events.device_failed(failure.reason)
+            self.fail(failure.reason)
         raise failure
 
     def _converted(self, name: str, array: Any) -> Any:

@@ -63,6 +63,8 @@ class FusedModel:
 
     def _run(self, images: Sequence[Images], trace: BatchTrace | None) -> list[Outcome]:
         batch = self._pipeline.run(images)
+        if batch.device_failure:
+            self._session.fail(batch.device_failure.reason)
         if trace:
             trace.prepared(batch.times)
         if not len(batch.tensor):

@@ -1,6 +1,5 @@
 """Instances of models of the `onnxruntime` backend: tensors in, tensors out, for one ONNX file."""
 
-import os
 import time
 from collections.abc import Sequence
 from itertools import compress
@@ -8,14 +7,14 @@ from typing import Any
 
 from nereid.config.model_config import ModelConfig
 from nereid.config.server_flags import server_command_line
-from nereid.contract import format_failed_device
 from nereid.inference.session import Outcome, Session, complete_config
 from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import BackendSettings
 from nereid.serving_errors import Cancelled, ServingError
+from nereid.triton.device_report import report_failed_device
 from nereid.triton.metric_reporter import SessionMetrics
 from nereid.triton.model_trace import ModelTracer
-from nereid.triton.tensors import log_error, log_info, log_warn, read_tensors, reject, respond, version_folder
+from nereid.triton.tensors import log_info, log_warn, read_tensors, reject, respond, version_folder
 
 # Triton 24.10 does not drop a cancelled request that waits for its instance. The check is a round trip to the
 # server for each request, which pays if a run takes longer than this.
@@ -52,7 +51,7 @@ def open_session(
 def _events(config: ModelConfig, metrics: SessionMetrics) -> SessionEvents:
     def report_device(reason: str) -> None:
         metrics.device_failed()
-        log_error(format_failed_device(os.getpid(), f"'{config.name}' version {config.version}", reason))
+        report_failed_device(config, reason)
 
     return SessionEvents(metrics.ran, metrics.halved, metrics.warmed, report_device)
 

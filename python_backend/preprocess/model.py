@@ -6,6 +6,7 @@ from typing import Any
 from nereid.config.model_config import ModelConfig
 from nereid.imaging.pipeline import Pipeline
 from nereid.triton import inherited_sockets
+from nereid.triton.device_report import report_failed_device
 from nereid.triton.model_trace import ModelTracer
 from nereid.triton.quality_reporter import ImageSignals
 from nereid.triton.tensors import read_images, respond_to_batch
@@ -22,11 +23,15 @@ class TritonPythonModel:
         self.pipeline = Pipeline.from_config(config, sink=self.signals.sink)
         self.output = config.outputs[0].name
         self.tracer = ModelTracer(config)
+        self.config, self.has_failed = config, False
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Prepare all images of the batch; a bad image fails its own request only."""
         trace = self.tracer.begin(requests)
         batch = self.pipeline.run([read_images(request) for request in requests])
+        if batch.device_failure and not self.has_failed:
+            self.has_failed = True
+            report_failed_device(self.config, batch.device_failure.reason)
         responses = respond_to_batch(batch, **{self.output: batch.tensor})
         if trace:
             trace.prepared(batch.times)

@@ -1,6 +1,8 @@
 """Preprocessing on a GPU: the pixels are those of the CPU path, and stay on the device."""
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -59,6 +61,33 @@ def mean_difference(transform: Transform, actual: np.ndarray, expected: np.ndarr
     """Return by how many levels of 255 two rows of the tensor differ in the mean."""
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     return float(np.abs(levels(transform, actual) - levels(transform, expected)).mean())
+
+
+BREAK_DEVICE = """
+import cupy
+
+from nereid.assets import COFFEE
+from nereid.imaging.decode import Limits
+from nereid.imaging.gpu_preprocessor import GpuPreprocessor
+from nereid.imaging.pipeline import Pipeline
+from nereid.imaging.transform import Transform
+
+pipeline = Pipeline(GpuPreprocessor(Transform(224, 224), Limits(), 2, device_id=0))
+photo = COFFEE.read_bytes()
+assert pipeline.run([[photo]]).outcomes == [slice(0, 1)]
+cupy.RawKernel('extern "C" __global__ void bad(int* x) { *x = 1; }', "bad")((1,), (1,), (cupy.uint64(1),))
+for _ in range(2):
+    print(*pipeline.run([[photo], [b"no image"]]).outcomes, sep="\\n", flush=True)
+"""
+
+
+def test_broken_device_fails_every_request_as_unreachable(build):
+    """After a kernel of this process wrote to an invalid address, no image can be decoded there."""
+    done = subprocess.run([sys.executable, "-c", BREAK_DEVICE], capture_output=True, text=True, check=False)
+
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stderr[-2000:]
+    assert all(line.startswith("unavailable: device failed: CUDARuntimeError: ") for line in lines), lines
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)

@@ -45,9 +45,21 @@ class Numbers:
 class Broken(Numbers):
     """A device that fails as a whole."""
 
+    def __init__(self, size: int, error: Exception) -> None:
+        super().__init__(size)
+        self.error = error
+
     def prepare(self, images):
         """Fail."""
-        raise MemoryError("device is full")
+        raise self.error
+
+
+class CUDARuntimeError(RuntimeError):
+    """An error as CuPy raises it, which has the code of CUDA in `status`."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @pytest.fixture
@@ -151,11 +163,30 @@ def test_failed_request_lists_its_bad_images(requests, expected):
 
 def test_failing_device_fails_every_request():
     """If the device fails, every request gets the error."""
-    batch = Pipeline(Broken(3)).run([["0"], ["1", "2"]])
+    batch = Pipeline(Broken(3, MemoryError("device is full"))).run([["0"], ["1", "2"]])
 
     assert [type(outcome) for outcome in batch.outcomes] == [InferenceFailed] * 2
     assert all("MemoryError: device is full" in str(outcome) for outcome in batch.outcomes)
     assert len(batch.tensor) == 0
+    assert batch.device_failure is None
+
+
+def test_lost_device_fails_every_request_as_unreachable(pipeline):
+    """Clients may send the request to another instance, and the supervisor replaces this one."""
+    illegal = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+    batch = Pipeline(Broken(3, CUDARuntimeError(700, illegal))).run([["0"], LATE, ["1", "2"]])
+
+    expected = f"unavailable: device failed: CUDARuntimeError: {illegal}"
+    assert [str(outcome) for outcome in batch.outcomes] == [expected, str(LATE), expected]
+    assert batch.device_failure is batch.outcomes[0]
+    assert pipeline.run([[A], [BAD]]).device_failure is None
+
+
+def test_error_of_a_call_does_not_mean_a_lost_device():
+    """The device works: an argument was wrong."""
+    error = CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument")
+
+    assert [type(each) for each in Pipeline(Broken(3, error)).run([["0"]]).outcomes] == [InferenceFailed]
 
 
 @pytest.mark.parametrize("requests", [[], [[BAD]], [[]]], ids=["no request", "only a bad one", "no image"])

@@ -86,3 +86,19 @@ def test_broken_device_fails_every_later_run(tmp_path):
     assert str(first) == str(second)
     assert ILLEGAL_ACCESS in reasons[0]
     assert len(reasons) == 1
+
+
+def test_device_that_failed_in_another_step_fails_every_later_run(tmp_path):
+    """The steps of one process share the device: a failure of the decoder ends the network's runs, too."""
+    store(tmp_path, "fragile", fragile(), FRAGILE_IO + ONE_INSTANCE)
+    reasons = []
+    config = ModelConfig.from_file(tmp_path / "fragile", 1)
+    session = Session.from_config(config, events=SessionEvents(device_failed=reasons.append))
+    assert session.run({"shape": np.array([2, 2])}, ["y"])[0].shape == (2, 2)
+
+    session.fail("the decoder's")
+    session.fail("the decoder's, again")
+
+    with pytest.raises(DeviceFailed, match=r"device failed: the decoder's$"):
+        session.run({"shape": np.array([2, 2])}, ["y"])
+    assert reasons == ["the decoder's"]
