@@ -71,7 +71,7 @@ containers: .venv/.testing  ## run docker-compose.yml in a container engine of i
 	$(BIN)/pytest -m slow -rs tests/e2e/test_containers.py
 
 test-slow: .venv/.testing  ## run the long tests, with SLOW_REQUESTS (1000) requests each
-	SLOW_REQUESTS=$(SLOW_REQUESTS) CELL_STEP=$(CELL_STEP) $(BIN)/pytest -n 3 $(BY_FILE) --no-loadscope-reorder -m slow
+	SLOW_REQUESTS=$(SLOW_REQUESTS) CELL_STEP=$(CELL_STEP) $(BIN)/pytest -n 3 $(BY_FILE) --no-loadscope-reorder --durations 25 -m slow
 
 load: .venv/.testing  ## run the load test: a closed and an open loop, compared with thresholds.toml
 	$(BIN)/python -m loadtest.load $(LOAD)

@@ -29,6 +29,7 @@ ONNXRUNTIME_PARAMETERS = frozenset(
         "memory.enable_memory_arena_shrinkage",
         "nereid.cuda_graphs",
         "nereid.halve_batch_if_out_of_memory",
+        "nereid.release_memory_every",
         "nereid.run_batch_size",
         "nereid.shared_weights",
         "nereid.warm_batch_sizes",

@@ -69,7 +69,7 @@ class Session:
         self._name = config.name
         self._batching = Batching.from_config(config)
         self._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
-        self._run_options, self._releasing = settings.run_options, settings.releasing
+        self._run_options, self._releasing = settings.options_of_runs(), settings.releasing
         self._run_batch_size = settings.run_batch_size or sys.maxsize
         self._halves_batches = settings.halves_batches
         self._events = events
@@ -141,7 +141,7 @@ class Session:
         for request in requests:
             start = time.perf_counter()
             try:
-                self._feed(self._batching.gather([request]), [*self._output_dims], self._run_options)
+                self._feed(self._batching.gather([request]), [*self._output_dims], next(self._run_options))
             except ServingError as error:
                 rows = self._batching.rows(request)
                 raise InvalidConfig(
@@ -265,7 +265,7 @@ class Session:
 
     def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
         start = time.perf_counter()
-        results = self._feed(inputs, outputs, self._run_options)
+        results = self._feed(inputs, outputs, next(self._run_options))
         self._events.ran(time.perf_counter() - start, rows)
         # Triton has no scalars: they travel with the dims of the config.
         return [

@@ -4,9 +4,11 @@ Source of every name, default and message: onnxruntime_backend r24.10, src/onnxr
 are ignored, as there. docs/onnxruntime_backend.md is the table for users.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ ALLOW_SPINNING = "session.intra_op.allow_spinning"
 # Ours, not NVIDIA's, whose backend ignores them: ONNX Runtime's own session options, and the `nereid.` ones.
 CUDA_GRAPHS = "nereid.cuda_graphs"
 HALVE_BATCHES = "nereid.halve_batch_if_out_of_memory"
+RELEASE_EVERY = "nereid.release_memory_every"
 SHARED_WEIGHTS = "nereid.shared_weights"
 
 Provider = tuple[str, dict[str, str]]
@@ -94,13 +97,14 @@ class SessionSettings:
 
     `run_batch_size` limits the rows of one run, 0 for no limit. `extras` are the session entries and operator
     libraries, which shape the optimized network in addition to the fields of `options`. A run with
-    `releasing` returns the free memory of the arena; None without an arena. `warm_batch_sizes` are the rows
-    of the runs at load.
+    `releasing` returns the free memory of the arena; None without an arena. Every `release_every`-th run does
+    so, 0 for none. `warm_batch_sizes` are the rows of the runs at load.
     """
 
     options: onnxruntime.SessionOptions
     run_options: onnxruntime.RunOptions
     releasing: onnxruntime.RunOptions | None
+    release_every: int
     providers: tuple[Provider, ...]
     threads: ThreadCounts
     run_batch_size: int
@@ -108,6 +112,12 @@ class SessionSettings:
     warm_batch_sizes: tuple[int, ...]
     extras: tuple[str, ...]
     sharing: Sharing
+
+    def options_of_runs(self) -> Iterator[onnxruntime.RunOptions]:
+        """Return the options of each run, without an end."""
+        if not self.release_every or self.releasing is None:
+            return cycle([self.run_options])
+        return cycle([*[self.run_options] * (self.release_every - 1), self.releasing])
 
 
 def session_settings(
@@ -150,11 +160,12 @@ def session_settings(
             options.register_custom_ops_library(library)
     except Exception as error:  # ONNX Runtime's own exceptions share no base class
         raise InvalidConfig(official_text(error)) from None
-    chosen = providers(config, onnxruntime.get_available_providers())
+    chosen, releasing = providers(config, onnxruntime.get_available_providers()), _releasing(config, options)
     return SessionSettings(
         options=options,
         run_options=run_options,
-        releasing=_releasing(config, options),
+        releasing=releasing,
+        release_every=_release_every(config, has_arena=releasing is not None, providers=chosen),
         providers=chosen,
         threads=threads,
         extras=(*(f"{key}={value}" for key, value in sorted(entries.items())), *libraries),
@@ -217,6 +228,19 @@ def _releasing(config: ModelConfig, options: onnxruntime.SessionOptions) -> onnx
     releasing = onnxruntime.RunOptions()
     releasing.add_run_config_entry(ARENA_SHRINKAGE, arena)
     return releasing
+
+
+def _release_every(config: ModelConfig, has_arena: bool, providers: Sequence[Provider]) -> int:
+    if RELEASE_EVERY not in config.parameters:
+        return 0
+    text = config.parameters[RELEASE_EVERY]
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+        raise InvalidConfig(f"{RELEASE_EVERY}: expected a number of runs from 1 to 999999, got '{text}'")
+    if not has_arena:
+        raise InvalidConfig(f"{RELEASE_EVERY} contradicts enable_mem_arena: no arena keeps memory")
+    if uses_cuda_graphs(providers):
+        raise InvalidConfig(f"{RELEASE_EVERY} contradicts CUDA graphs, whose memory must not move")
+    return int(text)
 
 
 def _sharing(config: ModelConfig, backend: BackendSettings) -> Sharing:

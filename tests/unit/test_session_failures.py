@@ -1,4 +1,7 @@
-"""Sessions whose runs fail for real: for lack of memory, and with a broken device."""
+"""Sessions whose memory is short or returned, and sessions with a broken device; all for real."""
+
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from nereid.config.model_config import ModelConfig
 from nereid.inference.session import Session
 from nereid.inference.session_events import SessionEvents
 from nereid.serving_errors import DeviceFailed
-from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, WIDE_IO, fragile, wide
+from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, MEBIBYTE, WIDE_IO, fragile, wide
 from tests.limited_memory import run_limited
 from tests.networks import ONE_INSTANCE, store
 
@@ -67,6 +70,23 @@ def test_memory_that_an_arena_keeps_is_released(store_wide):
     found = run_limited(store_wide(HALVES), before=[1, 2], rows=ROWS, mebibytes=FITS_KEPT_HALF)
 
     assert found == {"error": "", "halved": 1, "runs": [ROWS // 2, ROWS // 2, ROWS]}
+
+
+def test_every_nth_run_returns_the_memory_of_larger_ones(store_wide):
+    """Until then, the arena keeps it for the next run."""
+    every_fourth = 'parameters { key: "nereid.release_memory_every" value { string_value: "4" } }\n'
+    session = Session.from_config(ModelConfig.from_file(store_wide(every_fourth), 1))
+    resident = []
+
+    for rows in (1, ROWS, 1, 1):
+        x = np.arange(rows, dtype=np.float32).reshape(-1, 1)
+        assert session.run({"x": x}, ["y"])[0].tolist() == x.tolist()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        resident.append(pages * resource.getpagesize() / MEBIBYTE / ROW_MEBIBYTES)
+
+    small, large, kept, released = resident
+    assert min(large, kept) > small + ROWS / 2
+    assert released < small + 1
 
 
 def test_broken_device_fails_every_later_run(tmp_path):

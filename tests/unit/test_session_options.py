@@ -1,6 +1,7 @@
 """ONNX Runtime's options from a config: every parameter and accelerator of NVIDIA's backend."""
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import onnxruntime
@@ -133,6 +134,43 @@ def test_memory_switches(key, name, text):
     switches = {"enable_cpu_mem_arena": True, "enable_mem_pattern": True}
     switches[name] = text.lower() in ("1", "true", "on")
     assert {each: getattr(options, each) for each in switches} == switches
+
+
+def test_some_runs_release_memory():
+    """The others have the model's own options."""
+    settings = session_settings(config({"nereid.release_memory_every": "3"}))
+
+    assert [each is settings.releasing for each in islice(settings.options_of_runs(), 6)] == [
+        False,
+        False,
+        True,
+    ] * 2
+    assert settings.releasing.get_run_config_entry(SHRINKAGE) == "cpu:0"
+    plain = session_settings(config())
+    assert {id(each) for each in islice(plain.options_of_runs(), 6)} == {id(plain.run_options)}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"nereid.release_memory_every": "0"}, "expected a number of runs from 1 to 999999, got '0'"),
+        ({"nereid.release_memory_every": "x"}, "expected a number of runs from 1 to 999999, got 'x'"),
+        ({"nereid.release_memory_every": "9", "enable_mem_arena": "0"}, "contradicts enable_mem_arena"),
+    ],
+)
+def test_release_without_effect_is_refused(parameters, message):
+    """A number of runs is expected, and an arena that keeps memory."""
+    with pytest.raises(InvalidConfig, match=f"nereid.release_memory_every:? {message}"):
+        session_settings(config(parameters))
+
+
+def test_memory_of_cuda_graphs_is_never_released(monkeypatch):
+    """They repeat the recorded addresses."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ALL)
+    both = {"nereid.release_memory_every": "9", "nereid.cuda_graphs": "true"}
+
+    with pytest.raises(InvalidConfig, match=r"nereid\.release_memory_every contradicts CUDA graphs"):
+        session_settings(replace(config(both), kind="GPU"))
 
 
 @pytest.mark.parametrize("text", ["cpu:0", "cpu:0;gpu:0"])
