@@ -233,13 +233,13 @@ def _releasing(config: ModelConfig, options: onnxruntime.SessionOptions) -> onnx
 def _release_every(config: ModelConfig, has_arena: bool, providers: Sequence[Provider]) -> int:
     if RELEASE_EVERY not in config.parameters:
         return 0
-    text = config.parameters[RELEASE_EVERY]
+    text, name = config.parameters[RELEASE_EVERY], f"model '{config.name}', {RELEASE_EVERY}"
     if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
-        raise InvalidConfig(f"{RELEASE_EVERY}: expected a number of runs from 1 to 999999, got '{text}'")
+        raise InvalidConfig(f"{name}: expected a number of runs from 1 to 999999, got '{text}'")
     if not has_arena:
-        raise InvalidConfig(f"{RELEASE_EVERY} contradicts enable_mem_arena: no arena keeps memory")
+        raise InvalidConfig(f"{name} contradicts enable_mem_arena: no arena keeps memory")
     if uses_cuda_graphs(providers):
-        raise InvalidConfig(f"{RELEASE_EVERY} contradicts CUDA graphs, whose memory must not move")
+        raise InvalidConfig(f"{name} contradicts CUDA graphs, whose memory must not move")
     return int(text)
 
 
