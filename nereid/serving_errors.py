@@ -146,10 +146,17 @@ def official_text(error: Exception) -> str:
     return f"onnx runtime error {code}: {' '.join(message.split())}"
 
 
+def lost_device(error: Exception) -> DeviceFailed | None:
+    """Return the failure of the device if CuPy raised `error` for it: its `status` is the code of CUDA."""
+    if type(error).__name__ == "CUDARuntimeError" and getattr(error, "status", None) in LOST_DEVICE:
+        return DeviceFailed(f"{type(error).__name__}: {error}")
+    return None
+
+
 def from_exception(error: Exception) -> ServingError:
     """Return the error for a request that raised `error`: itself if it is in this tree."""
     if not isinstance(error, ServingError):
-        return InferenceFailed(f"{type(error).__name__}: {error}")
+        return lost_device(error) or InferenceFailed(f"{type(error).__name__}: {error}")
     # Frames of the traceback and of the context would keep the request in memory until the collector runs.
     error.__traceback__ = error.__context__ = None
     return error

@@ -13,6 +13,14 @@ WIDE_IO = tensor("input", "x", "FP32", [1]) + tensor("output", "y", "FP32", [1])
 FRAGILE_IO = tensor("input", "shape", "INT64", [2]) + tensor("output", "y", "FP32", [-1, -1])
 
 
+class CUDARuntimeError(RuntimeError):
+    """An error as CuPy raises it, which has the code of CUDA in `status`."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
 def wide(row_mebibytes: int) -> onnx.ModelProto:
     """Build y = relu(x), float32[N, 1], whose run needs `row_mebibytes` of memory for each row."""
     ones = np.ones((1, row_mebibytes * MEBIBYTE // 4), np.float32)

@@ -19,7 +19,7 @@ from nereid.imaging.decode import EncodedImage, Limits, open_image
 from nereid.imaging.image_times import ImageTimes
 from nereid.imaging.kernel import BLOCK_XY, IMAGE, SOURCE, Source, build_channels, build_table, grid, options
 from nereid.imaging.transform import DATATYPES, Transform
-from nereid.serving_errors import InvalidConfig, ServingError, from_exception
+from nereid.serving_errors import InvalidConfig, ServingError, from_exception, lost_device
 
 # Pinned memory through which pixels decoded on the host pass: about a photo of 5 megapixels.
 STAGING_BYTES = 16 * 2**20
@@ -95,7 +95,7 @@ class GpuPreprocessor:
         """Write image `i` into row `i`; returns its error instead if it has one: its row is padding.
 
         Raises:
-            CUDARuntimeError: the device failed.
+            CUDARuntimeError: the device failed; `lost_device` says whether it stays broken.
         """
         self.times = [ImageTimes() for _ in images]
         if not images:
@@ -189,9 +189,9 @@ class GpuPreprocessor:
         try:
             pixels = image.pixels(1, self._transform.background_color, self._buffers)
             array = self._upload(pixels)
-        except cupy.cuda.runtime.CUDARuntimeError:
-            raise  # the fault of the device
         except Exception as error:  # a damaged file, or the memory limit
+            if lost_device(error):
+                raise
             return from_exception(error)
         return Decoded(Source(array.data.ptr, width * 3, height, width, image.orientation), array)
 

@@ -13,7 +13,6 @@ from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preprocessor import CpuPreprocessor, Preprocessor
 from nereid.processes import available_cores
 from nereid.serving_errors import (
-    LOST_DEVICE,
     DeviceFailed,
     InferenceFailed,
     InvalidConfig,
@@ -36,7 +35,7 @@ class Batch:
 
     @property
     def device_failure(self) -> DeviceFailed | None:
-        """The error of all requests if the device failed: now, or before."""
+        """The error of the requests that had none, if the device failed."""
         return next((each for each in self.outcomes if isinstance(each, DeviceFailed)), None)
 
 
@@ -97,13 +96,19 @@ class Pipeline:
             if bad:
                 outcomes.append(_merge(bad, count))
             else:
-                rows = slice(filled, filled + count)
-                if start != filled:  # these rows move over those of bad requests
-                    self._preprocessor.move(slice(start, start + count), rows)
-                outcomes.append(rows)
+                outcomes.append(self._moved(slice(start, start + count), slice(filled, filled + count)))
                 filled += count
             start += count
         return Batch(self._preprocessor.tensor[:filled], outcomes, times)
+
+    def _moved(self, rows: slice, target: slice) -> slice | ServingError:
+        """Move the rows of a good request over those of bad ones, and return their place."""
+        try:
+            if rows != target:
+                self._preprocessor.move(rows, target)
+        except Exception as error:
+            return from_exception(error)
+        return target
 
     def _prepare(self, images: Sequence[bytes]) -> Sequence[ServingError | None]:
         rows = len(self._preprocessor.tensor)
@@ -113,7 +118,7 @@ class Pipeline:
             return self._preprocessor.prepare(images)
         except Exception as error:  # if the device fails, every request fails
             self._preprocessor.times = ()
-            return [_batch_failure(error)] * len(images)
+            return [from_exception(error)] * len(images)
 
 
 IMAGE = (IMAGE_NAME, "TYPE_STRING", (1,))
@@ -138,12 +143,6 @@ def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int) -> Pre
         raise InvalidConfig(f"model '{config.name}': {error}; fix: {fix}") from None
     limit = settings.resources.gpu_memory_limit_bytes
     return GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit)
-
-
-def _batch_failure(error: Exception) -> ServingError:
-    """Return the error of a whole batch; errors of CUDA have their code in `status`, as CuPy raises them."""
-    is_lost = getattr(error, "status", None) in LOST_DEVICE
-    return DeviceFailed(f"{type(error).__name__}: {error}") if is_lost else from_exception(error)
 
 
 def _merge(errors: dict[int, ServingError], count: int) -> ServingError:

@@ -8,6 +8,7 @@ from nereid.serving_errors import (
     OutOfMemory,
     RuntimeFailed,
     ServingError,
+    lost_device,
     official_text,
 )
 
@@ -36,6 +37,8 @@ _OF_THE_REQUEST = "onnx runtime error 2: "
 
 def run_failure(error: Exception) -> ServingError:
     """Return the error for a run that raised `error`: `OutOfMemory`, `DeviceFailed` or `RuntimeFailed`."""
+    if lost := lost_device(error):
+        return lost
     text = official_text(error)
     if text.startswith(_OF_THE_REQUEST):
         return RuntimeFailed(text)

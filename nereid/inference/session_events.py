@@ -12,7 +12,7 @@ class SessionEvents:
         ran: after each run, with its seconds and its rows.
         halved: before a batch that did not fit into memory is run in two halves.
         warmed: after each run at load, with its seconds.
-        device_failed: once, with ONNX Runtime's text, when the device of the session has failed.
+        device_failed: once, with the text of the error, when the device of the session has failed.
     """
 
     ran: Callable[[float, int], None] = lambda seconds, rows: None

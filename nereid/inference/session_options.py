@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from itertools import cycle
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,9 @@ class SessionSettings:
 
     def options_of_runs(self) -> Iterator[onnxruntime.RunOptions]:
         """Return the options of each run, without an end."""
-        if not self.release_every or self.releasing is None:
-            return cycle([self.run_options])
-        return cycle([*[self.run_options] * (self.release_every - 1), self.releasing])
+        for number in count(1):
+            is_releasing = self.release_every and not number % self.release_every
+            yield self.releasing if is_releasing and self.releasing else self.run_options
 
 
 def session_settings(
@@ -238,6 +238,8 @@ def _release_every(config: ModelConfig, has_arena: bool, providers: Sequence[Pro
         raise InvalidConfig(f"{name}: expected a number of runs from 1 to 999999, got '{text}'")
     if not has_arena:
         raise InvalidConfig(f"{name} contradicts enable_mem_arena: no arena keeps memory")
+    if ARENA_SHRINKAGE in config.parameters:
+        raise InvalidConfig(f"{name} contradicts {ARENA_SHRINKAGE}, with which every run returns memory")
     if uses_cuda_graphs(providers):
         raise InvalidConfig(f"{name} contradicts CUDA graphs, whose memory must not move")
     return int(text)

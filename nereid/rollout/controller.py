@@ -186,7 +186,8 @@ class Controller:
             self._measurement = None  # the counts belong to another route
             raise NotReached("the server does not use the route of this step yet")
         if self._measurement is None or not self._measurement.is_of(state):
-            self._measurement, self._written_s = Measurement(state, now_s), float("-inf")
+            open_s = read_state(self._location).route().breaker.open_s
+            self._measurement, self._written_s = Measurement(state, now_s, open_s), float("-inf")
         measured = self._measurement
         if not measured.add(page, now_s):
             return

@@ -1,6 +1,7 @@
 """The measurement of one step: pages of the server's metrics go in, verdicts come out."""
 
 import http.client
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nereid import metrics_page
@@ -17,18 +18,19 @@ from nereid.triton.metrics import ROUTE_PREFIX
 PAGE_S = 5.0
 # The route reports its counts every half second, so the first ones after a change belong to the old weights.
 SETTLE_S = 1.5
-# A breaker that is left open by an earlier failure closes in this time, if the candidate responds.
-RECOVERY_S = 30.0
+# A breaker that an earlier failure has left open has time for that many trials to close, and so much traffic
+# that chance would have given its variant that many requests.
+TRIALS, REQUESTS = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The counts of a route on one server, the SHA-256 of the route files in use, and the open breakers."""
+    """The counts of a route on one server, the SHA-256 of the route files in use, and its breakers."""
 
     pid: int
     counts: Counts
     sha256s: frozenset[str]
-    open_breakers: frozenset[tuple[str, str]]
+    breakers: Mapping[tuple[str, str], str]
 
 
 def read_page(record: ServerRecord, route: str) -> Page:
@@ -43,8 +45,7 @@ def read_page(record: ServerRecord, route: str) -> Page:
         raise NotReached(f"the server's metrics page does not respond: {error}") from None
     ours = "\n".join(line for line in text.splitlines() if line.startswith(ROUTE_PREFIX))
     served = read_metrics(ours, route)
-    opened = frozenset(pair for pair, state in served.breakers.items() if state == "open")
-    return Page(record.pid, counts.read(ours, route), served.sha256s, opened)
+    return Page(record.pid, counts.read(ours, route), served.sha256s, served.breakers)
 
 
 class Measurement:
@@ -53,10 +54,11 @@ class Measurement:
     Args:
         state: of the rollout, with the counts of an earlier controller, if there was one.
         now_s: time of a monotonic clock.
+        open_s: seconds until an open breaker of the route lets a trial through.
     """
 
-    def __init__(self, state: State, now_s: float) -> None:
-        self.state, self.elapsed_s = state, state.elapsed_s
+    def __init__(self, state: State, now_s: float, open_s: float) -> None:
+        self.state, self.elapsed_s, self._open_s = state, state.elapsed_s, open_s
         self._began_s = self._last_s = now_s
         self._judged = judge.Step(objectives(state), state.share, BOUNDS)
         if state.look:
@@ -82,7 +84,8 @@ class Measurement:
             return False
         if page.pid != before.pid or not page.counts.is_continuation_of(before.counts):
             raise NotReached("the server has restarted, and its counters were reset")
-        self._was_closed |= self.state.pair.candidate not in page.open_breakers
+        # Without requests of a variant, the page has no breaker of it.
+        self._was_closed |= page.breakers.get(self.state.pair.candidate, "closed") == "closed"
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
         self._judged.add(counts.growth(before.counts, page.counts, self.state.pair, self.state.slow_s))
@@ -95,23 +98,36 @@ class Measurement:
     def verdict(self) -> Verdict:
         """Judge the counts of the step, its duration and the breakers."""
         plan, pair = self.state.plan, self.state.pair
-        is_seen = self._was_closed or self.elapsed_s >= max(plan.hold_s, RECOVERY_S)
-        opened = self._page.open_breakers if self._page and is_seen else frozenset()
-        if pair.candidate in opened and pair.control in opened:
-            reason = f"the breakers of '{pair.candidate[0]}' and '{pair.control[0]}' are open: no comparison"
-            return Verdict(Outcome.INCONCLUSIVE, (reason,))
-        if pair.candidate in opened:
+        breakers = self._page.breakers if self._page else {}
+        is_open, is_control_open = (breakers.get(each) == "open" for each in (pair.candidate, pair.control))
+        name = pair.candidate[0]
+        if is_open and (self._was_closed or self._has_had_trials()):
+            if is_control_open:
+                reason = f"the breakers of '{name}' and '{pair.control[0]}' are open: no comparison"
+                return Verdict(Outcome.INCONCLUSIVE, (reason,))
             if not self._was_closed:
-                reason = f"the breaker of '{pair.candidate[0]}' was open during the whole step"
-                return Verdict(Outcome.FAIL, (reason,))
+                waited_s = self._last_s - self._began_s
+                return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has not closed in {waited_s:.0f} s",))
             total = self.total().events.get(ERROR)
             seen = f", {total[0].events:,} of {total[0].requests:,} requests failed" if total else ""
-            return Verdict(Outcome.FAIL, (f"the breaker of '{pair.candidate[0]}' has opened{seen}",))
+            return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has opened{seen}",))
         verdict = self._judged.verdict(self.elapsed_s >= plan.hold_s)
         if verdict.outcome == Outcome.CONTINUE and self.elapsed_s >= plan.patience_s:
             reason = f"no decision within {plan.patience_s:g} s"
             return Verdict(Outcome.INCONCLUSIVE, (reason, *verdict.reasons))
         return verdict
+
+    def _has_had_trials(self) -> bool:
+        """Return whether the candidate's breaker had the time and the requests to close.
+
+        While it is open, requests of the candidate are not counted, so those of the control are the measure.
+        In the last step, without a control, only the time counts. Copies for a shadow pass no breaker.
+        """
+        measured_s, share = self._last_s - self._began_s, self.state.share
+        if not share or measured_s < max(self.state.plan.hold_s, TRIALS * self._open_s):
+            return False
+        _, drawn_of_control = self.total().drawn
+        return share == 1 or drawn_of_control * share / (1 - share) >= REQUESTS
 
 
 def objectives(state: State) -> Objectives:

@@ -11,7 +11,7 @@ from typing import Any
 from nereid.config.model_config import FusedSettings, ModelConfig
 from nereid.imaging.pipeline import Pipeline
 from nereid.inference.batching import to_host
-from nereid.serving_errors import DeviceFailed, InferenceFailed, InvalidConfig, ServingError
+from nereid.serving_errors import DeviceFailed, InvalidConfig, ServingError, from_exception
 from nereid.triton.model_trace import BatchTrace, ModelTracer
 from nereid.triton.onnx_model import backend_settings, open_session
 from nereid.triton.quality_reporter import ImageSignals
@@ -72,7 +72,10 @@ class FusedModel:
         begin_ns, wanted = time.time_ns(), self._after.wanted
         try:
             results = [to_host(each) for each in self._session.run({self._input: batch.tensor}, wanted)]
-        except (InferenceFailed, DeviceFailed) as error:
+        except Exception as raised:  # one that leaves `execute` fails all requests without a code
+            error = from_exception(raised)
+            if isinstance(error, DeviceFailed):
+                self._session.fail(error.reason)
             return [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
         if trace:
             trace.ran(begin_ns, len(batch.tensor))

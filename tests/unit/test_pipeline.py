@@ -14,7 +14,14 @@ from nereid.imaging.decode import Limits
 from nereid.imaging.pipeline import Pipeline
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
-from nereid.serving_errors import DeadlineExceeded, InferenceFailed, InvalidConfig, InvalidImage
+from nereid.serving_errors import (
+    DeadlineExceeded,
+    DeviceFailed,
+    InferenceFailed,
+    InvalidConfig,
+    InvalidImage,
+)
+from tests.faulty_networks import CUDARuntimeError
 from tests.tables import cases
 
 TRANSFORM = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
@@ -52,14 +59,6 @@ class Broken(Numbers):
     def prepare(self, images):
         """Fail."""
         raise self.error
-
-
-class CUDARuntimeError(RuntimeError):
-    """An error as CuPy raises it, which has the code of CUDA in `status`."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 @pytest.fixture
@@ -180,6 +179,21 @@ def test_lost_device_fails_every_request_as_unreachable(pipeline):
     assert [str(outcome) for outcome in batch.outcomes] == [expected, str(LATE), expected]
     assert batch.device_failure is batch.outcomes[0]
     assert pipeline.run([[A], [BAD]]).device_failure is None
+
+
+def test_device_may_fail_while_rows_move():
+    """The requests before have their rows; the others get the error."""
+    numbers = Numbers(4, {"bad": InvalidImage("bad")})
+
+    def move(source, target):
+        raise CUDARuntimeError(719, "cudaErrorLaunchFailure: unspecified launch failure")
+
+    numbers.move = move
+    batch = Pipeline(numbers).run([["1"], ["bad"], ["2"]])
+
+    assert batch.outcomes[0] == slice(0, 1)
+    assert [type(each) for each in batch.outcomes[1:]] == [InvalidImage, DeviceFailed]
+    assert batch.device_failure is batch.outcomes[2]
 
 
 def test_error_of_a_call_does_not_mean_a_lost_device():

@@ -1,5 +1,7 @@
 """The breakers of candidate and control in the measurement of a step."""
 
+import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pytest
@@ -7,55 +9,109 @@ import pytest
 from nereid.rollout import plan
 from nereid.rollout.counts import Counts, Pair
 from nereid.rollout.judge import Outcome
-from nereid.rollout.measurement import RECOVERY_S, SETTLE_S, Measurement, Page
+from nereid.rollout.measurement import REQUESTS, SETTLE_S, TRIALS, Measurement, Page
 from nereid.rollout.rollout_journal import State
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
-HOLD_S, STEP_S = 60.0, 2.0
-NO_COUNTS = Counts({}, {}, {}, {})
+HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
+# Requests of the control in each look, of which chance gives the candidate a tenth.
+MUCH, LITTLE = 100, 1
+CLOSED, OPEN = {CANDIDATE: "closed"}, {CANDIDATE: "open"}
+BOTH, HALF_OPEN = {CANDIDATE: "open", CONTROL: "open"}, {CANDIDATE: "half-open"}
+FAILED = "the breaker of 'new' has not closed in "
 
 
-def outcomes(looks: int, *open_breakers: frozenset[tuple[str, str]]) -> list[tuple[Outcome, str]]:
-    """Return verdict and first reason of each of `looks` looks; the last breakers stay as they are."""
-    made = plan.make_plan(candidate="new", steps=[50, 100], hold_s=HOLD_S)
+def verdicts(
+    looks: int,
+    *breakers: Mapping[tuple[str, str], str],
+    requests: int = MUCH,
+    step: float | str = 10,
+    open_s: float = OPEN_S,
+) -> list[tuple[Outcome, str]]:
+    """Return outcome and first reason of each look; the last breakers stay as they are.
+
+    Args:
+        looks: number of looks.
+        breakers: the states in each look.
+        requests: of the control, in each look.
+        step: the first step of the plan.
+        open_s: of the route's breakers.
+    """
+    made = plan.make_plan(candidate="new", steps=[*dict.fromkeys([step, 100])], hold_s=HOLD_S)
     state = State(1, made, Pair(CANDIDATE, CONTROL, "shadow"), 0.1, 0.01, datetime.now(UTC), "me")
-    measured, found = Measurement(state, 0.0), []
+    measured, found = Measurement(state, 0.0, open_s), []
     for number in range(looks):
-        opened = open_breakers[min(number, len(open_breakers) - 1)]
-        measured.add(Page(1, NO_COUNTS, frozenset(), opened), SETTLE_S + number * STEP_S)
+        counts = Counts({}, {CONTROL: requests * number}, {}, {})
+        states = breakers[min(number, len(breakers) - 1)]
+        measured.add(Page(1, counts, frozenset(), states), SETTLE_S + number * LOOK_S)
         verdict = measured.verdict()
-        found.append((verdict.outcome, verdict.reasons[0]))
+        found.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))
     return found
 
 
-NONE, NEW, BOTH = frozenset(), frozenset({CANDIDATE}), frozenset({CANDIDATE, CONTROL})
+def outcomes(*words, **options) -> set[Outcome]:
+    """Return the different outcomes of `verdicts`."""
+    return {outcome for outcome, _ in verdicts(*words, **options)}
+
+
+LOOKS_OF_HOLD = int(HOLD_S / LOOK_S)
 
 
 def test_breaker_that_opens_fails_the_step():
     """It was closed in the step."""
-    assert outcomes(3, NONE, NONE, NEW)[-1] == (
-        Outcome.FAIL,
-        "the breaker of 'new' has opened, 0 of 0 requests failed",
-    )
+    expected = Outcome.FAIL, "the breaker of 'new' has opened, 0 of 0 requests failed"
+
+    assert verdicts(3, CLOSED, CLOSED, OPEN)[-1] == expected
+    # Without requests of the candidate, the page has no breaker of it.
+    assert verdicts(3, {}, {}, OPEN)[-1] == expected
 
 
 def test_breaker_that_was_open_may_close():
-    """An earlier failure does not count against a candidate that responds."""
-    enough = int(HOLD_S / STEP_S) + 2
-    assert {outcome for outcome, _ in outcomes(enough, *[NEW] * 5, NONE)} == {Outcome.CONTINUE}
+    """An earlier failure does not count against a candidate that responds; a trial may fail before."""
+    states = OPEN, OPEN, HALF_OPEN, OPEN, OPEN, HALF_OPEN, CLOSED
+
+    assert outcomes(2 * LOOKS_OF_HOLD, *states) == {Outcome.CONTINUE}
 
 
 @pytest.mark.parametrize(
-    ("opened", "last"),
+    ("states", "last"),
     [
-        (NEW, (Outcome.FAIL, "the breaker of 'new' was open during the whole step")),
-        (BOTH, (Outcome.INCONCLUSIVE, "the breakers of 'new' and 'old' are open: no comparison")),
+        ([OPEN], (Outcome.FAIL, FAILED)),
+        ([OPEN, HALF_OPEN, OPEN], (Outcome.FAIL, FAILED)),
+        ([BOTH], (Outcome.INCONCLUSIVE, "the breakers of 'new' and 'old' are open: no comparison")),
     ],
 )
-def test_breaker_that_stays_open_decides_after_the_hold(opened, last):
+def test_breaker_that_stays_open_decides_after_the_hold(states, last):
     """A candidate that died before its step gets no request that could fail."""
-    first = int(max(HOLD_S, RECOVERY_S) / STEP_S)
-    found = outcomes(first + 1, opened)
+    found = verdicts(LOOKS_OF_HOLD + 1, *states)
 
     assert {outcome for outcome, _ in found[:-1]} == {Outcome.CONTINUE}
     assert found[-1] == last
+
+
+def test_last_step_needs_no_control():
+    """All requests are the candidate's, and its breaker sends them elsewhere."""
+    assert verdicts(LOOKS_OF_HOLD + 1, OPEN, step=100, requests=0)[-1] == (Outcome.FAIL, FAILED)
+
+
+def test_open_breaker_of_a_shadow_decides_nothing():
+    """Copies of requests do not pass it, so they cannot close it."""
+    assert outcomes(2 * LOOKS_OF_HOLD, OPEN, step="shadow") == {Outcome.CONTINUE}
+
+
+def test_breaker_without_requests_for_trials_decides_nothing():
+    """With a tenth of few requests, nothing could close it yet."""
+    looks = int(9 * REQUESTS / LITTLE)
+
+    found = verdicts(looks + 1, OPEN, requests=LITTLE)
+
+    assert {outcome for outcome, _ in found[:-1]} == {Outcome.CONTINUE}
+    assert verdicts(looks + 2, OPEN, requests=LITTLE)[-1] == (Outcome.FAIL, FAILED)
+
+
+def test_breaker_that_opens_for_long_has_time_for_trials():
+    """The time follows the route's own setting."""
+    looks = int(TRIALS * 2 * HOLD_S / LOOK_S)
+
+    assert outcomes(looks, OPEN, open_s=2 * HOLD_S) == {Outcome.CONTINUE}
+    assert verdicts(looks + 1, OPEN, open_s=2 * HOLD_S)[-1] == (Outcome.FAIL, FAILED)

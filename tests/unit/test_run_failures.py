@@ -4,6 +4,7 @@ import pytest
 
 from nereid.inference.run_failures import run_failure
 from nereid.serving_errors import DeviceFailed, OutOfMemory, RuntimeFailed
+from tests.faulty_networks import CUDARuntimeError
 
 FAIL, EXCEPTION, INVALID = (
     f"[ONNXRuntimeError] : {kind} : "
@@ -16,6 +17,17 @@ CALL = (
     "onnxruntime::common::Status> onnxruntime::CudaCall(ERRTYPE, const char*, const char*, ERRTYPE, "
     "const char*, const char*, int) [with ERRTYPE = cudaError; bool THRW = true] "
 )
+
+
+def test_broken_device_of_cupy_is_recognised():
+    """CuPy copies inputs and outputs, and waits for the device."""
+    lost = run_failure(CUDARuntimeError(700, "cudaErrorIllegalAddress: an illegal memory access"))
+    other = run_failure(CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument"))
+
+    assert str(lost) == (
+        "unavailable: device failed: CUDARuntimeError: cudaErrorIllegalAddress: an illegal memory access"
+    )
+    assert type(other) is RuntimeFailed
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ def test_some_runs_release_memory():
         ({"nereid.release_memory_every": "0"}, "expected a number of runs from 1 to 999999, got '0'"),
         ({"nereid.release_memory_every": "x"}, "expected a number of runs from 1 to 999999, got 'x'"),
         ({"nereid.release_memory_every": "9", "enable_mem_arena": "0"}, "contradicts enable_mem_arena"),
+        ({"nereid.release_memory_every": "9", SHRINKAGE: "cpu:0"}, "contradicts memory.enable_memory_arena"),
     ],
 )
 def test_release_without_effect_is_refused(parameters, message):
