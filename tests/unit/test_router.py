@@ -964,8 +964,9 @@ def test_routing_leaks_nothing():
         tracemalloc.stop()
 
     assert world.count("request_duration_seconds") >= total / 2
-    # The breakers' windows vary in size; a leak of four bytes per request would exceed this limit.
-    assert after - before < 4 * total
+    # The breakers' windows vary in size, by some 200 kB; a leak of four bytes per request would exceed this
+    # limit in `make proof`.
+    assert after - before < max(4 * total, 2**19)
 
 
 def test_each_response_is_observed_after_it_was_sent(world):
