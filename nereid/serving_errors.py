@@ -147,8 +147,14 @@ def official_text(error: Exception) -> str:
 
 
 def lost_device(error: Exception) -> DeviceFailed | None:
-    """Return the failure of the device if CuPy raised `error` for it: its `status` is the code of CUDA."""
-    if type(error).__name__ == "CUDARuntimeError" and getattr(error, "status", None) in LOST_DEVICE:
+    """Return the failure of the device if CuPy raised `error` for it: its `status` is the code of CUDA.
+
+    CuPy raises `CUDADriverError` where it starts a kernel, and `CUDARuntimeError` elsewhere.
+    """
+    if (
+        type(error).__name__ in ("CUDADriverError", "CUDARuntimeError")
+        and getattr(error, "status", None) in LOST_DEVICE
+    ):
         return DeviceFailed(f"{type(error).__name__}: {error}")
     return None
 

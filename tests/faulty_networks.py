@@ -21,6 +21,10 @@ class CUDARuntimeError(RuntimeError):
         self.status = status
 
 
+class CUDADriverError(CUDARuntimeError):
+    """An error of a kernel that CuPy could not start; in CuPy, the two classes are not related."""
+
+
 def wide(row_mebibytes: int) -> onnx.ModelProto:
     """Build y = relu(x), float32[N, 1], whose run needs `row_mebibytes` of memory for each row."""
     ones = np.ones((1, row_mebibytes * MEBIBYTE // 4), np.float32)

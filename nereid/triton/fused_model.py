@@ -72,7 +72,7 @@ class FusedModel:
         begin_ns, wanted = time.time_ns(), self._after.wanted
         try:
             results = [to_host(each) for each in self._session.run({self._input: batch.tensor}, wanted)]
-        except Exception as raised:  # one that leaves `execute` fails all requests without a code
+        except Exception as raised:  # outside of here, it would fail the bad requests, too
             error = from_exception(raised)
             if isinstance(error, DeviceFailed):
                 self._session.fail(error.reason)

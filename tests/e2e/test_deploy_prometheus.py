@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,14 @@ MAY_BE_0 = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A running Prometheus, by its address, and the server that it scrapes."""
+    """A running Prometheus, by its address, and the server that it scrapes.
+
+    While `killing` is set, requests of the traffic may fail.
+    """
 
     address: str
     server: Served
+    killing: threading.Event = field(default_factory=threading.Event)
 
     def get(self, path: str, **parameters: str) -> Any:
         """Send a request to Prometheus' API."""
@@ -151,16 +155,16 @@ def prometheus(folder: Path, ports: dict[str, int], key: str, server: Served) ->
 
 
 @contextmanager
-def traffic(server: Served, address: str, key: str, limited: str) -> Iterator[None]:
+def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Iterator[None]:
     """Send good and bad requests to the gateway and Triton until the context ends.
 
     Args:
-        server: the server behind the gateway.
+        observer: scrapes the server behind the gateway.
         address: of the gateway.
         key: a key.
         limited: a key whose quota is too small.
     """
-    triton = f"http://127.0.0.1:{server.ports['http']}/v2/models/classify/infer"
+    triton = f"http://127.0.0.1:{observer.server.ports['http']}/v2/models/classify/infer"
     binary, jpeg = {"inference-header-content-length": "0"}, {"content-type": "image/jpeg"}
     own, late = {"authorization": f"Bearer {key}"}, {"x-request-timeout-ms": "1"}
     images = [{"image": base64.b64encode(PHOTO).decode()}, {"image": base64.b64encode(DAMAGED).decode()}]
@@ -182,7 +186,7 @@ def traffic(server: Served, address: str, key: str, limited: str) -> Iterator[No
 
     def with_feedback(client: httpx.Client, answer: httpx.Response) -> httpx.Response:
         """Say that the first answer of a client is wrong, that the next is correct, and so on."""
-        if not answer.is_success:  # a process was killed
+        if observer.killing.is_set() and answer.is_server_error:
             return answer
         found = answer.json()
         label = found["predictions"][next(place)]["label"]
@@ -226,7 +230,7 @@ def watched(tmp_path_factory):
             }
             with (
                 prometheus(base / "prometheus", ports, key, server) as observer,
-                traffic(server, address, key, limited),
+                traffic(observer, address, key, limited),
             ):
                 yield observer
 
@@ -306,6 +310,7 @@ def test_every_query_has_data(watched, query):
 @pytest.mark.parametrize("query", OF_FALLBACKS, ids=lambda query: query.where)
 def test_fallbacks_have_data(watched, query):
     """The default responds in place of a variant whose process is killed."""
+    watched.killing.set()
     killed: set[int] = set()
 
     def has_data() -> bool:

@@ -14,14 +14,14 @@ from nereid.server.supervision import process_usage
 from tests.e2e.conftest import url
 from tests.labels import LABEL, WORDS, label
 from tests.pictures import save
-from tests.proof import IS_PROOF, REQUESTS
+from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S
 from tests.unit.image_mutations import mutated_files
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 pytestmark = pytest.mark.slow
 # A request takes about 0.2 s of a core; `make proof` sends 10,000.
-IMAGES = REQUESTS // (2 if IS_PROOF else 5)
+IMAGES = REQUESTS // 2
 CALLERS = 4
 GROWTH_BYTES = 256 * 2**20
 
@@ -93,7 +93,7 @@ def test_hostile_images_are_read_within_bounds(text_server, memory):
 def test_mutated_images_are_read_or_refused(text_server, memory):
     """Each damaged image has an answer or a refusal; then the reader still reads, in the same memory."""
     picture = label(*WORDS).resize((225, 125))
-    send_all(text_server, mutated_files(IMAGES // 4, picture))
+    send_all(text_server, mutated_files(IMAGES // 10, picture))
     before = memory()
 
     found = send_all(text_server, mutated_files(IMAGES, picture))

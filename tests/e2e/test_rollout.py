@@ -222,6 +222,14 @@ def test_wrong_candidate_is_found_by_its_shadow(rollout):
     assert not read_state(rollout.location).route().shadows
 
 
+# Its breaker may have opened before or after the measurement began.
+OF_A_DEAD_CANDIDATE = (
+    "the breaker of 'new' has opened",
+    "the breaker of 'new' has not closed",
+    "error 100.00%",
+)
+
+
 @pytest.mark.slow
 def test_dead_candidate_loses_the_traffic(rollout):
     """Its process is killed while it answers: its breaker opens."""
@@ -232,7 +240,7 @@ def test_dead_candidate_loses_the_traffic(rollout):
             state = rollout.wait_for("ended", "paused")
 
     assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
-    assert state.reasons[0].startswith(("the breaker of 'new' ", "error 100.00%"))
+    assert state.reasons[0].startswith(OF_A_DEAD_CANDIDATE)
 
 
 @pytest.mark.slow
@@ -248,7 +256,7 @@ def test_candidate_that_died_before_its_step_loses_the_traffic(rollout):
             state = rollout.wait_for("ended", "paused")
 
     assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
-    assert state.reasons[0].startswith(("the breaker of 'new' ", "error 100.00%"))
+    assert state.reasons[0].startswith(OF_A_DEAD_CANDIDATE)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import pytest
 
 from nereid.inference.run_failures import run_failure
 from nereid.serving_errors import DeviceFailed, OutOfMemory, RuntimeFailed
-from tests.faulty_networks import CUDARuntimeError
+from tests.faulty_networks import CUDADriverError, CUDARuntimeError
 
 FAIL, EXCEPTION, INVALID = (
     f"[ONNXRuntimeError] : {kind} : "
@@ -19,14 +19,13 @@ CALL = (
 )
 
 
-def test_broken_device_of_cupy_is_recognised():
-    """CuPy copies inputs and outputs, and waits for the device."""
-    lost = run_failure(CUDARuntimeError(700, "cudaErrorIllegalAddress: an illegal memory access"))
-    other = run_failure(CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument"))
+@pytest.mark.parametrize("kind", [CUDARuntimeError, CUDADriverError])
+def test_broken_device_of_cupy_is_recognised(kind):
+    """CuPy copies inputs and outputs, starts kernels, and waits for the device."""
+    lost = run_failure(kind(700, "an illegal memory access"))
+    other = run_failure(kind(1, "invalid argument"))
 
-    assert str(lost) == (
-        "unavailable: device failed: CUDARuntimeError: cudaErrorIllegalAddress: an illegal memory access"
-    )
+    assert str(lost) == f"unavailable: device failed: {kind.__name__}: an illegal memory access"
     assert type(other) is RuntimeFailed
 
 
