@@ -1,4 +1,4 @@
-"""Section 3: nvImageCodec with the kernel: JPEGs, other files, damaged files, and the decoder's rates."""
+"""NvImageCodec with the kernel: JPEGs, other files, damaged files, and the decoder's rates."""
 
 import io
 from collections.abc import Iterator, Sequence

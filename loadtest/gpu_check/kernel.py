@@ -1,4 +1,4 @@
-"""Section 2: rows of the CuPy kernel against the CPU path (NumPy) and Pillow."""
+"""Rows of the CuPy kernel against the CPU path (NumPy) and Pillow."""
 
 import io
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from nereid.imaging.transform import DATATYPES, Transform
 
 TEST_FILE = "test_gpu_preprocessor.py"
 # Most of the tests' time is spent in the compiler of the kernel.
-PROCESSES = 6
+PROCESSES = 12
 EXACT = Transform(150, 200, "UINT8", "NHWC", "exact")
 NOISE_PX = 333
 

@@ -1,4 +1,4 @@
-"""Section 1: the GPU, its driver, CUDA, the packages, and the parts that are missing."""
+"""The GPU, its driver, CUDA, the packages, and the parts that are missing."""
 
 import importlib.metadata
 import importlib.util

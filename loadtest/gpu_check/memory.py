@@ -1,4 +1,4 @@
-"""Section 8: memory of the GPU per instance, after an unload, and after the memory was full."""
+"""Memory of the GPU per instance, after an unload, and after the memory was full."""
 
 import time
 from collections.abc import Iterator

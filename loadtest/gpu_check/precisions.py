@@ -1,4 +1,4 @@
-"""Section 7: the network in FP32, FP16 and INT8, with TensorRT, and as a CUDA graph."""
+"""The network in FP32, FP16 and INT8, with TensorRT, and as a CUDA graph."""
 
 import shutil
 import statistics

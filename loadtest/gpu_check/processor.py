@@ -1,4 +1,4 @@
-"""Section 9: the load of the section `speed` on the CPU of the same machine, and a short benchmark."""
+"""The load of the section `speed` on the CPU of the same machine, and a short benchmark."""
 
 import json
 import subprocess

@@ -85,6 +85,7 @@ class Section:
         return import_module(f"{__package__}.{self.name}")
 
 
+# The most valuable first: a run may be cut short.
 SECTIONS = (
     Section(
         "machine",
@@ -92,6 +93,50 @@ SECTIONS = (
         15,
         ("query nvidia-smi", "query CUDA", "list packages and missing parts"),
         useful=(SMI, CUPY),
+    ),
+    Section(
+        "speed",
+        "from a JPEG of 1080p to scores",
+        115,
+        (
+            "time decoder, kernel, network and the whole at batch sizes 1, 4, 8 and 32",
+            "load the server with 1, 8, 32, 64 and 128 requests in flight",
+            "load the service by hand with 1, 8 and 64",
+        ),
+        needed=(CUPY, CODEC, RUNTIME, TRITON, UVLOOP),
+        useful=(TORCH,),
+    ),
+    Section(
+        "pipeline",
+        "batches that overlap, from JPEG to scores",
+        40,
+        (
+            "time batches alone, and rates of overlapping ones",
+            "compare mixed batches with each image alone",
+            "trace overlapping batches",
+        ),
+        needed=(CUPY, CODEC, RUNTIME),
+        useful=(CUPTI, TORCH),
+    ),
+    Section(
+        "server",
+        "the embedded server with instances on the GPU",
+        100,
+        (
+            "start the profile gpu_ensemble",
+            "classify, and count tensors that came through the host",
+            "run tests/gpu/test_onnxruntime.py, test_server_on_gpu.py and test_cuda_shared_memory.py",
+        ),
+        needed=(CUPY, CODEC, RUNTIME, TRITON),
+        useful=(TESTS,),
+    ),
+    Section(
+        "zero_copy",
+        "DLPack: one address, no copy to the host",
+        30,
+        ("compare addresses from preprocessing to network", "trace batches from JPEG to scores"),
+        needed=(CUPY, CODEC, RUNTIME),
+        useful=(NSYS, CUPTI, TORCH),
     ),
     Section(
         "kernel",
@@ -104,52 +149,9 @@ SECTIONS = (
     Section(
         "decoder",
         "nvImageCodec: JPEGs, damaged files, fallbacks",
-        30,
+        25,
         ("decode twelve kinds of files", "compare errors with the CPU path", "time decoder and kernel"),
         needed=(CUPY, CODEC),
-    ),
-    Section(
-        "zero_copy",
-        "DLPack: one address, no copy to the host",
-        30,
-        ("compare addresses from preprocessing to network", "trace batches from JPEG to scores"),
-        needed=(CUPY, CODEC, RUNTIME),
-        useful=(NSYS, CUPTI, TORCH),
-    ),
-    Section(
-        "server",
-        "the embedded server with instances on the GPU",
-        120,
-        (
-            "start the profile gpu_ensemble",
-            "classify, and count tensors that came through the host",
-            "run tests/gpu/test_onnxruntime.py, test_server_on_gpu.py and test_cuda_shared_memory.py",
-        ),
-        needed=(CUPY, CODEC, RUNTIME, TRITON),
-        useful=(TESTS,),
-    ),
-    Section(
-        "speed",
-        "from a JPEG of 1080p to scores",
-        115,
-        (
-            "time decoder, kernel, network and the whole at batch sizes 1, 4, 8 and 32",
-            "load the server with 1, 4, 8, 32 and 64 requests in flight, and as an ensemble",
-        ),
-        needed=(CUPY, CODEC, RUNTIME, TRITON, UVLOOP),
-    ),
-    Section(
-        "precisions",
-        "FP32, FP16, INT8, TensorRT, CUDA graphs",
-        80,
-        (
-            "time each form of the network at batch sizes 1, 8 and 32",
-            "compare scores with FP32 on the CPU",
-            "run CUDA graphs of several batch sizes as the backend does",
-            "load the network with TensorRT twice",
-        ),
-        needed=(RUNTIME,),
-        useful=(ONNX, TENSORRT),
     ),
     Section(
         "memory",
@@ -170,6 +172,19 @@ SECTIONS = (
         ("load the profile cpu as the section speed loads gpu", "run a short benchmark of loadtest.bench"),
         needed=(RUNTIME, TRITON, UVLOOP),
         useful=(WRK,),
+    ),
+    Section(
+        "precisions",
+        "FP32, FP16, INT8, TensorRT, CUDA graphs",
+        65,
+        (
+            "time each form of the network at batch sizes 1, 8 and 32",
+            "compare scores with FP32 on the CPU",
+            "run CUDA graphs of several batch sizes as the backend does",
+            "load the network with TensorRT twice",
+        ),
+        needed=(RUNTIME,),
+        useful=(ONNX, TENSORRT),
     ),
 )
 BY_NAME = {section.name: section for section in SECTIONS}

@@ -19,7 +19,7 @@ from nereid.tune.load_generator import HOST, Load
 from nereid.tune.trial import TO_IMAGES
 
 MODEL = "classify_v1"
-CONCURRENCIES = (1, 4, 8, 32, 64)
+CONCURRENCIES = (1, 8, 32, 64, 128)
 # One client process could limit the rate of a fast GPU.
 MAX_CLIENTS = 4
 # Time that the end of the server needs.
@@ -42,16 +42,28 @@ def running(
 def loads(
     server: EmbeddedServer, photo: bytes, seconds: float, left_s: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """Yield rate and latencies of each number of requests in flight, as long as time is left."""
+    """Return the rows of `loads_of_request` for a server of the default repository."""
     port = server.options.ports.http
+    request = load_generator.post_request(HOST, port, infer_path(MODEL), photo, TO_IMAGES)
+    return loads_of_request(port, request, seconds, left_s)
+
+
+def loads_of_request(
+    port: int,
+    request: bytes,
+    seconds: float,
+    left_s: Callable[[], float],
+    concurrencies: Sequence[int] = CONCURRENCIES,
+) -> Iterator[dict[str, Any]]:
+    """Yield rate and latencies of each number of requests in flight, as long as time is left."""
     with TemporaryDirectory() as folder:
-        request = Path(folder) / "request"
-        request.write_bytes(load_generator.post_request(HOST, port, infer_path(MODEL), photo, TO_IMAGES))
-        for concurrency in CONCURRENCIES:
+        file = Path(folder) / "request"
+        file.write_bytes(request)
+        for concurrency in concurrencies:
             if left_s() < seconds + STOP_S:
                 return
             clients = max(1, min(MAX_CLIENTS, concurrency // 4, available_cores() // 2))
-            load = _load(port, request, concurrency // clients, clients, seconds)
+            load = _load(port, file, concurrency // clients, clients, seconds)
             yield {
                 "in_flight": concurrency,
                 "client_processes": clients,

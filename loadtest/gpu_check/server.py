@@ -1,4 +1,4 @@
-"""Section 5: the embedded server with instances on the GPU."""
+"""The embedded server with instances on the GPU."""
 
 import json
 import re

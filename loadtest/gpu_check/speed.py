@@ -1,16 +1,18 @@
-"""Section 6: from a JPEG of 1080p to scores, in one process and through the server."""
+"""From a JPEG of 1080p to scores, in one process, through the server, and by hand."""
 
 import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from loadtest.gpu_check import chain, served
-from loadtest.gpu_check.sections import Context, Findings
+from loadtest.gpu_check import by_hand, chain, served
+from loadtest.gpu_check.sections import TORCH, Context, Findings
+from nereid.server.ports import free_ports
 from nereid.tune import photos
 
 PHOTO_WH = photos.SIZES_WH["1920x1080"]
 BATCH_SIZES = (1, 4, 8, 32)
-ALONE_S, STEP_S, LOAD_S, ENSEMBLE_LOAD_S = 3.0, 0.5, 3.0, 1.5
+ALONE_S, STEP_S, LOAD_S, BY_HAND_S = 1.0, 0.5, 2.0, 1.5
+BY_HAND_CONCURRENCIES = (1, 8, 64)
 
 
 def measure(context: Context) -> Iterator[Findings]:
@@ -25,17 +27,31 @@ def measure(context: Context) -> Iterator[Findings]:
         for row in served.loads(server, photo, LOAD_S, context.left_s):
             loads.append(row)
             yield {"served": loads, **ratios(rows, loads)}
-    in_steps: list[dict[str, Any]] = []
-    with served.running(context, chain.ENSEMBLE) as server:
-        for row in served.loads(server, photo, ENSEMBLE_LOAD_S, context.left_s):
-            in_steps.append(row)
-            yield {"served_as_ensemble": in_steps, "best_as_ensemble_per_s": served.best(in_steps)}
+    written: dict[str, list[dict[str, Any]]] = {}
+    for kind in installed_kinds():
+        (port,) = free_ports(1)
+        with by_hand.start(kind, port, environment=context.environment):
+            written[kind] = []
+            for row in by_hand.loads(port, photo, BY_HAND_S, context.left_s, BY_HAND_CONCURRENCIES):
+                written[kind].append(row)
+                yield {"by_hand": written, **to_by_hand(loads, written)}
 
 
 def rehearse(context: Context) -> Iterator[Findings]:
     """Yield the photo and the plan of the loads."""
     photo = photos.jpeg(PHOTO_WH)
     yield {"photo_bytes": len(photo), "batch_sizes": BATCH_SIZES, "in_flight": served.CONCURRENCIES}
+
+
+def installed_kinds() -> list[str]:
+    """Return the kinds of the service by hand whose packages are installed."""
+    return ["onnxruntime", *["torch"] * TORCH.is_installed]
+
+
+def to_by_hand(loads: list[dict[str, Any]], written: dict[str, list[dict[str, Any]]]) -> Findings:
+    """Compare the best rate of the server with that of the services by hand."""
+    best = max(map(served.best, written.values()))
+    return {"served_to_by_hand": round(served.best(loads) / best, 2)} if best else {}
 
 
 def in_process(photo: bytes, batch_size: int) -> dict[str, Any]:

@@ -60,19 +60,20 @@ def from_cupti(activities: Iterable[tuple[int, int]]) -> Copies:
     return found
 
 
-def trace(work: Callable[[], None], nsys_words: list[str], folder: Path) -> tuple[str, Copies]:
+def trace(work: Callable[[], Any], nsys_words: list[str], folder: Path) -> tuple[str, Copies]:
     """Trace `work` with the first tracer that is installed; returns its name and the copies.
 
     The trace does not contain memory of the host that a kernel itself writes.
 
     Args:
-        nsys_words: command that runs `work` between cudaProfilerStart and cudaProfilerStop.
+        nsys_words: command that runs `work` between cudaProfilerStart and cudaProfilerStop; empty: without
+            `nsys`.
         folder: takes the tracer's files.
 
     Raises:
         RuntimeError: no tracer is installed, or the trace is empty.
     """
-    if shutil.which(NSYS.name):
+    if nsys_words and shutil.which(NSYS.name):
         name, copies = NSYS.name, _with_nsys(nsys_words, folder / "trace")
     elif CUPTI.is_installed:
         name, copies = CUPTI.name, _with_cupti(work)
@@ -94,7 +95,7 @@ def _with_nsys(words: list[str], target: Path) -> Copies:
     return from_nsys(done.stdout)
 
 
-def _with_cupti(work: Callable[[], None]) -> Copies:
+def _with_cupti(work: Callable[[], Any]) -> Copies:
     from cupti import cupti
 
     seen: list[tuple[int, int]] = []
@@ -113,7 +114,7 @@ def _with_cupti(work: Callable[[], None]) -> Copies:
     return from_cupti(seen)
 
 
-def _with_profiler(work: Callable[[], None], target: Path) -> Copies:
+def _with_profiler(work: Callable[[], Any], target: Path) -> Copies:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -1,4 +1,4 @@
-"""Section 4: one address from preprocessing to network, and a trace of CUDA without copies to the host."""
+"""One address from preprocessing to network, and a trace of CUDA without copies to the host."""
 
 import argparse
 import sys

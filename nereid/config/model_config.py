@@ -216,7 +216,8 @@ class FusedSettings:
     """Parameters of a `fused` model: the sibling models that it combines, by name and pinned version.
 
     `after` is the model whose backend turns the network's outputs into those of this model; empty for none.
-    The numbers replace parameters of these models; 0 keeps a model's own value.
+    The numbers replace parameters of these models; 0 keeps a model's own value. With `overlap_batches`, an
+    instance on a GPU decodes a batch while the network computes the one before.
     """
 
     preprocess: str
@@ -228,6 +229,7 @@ class FusedSettings:
     decode_threads: int = 0
     intra_op_thread_count: int = 0
     run_batch_size: int = 0
+    overlap_batches: bool = False
 
     @property
     def models(self) -> list[tuple[str, int]]:

@@ -27,9 +27,14 @@ class ImageTimes:
         """Record the end of decoding."""
         self._decoded_ns = time.time_ns()
 
-    def end(self) -> None:
-        """Record the end of the preparation."""
-        self._end_ns = time.time_ns()
+    def end(self, decoded_ns: int = 0, end_ns: int = 0) -> None:
+        """Record the end of the preparation.
+
+        Args:
+            decoded_ns, end_ns: the ends of decoding and preparation, where a device has measured them.
+        """
+        self._decoded_ns = decoded_ns or self._decoded_ns
+        self._end_ns = end_ns or time.time_ns()
 
     def spans(self) -> list[dict[str, Any]]:
         """Return the spans `decode` and `resize`; only the first if decoding failed."""

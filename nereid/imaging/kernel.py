@@ -1,7 +1,8 @@
 """Compiler options and arguments of the kernel `preprocess.cu`; this part of a launch needs no GPU."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -68,13 +69,16 @@ def build_table(sources: Sequence[Source | None], transform: Transform, out: np.
         out: IMAGE[len(sources)].
     """
     out[:] = np.zeros(1, IMAGE)
-    for entry, source in zip(out, sources, strict=True):
+    for row, source in enumerate(sources):
         if source is not None:
-            _describe(source, transform, entry)
+            out[row] = _described(replace(source, pointer=0), transform)
+            out["origin"][row] += np.uint64(source.pointer)
 
 
-def _describe(source: Source, transform: Transform, entry: np.void) -> None:
-    """Turn an image by the address of its first pixel and the strides to the next."""
+@lru_cache(maxsize=1024)  # most images of a service have one of a few sizes
+def _described(source: Source, transform: Transform) -> np.void:
+    """Turn an image by the offset of its first pixel and the strides to the next."""
+    entry: np.void = np.zeros(1, IMAGE)[0]
     turn = transform.turn(source.orientation)
     sizes, strides = [source.height, source.width], [source.pitch_bytes, 3]
     if turn.is_transposed:
@@ -90,6 +94,7 @@ def _describe(source: Source, transform: Transform, entry: np.void) -> None:
             entry["origin"] += np.uint64((size - 1) * stride)
             stride = -stride
         entry[name] = _axis(placement, transform.antialias, stride)
+    return entry
 
 
 def _axis(placement: Placement, antialias: bool, stride: int) -> tuple[float | int, ...]:

@@ -43,7 +43,7 @@ class Pipeline:
     """Prepares batches in a reused tensor, valid until the next `run`; a bad request fails alone."""
 
     def __init__(self, preprocessor: Preprocessor) -> None:
-        self._preprocessor = preprocessor
+        self.preprocessor = preprocessor
 
     @classmethod
     def from_config(
@@ -52,12 +52,14 @@ class Pipeline:
         max_batch_size: int | None = None,
         instances: int | None = None,
         sink: Sink | None = None,
+        slots: int = 1,
     ) -> "Pipeline":
         """Build the pipeline of a `preprocess` model, on the device of its instance.
 
         Args:
             max_batch_size, instances: those of another model that runs the pipeline; default: the config's.
             sink: receives the signals of each good image on a CPU; on a GPU there are none.
+            slots: on a GPU, the number of batches that have a tensor at the same time.
 
         Raises:
             InvalidConfig: a parameter is invalid, or contradicts another parameter or the tensors.
@@ -72,7 +74,7 @@ class Pipeline:
         if size < 1:
             raise InvalidConfig(f"model '{config.name}', max_batch_size: expected 1 or more, got {size}")
         if config.kind == "GPU":
-            return cls(_on_gpu(config, settings, size))
+            return cls(_on_gpu(config, settings, size, slots))
         return cls(_on_cpu(config, settings, size, instances or config.cpu_instances or 1, sink))
 
     def run(self, requests: Sequence[Sequence[bytes] | ServingError]) -> Batch:
@@ -80,48 +82,67 @@ class Pipeline:
 
         A request with a bad image fails as a whole, with an error that lists the index of every bad image.
         """
-        accepted = [images for images in requests if not isinstance(images, ServingError)]
-        errors = self._prepare([image for images in accepted for image in images])
-        outcomes: list[slice | ServingError] = []
-        times: list[Sequence[ImageTimes]] = []
-        start = filled = 0
-        for images in requests:
-            if isinstance(images, ServingError):
-                outcomes.append(images)
-                times.append(())
-                continue
-            count = len(images)
-            times.append(self._preprocessor.times[start : start + count])
-            bad = {i: error for i, error in enumerate(errors[start : start + count]) if error is not None}
-            if bad:
-                outcomes.append(_merge(bad, count))
-            else:
-                outcomes.append(self._moved(slice(start, start + count), slice(filled, filled + count)))
-                filled += count
-            start += count
-        return Batch(self._preprocessor.tensor[:filled], outcomes, times)
+        errors = self._prepare(images_of(requests))
+        outcomes, times = by_request(requests, errors, self.preprocessor.times)
+        filled = 0
+        for place, rows in enumerate(outcomes):
+            if isinstance(rows, slice):
+                outcomes[place] = self._moved(rows, slice(filled, filled + rows.stop - rows.start))
+                filled += rows.stop - rows.start
+        return Batch(self.preprocessor.tensor[:filled], outcomes, times)
 
     def _moved(self, rows: slice, target: slice) -> slice | ServingError:
         """Move the rows of a good request over those of bad ones, and return their place."""
         try:
             if rows != target:
-                self._preprocessor.move(rows, target)
+                self.preprocessor.move(rows, target)
         except Exception as error:
             return from_exception(error)
         return target
 
     def _prepare(self, images: Sequence[bytes]) -> Sequence[ServingError | None]:
-        rows = len(self._preprocessor.tensor)
+        rows = len(self.preprocessor.tensor)
         try:
             if len(images) > rows:
                 raise InferenceFailed(f"expected at most {rows} images per batch, got {len(images)}")
-            return self._preprocessor.prepare(images)
+            return self.preprocessor.prepare(images)
         except Exception as error:  # if the device fails, every request fails
-            self._preprocessor.times = ()
+            self.preprocessor.times = ()
             return [from_exception(error)] * len(images)
 
 
 IMAGE = (IMAGE_NAME, "TYPE_STRING", (1,))
+
+
+def images_of(requests: Sequence[Sequence[bytes] | ServingError]) -> list[bytes]:
+    """Return the images of all requests that are not errors."""
+    return [image for images in requests if not isinstance(images, ServingError) for image in images]
+
+
+def by_request(
+    requests: Sequence[Sequence[bytes] | ServingError],
+    errors: Sequence[ServingError | None],
+    times: Sequence[ImageTimes],
+) -> tuple[list[slice | ServingError], list[Sequence[ImageTimes]]]:
+    """Return each request's rows or error, and the times of its images.
+
+    Args:
+        errors, times: of each image of `images_of`, whose rows of the tensor follow each other.
+    """
+    outcomes: list[slice | ServingError] = []
+    found: list[Sequence[ImageTimes]] = []
+    start = 0
+    for images in requests:
+        if isinstance(images, ServingError):
+            outcomes.append(images)
+            found.append(())
+            continue
+        rows = slice(start, start + len(images))
+        bad = {i: error for i, error in enumerate(errors[rows]) if error is not None}
+        outcomes.append(_merge(bad, len(images)) if bad else rows)
+        found.append(times[rows])
+        start = rows.stop
+    return outcomes, found
 
 
 def _on_cpu(
@@ -133,7 +154,7 @@ def _on_cpu(
     return CpuPreprocessor(settings.transform, settings.limits, size, threads, sink)
 
 
-def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int) -> Preprocessor:
+def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int, slots: int) -> Preprocessor:
     if settings.resources.decode_threads:
         raise InvalidConfig(f"model '{config.name}': decode_threads contradicts an instance on a GPU")
     try:  # here, because CuPy and nvImageCodec are installed only on machines with a GPU
@@ -142,7 +163,7 @@ def _on_gpu(config: ModelConfig, settings: PreprocessSettings, size: int) -> Pre
         fix = "an instance on a GPU needs the packages of the extra 'gpu' or 'gpu13'"
         raise InvalidConfig(f"model '{config.name}': {error}; fix: {fix}") from None
     limit = settings.resources.gpu_memory_limit_bytes
-    return GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit)
+    return GpuPreprocessor(settings.transform, settings.limits, size, config.device_id, limit, slots)
 
 
 def _merge(errors: dict[int, ServingError], count: int) -> ServingError:

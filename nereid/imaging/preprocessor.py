@@ -24,13 +24,16 @@ PATIENCE = 10
 
 
 class Preprocessor(Protocol):
-    """Fills `tensor` [max_batch_size, ...], NumPy's or CuPy's, which is allocated once.
+    """Fills a tensor that is allocated once.
 
     `times` has those of each image of the last batch.
     """
 
-    tensor: Any
     times: Sequence[ImageTimes]
+
+    @property
+    def tensor(self) -> Any:
+        """The tensor [max_batch_size, ...], NumPy's or CuPy's."""
 
     def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
         """Write image `i` into row `i`; returns its error instead if it has one."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from nereid.inference.run_failures import run_failure
 from nereid.serving_errors import InferenceFailed
 
 # ONNX's element types are NumPy's names, but for these.
@@ -53,6 +54,9 @@ def run(
 # Each recorded graph holds its buffers and the memory of its run.
 MAX_RECORDED = 64
 GRAPH_ID, NOT_RECORDED = "gpu_graph_id", "-1"
+# ONNX Runtime records the second run at the latest; the third is the first that repeats the graph.
+RUNS_TO_RECORD = 3
+NO_SYNCHRONIZE = "disable_synchronize_execution_providers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,99 @@ class RecordedRuns:
         """Wait for CuPy's copies, whose stream ONNX Runtime ignores."""
         if self._device != "cpu":
             self._xp.cuda.get_current_stream().synchronize()
+
+
+class BoundRuns:
+    """Runs over fixed rows of memory on the caller's stream, without copies and without waiting.
+
+    Each slot and number of rows is a CUDA graph of its own, recorded here. A run with fewer rows is filled
+    up to the next size: the other rows hold an earlier batch. All calls must come from the thread that
+    constructs this object: ONNX Runtime 1.31 keeps the graphs of each thread apart.
+
+    Args:
+        session: with `user_compute_stream` among the options of its provider.
+        name: of the only input.
+        tensors: for each slot a CuPy array [rows, ...], which the runs read.
+        outputs: names of the outputs, which have one row per row of input.
+        sizes: numbers of rows; the largest is that of the tensors.
+        has_graphs: whether the session records CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        name: str,
+        tensors: Sequence[Any],
+        outputs: Sequence[str],
+        sizes: Sequence[int],
+        device_id: int,
+        has_graphs: bool,
+    ) -> None:
+        """Allocate the outputs and record all graphs.
+
+        Raises:
+            InferenceFailed: an output has not one row per row of input.
+        """
+        self._session, self._sizes, self._name = session, sorted(sizes), name
+        self._device_id, self._has_graphs = device_id, has_graphs
+        self._outputs = [self._allocate(tensor, outputs) for tensor in tensors]
+        self._hosts = [_pinned(arrays) for arrays in self._outputs]
+        self._runs: dict[tuple[int, int], tuple[Any, onnxruntime.RunOptions]] = {}
+        # All slots of a size after each other: ONNX Runtime plans a size anew after another one.
+        for rows in self._sizes:
+            for slot, tensor in enumerate(tensors):
+                self._runs[slot, rows] = self._bind(slot, tensor, rows)
+                for _ in range(RUNS_TO_RECORD):
+                    self.enqueue(slot, rows)
+
+    def enqueue(self, slot: int, rows: int) -> None:
+        """Enqueue a run over the first rows of a slot."""
+        size = next(size for size in self._sizes if size >= rows)
+        try:
+            self._session.run_with_iobinding(*self._runs[slot, size])
+        except Exception as error:  # ONNX Runtime's own exceptions share no base class
+            raise run_failure(error) from None
+
+    def fetch(self, slot: int, rows: int, stream: Any) -> dict[str, np.ndarray]:
+        """Enqueue copies of the outputs to pinned memory, and return the arrays that will hold them."""
+        hosts = {name: host[:rows] for name, host in self._hosts[slot].items()}
+        for name, host in hosts.items():
+            self._outputs[slot][name][:rows].get(stream=stream, out=host, blocking=False)
+        return hosts
+
+    def _allocate(self, tensor: Any, outputs: Sequence[str]) -> dict[str, Any]:
+        """Return buffers for the outputs, in the shapes of a run without a recording."""
+        import cupy
+
+        binding = self._session.io_binding()
+        binding.bind_input(
+            self._name, "cuda", self._device_id, tensor.dtype.type, tensor.shape, tensor.data.ptr
+        )
+        for output in outputs:
+            binding.bind_output(output, "cuda", self._device_id)
+        self._session.run_with_iobinding(binding, _named_graph(NOT_RECORDED))
+        binding.synchronize_outputs()
+        returned = [_array(value, self._device_id) for value in binding.get_outputs()]
+        arrays = {name: cupy.empty_like(each) for name, each in zip(outputs, returned, strict=True)}
+        _check_rows(len(tensor), arrays)
+        return arrays
+
+    def _bind(self, slot: int, tensor: Any, rows: int) -> tuple[Any, onnxruntime.RunOptions]:
+        binding = self._session.io_binding()
+        for bind, name, array in (
+            (binding.bind_input, self._name, tensor[:rows]),
+            *((binding.bind_output, name, each[:rows]) for name, each in self._outputs[slot].items()),
+        ):
+            bind(name, "cuda", self._device_id, array.dtype.type, array.shape, array.data.ptr)
+        options = _named_graph(str(len(self._runs) + 1)) if self._has_graphs else onnxruntime.RunOptions()
+        options.add_run_config_entry(NO_SYNCHRONIZE, "1")
+        return binding, options
+
+
+def _pinned(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    import cupyx
+
+    return {name: cupyx.empty_pinned(array.shape, array.dtype) for name, array in arrays.items()}
 
 
 def recorded_runs(device_id: int, sizes: Sequence[int]) -> RecordedRuns:

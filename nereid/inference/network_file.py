@@ -1,7 +1,9 @@
 """The ONNX file of a version, and ONNX Runtime's sessions of it."""
 
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 
@@ -9,7 +11,14 @@ from nereid import files
 from nereid.config.model_config import ModelConfig
 from nereid.inference import io_binding as gpu
 from nereid.inference import shared_weights, tensorrt
-from nereid.inference.session_options import SessionSettings, Sharing
+from nereid.inference.session_options import (
+    BackendSettings,
+    SessionSettings,
+    Sharing,
+    on_available_provider,
+    session_settings,
+)
+from nereid.inference.signature import Signature, complete, needs_completion
 from nereid.inference.tensorrt import TENSORRT
 from nereid.serving_errors import InvalidConfig, official_text
 
@@ -77,3 +86,34 @@ def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSes
             "its warnings above name the missing library"
         )
     return session
+
+
+def complete_config(
+    document: MutableMapping[str, Any],
+    version_folder: Path,
+    backend: BackendSettings,
+    log: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Fill in the missing fields of `document`, a config with protobuf field names, from the ONNX file.
+
+    Args:
+        log, warn: receive lines for Triton's log.
+
+    Raises:
+        InvalidConfig: the file is missing, cannot be opened, or does not fit the config.
+    """
+    if not needs_completion(document):
+        name = document["name"]
+        log(f"skipping model configuration auto-complete for '{name}': inputs and outputs already specified")
+        return
+    is_gpu = any(group.get("kind") == "KIND_GPU" for group in document.get("instance_group", ()))
+    config = ModelConfig.from_document(
+        document, version_folder.parent, int(version_folder.name), "GPU" if is_gpu else "CPU"
+    )
+    config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
+    settings = session_settings(config, backend)
+    # The session is used once, so optimization would not pay.
+    settings.options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    signature = Signature.of(open_file(path_of(config), settings))
+    complete(document, signature, backend.default_max_batch_size, warn)

@@ -3,10 +3,9 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from nereid.inference.session_options import (
     session_settings,
     uses_cuda_graphs,
 )
-from nereid.inference.signature import Signature, complete, needs_completion, validate
+from nereid.inference.signature import Signature, validate
 from nereid.serving_errors import (
     DeviceFailed,
     InferenceFailed,
@@ -85,11 +84,13 @@ class Session:
         # Strings are on the host, and IoBinding does not support them.
         datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
         self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
+        self._has_graphs, self._device_id = uses_cuda_graphs(settings.providers), config.device_id
+        self._sizes = settings.warm_batch_sizes
         self._run_feed: Feed = _run_on_host
         if self.is_on_gpu:
             gpu.use(config.device_id)
             self._run_feed = partial(gpu.run, device_id=config.device_id)
-            if uses_cuda_graphs(settings.providers):
+            if self._has_graphs:
                 has_rows = self._batching.is_by_rows and config.max_batch_size > 0
                 sizes = settings.warm_batch_sizes if has_rows else ()
                 self._run_feed = gpu.recorded_runs(config.device_id, sizes)
@@ -101,15 +102,19 @@ class Session:
         backend: BackendSettings | None = None,
         instances: int | None = None,
         events: SessionEvents | None = None,
+        stream: int = 0,
     ) -> "Session":
-        """Open the model file of `config`'s version; the arguments are those of `session_settings`.
+        """Open the model file of `config`'s version; other arguments are those of `session_settings`.
+
+        Args:
+            stream: address of the CUDA stream for all runs; then `bind` takes the place of the warm-up.
 
         Raises:
             InvalidConfig: the file is missing, not loadable, or does not fit the config.
         """
         backend = backend or BackendSettings()
         config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
-        settings, events = session_settings(config, backend, instances), events or SessionEvents()
+        settings, events = session_settings(config, backend, instances, stream), events or SessionEvents()
         try:
             session = cls(config, settings, events)
         except InvalidConfig as error:
@@ -119,11 +124,12 @@ class Session:
                 config, note = config.replacing({CUDA_GRAPHS: "false"}), "without CUDA graphs"
             else:
                 raise
-            settings = session_settings(config, backend, instances)
+            settings = session_settings(config, backend, instances, stream)
             session = cls(config, settings, events)
             session.note = f", {note}: {error}"
         validate(config, session.signature)
-        session.warm_up(warm_up.requests(config, settings.warm_batch_sizes))
+        if not stream:
+            session.warm_up(warm_up.requests(config, settings.warm_batch_sizes))
         return session
 
     def __str__(self) -> str:
@@ -149,6 +155,25 @@ class Session:
                     f"fix: other sizes in {WARM_BATCH_SIZES}, or an empty text"
                 ) from None
             self._events.warmed(time.perf_counter() - start)
+
+    def bind(self, name: str, tensors: Sequence[Any], outputs: Sequence[str]) -> gpu.BoundRuns:
+        """Return runs over fixed memory on the session's stream; see there for the arguments.
+
+        Raises:
+            InvalidConfig: a run fails.
+        """
+        largest = len(tensors[0])
+        sizes = [*(size for size in self._sizes if size < largest), largest]
+        start = time.perf_counter()
+        try:
+            bound = gpu.BoundRuns(
+                self._session, name, tensors, outputs, sizes, self._device_id, self._has_graphs
+            )
+        except Exception as error:  # ONNX Runtime's own exceptions share no base class
+            failure = error if isinstance(error, ServingError) else run_failure(error)
+            raise InvalidConfig(f"model '{self._name}', run of zeros at load: {failure}") from None
+        self._events.warmed(time.perf_counter() - start)
+        return bound
 
     def run(self, inputs: Arrays, outputs: Sequence[str], rows: int | None = None) -> list[Any]:
         """Run the network on one batch; returns one array per name in `outputs`.
@@ -293,37 +318,6 @@ class Session:
         if name in self._scalars:
             array = array.reshape(())
         return _decode_texts(name, array) if name in self._texts else array
-
-
-def complete_config(
-    document: MutableMapping[str, Any],
-    version_folder: Path,
-    backend: BackendSettings,
-    log: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> None:
-    """Fill in the missing fields of `document`, a config with protobuf field names, from the ONNX file.
-
-    Args:
-        log, warn: receive lines for Triton's log.
-
-    Raises:
-        InvalidConfig: the file is missing, cannot be opened, or does not fit the config.
-    """
-    if not needs_completion(document):
-        name = document["name"]
-        log(f"skipping model configuration auto-complete for '{name}': inputs and outputs already specified")
-        return
-    is_gpu = any(group.get("kind") == "KIND_GPU" for group in document.get("instance_group", ()))
-    config = ModelConfig.from_document(
-        document, version_folder.parent, int(version_folder.name), "GPU" if is_gpu else "CPU"
-    )
-    config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
-    settings = session_settings(config, backend)
-    # The session is used once, so optimization would not pay.
-    settings.options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    signature = Signature.of(network_file.open_file(network_file.path_of(config), settings))
-    complete(document, signature, backend.default_max_batch_size, warn)
 
 
 def _run_on_host(

@@ -33,7 +33,7 @@ EXECUTION_MODES = {0: onnxruntime.ExecutionMode.ORT_SEQUENTIAL, 1: onnxruntime.E
 CUDA, OPENVINO, CPU = (f"{name}ExecutionProvider" for name in ("CUDA", "OpenVINO", "CPU"))
 CUDNN_CONV_ALGO_SEARCH = {0: "EXHAUSTIVE", 1: "HEURISTIC", 2: "DEFAULT"}
 ARENA_EXTEND_STRATEGY = {0: "kNextPowerOfTwo", 1: "kSameAsRequested"}
-ENABLE_CUDA_GRAPH = "enable_cuda_graph"
+ENABLE_CUDA_GRAPH, USER_STREAM = "enable_cuda_graph", "user_compute_stream"
 # In ONNX Runtime's error for a network with nodes on the CPU, or with control flow.
 # Source: onnxruntime 1.31, core/session/inference_session.cc.
 NO_CUDA_GRAPHS = "cannot use the graph capture feature"
@@ -121,11 +121,15 @@ class SessionSettings:
 
 
 def session_settings(
-    config: ModelConfig, backend: BackendSettings | None = None, instances: int | None = None
+    config: ModelConfig,
+    backend: BackendSettings | None = None,
+    instances: int | None = None,
+    stream: int = 0,
 ) -> SessionSettings:
     """Translate the parameters, optimization settings and custom operators of `config`.
 
     Args:
+        stream: address of the CUDA stream for all runs; 0: ONNX Runtime has its own.
         instances: number of sessions of the model that share the cores; default: the config's own count.
 
     Raises:
@@ -161,6 +165,10 @@ def session_settings(
     except Exception as error:  # ONNX Runtime's own exceptions share no base class
         raise InvalidConfig(official_text(error)) from None
     chosen, releasing = providers(config, onnxruntime.get_available_providers()), _releasing(config, options)
+    if stream:
+        chosen = tuple(
+            (name, {**given, USER_STREAM: str(stream)} if name == CUDA else given) for name, given in chosen
+        )
     return SessionSettings(
         options=options,
         run_options=run_options,

@@ -5,8 +5,11 @@ the code of the ensemble's backends in one process.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from nereid.config.model_config import FusedSettings, ModelConfig
 from nereid.imaging.pipeline import Pipeline
@@ -14,9 +17,13 @@ from nereid.inference.batching import to_host
 from nereid.serving_errors import DeviceFailed, InvalidConfig, ServingError, from_exception
 from nereid.triton.model_trace import BatchTrace, ModelTracer
 from nereid.triton.onnx_model import backend_settings, open_session
+from nereid.triton.overlap.fused_job import FusedJob
+from nereid.triton.overlap.lanes import Lanes, Stages
+from nereid.triton.overlap.open_lanes import can_bind, open_lanes, open_stream
+from nereid.triton.overlap.overlap import SLOTS, Overlap
 from nereid.triton.quality_reporter import ImageSignals
 from nereid.triton.steps.after_network import Images, Outcome, open_after
-from nereid.triton.tensors import read_images, reject, respond
+from nereid.triton.tensors import log_error, read_images, reject, respond, send
 
 
 class FusedModel:
@@ -36,24 +43,59 @@ class FusedModel:
             for sibling, changed in zip(names.models, (names.of_preprocess, names.of_network), strict=False)
         )
         self._signals = ImageSignals(config)
+        self._after = open_after(config, names, network)
+        is_bound = can_bind(config, network, self._after.wanted)
+        slots = SLOTS if is_bound and names.overlap_batches else 1
         self._pipeline = Pipeline.from_config(
-            preprocess, config.max_batch_size, config.cpu_instances, self._signals.sink
+            preprocess, config.max_batch_size, config.cpu_instances, self._signals.sink, slots
         )
-        self._session, self._metrics = open_session(config, network)
+        stream = open_stream(config.device_id) if is_bound else None
+        self._session, self._metrics = open_session(config, network, stream=stream.ptr if stream else 0)
         made, taken = preprocess.outputs[0], network.inputs[0]
         if taken.kind != made.kind:
             raise InvalidConfig(
                 f"model '{config.name}': input of '{names.network}': expected {taken.kind}, "
                 f"got {made.kind} from '{names.preprocess}'"
             )
-        self._after = open_after(config, names, network)
-        self._tracer = ModelTracer(config, begins=True, provider=self._session.provider)
+        self._tracer = ModelTracer(
+            config, begins=True, has_one_thread=slots == 1, provider=self._session.provider
+        )
         self._input = taken.name
+        self._lanes: Lanes | None = None
+        self._overlap: Overlap | None = None
+        if is_bound:
+            preprocessor, wanted = self._pipeline.preprocessor, self._after.wanted
+            open_them = partial(open_lanes, preprocessor, self._session, stream, taken.name, wanted)
+            if names.overlap_batches:
+                self._overlap = Overlap(open_them, self._session.fail)
+            else:
+                self._lanes = open_them()
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Decode, transform and run the network once for all good images of the batch."""
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Decode, transform and run the network once for all good images of the batch.
+
+        Returns None if the batch overlaps with the next one: its responses are sent later.
+        """
         trace = self._tracer.begin(requests)
-        outcomes = self._run([self._after.accept(read_images(request)) for request in requests], trace)
+        images = [self._after.accept(read_images(request)) for request in requests]
+        if self._lanes is None and self._overlap is None:
+            return self._respond(self._run(images, trace), trace)
+        job = FusedJob(images, self._after, trace, self._metrics.ran)
+        if self._lanes:
+            outputs, stages = job.run(self._lanes)
+            if isinstance(outputs, DeviceFailed):
+                self._session.fail(outputs.reason)
+            return self._respond(job.outcomes(outputs, stages), trace)
+        assert self._overlap
+        senders = [request.get_response_sender() for request in requests]
+        sent = SentJob(job, senders, lambda outcomes: self._respond(outcomes, trace))
+        if job.images:
+            self._overlap.submit(sent)
+        else:
+            sent.answer({}, None)
+        return None
+
+    def _respond(self, outcomes: Sequence[Outcome], trace: BatchTrace | None) -> list[Any]:
         for outcome in outcomes:
             if isinstance(outcome, ServingError):
                 self._metrics.rejected(outcome)
@@ -82,7 +124,36 @@ class FusedModel:
         return self._after.finish(batch, images, dict(zip(wanted, results, strict=True)))
 
     def close(self) -> None:
-        """Report the end of the instance."""
+        """Answer what is in the pipeline, and report the end of the instance."""
+        if self._overlap:
+            self._overlap.close()
         self._tracer.close()
         self._metrics.closed(self._session.provider)
         self._signals.close()
+
+
+class SentJob:
+    """A batch whose responses are sent after `execute` has returned.
+
+    Args:
+        senders: the response sender of each request.
+        respond: builds the responses of all outcomes.
+    """
+
+    def __init__(
+        self, job: FusedJob, senders: Sequence[Any], respond: Callable[[Sequence[Outcome]], Sequence[Any]]
+    ) -> None:
+        self.images, self.prepared = job.images, job.prepared
+        self._job, self._senders, self._respond = job, senders, respond
+
+    def answer(self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None) -> None:
+        """Send the response of each request; a request without one never ends."""
+        try:
+            outcomes = self._job.outcomes(outputs, stages)
+        except Exception as error:  # every request needs a response
+            outcomes = [from_exception(error)] * len(self._senders)
+        for sender, response in zip(self._senders, self._respond(outcomes), strict=True):
+            try:
+                send(sender, response)
+            except Exception as error:  # the others need their responses, too
+                log_error(f"a response was not sent: {type(error).__name__}: {error}")

@@ -30,14 +30,17 @@ class ModelTracer:
     Args:
         config: of the model.
         begins: whether a request without a trace begins one; else it is not traced.
+        has_one_thread: whether the thread that begins a batch ends it, so that its waits can be measured.
         about: attributes of all spans.
     """
 
-    def __init__(self, config: ModelConfig, begins: bool = False, **about: Any) -> None:
+    def __init__(
+        self, config: ModelConfig, begins: bool = False, has_one_thread: bool = True, **about: Any
+    ) -> None:
         self._tracer, self._begins = open_tracer(), begins
         self._name = config.name
         self._about = {"model": config.name, "model_version": config.version, "device": config.kind, **about}
-        self._waits = _CoreWaits()
+        self._waits = _CoreWaits() if has_one_thread else _NoWaits()
 
     def close(self) -> None:
         """Send the last records."""
@@ -64,7 +67,7 @@ class BatchTrace:
         name: str,
         about: dict[str, Any],
         traced: "Sequence[_Traced | None]",
-        waits: "_CoreWaits",
+        waits: "_CoreWaits | _NoWaits",
     ) -> None:
         self._tracer, self._name, self._about = tracer, name, about
         self._traced, self._waits = traced, waits
@@ -84,9 +87,9 @@ class BatchTrace:
         self._images = images
 
     @harmless
-    def ran(self, begin_ns: int, rows: int) -> None:
-        """Store a run of the network, which ends now."""
-        self._network.append(inner("network", begin_ns, time.time_ns()))
+    def ran(self, begin_ns: int, rows: int, end_ns: int = 0) -> None:
+        """Store a run of the network, which ends now or at `end_ns`."""
+        self._network.append(inner("network", begin_ns, end_ns or time.time_ns()))
         self._rows = rows
 
     @harmless
@@ -144,6 +147,14 @@ class _Traced:
         return cls(
             context, parent, shortened(str(request.request_id())), sent_ns if type(sent_ns) is int else 0
         )
+
+
+class _NoWaits:
+    """Waits that are not measured."""
+
+    def read_ns(self) -> int:
+        """Return 0."""
+        return 0
 
 
 class _CoreWaits:

@@ -7,7 +7,8 @@ from typing import Any
 
 from nereid.config.model_config import ModelConfig
 from nereid.config.server_flags import server_command_line
-from nereid.inference.session import Outcome, Session, complete_config
+from nereid.inference.network_file import complete_config
+from nereid.inference.session import Outcome, Session
 from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import BackendSettings
 from nereid.serving_errors import Cancelled, ServingError
@@ -28,12 +29,13 @@ def backend_settings() -> BackendSettings:
 
 
 def open_session(
-    config: ModelConfig, network: ModelConfig, metrics: SessionMetrics | None = None
+    config: ModelConfig, network: ModelConfig, metrics: SessionMetrics | None = None, stream: int = 0
 ) -> tuple[Session, SessionMetrics]:
     """Open `network` for an instance of the model `config`, and log it once per model.
 
     Args:
         metrics: of the session; None for those of the model.
+        stream: that of `Session.from_config`.
 
     Raises:
         InvalidConfig: the network cannot be served with its config.
@@ -41,7 +43,7 @@ def open_session(
     metrics = metrics or SessionMetrics(config.name, config.version)
     start = time.perf_counter()
     instances = None if network is config else config.cpu_instances
-    session = Session.from_config(network, backend_settings(), instances, _events(config, metrics))
+    session = Session.from_config(network, backend_settings(), instances, _events(config, metrics), stream)
     metrics.opened(session.provider, time.perf_counter() - start)
     if config.is_first:
         log_info(f"'{config.name}' version {config.version}: {session}")

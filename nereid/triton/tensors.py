@@ -69,6 +69,11 @@ def reject(error: ServingError) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
 
+def send(sender: Any, response: Any) -> None:
+    """Send the only response of a request, from any thread, after `execute` has returned None."""
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
 def respond_to_batch(batch: "Batch", **tensors: np.ndarray) -> list[Any]:
     """Build the response of each request of `batch`: its rows of `tensors`, or its error."""
     return [

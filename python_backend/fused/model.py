@@ -16,8 +16,8 @@ class TritonPythonModel:
         inherited_sockets.close_connections()
         self.model = FusedModel(ModelConfig.from_args(args, may_use_gpu=True))
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Serve a batch; a bad image fails its own request only."""
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Serve a batch; a bad image fails its own request only. None: the responses are sent later."""
         return self.model.execute(requests)
 
     def finalize(self) -> None:

@@ -249,7 +249,7 @@ def test_page_has_the_claims_about_the_gpu():
     text = gpu_page.PAGE.read_text()
 
     assert gpu_page.render(text, gpu_page.load()) == text
-    rows = re.findall(r"^\| (\d) \| `(\w+)` \| (\d+) \|", text, re.M)
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| (\d+) \|", text, re.M)
     assert rows == [(str(each.number), each.name, f"{each.limit_s:g}") for each in SECTIONS]
 
 

@@ -73,7 +73,7 @@ from nereid.imaging.gpu_preprocessor import GpuPreprocessor
 from nereid.imaging.pipeline import Pipeline
 from nereid.imaging.transform import Transform
 
-pipeline = Pipeline(GpuPreprocessor(Transform(224, 224), Limits(), 2, device_id=0))
+pipeline = Pipeline(GpuPreprocessor(Transform(224, 224, resize="exact"), Limits(), 2, device_id=0))
 photo = COFFEE.read_bytes()
 assert pipeline.run([[photo]]).outcomes == [slice(0, 1)]
 cupy.RawKernel('extern "C" __global__ void bad(int* x) { *x = 1; }', "bad")((1,), (1,), (cupy.uint64(1),))
@@ -248,6 +248,26 @@ def test_tensor_is_whole_when_prepare_returns(cupy, build):
         cupy.cuda.Device(0).synchronize()
         preprocessor.prepare([CHELSEA_JPEG] * ROWS)
         np.testing.assert_array_equal(preprocessor.tensor.get(stream=stream, blocking=True), expected)
+
+
+def test_damaged_image_is_not_the_one_decoded_before(build):
+    """Memory of decoded images is used again, but an image that cannot be decoded has no earlier pixels."""
+    tables = COFFEE_JPEG.index(b"\xff\xc4") + 4
+    damaged = COFFEE_JPEG[:tables] + b"\xff" * 20 + COFFEE_JPEG[tables + 20 :]
+    preprocessor = build()
+
+    outcomes = [preprocessor.prepare([image] * 3) for image in (COFFEE_JPEG, COFFEE_JPEG, damaged)]
+
+    assert outcomes[:2] == [[None] * 3] * 2
+    assert [type(each) for each in outcomes[2]] == [InvalidImage] * 3
+
+
+def test_preprocessor_can_be_deleted(build):
+    """Its kept images go before its stream; in the other order, the process ends with SIGSEGV."""
+    for size in (8, 2, 8):
+        preprocessor = build()
+        preprocessor.prepare([COFFEE_JPEG] * size)
+        del preprocessor
 
 
 def test_empty_batch_is_no_work(build):

@@ -1,7 +1,9 @@
 """The whole server on a GPU: the right class, and no tensor of the ensemble on the host."""
 
 import json
+import os
 import re
+import shutil
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from nereid.assets import CHELSEA, COFFEE
+from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
+from nereid.client.classifier_errors import RequestRefused
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
 from tests.e2e.conftest import ESPRESSO, start, url
 
 pytestmark = pytest.mark.gpu
@@ -71,6 +77,43 @@ def test_scores_of_one_process_are_those_of_the_ensemble(server, tmp_path_factor
     with start(tmp_path_factory, "gpu") as fused, Classifier(url(fused, "http"), "http") as classifier:
         for photo, scores in zip((COFFEE, CHELSEA), expected, strict=True):
             np.testing.assert_allclose(classifier.scores(photo, version="1"), scores, atol=0.001)
+
+
+@pytest.fixture(scope="module", params=["false", "true"], ids=["in turn", "overlapping"])
+def fused(request, cupy, tmp_path_factory):
+    """A running server that decodes and computes in one process, without and with overlapping batches."""
+    repository = tmp_path_factory.mktemp("repository") / "models"
+    shutil.copytree(REPOSITORY, repository)
+    config = repository / "classify_v1" / "configs" / "gpu.pbtxt"
+    overlaps = f'parameters {{ key: "overlap_batches" value {{ string_value: "{request.param}" }} }}\n'
+    config.write_text(config.read_text() + overlaps)
+    options = ServerOptions(repository=repository, profile="gpu", ports=Ports(*free_ports(3)))
+    with EmbeddedServer(options, tmp_path_factory.mktemp("run"), os.environ) as running:
+        yield running
+
+
+def test_requests_of_mixed_batches_have_their_own_results(fused):
+    """Photos and bytes that are no image, together: each has the result that it has alone."""
+    images = [COFFEE.read_bytes(), CHELSEA.read_bytes(), b"no image"]
+
+    def ask(image: bytes):
+        with Classifier(url(fused, "http"), "http") as classifier:
+            try:
+                return classifier.classify(image, version="1").labels[0]
+            except RequestRefused as error:
+                return str(error)
+
+    alone = [ask(image) for image in images]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, images * 60))
+
+    for index, answer in enumerate(answers):
+        expected = alone[index % len(images)]
+        if isinstance(expected, str):
+            assert answer == expected
+        else:
+            # In a batch cuDNN may choose another algorithm.
+            assert (answer.index, answer.score) == (expected.index, pytest.approx(expected.score, abs=0.01))
 
 
 def test_batches_do_not_overwrite_each_other(server):

@@ -298,7 +298,13 @@ def passing() -> dict:
             "served": [{"in_flight": 1, "p50_ms": 2.5, "per_s": 300.0, "failed": 0}],
             "in_process": [{"p50_ms": 2.0}],
             "served_to_slower_step": 0.9,
-            "best_as_ensemble_per_s": 200.0,
+            "served_to_by_hand": 3.5,
+        },
+        "pipeline": {
+            "alone": {"1": {"p50_ms": 2.1}},
+            "overlapped_per_s": {"1": 800.0, "32": 3400.0},
+            "wrong_in_mixed_batches": 0,
+            "bytes_to_host_but_scores": 0,
         },
         "precisions": {
             "recorded": {"max_difference": 0.0002},
@@ -369,6 +375,9 @@ def test_a_run_that_meets_all_targets_misses_none():
         ("server", {"classes": ["espresso", "cup"]}, "classes of the coffee photo"),
         ("speed", {"in_process": [{"p50_ms": 3.1}]}, "JPEG of 1080p to scores in one process"),
         ("speed", {"served_to_slower_step": 0.79}, "best rate of the server, as a share"),
+        ("speed", {"served_to_by_hand": 2.9}, "best rate of the server, as a multiple"),
+        ("pipeline", {"wrong_in_mixed_batches": 1}, "images of mixed overlapping batches"),
+        ("pipeline", {"bytes_to_host_but_scores": 4}, "bytes that overlapping batches copy"),
         ("server", {"processes": {"a:1": 2, "b:1": 1}}, "processes of each step"),
         ("precisions", {"recorded": {"max_difference": 0.4}}, "CUDA graphs of several batch sizes"),
         (

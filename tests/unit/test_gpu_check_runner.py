@@ -16,7 +16,7 @@ from loadtest.gpu_check.__main__ import DRIVER, NO_GPU
 from loadtest.gpu_check.sections import BY_NAME, SECTIONS, Part, select
 from tests.conftest import ROOT
 
-FIRST, SECOND = "machine", "kernel"
+FIRST, SECOND = "machine", "speed"
 WRITES = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"found\": 1}'); "
 # Ignores SIGTERM, as a thread that hangs in CUDA does, and has a child in a session of its own.
 HANGS = WRITES + textwrap.dedent("""
@@ -121,7 +121,7 @@ from dataclasses import replace
 from loadtest.gpu_check import runner
 from loadtest.gpu_check.sections import BY_NAME
 folder = Path({str(tmp_path)!r})
-programs = {{"machine": {WRITES!r}, "kernel": {HANGS!r}}}
+programs = {{"machine": {WRITES!r}, "speed": {HANGS!r}}}
 sections = [replace(BY_NAME[name], limit_s=30, needed=(), useful=()) for name in programs]
 command = lambda name, file, seconds: [sys.executable, "-c", programs[name], str(file)]
 runner.run(runner.Plan(sections, 60, folder, [folder / "gpu_check.json"], {{}}, command, os.environ))
@@ -192,8 +192,8 @@ def test_time_limits_fit_into_ten_minutes():
     ("words", "names"),
     [
         ("", [section.name for section in SECTIONS]),
-        ("4,1", ["machine", "zero_copy"]),
-        ("memory, 2", ["kernel", "memory"]),
+        ("4,1", ["machine", "server"]),
+        ("memory, 2", ["speed", "memory"]),
     ],
     ids=["all", "numbers", "both"],
 )

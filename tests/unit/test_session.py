@@ -15,7 +15,8 @@ from onnx import ModelProto, helper
 
 from nereid.config.model_config import ModelConfig
 from nereid.inference import network_file
-from nereid.inference.session import Session, complete_config
+from nereid.inference.network_file import complete_config
+from nereid.inference.session import Session
 from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import CUDA_GRAPHS, BackendSettings
 from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed

@@ -1,0 +1,73 @@
+"""A batch of a `fused` model on a GPU, from the images of its requests to their outcomes."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from nereid.imaging.image_times import ImageTimes
+from nereid.imaging.pipeline import Batch, by_request, images_of
+from nereid.serving_errors import ServingError, from_exception
+from nereid.triton.model_trace import BatchTrace
+from nereid.triton.overlap.lanes import Lanes, Stages
+from nereid.triton.steps.after_network import AfterNetwork, Images, Outcome
+
+
+class FusedJob:
+    """The requests of one `execute`.
+
+    Args:
+        requests: images or error of each request.
+        ran: receives the seconds and rows of the network's run.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Images],
+        after: AfterNetwork,
+        trace: BatchTrace | None,
+        ran: Callable[[float, int], None],
+    ) -> None:
+        self.images = images_of(requests)
+        self._requests, self._after, self._trace, self._ran = requests, after, trace, ran
+        self._errors: Sequence[ServingError | None] = [None] * len(self.images)
+        self._times: Sequence[ImageTimes] = ()
+
+    def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
+        """Take the error and the times of each image."""
+        self._errors, self._times = errors, times
+
+    def outcomes(
+        self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None
+    ) -> list[Outcome]:
+        """Return the outcome of each request.
+
+        Args:
+            outputs: rows of all images by name; empty if nothing was computed. Or the error of the batch.
+        """
+        errors = [outputs] * len(self.images) if isinstance(outputs, ServingError) else self._errors
+        if stages:
+            self._ran((stages.computed_ns - stages.prepared_ns) / 1e9, len(self.images))
+        for image in self._times:
+            image.end(*stages[:2]) if stages else image.end()
+        rows, times = by_request(self._requests, errors, self._times)
+        if self._trace:
+            self._trace.prepared(times)
+            if stages:
+                self._trace.ran(stages.prepared_ns, len(self.images), stages.computed_ns)
+        if isinstance(outputs, ServingError) or not outputs:
+            return [each if isinstance(each, ServingError) else {} for each in rows]
+        return self._after.finish(Batch(None, rows, times), self._requests, outputs)
+
+    def run(self, lanes: Lanes) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
+        """Decode and compute the batch alone, in the first slot; returns what `outcomes` takes."""
+        try:
+            if not self.images:
+                return {}, None
+            errors, times = lanes.decode(0, self.images)
+            self.prepared(errors, times)
+            if all(errors):
+                return {}, None
+            lanes.compute(0, len(errors))
+            return lanes.wait(0)
+        except Exception as error:  # an exception that leaves `execute` fails the requests with other errors
+            return from_exception(error), None

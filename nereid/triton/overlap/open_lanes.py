@@ -1,0 +1,59 @@
+"""Opening of the device's side of a `fused` model on a GPU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nereid.config.model_config import ModelConfig
+from nereid.inference.run_sizes import max_run_rows
+from nereid.inference.session import Session
+from nereid.triton.overlap.lanes import Lanes
+
+
+def can_bind(config: ModelConfig, network: ModelConfig, wanted: Sequence[str]) -> bool:
+    """Return whether a network runs over fixed memory: on a GPU, with outputs of fixed shapes.
+
+    Args:
+        config: of the fused model.
+        wanted: names of the outputs of the network that it needs.
+    """
+    accelerators = network.document.get("optimization", {}).get("execution_accelerators", {})
+    names = {each["name"] for each in accelerators.get("gpu_execution_accelerator", ())}
+    outputs = [each for each in network.outputs if each.name in wanted]
+    return (
+        config.kind == "GPU"
+        and max_run_rows(network) >= config.max_batch_size
+        and len(network.inputs) == 1
+        and names <= {"cuda"}
+        and all(min(each.dims, default=1) >= 0 and each.datatype != "TYPE_STRING" for each in outputs)
+    )
+
+
+def open_stream(device_id: int) -> Any:
+    """Return a stream for the runs of a network."""
+    import cupy
+
+    with cupy.cuda.Device(device_id):
+        return cupy.cuda.Stream(non_blocking=True)
+
+
+def open_lanes(
+    preprocessor: Any, session: Session, computing: Any, taken: str, wanted: Sequence[str]
+) -> Lanes:
+    """Record the network's graphs; called by the thread that will run them.
+
+    Args:
+        preprocessor: `GpuPreprocessor`, whose tensors the network reads.
+        computing: stream of the session.
+        taken, wanted: names of the network's input and of its outputs.
+
+    Raises:
+        InvalidConfig: a run of the network fails.
+    """
+    import cupy
+
+    cupy.cuda.Device(preprocessor.device_id).use()
+    for tensor in preprocessor.tensors:
+        tensor.fill(0)
+    cupy.cuda.get_current_stream().synchronize()
+    network = session.bind(taken, preprocessor.tensors, wanted)
+    return Lanes(cupy.cuda, preprocessor, network, computing, len(preprocessor.tensors))

@@ -1,0 +1,389 @@
+"""A pipeline of batches on a GPU, over a twin of CUDA that runs streams in any order its events allow."""
+
+import random
+import threading
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nereid.imaging.image_times import ImageTimes
+from nereid.serving_errors import DeviceFailed, InvalidImage, InvalidRequest, ServingError
+from nereid.triton.overlap.fused_job import FusedJob
+from nereid.triton.overlap.lanes import Lanes
+from nereid.triton.overlap.overlap import SLOTS, Overlap
+from nereid.triton.overlap.slots import Answer, Answered, Compute, Computed, Decode, Decoded, Slots, Submitted
+
+ROWS, BAD, BREAKS = 4, b"bad", b"breaks"
+
+
+class Cuda:
+    """A device that runs the work of its streams only when a program waits for it, in an order by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.lock, self.streams = random.Random(seed), threading.RLock(), []
+        self.get_elapsed_time = lambda begin, end: 0.0
+
+    def Stream(self, non_blocking: bool):
+        """Return a new stream."""
+        stream = Stream(self)
+        self.streams.append(stream)
+        return stream
+
+    def Event(self, **options):
+        """Return a new event."""
+        return Event(self)
+
+    def run_until(self, is_over) -> None:
+        """Run enqueued work, from any stream that does not wait for an event."""
+        with self.lock:
+            while not is_over():
+                ready = [each for each in self.streams if each.work and each.work[0][0]()]
+                self.random.choice(ready).work.popleft()[1]()
+
+
+class Stream:
+    """Work in its order: each piece may have to wait for an event."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda, self.work = cuda, deque()
+
+    def add(self, work, is_ready=lambda: True) -> None:
+        """Enqueue work."""
+        with self.cuda.lock:
+            self.work.append((is_ready, work))
+
+    def wait_event(self, event: "Event") -> None:
+        """Let later work wait for what an event has recorded so far."""
+        wanted = event.recorded
+        self.add(lambda: None, lambda: event.done >= wanted)
+
+
+class Event:
+    """A place in a stream."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda, self.recorded, self.done = cuda, 0, 0
+
+    def record(self, stream: Stream) -> None:
+        """Record the work of a stream so far."""
+        self.recorded += 1
+        number = self.recorded
+        stream.add(lambda: setattr(self, "done", number))
+
+    def synchronize(self) -> None:
+        """Run the device until the recorded work is done."""
+        wanted = self.recorded
+        self.cuda.run_until(lambda: self.done >= wanted)
+
+
+class Decoder:
+    """Decodes `b"7"` to 7. As on a GPU, the device later reads a table that the host wrote."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.stream, self.times = cuda.Stream(non_blocking=True), ()
+        self.tables, self.tensors = np.full((2, SLOTS, ROWS), -1)
+
+    def enqueue(self, images, slot, decoded):
+        """Enqueue the decoding."""
+        if BREAKS in images:
+            raise DeviceFailed("CUDA failure 700")
+        self.times = [ImageTimes() for _ in images]
+        self.tables[slot, : len(images)] = [-2 if image == BAD else int(image) for image in images]
+        decoded.record(self.stream)
+        self.stream.add(lambda: np.copyto(self.tensors[slot], self.tables[slot]))
+        return [InvalidImage("bad") if image == BAD else None for image in images]
+
+
+class Doubler:
+    """A network that doubles its input."""
+
+    def __init__(self, cuda: Cuda, tensors: np.ndarray) -> None:
+        self.stream, self.tensors = cuda.Stream(non_blocking=True), tensors
+        self.outputs, self.hosts = np.full((2, SLOTS, ROWS), -3)
+
+    def enqueue(self, slot, rows):
+        """Enqueue a run."""
+        self.stream.add(lambda: np.multiply(self.tensors[slot], 2, out=self.outputs[slot]))
+
+    def fetch(self, slot, rows, stream):
+        """Enqueue the copy to the host."""
+        stream.add(lambda: np.copyto(self.hosts[slot], self.outputs[slot]))
+        return {"y": self.hosts[slot, :rows]}
+
+
+class Batch:
+    """A job that stores what it was answered."""
+
+    def __init__(self, images, answered: list) -> None:
+        self.images, self.answers, self._answered, self.errors = images, [], answered, ()
+
+    def prepared(self, errors, times):
+        """Take the errors."""
+        self.errors = errors
+
+    def answer(self, outputs, stages):
+        """Store the results."""
+        self.answers.append(
+            {name: array.tolist() for name, array in outputs.items()}
+            if isinstance(outputs, dict)
+            else outputs
+        )
+        self._answered.append(self)
+
+
+def pipeline(seed: int, lanes=Lanes) -> Overlap:
+    """Return a pipeline on the twin."""
+    cuda = Cuda(seed)
+    decoder = Decoder(cuda)
+    network = Doubler(cuda, decoder.tensors)
+    return Overlap(lambda: lanes(cuda, decoder, network, network.stream, SLOTS), lambda reason: None)
+
+
+def expected(batch: Batch):
+    """Return what a batch must be answered: nothing is computed if all its images are bad."""
+    good = [image for image in batch.images if image != BAD]
+    return {"y": [-4 if image == BAD else 2 * int(image) for image in batch.images]} if good else {}
+
+
+def run(seed: int, lanes=Lanes, batches: int = 12) -> tuple[list[Batch], list[Batch]]:
+    """Submit batches; returns them, and them in the order of their answers."""
+    made, answered, numbers = pipeline(seed, lanes), [], random.Random(seed)
+    jobs = [
+        Batch(
+            [
+                b"%d" % (100 * i + j) if numbers.random() < 0.8 else BAD
+                for j in range(numbers.randint(1, ROWS))
+            ],
+            answered,
+        )
+        for i in range(batches)
+    ]
+    for job in jobs:
+        made.submit(job)
+    made.close()
+    return jobs, answered
+
+
+def check(jobs: list[Batch], answered: list[Batch]) -> None:
+    """Each batch has one answer, the right one, in its turn."""
+    assert [job.answers for job in jobs] == [[expected(job)] for job in jobs]
+    assert answered == jobs
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_batch_has_its_own_results(seed):
+    """In any order of the device's work that the events allow, each batch is answered once, in order."""
+    check(*run(seed))
+
+
+def check_seeds(lanes) -> None:
+    """Check the pipeline in many orders of the device's work."""
+    for seed in range(30):
+        check(*run(seed, lanes))
+
+
+class WithoutPrepared(Lanes):
+    """The network does not wait for the kernel."""
+
+    def compute(self, slot, rows):
+        """Compute without the event."""
+        self._network.enqueue(slot, rows)
+        self._computed[slot].record(self._computing)
+        self._copying.wait_event(self._computed[slot])
+        self._outputs[slot] = self._network.fetch(slot, rows, self._copying)
+        self._copied[slot].record(self._copying)
+
+
+class WithoutComputed(Lanes):
+    """The copy does not wait for the network."""
+
+    def compute(self, slot, rows):
+        """Compute without the event."""
+        self._computing.wait_event(self._prepared[slot])
+        self._network.enqueue(slot, rows)
+        self._outputs[slot] = self._network.fetch(slot, rows, self._copying)
+        self._copied[slot].record(self._copying)
+
+
+class WithoutWaiting(Lanes):
+    """The responses do not wait for the copies."""
+
+    def wait(self, slot):
+        """Return what is there."""
+        return self._outputs[slot], None
+
+
+@pytest.mark.parametrize("faulty", [WithoutPrepared, WithoutComputed, WithoutWaiting])
+def test_twin_notices_a_dropped_event(faulty):
+    """Without one of its events, the pipeline has wrong results on the twin."""
+    with pytest.raises(AssertionError):
+        check_seeds(faulty)
+
+
+def test_broken_device_fails_this_batch_and_all_later_ones():
+    """The device's failure is reported once; earlier batches keep their results."""
+    cuda, reasons, answered = Cuda(0), [], []
+    decoder = Decoder(cuda)
+    network = Doubler(cuda, decoder.tensors)
+    made = Overlap(lambda: Lanes(cuda, decoder, network, network.stream, SLOTS), reasons.append)
+    jobs = [Batch([image], answered) for image in (b"1", BREAKS, b"2")]
+
+    for job in jobs:
+        made.submit(job)
+    made.close()
+
+    assert reasons == ["CUDA failure 700"]
+    assert [str(job.answers[0]) for job in jobs[1:]] == ["unavailable: device failed: CUDA failure 700"] * 2
+    assert jobs[0].answers == [{"y": [2]}]
+
+
+class Rows:
+    """The step after the network: each request gets its rows."""
+
+    def finish(self, batch, images, outputs):
+        """Return the outcomes."""
+        return [
+            {"y": outputs["y"][rows].tolist()} if isinstance(rows, slice) else rows for rows in batch.outcomes
+        ]
+
+
+def run_alone(requests, seed: int = 0):
+    """Return the outcomes of a batch that nothing overlaps, and the rows of its run."""
+    cuda, ran = Cuda(seed), []
+    decoder = Decoder(cuda)
+    network = Doubler(cuda, decoder.tensors)
+    job = FusedJob(requests, Rows(), None, lambda seconds, rows: ran.append(rows))
+    return job.outcomes(*job.run(Lanes(cuda, decoder, network, network.stream, SLOTS))), ran
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_request_of_a_batch_gets_its_rows(seed):
+    """A request with a bad image, or one that was refused before, fails alone."""
+    refused, bad = InvalidRequest("two images"), InvalidImage("bad")
+
+    outcomes, ran = run_alone([[b"1", b"2"], refused, [BAD], [b"3"]], seed)
+
+    assert [outcomes[0], outcomes[3]] == [{"y": [2, 4]}, {"y": [6]}]
+    assert [str(each) for each in outcomes[1:3]] == [str(refused), str(bad)]
+    assert ran == [4]
+
+
+@pytest.mark.parametrize(
+    "requests", [[[BAD], [BAD]], [InvalidRequest("no")], []], ids=["bad", "refused", "none"]
+)
+def test_batch_without_good_images_is_not_computed(requests):
+    """Only errors: the network does not run."""
+    outcomes, ran = run_alone(requests)
+
+    assert [isinstance(each, ServingError) for each in outcomes] == [True] * len(requests)
+    assert ran == []
+
+
+def test_broken_device_fails_requests_that_have_no_error_of_their_own():
+    """The error of the device is that of each request whose images were accepted."""
+    outcomes, _ = run_alone([[b"1"], InvalidRequest("no"), [BREAKS]])
+
+    assert [type(each) for each in outcomes] == [DeviceFailed, InvalidRequest, DeviceFailed]
+
+
+def test_failure_to_open_is_raised():
+    """A pipeline whose device cannot be opened raises the error."""
+
+    def fail() -> Lanes:
+        raise ValueError("no graph")
+
+    with pytest.raises(ValueError, match="no graph"):
+        Overlap(fail, print)
+
+
+def drive(slots: Slots, choices: list[int]) -> None:
+    """Let events happen in the chosen order: batches keep theirs, and each is answered once."""
+    pending, owner, decoded, answered, submitted = deque(), {}, [], [], 0
+    for choice in [*choices, *[1, 2] * 200]:
+        if choice > 4 and submitted < 20:
+            event, submitted = Submitted(submitted), submitted + 1
+        elif pending:
+            # The device's thread and the thread of the responses each finish their oldest command.
+            command = next(
+                (each for each in pending if isinstance(each, Answer) == (choice % 2 == 0)), pending[0]
+            )
+            pending.remove(command)
+            match command:
+                case Decode(slot, batch):
+                    decoded.append(batch)
+                    event = Decoded(slot, choice % 3)
+                case Compute(slot, _):
+                    event = Computed(slot)
+                case Answer(slot):
+                    answered.append(owner.pop(slot))
+                    event = Answered(slot)
+        else:
+            continue
+        for command in slots.step(event):
+            if isinstance(command, Decode):
+                assert command.slot not in owner
+                owner[command.slot] = command.batch
+            pending.append(command)
+        assert sum(isinstance(each, Decode) for each in pending) <= 1
+
+    assert decoded == answered == list(range(submitted))
+    assert slots.is_idle
+
+
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 4))
+def test_slots_are_used_by_one_batch_at_a_time(choices, count):
+    """Whatever finishes next, the scheduler keeps its promises."""
+    drive(Slots(count), choices)
+
+
+def drive_often(slots) -> None:
+    """Drive a scheduler with many orders of events."""
+    numbers = random.Random(0)
+    for _ in range(100):
+        drive(slots(2), [numbers.randint(0, 9) for _ in range(60)])
+
+
+class FreedEarly(Slots):
+    """Frees a slot when its network is enqueued."""
+
+    def step(self, event):
+        """Answer and free in one step."""
+        if isinstance(event, Answered):
+            return []
+        commands = super().step(event)
+        return commands + super().step(Answered(event.slot)) if isinstance(event, Computed) else commands
+
+
+class AnsweredTwice(Slots):
+    """Sends the responses of the first slot twice."""
+
+    def step(self, event):
+        """Repeat a command."""
+        return [each for each in super().step(event) for _ in range(1 + (each == Answer(0)))]
+
+
+class NewestFirst(Slots):
+    """Decodes the newest batch first."""
+
+    def step(self, event):
+        """Reverse what waits."""
+        if isinstance(event, Answered):
+            self._waiting.reverse()
+        return super().step(event)
+
+
+@pytest.mark.parametrize("faulty", [FreedEarly, AnsweredTwice, NewestFirst])
+def test_model_notices_a_faulty_scheduler(faulty):
+    """A slot that is used too early, responses sent twice, and a lost order are found."""
+    with pytest.raises((AssertionError, ValueError, KeyError)):
+        drive_often(faulty)
+
+
+@pytest.mark.parametrize("event", [Decoded(0, 1), Computed(0), Answered(0)], ids=str)
+def test_impossible_event_is_refused(event):
+    """An event of a free slot is a defect of the caller."""
+    with pytest.raises(ValueError, match="expected slot 0"):
+        Slots(1).step(event)
