@@ -20,7 +20,7 @@ from nereid.imaging.decode import EncodedImage, Limits, open_image
 from nereid.imaging.image_times import ImageTimes
 from nereid.imaging.kernel import BLOCK_XY, IMAGE, SOURCE, Source, build_channels, build_table, grid, options
 from nereid.imaging.transform import DATATYPES, Transform
-from nereid.serving_errors import InvalidConfig, ServingError, from_exception, lost_device
+from nereid.serving_errors import InferenceFailed, InvalidConfig, ServingError, from_exception, lost_device
 
 # Pinned memory through which pixels decoded on the host pass: about a photo of 5 megapixels.
 STAGING_BYTES = 16 * 2**20
@@ -62,7 +62,7 @@ class _Set:
 
     def __init__(self, stream: Any) -> None:
         self.images: list[Any] = []
-        self.owners: Any = None
+        self.owners: list[Any] = []
         self.sizes: list[int] = []
         self.is_read = cupy.cuda.Event(disable_timing=True)
         # The last attribute, because it must outlive the images: nvImageCodec frees an image on the stream
@@ -151,6 +151,7 @@ class GpuPreprocessor:
                 # After an error of the decoder, this raises that of a broken device.
                 self.stream.synchronize()
             end_ns = time.time_ns()
+            self.release()
             decoded_ns = end_ns - round(cupy.cuda.get_elapsed_time(decoded, prepared) * 1e6)
         for times in self.times:
             times.end(decoded_ns, end_ns)
@@ -167,18 +168,28 @@ class GpuPreprocessor:
         Raises:
             CUDARuntimeError: the device failed; `lost_device` says whether it stays broken.
         """
+        rows = len(self._slots[slot].tensor)
+        if len(images) > rows:
+            raise InferenceFailed(f"expected at most {rows} images per batch, got {len(images)}")
         self.times = [ImageTimes() for _ in images]
         for times, encoded in zip(self.times, images, strict=True):
             times.begin(encoded)
+        taken = self._sets[self._turn]
+        taken.is_read.synchronize()
+        taken.owners = []
         with self.on_device():
             outcomes = self.decode(images)
             decoded.record(self.stream)
             self.resize([each.source if isinstance(each, Decoded) else None for each in outcomes], slot)
-            taken = self._sets[self._turn]
             taken.is_read.record(self.stream)
-            taken.owners = taken.owners, outcomes
+            taken.owners.append(outcomes)
         self._turn = (self._turn + 1) % SETS
         return [each if isinstance(each, ServingError) else None for each in outcomes]
+
+    def release(self) -> None:
+        """Release what the device has read, when nothing is enqueued any more."""
+        for each in self._sets:
+            each.owners = []
 
     @property
     def tensor(self) -> Any:
@@ -247,13 +258,14 @@ class GpuPreprocessor:
         if not files:
             return []
         kept = self._sets[self._turn]
-        kept.is_read.synchronize()
         streams = [nvimgcodec.CodeStream(each) for each in files]
         reused = {"images": kept.images[: len(files)]} if len(files) <= len(kept.images) else {}
-        kept.owners = streams
+        kept.owners.append(streams)
         surfaces = self._decoder.decode(streams, params=self._params, cuda_stream=self.stream.ptr, **reused)
         if all(surface is not None for surface in surfaces):
             kept.keep(surfaces)
+        else:  # the sizes of the others may have changed, too
+            kept.images, kept.sizes = [], []
         return list(surfaces)
 
     def _open(self, encoded: bytes) -> EncodedImage | ServingError:

@@ -23,6 +23,7 @@ from nereid.inference.session_options import (
     CUDA_GRAPHS,
     HALVE_BATCHES,
     NO_CUDA_GRAPHS,
+    USER_STREAM,
     BackendSettings,
     SessionSettings,
     Sharing,
@@ -58,7 +59,8 @@ class Session:
         settings: options of the session and its runs.
         events: receivers of what happens in the runs.
 
-    With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there. `note` says what the
+    With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there. With `is_on_stream`,
+    `bind` gives its runs. `device_failure` is the reason why all runs fail, or empty. `note` says what the
     instance has to do without, and why: shared weights, or CUDA graphs. After `DeviceFailed`, every run fails
     with the same error.
     """
@@ -72,7 +74,7 @@ class Session:
         self._run_batch_size = settings.run_batch_size or sys.maxsize
         self._halves_batches = settings.halves_batches
         self._events = events
-        self._device_failure = ""
+        self.device_failure = ""
         self._threads = settings.threads.intra_op
         self.note = ""
         self.signature = Signature.of(self._session)
@@ -86,6 +88,7 @@ class Session:
         self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
         self._has_graphs, self._device_id = uses_cuda_graphs(settings.providers), config.device_id
         self._sizes = settings.warm_batch_sizes
+        self.is_on_stream = self.is_on_gpu and USER_STREAM in dict(settings.providers)[CUDA]
         self._run_feed: Feed = _run_on_host
         if self.is_on_gpu:
             gpu.use(config.device_id)
@@ -107,7 +110,8 @@ class Session:
         """Open the model file of `config`'s version; other arguments are those of `session_settings`.
 
         Args:
-            stream: address of the CUDA stream for all runs; then `bind` takes the place of the warm-up.
+            stream: address of the CUDA stream for all runs; then `bind` takes the place of the warm-up. A
+                network without CUDA graphs has a stream of its own.
 
         Raises:
             InvalidConfig: the file is missing, not loadable, or does not fit the config.
@@ -124,11 +128,12 @@ class Session:
                 config, note = config.replacing({CUDA_GRAPHS: "false"}), "without CUDA graphs"
             else:
                 raise
-            settings = session_settings(config, backend, instances, stream)
+            # Without graphs, runs of the exact number of rows are better than runs that are filled up.
+            settings = session_settings(config, backend, instances)
             session = cls(config, settings, events)
             session.note = f", {note}: {error}"
         validate(config, session.signature)
-        if not stream:
+        if not session.is_on_stream:
             session.warm_up(warm_up.requests(config, settings.warm_batch_sizes))
         return session
 
@@ -194,8 +199,8 @@ class Session:
 
     def fail(self, reason: str) -> None:
         """Let every run fail from now on, as the device failed; reported once."""
-        if not self._device_failure:
-            self._device_failure = reason
+        if not self.device_failure:
+            self.device_failure = reason
             self._events.device_failed(reason)
 
     def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
@@ -299,8 +304,8 @@ class Session:
         ]
 
     def _feed(self, inputs: Arrays, outputs: Sequence[str], options: onnxruntime.RunOptions) -> list[Any]:
-        if self._device_failure:
-            raise DeviceFailed(self._device_failure)
+        if self.device_failure:
+            raise DeviceFailed(self.device_failure)
         feed = (
             {n: self._converted(n, array) for n, array in inputs.items()} if self._has_conversions else inputs
         )

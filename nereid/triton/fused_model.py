@@ -44,7 +44,7 @@ class FusedModel:
         )
         self._signals = ImageSignals(config)
         self._after = open_after(config, names, network)
-        is_bound = can_bind(config, network, self._after.wanted)
+        is_bound = can_bind(config, preprocess, network, self._after.wanted)
         slots = SLOTS if is_bound and names.overlap_batches else 1
         self._pipeline = Pipeline.from_config(
             preprocess, config.max_batch_size, config.cpu_instances, self._signals.sink, slots
@@ -63,11 +63,11 @@ class FusedModel:
         self._input = taken.name
         self._lanes: Lanes | None = None
         self._overlap: Overlap | None = None
-        if is_bound:
+        if self._session.is_on_stream:
             preprocessor, wanted = self._pipeline.preprocessor, self._after.wanted
             open_them = partial(open_lanes, preprocessor, self._session, stream, taken.name, wanted)
             if names.overlap_batches:
-                self._overlap = Overlap(open_them, self._session.fail)
+                self._overlap = Overlap(open_them, self._session.fail, log_error)
             else:
                 self._lanes = open_them()
 
@@ -82,10 +82,7 @@ class FusedModel:
             return self._respond(self._run(images, trace), trace)
         job = FusedJob(images, self._after, trace, self._metrics.ran)
         if self._lanes:
-            outputs, stages = job.run(self._lanes)
-            if isinstance(outputs, DeviceFailed):
-                self._session.fail(outputs.reason)
-            return self._respond(job.outcomes(outputs, stages), trace)
+            return self._respond(job.outcomes(*self._run_bound(job, self._lanes)), trace)
         assert self._overlap
         senders = [request.get_response_sender() for request in requests]
         sent = SentJob(job, senders, lambda outcomes: self._respond(outcomes, trace))
@@ -102,6 +99,16 @@ class FusedModel:
         if trace:
             trace.end(outcomes)
         return [reject(each) if isinstance(each, ServingError) else respond(**each) for each in outcomes]
+
+    def _run_bound(
+        self, job: FusedJob, lanes: Lanes
+    ) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
+        if self._session.device_failure:
+            return DeviceFailed(self._session.device_failure), None
+        outputs, stages = job.run(lanes)
+        if isinstance(outputs, DeviceFailed):
+            self._session.fail(outputs.reason)
+        return outputs, stages
 
     def _run(self, images: Sequence[Images], trace: BatchTrace | None) -> list[Outcome]:
         batch = self._pipeline.run(images)
@@ -152,7 +159,11 @@ class SentJob:
             outcomes = self._job.outcomes(outputs, stages)
         except Exception as error:  # every request needs a response
             outcomes = [from_exception(error)] * len(self._senders)
-        for sender, response in zip(self._senders, self._respond(outcomes), strict=True):
+        try:
+            responses = self._respond(outcomes)
+        except Exception as error:  # likewise
+            responses = [reject(from_exception(error))] * len(self._senders)
+        for sender, response in zip(self._senders, responses, strict=True):
             try:
                 send(sender, response)
             except Exception as error:  # the others need their responses, too

@@ -40,7 +40,7 @@ class ModelTracer:
         self._tracer, self._begins = open_tracer(), begins
         self._name = config.name
         self._about = {"model": config.name, "model_version": config.version, "device": config.kind, **about}
-        self._waits = _CoreWaits() if has_one_thread else _NoWaits()
+        self._waits = _CoreWaits() if has_one_thread else None
 
     def close(self) -> None:
         """Send the last records."""
@@ -67,11 +67,11 @@ class BatchTrace:
         name: str,
         about: dict[str, Any],
         traced: "Sequence[_Traced | None]",
-        waits: "_CoreWaits | _NoWaits",
+        waits: "_CoreWaits | None",
     ) -> None:
         self._tracer, self._name, self._about = tracer, name, about
         self._traced, self._waits = traced, waits
-        self._waited_ns, self._begin_ns = waits.read_ns(), time.time_ns()
+        self._waited_ns, self._begin_ns = waits.read_ns() if waits else 0, time.time_ns()
         self._images: Sequence[Sequence[ImageTimes | StageTimes]] = [()] * len(traced)
         self._network: list[Record] = []
         self._rows = 0
@@ -100,8 +100,9 @@ class BatchTrace:
             outcomes: those of the requests; errors are `ServingError`.
         """
         end_ns = time.time_ns()
-        wait_ms = round((self._waits.read_ns() - self._waited_ns) / 1e6, 3)
-        about = {**self._about, "batch_size": self._rows or len(self._traced), "core_wait_ms": wait_ms}
+        about = {**self._about, "batch_size": self._rows or len(self._traced)}
+        if self._waits:
+            about["core_wait_ms"] = round((self._waits.read_ns() - self._waited_ns) / 1e6, 3)
         for traced, images, outcome in zip(self._traced, self._images, outcomes, strict=True):
             if traced is None:
                 continue
@@ -147,14 +148,6 @@ class _Traced:
         return cls(
             context, parent, shortened(str(request.request_id())), sent_ns if type(sent_ns) is int else 0
         )
-
-
-class _NoWaits:
-    """Waits that are not measured."""
-
-    def read_ns(self) -> int:
-        """Return 0."""
-        return 0
 
 
 class _CoreWaits:

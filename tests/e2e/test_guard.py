@@ -334,10 +334,13 @@ def test_metrics_are_those_of_triton_and_of_the_gateway(guarded):
 
 def test_killed_gateway_is_started_again(guarded):
     """On the same ports, and the server behind it remains."""
-    pid = guarded.pid
-    words = ["pgrep", "--parent", str(guarded.served.process.pid), "--full", "nereid gateway"]
+    pid, parent = guarded.pid, guarded.served.process.pid
+    children = [
+        each for file in Path(f"/proc/{parent}/task").glob("*/children") for each in file.read_text().split()
+    ]
+    (gateway,) = [pid for pid in children if b"nereid\0gateway" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
-    os.kill(int(subprocess.check_output(words, timeout=WATCHDOG_S)), signal.SIGKILL)
+    os.kill(int(gateway), signal.SIGKILL)
 
     assert '"gateway": "the gateway ended with status -9"' in guarded.served.why_not_ready()
     assert "the gateway ended with status -9" in guarded.served.log

@@ -262,6 +262,18 @@ def test_damaged_image_is_not_the_one_decoded_before(build):
     assert [type(each) for each in outcomes[2]] == [InvalidImage] * 3
 
 
+def test_pixels_from_the_host_are_released(cupy, build):
+    """Batches without a JPEG need no more memory than the first two."""
+    preprocessor, images = build(), [encode("PNG")] * ROWS
+
+    used = []
+    for _ in range(8):
+        preprocessor.prepare(images)
+        used.append(cupy.cuda.runtime.memGetInfo()[0])
+
+    assert len(set(used[2:])) == 1
+
+
 def test_preprocessor_can_be_deleted(build):
     """Its kept images go before its stream; in the other order, the process ends with SIGSEGV."""
     for size in (8, 2, 8):

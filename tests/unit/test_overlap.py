@@ -86,6 +86,9 @@ class Decoder:
         self.stream, self.times = cuda.Stream(non_blocking=True), ()
         self.tables, self.tensors = np.full((2, SLOTS, ROWS), -1)
 
+    def release(self):
+        """Nothing is kept."""
+
     def enqueue(self, images, slot, decoded):
         """Enqueue the decoding."""
         if BREAKS in images:
@@ -268,7 +271,7 @@ def test_each_request_of_a_batch_gets_its_rows(seed):
 
     assert [outcomes[0], outcomes[3]] == [{"y": [2, 4]}, {"y": [6]}]
     assert [str(each) for each in outcomes[1:3]] == [str(refused), str(bad)]
-    assert ran == [4]
+    assert ran == [3]
 
 
 @pytest.mark.parametrize(

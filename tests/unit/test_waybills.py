@@ -13,8 +13,12 @@ from nereid.text.fields.field_search import find_fields
 from nereid.text.fields.specification import read_specification
 from nereid.text.line import Line
 from tests.waybills.generator import CHECKED, DEVELOPMENT, LAYOUTS, PROOF, waybill
-from tests.waybills.paper import Printed, rectangle
+from tests.waybills.paper import Printed, missing_fonts, rectangle
 
+pytestmark = pytest.mark.skipif(
+    bool(missing_fonts()),
+    reason="needs fonts; fix: apt-get install fonts-dejavu-core fonts-liberation fonts-wqy-zenhei",
+)
 WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")
 
 

@@ -20,6 +20,16 @@ FONTS = {
 }
 
 
+def missing_fonts() -> str:
+    """Name the first font that is not installed; empty if all are."""
+    for name in FONTS:
+        try:
+            font(name, 8)
+        except OSError:
+            return FONTS[name]
+    return ""
+
+
 @cache
 def font(name: str, size: int) -> ImageFont.FreeTypeFont:
     """Return a font of Debian's packages; Pillow looks for it in the system's folders."""

@@ -44,17 +44,19 @@ class FusedJob:
         Args:
             outputs: rows of all images by name; empty if nothing was computed. Or the error of the batch.
         """
-        errors = [outputs] * len(self.images) if isinstance(outputs, ServingError) else self._errors
+        good = sum(error is None for error in self._errors)
         if stages:
-            self._ran((stages.computed_ns - stages.prepared_ns) / 1e9, len(self.images))
+            self._ran((stages.computed_ns - stages.begun_ns) / 1e9, good)
         for image in self._times:
             image.end(*stages[:2]) if stages else image.end()
-        rows, times = by_request(self._requests, errors, self._times)
+        rows, times = by_request(self._requests, self._errors, self._times)
         if self._trace:
             self._trace.prepared(times)
             if stages:
-                self._trace.ran(stages.prepared_ns, len(self.images), stages.computed_ns)
-        if isinstance(outputs, ServingError) or not outputs:
+                self._trace.ran(stages.begun_ns, good, stages.computed_ns)
+        if isinstance(outputs, ServingError):
+            return [outputs if isinstance(each, slice) else each for each in rows]
+        if not outputs:
             return [each if isinstance(each, ServingError) else {} for each in rows]
         return self._after.finish(Batch(None, rows, times), self._requests, outputs)
 
@@ -68,6 +70,8 @@ class FusedJob:
             if all(errors):
                 return {}, None
             lanes.compute(0, len(errors))
-            return lanes.wait(0)
+            found = lanes.wait(0)
+            lanes.release()
+            return found
         except Exception as error:  # an exception that leaves `execute` fails the requests with other errors
             return from_exception(error), None

@@ -4,6 +4,7 @@ Stream `decoding` belongs to the preprocessor: it decodes, and its kernel writes
 `computing` runs the network on that tensor, and `copying` copies its outputs to pinned memory.
 """
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +24,9 @@ class Preprocessor(Protocol):
     def enqueue(self, images: Sequence[bytes], slot: int, decoded: Any) -> list[ServingError | None]:
         """Enqueue a batch on `stream`, and record the event `decoded` after its decoding."""
 
+    def release(self) -> None:
+        """Release what the device has read, when nothing is enqueued any more."""
+
 
 class Network(Protocol):
     """A network with buffers for each slot: `BoundRuns`."""
@@ -35,10 +39,11 @@ class Network(Protocol):
 
 
 class Stages(NamedTuple):
-    """Ends of a batch's stages, in ns since the Unix epoch, from the device's events."""
+    """Ends of a batch's stages, and the begin of its run, in ns since the Unix epoch, from CUDA events."""
 
     decoded_ns: int
     prepared_ns: int
+    begun_ns: int
     computed_ns: int
 
 
@@ -56,8 +61,8 @@ class Lanes:
         self._preprocessor, self._network = preprocessor, network
         self._computing, self._copying = computing, cuda.Stream(non_blocking=True)
         self._elapsed_ms = cuda.get_elapsed_time
-        self._decoded, self._prepared, self._computed, self._copied = (
-            [cuda.Event() for _ in range(slots)] for _ in range(4)
+        self._decoded, self._prepared, self._begun, self._computed, self._copied = (
+            [cuda.Event() for _ in range(slots)] for _ in range(5)
         )
         self._outputs: list[Mapping[str, np.ndarray]] = [{} for _ in range(slots)]
 
@@ -67,13 +72,19 @@ class Lanes:
         """Enqueue decoding and kernel; returns the error and the times of each image."""
         # A batch without good images was answered without waiting for its kernel, which reads the table.
         self._prepared[slot].synchronize()
-        errors = self._preprocessor.enqueue(images, slot, self._decoded[slot])
+        try:
+            errors = self._preprocessor.enqueue(images, slot, self._decoded[slot])
+        except Exception:  # the next batch must not reuse what the device may still read
+            with contextlib.suppress(Exception):
+                self._preprocessor.stream.synchronize()
+            raise
         self._prepared[slot].record(self._preprocessor.stream)
         return errors, self._preprocessor.times
 
     def compute(self, slot: int, rows: int) -> None:
         """Enqueue the network for the first rows of a slot, and the copies of its outputs."""
         self._computing.wait_event(self._prepared[slot])
+        self._begun[slot].record(self._computing)
         self._network.enqueue(slot, rows)
         self._computed[slot].record(self._computing)
         self._copying.wait_event(self._computed[slot])
@@ -84,7 +95,11 @@ class Lanes:
         """Wait for the outputs of a slot; they are valid until the slot's next `compute`."""
         self._copied[slot].synchronize()
         now_ns = time.time_ns()
-        ends = self._decoded[slot], self._prepared[slot], self._computed[slot]
+        events = self._decoded[slot], self._prepared[slot], self._begun[slot], self._computed[slot]
         return self._outputs[slot], Stages(
-            *(now_ns - round(self._elapsed_ms(end, self._copied[slot]) * 1e6) for end in ends)
+            *(now_ns - round(self._elapsed_ms(event, self._copied[slot]) * 1e6) for event in events)
         )
+
+    def release(self) -> None:
+        """Release what the device has read, when no batch is left."""
+        self._preprocessor.release()

@@ -4,23 +4,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from nereid.config.model_config import ModelConfig
-from nereid.inference.run_sizes import max_run_rows
+from nereid.config.parameters import parse_bool
+from nereid.inference.run_sizes import WARM_BATCH_SIZES, max_run_rows
 from nereid.inference.session import Session
+from nereid.inference.session_options import ARENA_SHRINKAGE, CUDA_GRAPHS
 from nereid.triton.overlap.lanes import Lanes
 
+# Parameters of runs that are not over fixed memory, or not of all sizes.
+NEED_OWN_RUNS = frozenset({ARENA_SHRINKAGE, WARM_BATCH_SIZES})
 
-def can_bind(config: ModelConfig, network: ModelConfig, wanted: Sequence[str]) -> bool:
-    """Return whether a network runs over fixed memory: on a GPU, with outputs of fixed shapes.
+
+def can_bind(
+    config: ModelConfig, preprocess: ModelConfig, network: ModelConfig, wanted: Sequence[str]
+) -> bool:
+    """Return whether a network runs over fixed memory: on a GPU, with CUDA graphs and fixed outputs.
 
     Args:
-        config: of the fused model.
+        config, preprocess: of the fused model, and of its preprocessing.
         wanted: names of the outputs of the network that it needs.
     """
     accelerators = network.document.get("optimization", {}).get("execution_accelerators", {})
     names = {each["name"] for each in accelerators.get("gpu_execution_accelerator", ())}
     outputs = [each for each in network.outputs if each.name in wanted]
     return (
-        config.kind == "GPU"
+        {config.kind, preprocess.kind, network.kind} == {"GPU"}
+        and parse_bool(network.parameters.get(CUDA_GRAPHS, "false"))
+        and not NEED_OWN_RUNS & network.parameters.keys()
         and max_run_rows(network) >= config.max_batch_size
         and len(network.inputs) == 1
         and names <= {"cuda"}

@@ -61,9 +61,15 @@ class Overlap:
     Args:
         open_lanes: opens the device's side; called once, by the thread that uses it.
         device_failed: receives the reason after which every batch fails.
+        log: receives a line for each defect of this program that only the log can report.
     """
 
-    def __init__(self, open_lanes: Callable[[], Lanes], device_failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        open_lanes: Callable[[], Lanes],
+        device_failed: Callable[[str], None],
+        log: Callable[[str], None] = print,
+    ) -> None:
         """Open the device's side.
 
         Raises:
@@ -77,7 +83,7 @@ class Overlap:
         self._jobs: list[Job | None] = [None] * SLOTS
         self._errors: list[ServingError | None] = [None] * SLOTS
         self._rows = [0] * SLOTS
-        self._device_failed, self._failure = device_failed, ""
+        self._device_failed, self._failure, self._log = device_failed, "", log
         opened: SimpleQueue[Lanes | Exception] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run_device, args=(open_lanes, opened), daemon=True),
@@ -158,7 +164,10 @@ class Overlap:
 
     def _run_answers(self) -> None:
         while (slot := self._answers.get()) is not None:
-            self._answer(slot)
+            try:
+                self._answer(slot)
+            except Exception as error:  # the pipeline goes on with the other batches
+                self._log(f"a batch was not answered: {type(error).__name__}: {error}")
             with self._lock:
                 self._step(Answered(slot))
 
@@ -176,8 +185,10 @@ class Overlap:
         job.answer(failed or outputs, stages)
 
     def _failed(self, slot: int, raised: Exception) -> None:
-        error = from_exception(raised)
+        error = self._errors[slot] = from_exception(raised)
         if isinstance(error, DeviceFailed) and not self._failure:
             self._failure = error.reason
-            self._device_failed(self._failure)
-        self._errors[slot] = error
+            try:
+                self._device_failed(self._failure)
+            except Exception as problem:  # the batch still needs its responses
+                self._log(f"the failed device was not reported: {type(problem).__name__}: {problem}")
