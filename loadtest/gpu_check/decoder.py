@@ -1,4 +1,4 @@
-"""NvImageCodec with the kernel: JPEGs, other files, damaged files, and the decoder's rates."""
+"""Decoding with nvImageCodec, then the kernel: JPEGs, other files, damaged files, and rates."""
 
 import io
 from collections.abc import Iterator, Sequence

@@ -27,19 +27,9 @@ def run(files: Sequence[str], limit_s: float, processes: int = 1) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         paths = [f"tests/gpu/{name}" for name in files]
+        words = ["-m", "pytest", "-m", "gpu", "-rs", "--maxfail=5", "--quiet", f"--junitxml={report}"]
         # A test that hangs leaves the stack of every thread in the log.
-        stacks = ["-o", f"faulthandler_timeout={max(1, round(limit_s / 2))}"]
-        words = [
-            "-m",
-            "pytest",
-            *stacks,
-            "-m",
-            "gpu",
-            "-rs",
-            "--maxfail=5",
-            "--quiet",
-            f"--junitxml={report}",
-        ]
+        words += ["-o", f"faulthandler_timeout={max(1, round(limit_s / 2))}"]
         if processes > 1 and XDIST.is_installed:
             words += ["--numprocesses", str(min(processes, available_cores()))]
         try:

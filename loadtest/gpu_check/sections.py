@@ -36,6 +36,7 @@ CUPY, CODEC = Part("cupy", EXTRAS), Part("nvidia.nvimgcodec", EXTRAS)
 RUNTIME, TRITON, TESTS = Part("onnxruntime", EXTRAS), Part("pytriton", EXTRAS), Part("pytest", EXTRAS)
 XDIST = Part("xdist", EXTRAS)
 ONNX = Part("onnx", "pip install -e '.[publish]'")
+UVICORN = Part("uvicorn", "pip install -e '.[gateway]'")
 UVLOOP = Part("uvloop", "pip install -e '.[load]'")
 SMI = Part("nvidia-smi", "install NVIDIA's driver, or give the container the capability utility", True)
 NSYS = Part("nsys", "install NVIDIA Nsight Systems", True)
@@ -103,7 +104,7 @@ SECTIONS = (
             "load the server with 1, 8, 32, 64 and 128 requests in flight",
             "load the service by hand with 1, 8 and 64",
         ),
-        needed=(CUPY, CODEC, RUNTIME, TRITON, UVLOOP),
+        needed=(CUPY, CODEC, RUNTIME, TRITON, UVICORN, UVLOOP),
         useful=(TORCH,),
     ),
     Section(

@@ -182,12 +182,11 @@ class BoundRuns:
     constructs this object: ONNX Runtime 1.31 keeps the graphs of each thread apart.
 
     Args:
-        session: with `user_compute_stream` among the options of its provider.
+        session: records CUDA graphs, and has `user_compute_stream` among the options of its provider.
         name: of the only input.
         tensors: for each slot a CuPy array [rows, ...], which the runs read.
         outputs: names of the outputs, which have one row per row of input.
         sizes: numbers of rows; the largest is that of the tensors.
-        has_graphs: whether the session records CUDA graphs.
     """
 
     def __init__(
@@ -198,7 +197,6 @@ class BoundRuns:
         outputs: Sequence[str],
         sizes: Sequence[int],
         device_id: int,
-        has_graphs: bool,
     ) -> None:
         """Allocate the outputs and record all graphs.
 
@@ -206,7 +204,7 @@ class BoundRuns:
             InferenceFailed: an output has not one row per row of input.
         """
         self._session, self._sizes, self._name = session, sorted(sizes), name
-        self._device_id, self._has_graphs = device_id, has_graphs
+        self._device_id = device_id
         self._outputs = [self._allocate(tensor, outputs) for tensor in tensors]
         self._hosts = [_pinned(arrays) for arrays in self._outputs]
         self._runs: dict[tuple[int, int], tuple[Any, onnxruntime.RunOptions]] = {}
@@ -256,7 +254,7 @@ class BoundRuns:
             *((binding.bind_output, name, each[:rows]) for name, each in self._outputs[slot].items()),
         ):
             bind(name, "cuda", self._device_id, array.dtype.type, array.shape, array.data.ptr)
-        options = _named_graph(str(len(self._runs) + 1)) if self._has_graphs else onnxruntime.RunOptions()
+        options = _named_graph(str(len(self._runs) + 1))
         options.add_run_config_entry(NO_SYNCHRONIZE, "1")
         return binding, options
 

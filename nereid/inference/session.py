@@ -60,7 +60,7 @@ class Session:
         events: receivers of what happens in the runs.
 
     With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there. With `is_on_stream`,
-    `bind` gives its runs. `device_failure` is the reason why all runs fail, or empty. `note` says what the
+    `bind` returns its runs. `device_failure` is the reason why all runs fail, or empty. `note` says what the
     instance has to do without, and why: shared weights, or CUDA graphs. After `DeviceFailed`, every run fails
     with the same error.
     """
@@ -86,14 +86,13 @@ class Session:
         # Strings are on the host, and IoBinding does not support them.
         datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
         self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
-        self._has_graphs, self._device_id = uses_cuda_graphs(settings.providers), config.device_id
-        self._sizes = settings.warm_batch_sizes
+        self._device_id, self._sizes = config.device_id, settings.warm_batch_sizes
         self.is_on_stream = self.is_on_gpu and USER_STREAM in dict(settings.providers)[CUDA]
         self._run_feed: Feed = _run_on_host
         if self.is_on_gpu:
             gpu.use(config.device_id)
             self._run_feed = partial(gpu.run, device_id=config.device_id)
-            if self._has_graphs:
+            if uses_cuda_graphs(settings.providers):
                 has_rows = self._batching.is_by_rows and config.max_batch_size > 0
                 sizes = settings.warm_batch_sizes if has_rows else ()
                 self._run_feed = gpu.recorded_runs(config.device_id, sizes)
@@ -171,9 +170,7 @@ class Session:
         sizes = [*(size for size in self._sizes if size < largest), largest]
         start = time.perf_counter()
         try:
-            bound = gpu.BoundRuns(
-                self._session, name, tensors, outputs, sizes, self._device_id, self._has_graphs
-            )
+            bound = gpu.BoundRuns(self._session, name, tensors, outputs, sizes, self._device_id)
         except Exception as error:  # ONNX Runtime's own exceptions share no base class
             failure = error if isinstance(error, ServingError) else run_failure(error)
             raise InvalidConfig(f"model '{self._name}', run of zeros at load: {failure}") from None

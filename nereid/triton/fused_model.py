@@ -19,7 +19,7 @@ from nereid.triton.model_trace import BatchTrace, ModelTracer
 from nereid.triton.onnx_model import backend_settings, open_session
 from nereid.triton.overlap.fused_job import FusedJob
 from nereid.triton.overlap.lanes import Lanes, Stages
-from nereid.triton.overlap.open_lanes import can_bind, open_lanes, open_stream
+from nereid.triton.overlap.open_lanes import can_bind, check_overlap, open_lanes, open_stream
 from nereid.triton.overlap.overlap import SLOTS, Overlap
 from nereid.triton.quality_reporter import ImageSignals
 from nereid.triton.steps.after_network import Images, Outcome, open_after
@@ -45,7 +45,7 @@ class FusedModel:
         self._signals = ImageSignals(config)
         self._after = open_after(config, names, network)
         is_bound = can_bind(config, preprocess, network, self._after.wanted)
-        slots = SLOTS if is_bound and names.overlap_batches else 1
+        slots = SLOTS if names.overlap_batches else 1
         self._pipeline = Pipeline.from_config(
             preprocess, config.max_batch_size, config.cpu_instances, self._signals.sink, slots
         )
@@ -57,6 +57,8 @@ class FusedModel:
                 f"model '{config.name}': input of '{names.network}': expected {taken.kind}, "
                 f"got {made.kind} from '{names.preprocess}'"
             )
+        if names.overlap_batches:
+            check_overlap(config, self._session.is_on_stream)
         self._tracer = ModelTracer(
             config, begins=True, has_one_thread=slots == 1, provider=self._session.provider
         )

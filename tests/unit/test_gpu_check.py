@@ -376,6 +376,7 @@ def test_a_run_that_meets_all_targets_misses_none():
         ("speed", {"in_process": [{"p50_ms": 3.1}]}, "JPEG of 1080p to scores in one process"),
         ("speed", {"served_to_slower_step": 0.79}, "best rate of the server, as a share"),
         ("speed", {"served_to_by_hand": 2.9}, "best rate of the server, as a multiple"),
+        ("pipeline", {"alone": {"1": {"p50_ms": 3.1}}}, "JPEG of 1080p to scores as the profile"),
         ("pipeline", {"wrong_in_mixed_batches": 1}, "images of mixed overlapping batches"),
         ("pipeline", {"bytes_to_host_but_scores": 4}, "bytes that overlapping batches copy"),
         ("server", {"processes": {"a:1": 2, "b:1": 1}}, "processes of each step"),

@@ -3,16 +3,19 @@
 import random
 import threading
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nereid.config.model_config import ModelConfig
 from nereid.imaging.image_times import ImageTimes
-from nereid.serving_errors import DeviceFailed, InvalidImage, InvalidRequest, ServingError
+from nereid.serving_errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
 from nereid.triton.overlap.fused_job import FusedJob
 from nereid.triton.overlap.lanes import Lanes
+from nereid.triton.overlap.open_lanes import check_overlap
 from nereid.triton.overlap.overlap import SLOTS, Overlap
 from nereid.triton.overlap.slots import Answer, Answered, Compute, Computed, Decode, Decoded, Slots, Submitted
 
@@ -290,6 +293,17 @@ def test_broken_device_fails_requests_that_have_no_error_of_their_own():
     outcomes, _ = run_alone([[b"1"], InvalidRequest("no"), [BREAKS]])
 
     assert [type(each) for each in outcomes] == [DeviceFailed, InvalidRequest, DeviceFailed]
+
+
+def test_overlap_is_never_ignored():
+    """A model that cannot have it is refused with what it needs, and the way out."""
+    config = ModelConfig.from_document({"name": "m"}, Path("m"), 1)
+
+    check_overlap(config, is_bound=True)
+    with pytest.raises(
+        InvalidConfig, match=r"'m', overlap_batches: expected .* on a GPU.*fix: remove overlap"
+    ):
+        check_overlap(config, is_bound=False)
 
 
 def test_failure_to_open_is_raised():

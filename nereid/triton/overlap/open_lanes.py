@@ -8,6 +8,7 @@ from nereid.config.parameters import parse_bool
 from nereid.inference.run_sizes import WARM_BATCH_SIZES, max_run_rows
 from nereid.inference.session import Session
 from nereid.inference.session_options import ARENA_SHRINKAGE, CUDA_GRAPHS
+from nereid.serving_errors import InvalidConfig
 from nereid.triton.overlap.lanes import Lanes
 
 # Parameters of runs that are not over fixed memory, or not of all sizes.
@@ -35,6 +36,20 @@ def can_bind(
         and names <= {"cuda"}
         and all(min(each.dims, default=1) >= 0 and each.datatype != "TYPE_STRING" for each in outputs)
     )
+
+
+def check_overlap(config: ModelConfig, is_bound: bool) -> None:
+    """Refuse overlapping batches that the model cannot have.
+
+    Raises:
+        InvalidConfig: its network does not run over fixed memory.
+    """
+    if not is_bound:
+        raise InvalidConfig(
+            f"model '{config.name}', overlap_batches: expected preprocessing and network on a GPU, with "
+            f"nereid.cuda_graphs and outputs of fixed shapes, got a network that runs in another way on "
+            f"KIND_{config.kind}; fix: remove overlap_batches"
+        )
 
 
 def open_stream(device_id: int) -> Any:
