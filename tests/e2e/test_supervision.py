@@ -414,9 +414,12 @@ def test_model_that_writes_as_triton_does_not_end_the_server(tmp_path):
 
         stub = stub_processes.find(first, repository)[0]
         os.kill(stub.process.pid, signal.SIGKILL)
-        wait_until(lambda: stub.process not in stub_processes.states([stub.process]), "the repair")
+        # Not until the zombie is gone: Triton 24.10 keeps that of an instance that has failed a probe.
+        wait_until(lambda: served.metric("repairs_total", model="eyes") == 1, "the repair")
         wait_until(served.is_ready, "ready again")
 
+        living = [each.process for each in served.stubs("eyes")]
+        assert (stub.process in living, len(living)) == (False, INSTANCES)
         assert (served.record.pid, served.numbers("eyes", 1)) == (first, [11.0])
 
 
