@@ -13,8 +13,8 @@ CELL_STEP ?= 13
 # Duration of `make soak`, and length of `make chaos`.
 MINUTES ?= 20
 ROUNDS ?= 200
-# The tests of a file stay in one process, because they share servers.
-BY_FILE := --dist loadfile
+# Tests that share a server run in the same process (tests/conftest.py); the longest groups begin.
+PYTEST = $(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 # Options of the load test, such as: make load LOAD="--url http://HOST:8000".
 LOAD ?= --seconds 10
@@ -31,7 +31,7 @@ RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memo
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
-.PHONY: help setup demo serve check test test-slow containers load proof bench gpu-check chaos soak profile pictures docs lock site dist offline clean $(RECORDS)
+.PHONY: help setup demo serve check fix unit test test-slow nightly containers load proof bench gpu-check chaos soak profile pictures docs lock site dist offline clean $(RECORDS)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -64,20 +64,30 @@ check: .venv/.testing  ## check format, lint, types, imports, docstrings; run th
 	$(BIN)/interrogate -v --omit-covered-files tests
 	$(BIN)/pytest --quiet tests/contract
 
+fix: .venv/.testing  ## repair format and what lint can repair safely
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+unit: .venv/.testing  ## run the tests that need no server, in less than a minute
+	$(PYTEST) --quiet -m 'not slow and not nightly' tests/unit
+
 test: .venv/.testing  ## run all tests except the long ones and those of check, also against the real server
-	$(BIN)/pytest -n 3 $(BY_FILE) -m 'not slow' --ignore tests/contract
+	$(PYTEST) -m 'not slow and not nightly' --ignore tests/contract
 
 containers: .venv/.testing  ## run docker-compose.yml in a container engine of its own; needs root and Debian's apt
-	$(BIN)/pytest -m slow -rs tests/e2e/test_containers.py
+	$(BIN)/pytest -m nightly -rs tests/e2e/test_containers.py
 
 test-slow: .venv/.testing  ## run the long tests, with SLOW_REQUESTS (1000) requests each
-	SLOW_REQUESTS=$(SLOW_REQUESTS) CELL_STEP=$(CELL_STEP) $(BIN)/pytest -n 3 $(BY_FILE) --no-loadscope-reorder --durations 25 -m slow
+	SLOW_REQUESTS=$(SLOW_REQUESTS) CELL_STEP=$(CELL_STEP) $(PYTEST) --durations 25 -m 'slow and not nightly'
+
+nightly: .venv/.testing  ## run what takes minutes and changes rarely; NIGHTLY_PART=1 to 4 runs a quarter of it
+	SLOW_REQUESTS=$(SLOW_REQUESTS) CELL_STEP=$(CELL_STEP) $(PYTEST) --durations 25 -m nightly
 
 load: .venv/.testing  ## run the load test: a closed and an open loop, compared with thresholds.toml
 	$(BIN)/python -m loadtest.load $(LOAD)
 
 proof: .venv/.testing  ## run bench, and the long tests with 20000 requests each
-	@$(EACH) bench test-slow SLOW_REQUESTS=20000 CELL_STEP=1
+	@$(EACH) bench test-slow nightly SLOW_REQUESTS=20000 CELL_STEP=1
 
 bench: .venv/.testing  ## measure everything, and write the records in loadtest/results
 	@$(EACH) $(RECORDS)

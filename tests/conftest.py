@@ -1,11 +1,12 @@
 """What several layers of tests share: paths, photos, and images made in memory."""
 
+import contextlib
 import io
 import os
-import tempfile
+import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,10 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-# Files of long tests, the longest first: the last one to begin decides when a parallel run ends.
-LONG_FILES = (
-    *("containers", "user_models", "supervision", "rollout", "soak", "hostile_text", "publish_long"),
-    *("deploy_install", "chaos", "detection", "reading", "tune", "long", "wheel", "deploy_policy", "bench"),
-    *("tune_tasks", "drift", "add_reader", "own_recogniser", "install_offline", "your_model", "load"),
-)
+# Servers that a session has once, the dearest first: whoever asks one runs in the same process.
+SHARED_SERVERS = ("both_profiles", "text_server")
+# Number of parts of about the same duration that nightly tests are split into; NIGHTLY_PART chooses one, from 1.
+NIGHTLY_PARTS = 4
 BEGAN_S = pytest.StashKey[float]()
 # How to turn stored pixels upright. Source: CIPA DC-008, 4.6.4: where the stored row 0 and column 0 are seen.
 UPRIGHT = {
@@ -39,35 +38,76 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[BEGAN_S] = time.time()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files."""
-    places = {f"test_{name}": place for place, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Group tests by the server they share, begin with the longest group, and keep NIGHTLY_PART of the nightly ones."""
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+    yield  # pytest-xdist reads the groups, and -m deselects
+    minutes: dict[str, float] = {}
+    for item in items:
+        minutes[_group(item)] = max(_minutes(item), minutes.get(_group(item), 0))
+    items.sort(key=lambda item: (-minutes[_group(item)], _group(item) not in SHARED_SERVERS))
+    if part := os.environ.get("NIGHTLY_PART"):
+        chosen = deal(minutes)[int(part) - 1]
+        config.hook.pytest_deselected(items=[item for item in items if _group(item) not in chosen])
+        items[:] = [item for item in items if _group(item) in chosen]
+
+
+def _group_of(item: pytest.Item) -> str:
+    fixtures = getattr(item, "fixturenames", ())
+    return next((name for name in SHARED_SERVERS if name in fixtures), f"{item.path.parent.name}_{item.path.stem}")
+
+
+def _group(item: pytest.Item) -> str:
+    return item.get_closest_marker("xdist_group").args[0]
+
+
+def _minutes(item: pytest.Item) -> float:
+    """Return what the marks of a test say of its group's duration on two cores."""
+    marks = [*item.iter_markers("slow"), *item.iter_markers("nightly")]
+    return max((mark.kwargs.get("minutes", 0.5) for mark in marks), default=0)
+
+
+def deal(minutes: dict[str, float]) -> list[set[str]]:
+    """Split groups into parts of about the same duration."""
+    parts: list[set[str]] = [set() for _ in range(NIGHTLY_PARTS)]
+    for name in sorted(minutes, key=lambda name: (-minutes[name], name)):
+        min(parts, key=lambda part: sum(minutes[each] for each in part)).add(name)
+    return parts
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remove the empty folders that killed Triton servers leave in the temporary folder."""
-    if hasattr(session.config, "workerinput"):
+    """Remove the empty folders that killed servers left: Triton 24.10 makes them at a path that nobody can choose."""
+    if hasattr(session.config, "workerinput") or _is_serving():
         return
-    for folder in Path(tempfile.gettempdir()).glob("python_env_*"):
-        status = folder.stat()
-        if (
-            status.st_uid == os.getuid()
-            and status.st_mtime >= session.config.stash[BEGAN_S]
-            and not any(folder.iterdir())
-        ):
-            folder.rmdir()
+    for folder in Path("/tmp").glob("python_env_*"):
+        with contextlib.suppress(OSError):  # not empty, or somebody else's
+            if folder.stat().st_mtime >= session.config.stash[BEGAN_S]:
+                folder.rmdir()
+
+
+def _is_serving() -> bool:
+    """Say whether any Triton server runs, which may own such a folder."""
+    for name in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if name.read_text() == "tritonserver\n":
+                return True
+    return False
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List why tests were skipped, most frequent first, so that a missing tool is seen."""
-    reasons = Counter(
-        each.longrepr[2].removeprefix("Skipped: ") for each in terminalreporter.stats.get("skipped", [])
-    )
+    """List why tests were skipped, most frequent first; SKIPPED_FILE gets their names, to run them elsewhere."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(each.longrepr[2].removeprefix("Skipped: ") for each in skipped)
     if reasons:
         terminalreporter.section("skipped tests, by reason")
     for reason, count in reasons.most_common():
         terminalreporter.line(f"{count:5} {reason}")
+    if target := os.environ.get("SKIPPED_FILE"):
+        names = dict.fromkeys(re.sub(r"@\w+$", "", each.nodeid) for each in skipped)  # pytest-xdist adds @GROUP
+        Path(target).write_text("".join(f"{name}\n" for name in names))
 
 
 @pytest.fixture(scope="session")
