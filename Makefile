@@ -71,8 +71,8 @@ fix: .venv/.testing  ## repair format and what lint can repair safely
 unit: .venv/.testing  ## run the tests that need no server, in less than a minute
 	$(PYTEST) --quiet -m 'not slow and not nightly' tests/unit
 
-test: .venv/.testing  ## run all tests except the long ones and those of check, also against the real server
-	$(PYTEST) -m 'not slow and not nightly' --ignore tests/contract
+test: .venv/.testing  ## run all tests except the long ones and those of check, also against the real server; TESTS chooses
+	$(PYTEST) -m 'not slow and not nightly' --ignore tests/contract $(TESTS)
 
 containers: .venv/.testing  ## run docker-compose.yml in a container engine of its own; needs root and Debian's apt
 	$(BIN)/pytest -m nightly -rs tests/e2e/test_containers.py

@@ -26,7 +26,7 @@ sources=$(apt-get indextargets --format '$(ORIGIN) deb $(REPO_URI) $(RELEASE) ma
 } >"$work/pip.conf"
 mkdir -p "$work/certs"
 cp -L /etc/ssl/certs/ca-certificates.crt "$work/certs/"
-mmdebstrap --variant=minbase ${*:+--include="$(IFS=, && echo "$*")"} --aptopt='Acquire::Languages "none"' \
+mmdebstrap --quiet --variant=minbase ${*:+--include="$(IFS=, && echo "$*")"} --aptopt='Acquire::Languages "none"' --dpkgopt=force-unsafe-io \
 	--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*' \
 	--customize-hook='mkdir -p "$1/etc/ssl/certs"' \
 	--customize-hook="copy-in $work/certs/ca-certificates.crt /etc/ssl/certs" \

@@ -28,7 +28,7 @@ from tests.supervised import ANY_PORTS
 MOST_MB, BASE_MB = 600, 130
 INSTALL_S, START_S, STOP_S = 900, 180, 90
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=4)
 
 
 @dataclass(frozen=True)

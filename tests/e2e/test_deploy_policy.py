@@ -24,7 +24,7 @@ ONLY_THERE = {"overlays/object-storage": {"CKV_K8S_35"}}
 # KServe makes the pod: its service account, its own security context, and its network policy.
 BY_KSERVE = {"CKV_K8S_38", "CKV_K8S_29", "CKV2_K8S_6"}
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=1)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.routes import WATCHDOG_S
 from tests.unit.image_mutations import mutated_files
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=4)
 # A request takes about 0.2 s of a core; `make proof` sends 10,000.
 IMAGES = REQUESTS // 2
 CALLERS = 4

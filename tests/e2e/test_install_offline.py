@@ -23,7 +23,7 @@ from tests.offline_bundles import (
 from tests.routes import wait_until
 
 # Each of them starts Python several times.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=4)
 
 BUILD_S, INSTALL_S = 600, 180
 INSTALLER = ROOT / "deploy" / "install-offline.sh"

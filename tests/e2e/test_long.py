@@ -2,7 +2,6 @@
 
 import random
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,6 @@ from tests.proof import REQUESTS
 
 GOOD = {COFFEE.read_bytes(): {ESPRESSO}, CHELSEA.read_bytes(): CATS}
 BAD = [b"", b"not an image", COFFEE.read_bytes()[:5_000]]
-# A watchdog: on 2 cores the demo in a fresh clone takes about a minute, most of it installing.
-CLONE_S = 1200
 
 pytestmark = pytest.mark.slow
 
@@ -54,19 +51,6 @@ def test_server_does_not_grow(server):
         after = resident_bytes(server.pid)
 
     assert (after - before) / len(images) < 20_000
-
-
-def test_fresh_clone_runs_the_demo(root, tmp_path):
-    """A newcomer's first command: in a fresh clone `make demo` sets up and classifies on both versions."""
-    clone = tmp_path / "nereid"
-    subprocess.run(["git", "clone", "--quiet", root, clone], check=True)
-
-    demo = subprocess.run(["make", "demo"], cwd=clone, capture_output=True, text=True, timeout=CLONE_S)
-
-    assert demo.returncode == 0, demo.stderr
-    assert demo.stdout.count("espresso") == 2
-    assert "1 (FP32)" in demo.stdout
-    assert "2 (INT8)" in demo.stdout
 
 
 def resident_bytes(group: int) -> int:

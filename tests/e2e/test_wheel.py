@@ -16,7 +16,7 @@ import pytest
 from nereid.assets import COFFEE
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=2)
 
 INSTALL_S, COMMAND_S = 900, 180
 # Names that other distributions own, or that hold no product code.
@@ -47,6 +47,16 @@ class Installed:
         return output
 
 
+def interpreter(version: str) -> str:
+    """Return a Python of this version that can serve."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for each in (*versions.glob(f"{version}.*/bin/python3"), f"python{version}"):
+        check = [str(each), str(ROOT / "nereid" / "server" / "preflight.py")]
+        if shutil.which(each) and subprocess.run(check, capture_output=True).returncode == 0:
+            return str(each)
+    pytest.skip(f"needs Python {version} with its shared library; fix: apt-get install libpython{version}")
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The folder with the wheel and the sdist that `make dist` builds."""
@@ -61,13 +71,14 @@ def built(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def installed(built, tmp_path_factory):
-    """The wheel with the extras that the README names, and an empty folder."""
+@pytest.fixture(scope="module", params=["3.11", "3.12"])
+def installed(request, built, tmp_path_factory):
+    """The wheel with the extras that the README names, for each Python that is promised, and an empty folder."""
+    python = interpreter(request.param)
     base = tmp_path_factory.mktemp("user")
     (base / "empty").mkdir()
     installed = Installed(base / "venv", base / "empty")
-    subprocess.run([sys.executable, "-m", "venv", str(installed.environment)], check=True, timeout=INSTALL_S)
+    subprocess.run([python, "-m", "venv", str(installed.environment)], check=True, timeout=INSTALL_S)
     (wheel,) = built.glob("*.whl")
     installed.run(
         "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[embedded,cpu,publish]"
