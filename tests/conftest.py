@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from PIL import Image
+
+# How fast an example runs says nothing on a busy machine.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
 # Servers that a session has once, the dearest first: whoever asks one runs in the same process.
