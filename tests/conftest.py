@@ -22,7 +22,7 @@ settings.load_profile("untimed")
 ROOT = Path(__file__).resolve().parent.parent
 # Servers that a session has once, the dearest first: whoever asks one runs in the same process.
 SHARED_SERVERS = ("both_profiles", "text_server")
-# Number of parts of about the same duration that nightly tests are split into; NIGHTLY_PART chooses one, from 1.
+# Nightly tests are split into so many parts of about the same duration; NIGHTLY_PART chooses one, from 1.
 NIGHTLY_PARTS = 4
 BEGAN_S = pytest.StashKey[float]()
 # How to turn stored pixels upright. Source: CIPA DC-008, 4.6.4: where the stored row 0 and column 0 are seen.
@@ -45,7 +45,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Group tests by the server they share, begin with the longest group, and keep NIGHTLY_PART of the nightly ones."""
+    """Group tests by their server, begin with the longest group, and keep one part of the nightly ones."""
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(_group_of(item)))
@@ -62,7 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _group_of(item: pytest.Item) -> str:
     fixtures = getattr(item, "fixturenames", ())
-    return next((name for name in SHARED_SERVERS if name in fixtures), f"{item.path.parent.name}_{item.path.stem}")
+    shared = (name for name in SHARED_SERVERS if name in fixtures)
+    return next(shared, f"{item.path.parent.name}_{item.path.stem}")
 
 
 def _group(item: pytest.Item) -> str:
@@ -84,7 +85,7 @@ def deal(minutes: dict[str, float]) -> list[set[str]]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remove the empty folders that killed servers left: Triton 24.10 makes them at a path that nobody can choose."""
+    """Remove empty folders of killed servers: Triton 24.10 makes them at a path that nobody can choose."""
     if hasattr(session.config, "workerinput") or _is_serving():
         return
     for folder in Path("/tmp").glob("python_env_*"):
@@ -103,7 +104,7 @@ def _is_serving() -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List why tests were skipped, most frequent first; SKIPPED_FILE gets their names, to run them elsewhere."""
+    """List why tests were skipped; SKIPPED_FILE gets their names, to run them elsewhere."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(each.longrepr[2].removeprefix("Skipped: ") for each in skipped)
     if reasons:
@@ -111,7 +112,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason, count in reasons.most_common():
         terminalreporter.line(f"{count:5} {reason}")
     if target := os.environ.get("SKIPPED_FILE"):
-        names = dict.fromkeys(re.sub(r"@\w+$", "", each.nodeid) for each in skipped)  # pytest-xdist adds @GROUP
+        # pytest-xdist adds @GROUP to a name.
+        names = dict.fromkeys(re.sub(r"@\w+$", "", each.nodeid) for each in skipped)
         Path(target).write_text("".join(f"{name}\n" for name in names))
 
 

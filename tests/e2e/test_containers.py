@@ -26,7 +26,7 @@ from tests.deployment import NVIDIAS, SLIM
 from tests.e2e.conftest import ESPRESSO
 from tests.routes import wait_until
 from tools.containers import compose
-from tools.containers.compose import COMMAND_S, Load, Project
+from tools.containers.compose import COMMAND_S, UP_S, Load, Project
 
 pytestmark = [
     pytest.mark.nightly(minutes=12),

@@ -116,7 +116,7 @@ def test_error_of_the_server_is_passed_on(base, content, query, status, words):
 
 
 def test_short_timeout_is_exceeded(base):
-    """Two milliseconds pass before the response, and on a busy machine even before the whole body is there."""
+    """Two milliseconds pass before the response; on a busy machine even before the whole body is there."""
     answer = httpx.post(f"{base}/predict", content=PHOTO, headers={**JPEG, "x-request-timeout-ms": "2"})
 
     late = [(504, "deadline_exceeded"), (408, "body_timeout")]
