@@ -30,14 +30,13 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
     work = chain.Chain(ROWS)
     for _ in range(chain.WARM_UP_CALLS):
         work.run(images)
-    copies = trace(lambda: run(work, images))
-    to_host = copies.get(TO_HOST, {"count": 0})
-    yield {"unbound_copies": copies, "unbound_copies_to_host": to_host["count"]}
     with closing(Overlap(partial(chain.open_bound, ROWS, SLOTS), lambda reason: None)) as overlap:
         run_all(overlap, [Job(images) for _ in range(chain.WARM_UP_CALLS)])
         copies = trace(lambda: run_all(overlap, [Job(images) for _ in range(BATCHES)]))
         to_host = copies.get(TO_HOST, {"bytes": 0})
         yield {"bound_copies": copies, "bound_bytes_to_host_but_scores": to_host["bytes"] - SCORES_BYTES}
+    copies = trace(lambda: run(work, images))
+    yield {"unbound_copies": copies, "unbound_copies_to_host": copies.get(TO_HOST, {"count": 0})["count"]}
 
 
 def run(work: chain.Chain, images: Sequence[bytes]) -> None:

@@ -15,9 +15,11 @@ import pytest
 from loadtest.gpu_check import __main__ as check
 from loadtest.gpu_check import by_hand, claims, memory, served, speed, tests, zero_copy
 from loadtest.gpu_check.processes import Ended
+from nereid.assets import COFFEE
 from nereid.errors import WrongUsage
 from nereid.tune.load_generator import Load
 from tests.conftest import ROOT
+from tests.e2e.conftest import ESPRESSO
 from tests.tables import cases
 
 FIRST, SECOND = "machine", "speed"
@@ -286,3 +288,10 @@ def test_service_by_hand_answers_in_batches():
 
     assert [float(row[0]) for row in asyncio.run(classify(b"1", b"2", b"3"))] == [1.0, 2.0, 3.0]
     assert sizes == [3]
+
+
+def test_service_by_hand_classifies_photos():
+    """The peer does the same work: a photo of coffee is espresso, on the CPU as on a GPU."""
+    network = by_hand.OnnxRuntime("cpu", 32)
+
+    assert network.scores([COFFEE.read_bytes()] * 2).argmax(1).tolist() == [ESPRESSO] * 2
