@@ -146,8 +146,12 @@ def plan_of(args: argparse.Namespace) -> Plan:
         targets=targets,
         header={**begun.header, **({"commit": args.commit} if args.commit else {})},
         command=lambda name, seconds: [*own, "--section", name, "--seconds", f"{seconds:.0f}"],
-        # The CUDA libraries of the sections are those of the server.
-        environment={**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, libraries))},
+        # The CUDA libraries are those of the server. A process that is killed has written all of its log.
+        environment={
+            **os.environ,
+            "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+            "PYTHONUNBUFFERED": "1",
+        },
         earlier=_read(targets[-1]).get("sections", {}) if args.sections else {},
     )
 
