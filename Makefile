@@ -176,7 +176,7 @@ docs: .venv/.testing  ## write docs/commands.md, docs/metrics.md and docs/benchm
 	$(BIN)/python -m tools.metrics_page
 	$(BIN)/python -m loadtest.bench.page
 	$(BIN)/python -m loadtest.rollout_plot
-	$(BIN)/python -m loadtest.gpu_check.page
+	$(BIN)/python -m loadtest.gpu_check.claims
 
 lock: .venv/.testing  ## write deploy/constraints.txt: the versions of all packages in the images
 	@$(BIN)/pip install --quiet uv

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a machine with an NVIDIA GPU can show, in one run of at most ten minutes.
 #
-#   loadtest/gpu_check.sh [--sections 1,4] [--record NAME] [--dry-run]
+#   loadtest/gpu_check.sh [--sections speed,memory] [--record NAME] [--dry-run]
 #
 # Without a GPU it exits with 1, unless --dry-run is given. The results of each section are in .gpu_check/ as soon
 # as the section ends.

@@ -1,91 +1,175 @@
 """The checks that need an NVIDIA GPU, in one run of at most ten minutes.
 
-python -m loadtest.gpu_check [--sections 1,4] [--record NAME] [--dry-run]
+python -m loadtest.gpu_check [--sections speed,memory] [--record NAME] [--dry-run]
 """
 
 import argparse
+import faulthandler
+import json
 import os
 import sys
-from collections.abc import Mapping
-from functools import partial
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from loadtest import record
-from loadtest.gpu_check import claims, runner
-from loadtest.gpu_check.sections import BY_NAME, SECTIONS, Section, missing, select
+from loadtest.gpu_check import claims, machine, processes
+from loadtest.gpu_check.processes import Context
+from nereid import files
 from nereid.errors import WrongUsage
 from nereid.server.installation import cuda_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path("/proc/driver/nvidia/version")
 NO_GPU = "no NVIDIA GPU with its driver (/proc/driver/nvidia/version); fix: another machine, or --dry-run"
+# Each section is a module of this package, with its time limit in seconds. The most valuable come first,
+# because a run may be cut short.
+SECTIONS = {
+    "machine": 30.0,
+    "speed": 60.0,
+    "served": 105.0,
+    "zero_copy": 40.0,
+    "tests": 235.0,
+    "memory": 70.0,
+    "precisions": 50.0,
+}
 # The results are written, and the last process is ended, before the time is over.
 MARGIN_S = 10.0
+# Fields of the run's header that each section has, too: a later run may replace single sections.
+ABOUT = ("date", "commit", "machine")
+NOT_REACHED = {"status": "not reached", "reason": "the run ended before", "results": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run: the time limits of its sections, its time, its files, and the command of a section's process.
+
+    `command` takes the name of a section and its seconds. `targets` are the files that get the results of the
+    run. A section has `stop_s` of its seconds to end. `earlier` has other sections, which stay.
+    """
+
+    sections: Mapping[str, float]
+    limit_s: float
+    folder: Path
+    targets: Sequence[Path]
+    header: Mapping[str, Any]
+    command: Callable[[str, float], list[str]]
+    environment: Mapping[str, str]
+    stop_s: float = processes.STOP_S
+    earlier: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run(plan: Plan, show: Callable[[str], None]) -> dict[str, Any]:
+    """Run the sections, and write the results after each one; returns the results."""
+    end_s = time.monotonic() + plan.limit_s
+    sections: dict[str, Any] = {name: dict(NOT_REACHED) for name in plan.sections}
+    _write(plan, sections)
+    for name, limit_s in plan.sections.items():
+        show(f"{name} (at most {limit_s:.0f} s)")
+        found = run_section(name, plan, min(limit_s, end_s - time.monotonic()))
+        sections[name] = {**found, **{key: plan.header[key] for key in ABOUT if key in plan.header}}
+        _write(plan, sections)
+        show("   " + " ".join(filter(None, [found["status"], found["reason"]])))
+    return _document(plan, sections)
+
+
+def run_section(name: str, plan: Plan, limit_s: float) -> dict[str, Any]:
+    """Run a section in a process of its own; returns its status, reason, seconds and results."""
+    if limit_s < 2 * plan.stop_s:
+        return {**NOT_REACHED, "reason": f"{max(0.0, limit_s):.0f} s of the run were left"}
+    begin_s, file = time.monotonic(), plan.folder / f"{name}.json"
+    file.unlink(missing_ok=True)
+    words = plan.command(name, limit_s - plan.stop_s)
+    ended = processes.run(words, plan.folder / f"{name}.log", limit_s, plan.environment, plan.stop_s)
+    found = _read(file)
+    return {
+        "status": ended.status,
+        "reason": found.pop("error", "") or ended.reason,
+        "seconds": round(time.monotonic() - begin_s, 1),
+        "results": found,
+    }
+
+
+def run_here(name: str, seconds: float, folder: Path) -> int:
+    """Run a section in this process; its results so far are in a file after each one."""
+    # A section that hangs leaves the stacks of its threads in the log; one that crashes, too.
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(seconds)
+    end_s = time.monotonic() + seconds
+    context = Context(os.environ, folder, lambda: end_s - time.monotonic())
+    found: dict[str, Any] = {}
+    try:
+        for part in import_module(f"{__package__}.{name}").measure(context):
+            found |= part
+            _store(folder / f"{name}.json", found)
+    except Exception as error:  # its text is the result of this section
+        traceback.print_exc()
+        _store(folder / f"{name}.json", {**found, "error": f"{type(error).__name__}: {error}"})
+        return 1
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return 0
+
+
+def select(words: str) -> dict[str, float]:
+    """Parse names of sections, separated by commas; nothing selects all.
+
+    Raises:
+        WrongUsage: there is no such section.
+    """
+    names = [word.strip() for word in words.split(",") if word.strip()] or [*SECTIONS]
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise WrongUsage(f"--sections: expected some of {', '.join(SECTIONS)}, got {unknown[0]!r}")
+    return {name: limit_s for name, limit_s in SECTIONS.items() if name in names}
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    """Return the run that the command line selects.
+
+    Raises:
+        WrongUsage: a record has no commit to refer to, or a section does not exist.
+    """
+    sections = select(args.sections)
+    begun = record.begin("" if args.commit else args.record)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    targets = [args.folder / "gpu_check.json", *[record.RESULTS / f"{args.record}.json"] * bool(args.record)]
+    libraries = [os.environ.get("LD_LIBRARY_PATH", ""), *map(str, cuda_folders())]
+    own = [sys.executable, "-m", "loadtest.gpu_check", "--folder", str(args.folder)]
+    return Plan(
+        sections=sections,
+        limit_s=args.minutes * 60 - MARGIN_S,
+        folder=args.folder,
+        targets=targets,
+        header={**begun.header, **({"commit": args.commit} if args.commit else {})},
+        command=lambda name, seconds: [*own, "--section", name, "--seconds", f"{seconds:.0f}"],
+        # The CUDA libraries are those of the server. A process that is killed has written all of its log.
+        environment={
+            **os.environ,
+            "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+            "PYTHONUNBUFFERED": "1",
+        },
+        earlier=_read(targets[-1]).get("sections", {}) if args.sections else {},
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    names = ", ".join(f"{section.number} {section.name}" for section in SECTIONS)
-    made.add_argument("--sections", default="", help=f"numbers or names with commas, default all: {names}")
+    made.add_argument("--sections", default="", help=f"names with commas, default all: {', '.join(SECTIONS)}")
     made.add_argument("--minutes", type=float, default=10.0, help="time limit of the run, default: 10")
     made.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
     made.add_argument("--folder", type=Path, default=ROOT / ".gpu_check", help="results and logs of the run")
     made.add_argument("--commit", default="", help="commit of a copy of the checkout without its history")
     made.add_argument(
-        "--dry-run", action="store_true", help="run only what needs no GPU; nothing is recorded"
+        "--dry-run", action="store_true", help="only import the sections, and list missing parts"
     )
-    for name, kind in (("section", str), ("file", Path), ("seconds", float)):
+    for name, kind in (("section", str), ("seconds", float)):
         made.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     return made
-
-
-def run_one(section: Section, args: argparse.Namespace) -> int:
-    """Run a section in this process."""
-    context = runner.context(os.environ, args.seconds)
-    findings = section.rehearse(context) if args.dry_run else section.measure(context)
-    return runner.run_in_this_process(findings, args.file)
-
-
-def describe(section: Section) -> list[str]:
-    """Return what a section would run, and its missing parts."""
-    absent = missing((*section.needed, *section.useful))
-    return [*(f"   would {step}" for step in section.steps), *(f"   missing: {each}" for each in absent)]
-
-
-def plan(args: argparse.Namespace) -> runner.Plan:
-    """Return the run that the command line selects.
-
-    Raises:
-        WrongUsage: a record has no commit to refer to, or the sections do not exist.
-    """
-    try:
-        sections = select(args.sections)
-    except ValueError as error:
-        raise WrongUsage(str(error)) from None
-    name = "" if args.dry_run else args.record
-    begun = record.begin("" if args.commit else name)
-    args.folder.mkdir(parents=True, exist_ok=True)
-    record.RESULTS.mkdir(exist_ok=True)
-    targets = [args.folder / ("dry_run.json" if args.dry_run else "gpu_check.json")]
-    targets += [record.RESULTS / f"{name}.json"] if name else []
-    return runner.Plan(
-        sections=sections,
-        limit_s=args.minutes * 60 - MARGIN_S,
-        folder=args.folder,
-        targets=targets,
-        earlier=runner.read(targets[-1]).get("sections", {}) if args.sections else {},
-        header={**begun.header, **({"commit": args.commit} if args.commit else {})},
-        command=partial(runner.this_command, is_dry=args.dry_run),
-        environment=environment(os.environ),
-        is_dry=args.dry_run,
-    )
-
-
-def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the sections, whose CUDA libraries are those of the server."""
-    libraries = [inherited.get("LD_LIBRARY_PATH", ""), *map(str, cuda_folders())]
-    return {**inherited, "LD_LIBRARY_PATH": ":".join(filter(None, libraries))}
 
 
 def main() -> int:
@@ -94,24 +178,58 @@ def main() -> int:
     args = made.parse_args()
     args.folder = args.folder.resolve()
     if args.section:
-        return run_one(BY_NAME[args.section], args)
+        return run_here(args.section, args.seconds, args.folder)
     if not args.dry_run and not DRIVER.exists():
         sys.exit(NO_GPU)
     try:
-        planned = plan(args)
+        if args.dry_run:
+            return dry_run(select(args.sections))
+        plan = plan_of(args)
     except WrongUsage as error:
         made.error(str(error))
-    if args.dry_run:
-        for section in planned.sections:
-            print(f"{section.number}. {section.title}", *describe(section), sep="\n")
-        print("\nThe steps that need no GPU:")
-    document = runner.run(planned, partial(print, flush=True))
-    if document["claims"]:
-        record.show(claims.HEADINGS, ([*row.values()] for row in document["claims"]))
+    document = run(plan, lambda line: print(line, flush=True))
+    rows = claims.rows(document["sections"])
+    record.show(claims.HEADINGS, ([*row.values()] for row in rows))
     print(f"results and logs: {args.folder}")
-    problems = [*runner.unfinished(document), *claims.missed(document["claims"])]
+    problems = [*unfinished(document), *claims.missed(rows)]
     print(*problems, sep="\n", end="\n" * bool(problems), file=sys.stderr)
     return int(bool(problems))
+
+
+def dry_run(sections: Mapping[str, float]) -> int:
+    """Import the sections, and print what they do and which parts are missing."""
+    for name, limit_s in sections.items():
+        module = import_module(f"{__package__}.{name}")
+        print(f"{name} (at most {limit_s:.0f} s): {str(module.__doc__).splitlines()[0]}")
+    print(*(f"missing: {each}" for each in machine.missing()), sep="\n")
+    return 0
+
+
+def unfinished(document: Mapping[str, Any]) -> list[str]:
+    """Name the sections that are not done, with their reasons."""
+    return [
+        f"section {name}: {each['status']}: {each['reason']}"
+        for name, each in document["sections"].items()
+        if each["status"] != "done"
+    ]
+
+
+def _document(plan: Plan, sections: Mapping[str, Any]) -> dict[str, Any]:
+    together = {**plan.earlier, **sections}
+    return {**plan.header, "sections": {name: together[name] for name in SECTIONS if name in together}}
+
+
+def _write(plan: Plan, sections: Mapping[str, Any]) -> None:
+    for target in plan.targets:
+        _store(target, _document(plan, sections))
+
+
+def _store(file: Path, document: Mapping[str, Any]) -> None:
+    files.replace(file, f"{json.dumps(document, indent=2)}\n".encode())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import uvicorn
@@ -39,15 +38,7 @@ SHORTER_PX, SIDE_PX = 256, 224
 MEAN, STD = 127.0, 128.0
 START_S, STOP_S, POLL_S = 60.0, 5.0, 0.1
 Item = tuple[bytes, asyncio.Future[np.ndarray]]
-
-
-class Network(Protocol):
-    """Decoder, preprocessing and network of one kind; only one thread calls it at a time."""
-
-    name: str
-
-    def scores(self, photos: Sequence[bytes]) -> np.ndarray:
-        """Return the scores of JPEG photos: float32[N, 1000], on the host."""
+Scores = Callable[[Sequence[bytes]], np.ndarray]
 
 
 class OnnxRuntime:
@@ -65,9 +56,9 @@ class OnnxRuntime:
             onnxruntime.preload_dlls()  # CUDA's and cuDNN's libraries from wheels
         wanted = [cuda] if device == "cuda" else ["CPUExecutionProvider"]
         self._session = onnxruntime.InferenceSession(str(NETWORK), providers=wanted)
-        self.name = f"efficientnet_lite0 on {self._session.get_providers()[0]}"
-        if device == "cuda" and not self.name.endswith(cuda[0]):  # ONNX Runtime only warns
-            raise RuntimeError(f"expected {cuda[0]}, got {self.name}; the warnings above name the library")
+        found = self._session.get_providers()[0]
+        if device == "cuda" and found != cuda[0]:  # ONNX Runtime only warns
+            raise RuntimeError(f"expected {cuda[0]}, got {found}; the warnings above name the library")
         self._samples = lru_cache(maxsize=16)(lambda height, width: samples(self._xp, height, width))
 
     def scores(self, photos: Sequence[bytes]) -> np.ndarray:
@@ -97,12 +88,7 @@ class Torch:
 
     def __init__(self, device: str, batch: int) -> None:
         self._torch, self._device = import_module("torch"), device
-        if find_spec("timm"):
-            self.name = "timm's efficientnet_lite0"
-            network = import_module("timm").create_model("efficientnet_lite0", pretrained=False)
-        else:
-            self.name = "torchvision's mobilenet_v3_large"
-            network = import_module("torchvision.models").mobilenet_v3_large(weights=None)
+        network = import_module("timm").create_model("efficientnet_lite0", pretrained=False)
         self._network = network.eval().to(device)
         self._io = import_module("torchvision.io")
         self._transforms = import_module("torchvision.transforms.v2.functional")
@@ -121,7 +107,7 @@ class Torch:
         return self._transforms.center_crop(resized, [SIDE_PX, SIDE_PX])
 
 
-KINDS: dict[str, Callable[[str, int], Network]] = {"onnxruntime": OnnxRuntime, "torch": Torch}
+KINDS: dict[str, Callable[[str, int], OnnxRuntime | Torch]] = {"onnxruntime": OnnxRuntime, "torch": Torch}
 
 
 def samples(xp: Any, height: int, width: int) -> tuple[Any, Any]:
@@ -150,28 +136,24 @@ def samples(xp: Any, height: int, width: int) -> tuple[Any, Any]:
 class Batcher:
     """Runs requests in batches of at most `limit`, which wait up to `wait_s` for more, on one thread."""
 
-    def __init__(self, network: Network, limit: int, wait_s: float) -> None:
-        self._network, self._limit, self._wait_s = network, limit, wait_s
+    def __init__(self, scores: Scores, limit: int, wait_s: float) -> None:
+        self._scores, self._limit, self._wait_s = scores, limit, wait_s
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1)
 
     async def classify(self, request: Request) -> Response:
         """Answer the JPEG in the body with the bytes of its scores: float32[1000], little-endian."""
-        photo = await request.body()
-        if self._limit == 1:
-            (row,) = await self._on_thread([photo])
-        else:
-            future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
-            self._queue.put_nowait((photo, future))
-            row = await future
-        return Response(row.tobytes(), media_type="application/octet-stream")
+        future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait((await request.body(), future))
+        return Response((await future).tobytes(), media_type="application/octet-stream")
 
     async def run(self) -> None:
         """Run batch after batch, until cancelled."""
         while True:
             items = await self._next()
+            photos, loop = [photo for photo, _ in items], asyncio.get_running_loop()
             try:
-                rows = await self._on_thread([photo for photo, _ in items])
+                rows = await loop.run_in_executor(self._thread, self._scores, photos)
             except Exception as error:  # the answer to these requests; the next batch may succeed
                 for _, future in items:
                     if not future.done():
@@ -189,13 +171,10 @@ class Batcher:
                     items.append(await self._queue.get())
         return items
 
-    async def _on_thread(self, photos: list[bytes]) -> np.ndarray:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._network.scores, photos)
 
-
-def app(network: Network, batch: int, wait_ms: float) -> Starlette:
-    """Return the service; a batch of 1 runs requests one at a time, without a queue."""
-    batcher = Batcher(network, batch, wait_ms / 1e3)
+def app(scores: Scores, batch: int, wait_ms: float) -> Starlette:
+    """Return the service."""
+    batcher = Batcher(scores, batch, wait_ms / 1e3)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -204,31 +183,21 @@ def app(network: Network, batch: int, wait_ms: float) -> Starlette:
         task.cancel()
 
     async def health(_: Request) -> PlainTextResponse:
-        return PlainTextResponse(network.name)
+        return PlainTextResponse("ready")
 
     routes = [Route(PATH, batcher.classify, methods=["POST"]), Route(HEALTH, health)]
     return Starlette(routes=routes, lifespan=lifespan)
 
 
 @contextlib.contextmanager
-def start(
-    kind: str,
-    port: int,
-    options: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-    python: str = sys.executable,
-) -> Iterator[int]:
-    """Run the service in a process of its own, and wait until it is ready; gives its pid.
-
-    Args:
-        options: further options of the command, such as `--batch 1`.
-        environment: of the process; by default, this process's.
-        python: the interpreter, for a kind whose packages are installed elsewhere.
+def start(kind: str, port: int, environment: Mapping[str, str], device: str = "cuda") -> Iterator[None]:
+    """Run the service in a process of its own, and wait until it is ready.
 
     Raises:
         RuntimeError: the service ended, or was not ready after `START_S`.
     """
-    words = [python, "-m", "loadtest.gpu_check.by_hand", "--kind", kind, "--port", str(port), *options]
+    words = [sys.executable, "-m", "loadtest.gpu_check.by_hand", "--kind", kind, "--port", str(port)]
+    words += ["--device", device]
     process = subprocess.Popen(words, env=environment, preexec_fn=end_with_parent())
     try:
         end_s = time.monotonic() + START_S
@@ -237,7 +206,7 @@ def start(
                 state = f"not ready after {START_S:.0f} s" if code is None else f"exit code {code}"
                 raise RuntimeError(f"the service by hand ({kind}): {state}; its log is above")
             time.sleep(POLL_S)
-        yield process.pid
+        yield
     finally:
         process.terminate()
         try:
@@ -247,34 +216,20 @@ def start(
             process.wait()
 
 
-def loads(
-    port: int, photo: bytes, seconds: float, left_s: Callable[[], float], concurrencies: Sequence[int]
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `served.loads` for this service."""
-    # Not at the top: the service itself runs without Triton's client and the rest of Nereid.
-    from loadtest.gpu_check import served
-    from nereid.tune.load_generator import post_request
-
-    request = post_request(HOST, port, PATH, photo, {})
-    yield from served.loads_of_request(port, request, seconds, left_s, concurrencies)
-
-
 def main() -> None:
     """Serve until a signal; the port opens after every batch size has run once."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kind", choices=[*KINDS], required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--batch", type=int, default=32, help="maximum batch size; 1: one at a time")
-    parser.add_argument(
-        "--wait-ms", type=float, default=2.0, help="wait for a batch to fill, in milliseconds"
-    )
+    parser.add_argument("--batch", type=int, default=32, help="maximum batch size")
+    parser.add_argument("--wait-ms", type=float, default=2.0, help="wait of a batch for more, in ms")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
     args = parser.parse_args()
     network, photo = KINDS[args.kind](args.device, args.batch), COFFEE.read_bytes()
     for size in (1, args.batch):
         network.scores([photo] * size)
-    served_app = app(network, args.batch, args.wait_ms)
-    uvicorn.run(served_app, host=HOST, port=args.port, access_log=False, log_level="warning")
+    service = app(network.scores, args.batch, args.wait_ms)
+    uvicorn.run(service, host=HOST, port=args.port, access_log=False, log_level="warning")
 
 
 def _gpu_decoder() -> Callable[[Sequence[bytes]], list[Any]]:

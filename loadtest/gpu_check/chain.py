@@ -1,11 +1,12 @@
-"""The work of the profile `gpu` in one process: from encoded images to scores, on the first GPU.
+"""The work of the profiles for a GPU in one process: from encoded images to scores, on the first GPU.
 
 CuPy is imported where it is used, so that a dry run can import every section.
 """
 
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -16,12 +17,18 @@ from nereid.assets import REPOSITORY
 from nereid.config.model_config import ModelConfig, read_profile
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.image_times import ImageTimes
+from nereid.imaging.pipeline import Pipeline
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.transform import DATATYPES, Transform
+from nereid.inference.session import Session
+from nereid.inference.session_options import BackendSettings
+from nereid.serving_errors import ServingError
+from nereid.triton.overlap.lanes import Lanes, Stages
+from nereid.triton.overlap.open_lanes import open_lanes, open_stream
+from nereid.triton.overlap.overlap import Overlap
 
 PROFILE = "gpu"
-# The same steps, each in a process of its own.
-ENSEMBLE = "gpu_ensemble"
 PREPROCESS, NETWORK = "imagenet_preprocess", "efficientnet_lite0"
 INPUT, SCORES = "input", "scores"
 WARM_UP_CALLS = 5
@@ -47,34 +54,14 @@ def on_host(wanted: Transform, encoded: bytes) -> np.ndarray:
     return out
 
 
-def levels(wanted: Transform, row: np.ndarray) -> np.ndarray:
-    """Undo layout and normalisation: 0..255, float64[H, W, 3], in the order of the tensor's colours."""
-    last = row if wanted.layout == "NHWC" else row.transpose(1, 2, 0)
-    return last.astype(np.float64) * wanted.std + wanted.mean
-
-
-def difference(wanted: Transform, row: np.ndarray, expected: np.ndarray) -> dict[str, float]:
-    """Return mean and maximum difference of two rows, in levels of 255."""
-    apart = np.abs(levels(wanted, row) - levels(wanted, expected))
-    return {"mean": round(float(apart.mean()), 4), "max": round(float(apart.max()), 4)}
-
-
-def build_preprocessor(rows: int, wanted: Transform | None = None) -> Any:
-    """Return a preprocessor on the first GPU, for batches of at most `rows` images."""
-    from nereid.imaging.gpu_preprocessor import GpuPreprocessor
-
-    return GpuPreprocessor(wanted or transform(), Limits(), rows, device_id=0)
-
-
 class Chain:
-    """Preprocessing and network on the first GPU, as two instances of a server have them."""
+    """Preprocessing and network as two instances of the profile `gpu_ensemble` have them: unbound."""
 
-    def __init__(self, rows: int, version: int = 1) -> None:
-        from nereid.inference.session import Session
-        from nereid.inference.session_options import BackendSettings
+    def __init__(self, rows: int) -> None:
+        from nereid.imaging.gpu_preprocessor import GpuPreprocessor
 
-        self.preprocessor = build_preprocessor(rows)
-        self.session = Session.from_config(gpu_config(NETWORK, version), BackendSettings(profile=PROFILE))
+        self.preprocessor = GpuPreprocessor(transform(), Limits(), rows, device_id=0)
+        self.session = Session.from_config(gpu_config(NETWORK), BackendSettings(profile=PROFILE))
 
     def input_rows(self, count: int) -> Any:
         """Return the first rows of the preprocessor's tensor, passed on through DLPack."""
@@ -93,6 +80,47 @@ class Chain:
         if errors:
             raise errors[0]
         return self.network(len(images))
+
+
+class Job:
+    """A batch for `Overlap` that keeps its results."""
+
+    def __init__(self, images: Sequence[bytes]) -> None:
+        self.images, self.done = images, threading.Event()
+        self.errors: Sequence[ServingError | None] = ()
+        self.scores: Any = None
+        self.failure: ServingError | None = None
+
+    def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
+        """Take the error of each image."""
+        self.errors = errors
+
+    def answer(self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None) -> None:
+        """Take the scores."""
+        if isinstance(outputs, ServingError):
+            self.failure = outputs
+        elif outputs:
+            self.scores = outputs[SCORES].copy()
+        self.done.set()
+
+
+def open_bound(rows: int, slots: int) -> Lanes:
+    """Open preprocessing and network as the profile `gpu` does: bound, with buffers for `slots` batches."""
+    pipeline = Pipeline.from_config(gpu_config(PREPROCESS), rows, slots=slots)
+    stream = open_stream(0)
+    session = Session.from_config(gpu_config(NETWORK), BackendSettings(profile=PROFILE), stream=stream.ptr)
+    return open_lanes(pipeline.preprocessor, session, stream, INPUT, [SCORES])
+
+
+def run_all(overlap: Overlap, jobs: Sequence[Job]) -> Sequence[Job]:
+    """Submit batches, and wait for their results."""
+    for job in jobs:
+        overlap.submit(job)
+    for job in jobs:
+        job.done.wait()
+        if job.failure:
+            raise job.failure
+    return jobs
 
 
 def timed_ms(call: Callable[[], Any], seconds: float) -> list[float]:

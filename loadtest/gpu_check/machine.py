@@ -4,59 +4,63 @@ import importlib.metadata
 import importlib.util
 import re
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from loadtest import record
-from loadtest.gpu_check.sections import CUPY, SECTIONS, SMI, Context, Findings, missing
+from loadtest.gpu_check.processes import Context
+from nereid.observe.gpu_checks import gpu_findings
 from nereid.processes import available_bytes
 from nereid.server.gpu import nvidia_smi
+from nereid.server.installation import find_installation
 
-LIBRARIES_FIX = "pip install 'onnxruntime-gpu[cuda,cudnn]'; TensorRT: pip install tensorrt-cu12"
+EXTRAS = "pip install -e '.[embedded,gpu,gateway,load,publish,dev]', with gpu13 instead of gpu for CUDA 13"
+SMI = "nvidia-smi"
+# Modules, and how to install them.
+PARTS = {
+    **dict.fromkeys(("cupy", "nvidia.nvimgcodec", "onnxruntime", "pytriton", "uvicorn", "uvloop"), EXTRAS),
+    **dict.fromkeys(("onnx", "pytest", "xdist"), EXTRAS),
+    "cupti": "pip install cupti-python, of the driver's CUDA release",
+    "torch": "optional: pip install torch, built for the driver's CUDA release",
+    "tensorrt": "optional: pip install tensorrt-cu12, in the release that ONNX Runtime names",
+}
+DRIVER_FIX = "install NVIDIA's driver, or give the container the capability utility"
 PACKAGES = re.compile(
     r"(cupy-cuda\d+x|nvidia-.*|cuda-.*|cupti-python|onnxruntime.*|onnx|tensorrt.*|torch|numpy|pillow)$",
     re.IGNORECASE,
 )
+# A Python backend that can share memory of CUDA between processes contains these names.
+CUDA_NAMES = (b"cudaIpcMemHandle", b"FORCE_CPU_ONLY_INPUT_TENSORS", b"libcuda.so")
 
 
-def measure(context: Context) -> Iterator[Findings]:
+def measure(context: Context) -> Iterator[dict[str, Any]]:
     """Yield the facts about the machine."""
     yield {"machine": record.machine(), "memory_available_bytes": available_bytes(), "packages": packages()}
-    yield {"missing": missing(all_parts())}
-    if shutil.which(SMI.name):
+    yield {"missing": missing()}
+    if shutil.which(SMI):
         gpus = [asdict(gpu) for gpu in nvidia_smi.read_gpus()]
         yield {"gpus": gpus, "cuda_of_driver": nvidia_smi.read_cuda_version()}
-    if CUPY.is_installed:
-        yield {"cuda": cuda()}
-    yield {"missing_libraries": missing_libraries()}
+    if has("pytriton"):
+        yield {"python_backend_has_cuda_code": python_backend_has_cuda_code(context.environment)}
+    # Programs that use the GPU, each with a time limit.
+    found = gpu_findings.examine(context.environment, ())
+    yield {"doctor": [f"{each.what}: {each.verdict}: {each.found}" for each in found]}
 
 
-def rehearse(context: Context) -> Iterator[Findings]:
-    """Yield the facts that need no GPU."""
-    yield {"machine": record.machine(), "memory_available_bytes": available_bytes(), "packages": packages()}
-    yield {"missing": missing(all_parts()), "missing_libraries": missing_libraries()}
+def has(module: str) -> bool:
+    """Check whether a module is installed; it is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent is missing, too
+        return False
 
 
-def all_parts() -> Sequence[Any]:
-    """Return the parts of all sections, each once."""
-    return [*dict.fromkeys(part for section in SECTIONS for part in (*section.needed, *section.useful))]
-
-
-def missing_libraries() -> dict[str, str]:
-    """Return the libraries that each of ONNX Runtime's providers lacks here, with the fix."""
-    found = importlib.util.find_spec("onnxruntime")
-    places = (found and found.submodule_search_locations) or ()
-    providers = [path for place in places for path in sorted(Path(place).glob("capi/*_providers_*.so"))]
-    lacking = {path.name: unresolved(_ldd(path)) for path in providers}
-    return {name: f"{', '.join(each)}; fix: {LIBRARIES_FIX}" for name, each in lacking.items() if each}
-
-
-def unresolved(text: str) -> list[str]:
-    """Parse `ldd`: the libraries that are not found."""
-    return re.findall(r"^\s*(\S+) => not found", text, re.MULTILINE)
+def missing() -> list[str]:
+    """Return the parts that are not installed, with their fixes."""
+    absent = [f"{name}; fix: {fix}" for name, fix in PARTS.items() if not has(name)]
+    return [*absent, *[f"{SMI}; fix: {DRIVER_FIX}"] * (shutil.which(SMI) is None)]
 
 
 def packages() -> dict[str, str]:
@@ -65,36 +69,8 @@ def packages() -> dict[str, str]:
     return {name: version for name, version in sorted(names.items()) if PACKAGES.match(name)}
 
 
-def memory_used_mib() -> int:
-    """Return the used memory of the first GPU, of all processes."""
-    return int(nvidia_smi.read_gpus()[0].memory_used_mib or 0)
-
-
-def process_memory_mib() -> dict[int, int]:
-    """Return the memory of each process on the first GPU; empty in a container that hides processes."""
-    first = nvidia_smi.read_gpus()[0].uuid
-    found = [each for each in nvidia_smi.read_processes() if each.uuid == first]
-    return {each.pid: each.memory_mib for each in found if each.memory_mib is not None}
-
-
-def cuda() -> dict[str, Any]:
-    """Return the first GPU as CUDA reports it."""
-    import cupy
-
-    runtime = cupy.cuda.runtime
-    properties = runtime.getDeviceProperties(0)
-    free_bytes, total_bytes = runtime.memGetInfo()
-    return {
-        "name": properties["name"].decode(),
-        "devices": runtime.getDeviceCount(),
-        "compute_capability": f"{properties['major']}.{properties['minor']}",
-        "multiprocessors": properties["multiProcessorCount"],
-        "driver": runtime.driverGetVersion(),
-        "runtime": runtime.runtimeGetVersion(),
-        "memory_total_bytes": total_bytes,
-        "memory_free_bytes": free_bytes,
-    }
-
-
-def _ldd(path: Path) -> str:
-    return subprocess.run(["ldd", str(path)], capture_output=True, text=True).stdout
+def python_backend_has_cuda_code(environment: Mapping[str, str]) -> bool:
+    """Check whether the installed Python backend is built with CUDA, as its file shows it."""
+    library = next(Path(find_installation(environment).backends).rglob("libtriton_python.so"))
+    content = library.read_bytes()
+    return all(name in content for name in CUDA_NAMES)

@@ -1,71 +1,61 @@
-"""Memory of the GPU per instance, after an unload, and after the memory was full."""
+"""Memory of the GPU per process, after an unload, and after it was full.
 
+As a program, it fills the memory of the first GPU until its input is closed.
+"""
+
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from typing import Any
 
-from loadtest.gpu_check import chain, network_runs, precisions, served
-from loadtest.gpu_check.full_gpu import full_gpu
-from loadtest.gpu_check.machine import memory_used_mib, process_memory_mib
-from loadtest.gpu_check.sections import Context, Findings
-from loadtest.gpu_check.server import REHEARSED
+from loadtest.gpu_check import chain, served
+from loadtest.gpu_check.processes import Context
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.server.command_line import GPU_POOLS
 from nereid.server.control import Control
 from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.gpu import nvidia_smi
 from nereid.tune import photos
+
+Findings = dict[str, Any]
 
 REQUESTS, CLASSES = 8, {"espresso"}
 # A CUDA context that ends gives its memory back within this time.
 SETTLE_S = 10.0
+# Memory that the filled GPU has left, and the sizes of the pieces that fill it.
+LEFT_BYTES, PIECE_BYTES, LARGEST_PIECE_BYTES = 16 * 2**20, 4 * 2**20, 2**30
 
 
 def measure(context: Context) -> Iterator[Findings]:
     """Yield the memory at each stage, and the outcomes of requests while the GPU is full."""
-    before = memory_used_mib()
-    yield {"before_mib": before, "pool_flag": GPU_POOLS[0]}
+    before = used_mib()
     with served.running(context, chain.PROFILE) as server:
-        ready = memory_used_mib()
-        yield {"ready_mib": ready - before, "per_process_mib": by_command(process_memory_mib())}
+        yield {"ready_mib": used_mib() - before, "per_process_mib": per_process_mib()}
         loaded = _after_requests(server) - before
         yield {"after_requests_mib": loaded}
-        yield unload_and_load(server, before)
+        again = unload_and_load(server, before)
+        yield {**again, "grown_mib": again["after_load_mib"] - loaded}
         yield when_full(server)
-        yield {"at_the_end_mib": memory_used_mib() - before}
-    settled = wait_below(before + 1, SETTLE_S)
-    yield {"after_stop_mib": settled - before}
-    # Last, because this process keeps its CUDA context.
-    rows = network_runs.many(precisions.inputs())
-    yield network_runs.halves(chain.gpu_config(chain.NETWORK), rows, network_runs.on_host(rows))
+        yield {"at_the_end_mib": used_mib() - before}
+    yield {"after_stop_mib": wait_below(before + 1) - before}
 
 
-def rehearse(context: Context) -> Iterator[Findings]:
-    """Yield the outcomes of requests after an unload and a load, of models on the CPU."""
-    with served.running(context, REHEARSED) as server:
-        unload(server)
-        yield {"pool_flag": GPU_POOLS[0], "after_unload": outcome(server, COFFEE.read_bytes())}
-        load(server)
-        yield {"after_load": outcome(server, COFFEE.read_bytes())}
+def used_mib() -> int:
+    """Return the used memory of the first GPU, of all processes."""
+    return int(nvidia_smi.read_gpus()[0].memory_used_mib or 0)
 
 
-def by_command(processes: dict[int, int]) -> dict[str, int]:
-    """Name processes by their command lines, for a record."""
-    return {f"{pid} {command(pid)}": size for pid, size in processes.items()}
-
-
-def command(pid: int) -> str:
-    """Return the end of a process's command line; empty if the process is of another container."""
-    path = Path(f"/proc/{pid}/cmdline")
-    words = path.read_bytes().split(b"\0") if path.exists() else []
-    names = [Path(word.decode(errors="replace")).name for word in words if word]
-    return " ".join(names)[:120]
+def per_process_mib() -> dict[str, int | None]:
+    """Return the memory of each process on the GPUs; empty in a container that hides processes."""
+    return {f"{each.pid} {each.name}": each.memory_mib for each in nvidia_smi.read_processes()}
 
 
 def unload_and_load(server: EmbeddedServer, before: int) -> Findings:
     """Unload all models, and load them again; returns the memory after each step."""
     unload(server)
-    unloaded = wait_below(before + 1, SETTLE_S) - before
+    unloaded = wait_below(before + 1) - before
     load(server)
     return {"after_unload_mib": unloaded, "after_load_mib": _after_requests(server) - before}
 
@@ -73,11 +63,8 @@ def unload_and_load(server: EmbeddedServer, before: int) -> Findings:
 def unload(server: EmbeddedServer) -> None:
     """Unload all models, the ensembles first, and wait until they are gone."""
     control = Control(server.record())
-    models = [
-        each
-        for each in (*sorted(server.models), chain.NETWORK, chain.PREPROCESS)
-        if not control.is_gone(each)
-    ]
+    known = (*sorted(server.models), chain.NETWORK, chain.PREPROCESS)
+    models = [model for model in known if not control.is_gone(model)]
     for model in models:
         control.unload(model)
     deadline_s = time.monotonic() + SETTLE_S
@@ -102,8 +89,7 @@ def when_full(server: EmbeddedServer) -> Findings:
         "taken_bytes": taken,
         "while_full": during,
         "after_full": after,
-        "is_right_after_full": set(after) == CLASSES,
-        "server_runs": server.poll() is None,
+        "is_right_after_full": set(after) == CLASSES and server.poll() is None,
     }
 
 
@@ -116,15 +102,58 @@ def outcome(server: EmbeddedServer, photo: bytes) -> str:
             return f"{type(error).__name__}: {error}"[:200]
 
 
-def wait_below(limit_mib: int, seconds: float) -> int:
+def wait_below(limit_mib: int) -> int:
     """Wait until the used memory is below a limit; returns the last value."""
-    deadline_s = time.monotonic() + seconds
-    while (used := memory_used_mib()) >= limit_mib and time.monotonic() < deadline_s:
+    deadline_s = time.monotonic() + SETTLE_S
+    while (used := used_mib()) >= limit_mib and time.monotonic() < deadline_s:
         time.sleep(0.5)
     return used
+
+
+@contextmanager
+def full_gpu(words: tuple[str, ...] = (sys.executable, "-m", "loadtest.gpu_check.memory")) -> Iterator[int]:
+    """Take the free memory of the first GPU but for `LEFT_BYTES`; gives the number of bytes.
+
+    A process of its own does that, because a CUDA context takes memory, too.
+
+    Raises:
+        RuntimeError: the process failed; its output is in the log of the section.
+    """
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if not (line := process.stdout.readline()):
+            raise RuntimeError("the process that fills the GPU failed")
+        try:
+            yield int(line)
+        finally:
+            process.stdin.close()
+            process.wait()
 
 
 def _after_requests(server: EmbeddedServer) -> int:
     for _ in range(REQUESTS):
         outcome(server, COFFEE.read_bytes())
-    return memory_used_mib()
+    return used_mib()
+
+
+def main() -> None:
+    """Fill the GPU, print the number of bytes, and wait for the end of the input."""
+    import cupy
+
+    cupy.cuda.Device(0).synchronize()
+    held, size = [], LARGEST_PIECE_BYTES
+    while size >= PIECE_BYTES:
+        if cupy.cuda.runtime.memGetInfo()[0] - size < LEFT_BYTES:
+            size //= 2
+            continue
+        try:
+            held.append(cupy.cuda.Memory(size))
+        except (cupy.cuda.memory.OutOfMemoryError, cupy.cuda.runtime.CUDARuntimeError):
+            size //= 2
+    print(sum(each.size for each in held), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

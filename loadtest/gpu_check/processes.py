@@ -1,21 +1,28 @@
-"""Section processes with a time limit: results that survive a hang, a crash, and the end of the run."""
+"""Processes with a time limit: what they found survives a hang, a crash, and the end of the run."""
 
 import contextlib
 import os
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from nereid.processes import end_with_parent
 
-# A section that gets SIGTERM has this long to stop its server; a hang in CUDA ignores SIGTERM.
+# A process that gets SIGTERM has this long to stop its server; a hang in CUDA ignores SIGTERM.
 STOP_S = 5.0
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG_LINES = 12
+
+
+class Context(NamedTuple):
+    """The surroundings of a section: environment, folder of its files, and the seconds that are left."""
+
+    environment: Mapping[str, str]
+    folder: Path
+    left_s: Callable[[], float]
 
 
 class Ended(NamedTuple):
@@ -23,7 +30,6 @@ class Ended(NamedTuple):
 
     status: str
     reason: str
-    seconds: float
 
 
 def run(
@@ -37,38 +43,32 @@ def run(
 
     On a timeout, the command and all processes that it started end, too.
     """
-    begin_s = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            cwd=Path(__file__).resolve().parents[2],
             env=environment,
             start_new_session=True,
             preexec_fn=end_with_parent(),
         )
+    code: int | None = None
     try:
-        code: int | None = process.wait(max(0.0, limit_s - stop_s))
-    except subprocess.TimeoutExpired:
-        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(max(0.0, limit_s - stop_s))
     finally:
         _end(process, stop_s)
-    return _ended(code, log, limit_s, time.monotonic() - begin_s)
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the living processes below a process, of all sessions."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            parents[int(stat.parent.name)] = int(fields[1])
-    found, level = list[int](), [pid]
-    while level:
-        level = [child for child, parent in parents.items() if parent in level]
-        found += level
-    return found
+    if code == 0:
+        return Ended("done", "")
+    lines = COLOURS.sub("", log.read_text(errors="replace")).splitlines()[-LOG_LINES:]
+    tail = "its output ends: " + " | ".join(lines) if lines else "no output"
+    if code is None:
+        return Ended("timed out", f"not done after {limit_s:.0f} s; {tail}")
+    if code < 0:
+        return Ended("crashed", f"{signal.Signals(-code).name}; {tail}")
+    return Ended("failed", f"exit code {code}; {tail}")
 
 
 def _end(process: subprocess.Popen, stop_s: float) -> None:
@@ -76,7 +76,7 @@ def _end(process: subprocess.Popen, stop_s: float) -> None:
     if process.poll() is not None:
         return
     # Listed before the end, because a process that lost its parent cannot be found below it.
-    below = descendants(process.pid)
+    below = _descendants(process.pid)
     process.terminate()
     try:
         process.wait(stop_s)
@@ -88,16 +88,15 @@ def _end(process: subprocess.Popen, stop_s: float) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _ended(code: int | None, log: Path, limit_s: float, seconds: float) -> Ended:
-    if code == 0:
-        return Ended("done", "", seconds)
-    if code is None:
-        return Ended("timed out", f"not done after {limit_s:.0f} s; {_tail(log)}", seconds)
-    if code < 0:
-        return Ended("crashed", f"{signal.Signals(-code).name}; {_tail(log)}", seconds)
-    return Ended("failed", f"exit code {code}; {_tail(log)}", seconds)
-
-
-def _tail(log: Path) -> str:
-    lines = COLOURS.sub("", log.read_text(errors="replace")).splitlines()[-LOG_LINES:]
-    return "its output ends: " + " | ".join(lines) if lines else "no output"
+def _descendants(pid: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(
+                stat.read_text(errors="replace").rpartition(")")[2].split()[1]
+            )
+    found, level = list[int](), [pid]
+    while level:
+        level = [child for child, parent in parents.items() if parent in level]
+        found += level
+    return found

@@ -1,4 +1,4 @@
-"""Load on a running server, the same for the profiles `gpu` and `cpu`."""
+"""Load on the server with the profile `gpu`, on services by hand, and on the profile `cpu`."""
 
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -9,53 +9,74 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from loadtest.gpu_check.sections import Context
+from loadtest.gpu_check import by_hand
+from loadtest.gpu_check.machine import has
+from loadtest.gpu_check.processes import Context
+from loadtest.gpu_check.speed import PHOTO_WH
 from nereid.processes import available_cores
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer, infer_path
 from nereid.server.ports import Ports, free_ports
-from nereid.tune import load_generator
+from nereid.tune import load_generator, photos
 from nereid.tune.load_generator import HOST, Load
 from nereid.tune.trial import TO_IMAGES
 
 MODEL = "classify_v1"
-CONCURRENCIES = (1, 8, 32, 64, 128)
+CONCURRENCIES, BY_HAND_CONCURRENCIES = (1, 8, 32, 64, 128), (1, 8, 64)
+LOAD_S, BY_HAND_S, CPU_S = 2.0, 1.5, 1.0
 # One client process could limit the rate of a fast GPU.
 MAX_CLIENTS = 4
 # Time that the end of the server needs.
 STOP_S = 8.0
 
+Rows = list[dict[str, Any]]
+
+
+def measure(context: Context) -> Iterator[dict[str, Any]]:
+    """Yield rates and latencies of the server, of the services by hand, and of the profile `cpu`."""
+    photo = photos.jpeg(PHOTO_WH)
+    for rows in served(context, "gpu", photo, LOAD_S):
+        yield {"gpu": rows, "alone_p50_ms": rows[0]["p50_ms"], "best_per_s": best(rows)}
+    found: dict[str, Rows] = {}
+    for kind in ("onnxruntime", *["torch"] * all(map(has, ("torch", "torchvision", "timm")))):
+        (port,) = free_ports(1)
+        request = load_generator.post_request(HOST, port, by_hand.PATH, photo, {})
+        with by_hand.start(kind, port, context.environment):
+            for rows in loads(port, request, BY_HAND_S, context.left_s, BY_HAND_CONCURRENCIES):
+                found[kind] = rows
+                yield {"by_hand": found, "best_by_hand_per_s": max(map(best, found.values()))}
+    for rows in served(context, "cpu", photo, CPU_S):
+        yield {"cpu": rows, "best_cpu_per_s": best(rows)}
+
+
+def served(context: Context, profile: str, photo: bytes, seconds: float) -> Iterator[Rows]:
+    """Load a server of the default repository."""
+    with running(context, profile) as server:
+        port = server.options.ports.http
+        request = load_generator.post_request(HOST, port, infer_path(MODEL), photo, TO_IMAGES)
+        yield from loads(port, request, seconds, context.left_s)
+
 
 @contextmanager
-def running(
-    context: Context, profile: str, log: Callable[[str], None] = lambda line: None
-) -> Iterator[EmbeddedServer]:
+def running(context: Context, profile: str) -> Iterator[EmbeddedServer]:
     """Start a server of the default repository in a profile, and wait until it is ready."""
     options = ServerOptions(profile=profile, ports=Ports(*free_ports(3)))
     with (
         TemporaryDirectory() as folder,
-        EmbeddedServer(options, Path(folder), context.environment, log) as server,
+        EmbeddedServer(options, Path(folder), context.environment, lambda line: None) as server,
     ):
         yield server
 
 
 def loads(
-    server: EmbeddedServer, photo: bytes, seconds: float, left_s: Callable[[], float]
-) -> Iterator[dict[str, Any]]:
-    """Return the rows of `loads_of_request` for a server of the default repository."""
-    port = server.options.ports.http
-    request = load_generator.post_request(HOST, port, infer_path(MODEL), photo, TO_IMAGES)
-    return loads_of_request(port, request, seconds, left_s)
-
-
-def loads_of_request(
     port: int,
     request: bytes,
     seconds: float,
     left_s: Callable[[], float],
     concurrencies: Sequence[int] = CONCURRENCIES,
-) -> Iterator[dict[str, Any]]:
-    """Yield rate and latencies of each number of requests in flight, as long as time is left."""
+) -> Iterator[Rows]:
+    """Yield the rows so far after each number of requests in flight, as long as time is left."""
+    rows: Rows = []
     with TemporaryDirectory() as folder:
         file = Path(folder) / "request"
         file.write_bytes(request)
@@ -64,17 +85,20 @@ def loads_of_request(
                 return
             clients = max(1, min(MAX_CLIENTS, concurrency // 4, available_cores() // 2))
             load = _load(port, file, concurrency // clients, clients, seconds)
-            yield {
-                "in_flight": concurrency,
-                "client_processes": clients,
-                "per_s": round(load.rate, 1),
-                "p50_ms": round(load.p50_ms, 3),
-                "p99_ms": round(load.p99_ms, 3),
-                "failed": load.failed,
-            }
+            rows.append(
+                {
+                    "in_flight": concurrency,
+                    "client_processes": clients,
+                    "per_s": round(load.rate, 1),
+                    "p50_ms": round(load.p50_ms, 3),
+                    "p99_ms": round(load.p99_ms, 3),
+                    "failed": load.failed,
+                }
+            )
+            yield rows
 
 
-def best(rows: Sequence[dict[str, Any]]) -> float:
+def best(rows: Rows) -> float:
     """Return the highest rate without failed requests; 0 if there is none."""
     return max((row["per_s"] for row in rows if not row["failed"]), default=0.0)
 

@@ -1,87 +1,105 @@
-"""From a JPEG of 1080p to scores, in one process, through the server, and by hand."""
+"""The parts in one process: decoder, kernel, and the network bound and unbound, alone and overlapping."""
 
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
-from loadtest.gpu_check import by_hand, chain, served
-from loadtest.gpu_check.sections import TORCH, Context, Findings
-from nereid.server.ports import free_ports
+import numpy as np
+
+from loadtest.gpu_check import chain
+from loadtest.gpu_check.chain import Job, run_all
+from loadtest.gpu_check.processes import Context
+from nereid.assets import CHELSEA, COFFEE
+from nereid.triton.overlap.lanes import Lanes
+from nereid.triton.overlap.overlap import SLOTS, Overlap
 from nereid.tune import photos
 
 PHOTO_WH = photos.SIZES_WH["1920x1080"]
-BATCH_SIZES = (1, 4, 8, 32)
-ALONE_S, STEP_S, LOAD_S, BY_HAND_S = 1.0, 0.5, 2.0, 1.5
-BY_HAND_CONCURRENCIES = (1, 8, 64)
+ROWS, BATCH_SIZES, MIXED = 32, (1, 4, 8, 32), 60
+TIMED_S = 0.5
+# Batches of another size may be computed with other algorithms of cuDNN.
+TOLERANCE = 0.02
 
 
-def measure(context: Context) -> Iterator[Findings]:
-    """Yield latencies, rates of the steps, rates of the server, and their ratios."""
+def measure(context: Context) -> Iterator[dict[str, Any]]:
+    """Yield the bound network first, as the profile `gpu` runs it; then the parts."""
     photo = photos.jpeg(PHOTO_WH)
-    rows: list[dict[str, Any]] = []
-    for batch_size in BATCH_SIZES:
-        rows.append(in_process(photo, batch_size))
-        yield {"photo": "x".join(map(str, PHOTO_WH)), "photo_bytes": len(photo), "in_process": rows}
-    loads: list[dict[str, Any]] = []
-    with served.running(context, chain.PROFILE) as server:
-        for row in served.loads(server, photo, LOAD_S, context.left_s):
-            loads.append(row)
-            yield {"served": loads, **ratios(rows, loads)}
-    written: dict[str, list[dict[str, Any]]] = {}
-    for kind in installed_kinds():
-        (port,) = free_ports(1)
-        with by_hand.start(kind, port, environment=context.environment):
-            written[kind] = []
-            for row in by_hand.loads(port, photo, BY_HAND_S, context.left_s, BY_HAND_CONCURRENCIES):
-                written[kind].append(row)
-                yield {"by_hand": written, **to_by_hand(loads, written)}
+    lanes = chain.open_bound(ROWS, 1)
+    alone = {str(rows): bound(lanes, [photo] * rows) for rows in BATCH_SIZES}
+    yield {"photo_bytes": len(photo), "bound": alone, "bound_p50_ms": alone["1"]["p50_ms"]}
+    with closing(Overlap(partial(chain.open_bound, ROWS, SLOTS), lambda reason: None)) as overlap:
+        rates = {str(rows): rate(overlap, [photo] * rows) for rows in BATCH_SIZES}
+        yield {"overlapped_per_s": rates, "best_overlapped_per_s": max(rates.values())}
+        yield {"wrong_in_mixed_batches": mixed(overlap, photo)}
+    work = chain.Chain(ROWS)
+    found = [unbound(work, [photo] * rows) for rows in BATCH_SIZES]
+    limit = min(max(each[f"{step}_per_s"] for each in found) for step in ("decode", "network"))
+    yield {"unbound": found, "unbound_p50_ms": found[0]["p50_ms"], "slower_step_per_s": limit}
+    yield {"decoded_by_the_host": work.preprocessor.fallbacks}
 
 
-def rehearse(context: Context) -> Iterator[Findings]:
-    """Yield the photo and the plan of the loads."""
-    photo = photos.jpeg(PHOTO_WH)
-    yield {"photo_bytes": len(photo), "batch_sizes": BATCH_SIZES, "in_flight": served.CONCURRENCIES}
+def bound(lanes: Lanes, images: Sequence[bytes]) -> dict[str, float]:
+    """Time a batch that nothing else overlaps, and its network alone."""
+
+    def network() -> None:
+        lanes.compute(0, len(images))
+        lanes.wait(0)
+
+    def run() -> None:
+        lanes.decode(0, images)
+        network()
+
+    whole = chain.summary(chain.timed_ms(run, TIMED_S))
+    return {**whole, "network_ms": round(statistics.median(chain.timed_ms(network, TIMED_S)), 4)}
 
 
-def installed_kinds() -> list[str]:
-    """Return the kinds of the service by hand whose packages are installed."""
-    return ["onnxruntime", *["torch"] * TORCH.is_installed]
-
-
-def to_by_hand(loads: list[dict[str, Any]], written: dict[str, list[dict[str, Any]]]) -> Findings:
-    """Compare the best rate of the server with that of the services by hand."""
-    best = max(map(served.best, written.values()))
-    return {"served_to_by_hand": round(served.best(loads) / best, 2)} if best else {}
-
-
-def in_process(photo: bytes, batch_size: int) -> dict[str, Any]:
+def unbound(work: chain.Chain, images: Sequence[bytes]) -> dict[str, Any]:
     """Time a batch: its steps apart, and all of it from bytes to scores on the host."""
-    work = chain.Chain(batch_size)
-    images = [photo] * batch_size
-    whole = chain.timed_ms(lambda: work.run(images).get(), ALONE_S if batch_size == 1 else STEP_S)
-    steps = chain.steps_ms(work.preprocessor, images, STEP_S)
-    network = statistics.median(chain.timed_ms(lambda: work.network(batch_size), STEP_S))
-    per_s = {
-        "decode_per_s": batch_size / steps["decode_ms"] * 1e3,
-        "network_per_s": batch_size / network * 1e3,
-        "whole_per_s": batch_size / statistics.median(whole) * 1e3,
-    }
+    rows = len(images)
+    whole = chain.timed_ms(lambda: work.run(images).get(), TIMED_S)
+    steps = chain.steps_ms(work.preprocessor, images, TIMED_S)
+    network_ms = statistics.median(chain.timed_ms(lambda: work.network(rows), TIMED_S))
     return {
-        "batch_size": batch_size,
+        "rows": rows,
         **chain.summary(whole),
         **steps,
-        "network_ms": round(network, 4),
-        **{name: round(value, 1) for name, value in per_s.items()},
-        "fallbacks": work.preprocessor.fallbacks,
+        "network_ms": round(network_ms, 4),
+        "decode_per_s": round(rows / steps["decode_ms"] * 1e3, 1),
+        "network_per_s": round(rows / network_ms * 1e3, 1),
+        "whole_per_s": round(rows / statistics.median(whole) * 1e3, 1),
     }
 
 
-def ratios(rows: list[dict[str, Any]], loads: list[dict[str, Any]]) -> Findings:
-    """Compare the rates of the server and of one process with the slower of decoder and network."""
-    limit = min(max(row[f"{step}_per_s"] for row in rows) for step in ("decode", "network"))
-    whole = max(row["whole_per_s"] for row in rows)
-    return {
-        "slower_step_per_s": limit,
-        "served_to_slower_step": round(served.best(loads) / limit, 3),
-        "in_process_to_slower_step": round(whole / limit, 3),
-    }
+def rate(overlap: Overlap, images: Sequence[bytes]) -> float:
+    """Return images per second of overlapping batches, the median of three runs."""
+    found = []
+    for _ in range(3):
+        jobs = [Job(images) for _ in range(max(8, 600 // len(images)))]
+        begin_s = time.perf_counter()
+        run_all(overlap, jobs)
+        found.append(len(jobs) * len(images) / (time.perf_counter() - begin_s))
+    return round(statistics.median(found), 1)
+
+
+def mixed(overlap: Overlap, photo: bytes) -> int:
+    """Return how many images of mixed batches have another result than alone."""
+    images = [COFFEE.read_bytes(), CHELSEA.read_bytes(), photo, b"not an image"]
+    expected = run_all(overlap, [Job([image]) for image in images])
+    numbers = np.random.default_rng(0)
+    picks = [numbers.integers(0, len(images), numbers.integers(1, ROWS + 1)) for _ in range(MIXED)]
+    jobs = run_all(overlap, [Job([images[index] for index in pick]) for pick in picks])
+    return sum(
+        not is_same(job, row, expected[index])
+        for job, pick in zip(jobs, picks, strict=True)
+        for row, index in enumerate(pick)
+    )
+
+
+def is_same(job: Job, row: int, alone: Job) -> bool:
+    """Return whether an image of a batch has the result that it has alone."""
+    if alone.scores is None:
+        return str(job.errors[row]) == str(alone.errors[0])
+    return job.errors[row] is None and bool(np.abs(job.scores[row] - alone.scores[0]).max() <= TOLERANCE)

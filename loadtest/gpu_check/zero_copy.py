@@ -1,90 +1,91 @@
-"""One address from preprocessing to network, and a trace of CUDA without copies to the host."""
+"""A trace of CUDA: batches from JPEG to scores without copies to the host."""
 
-import argparse
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import cache, partial
+from typing import Any
 
-from loadtest.gpu_check import chain, traces
-from loadtest.gpu_check.sections import Context, Findings
+from loadtest.gpu_check import chain
+from loadtest.gpu_check.chain import Job, run_all
+from loadtest.gpu_check.processes import Context
+from nereid.triton.overlap.overlap import SLOTS, Overlap
 from nereid.tune import photos
 
 ROWS, BATCHES = 32, 20
-# Bytes of one row of the tensor; a status word of the decoder is far smaller.
-ROW_BYTES = 3 * 224 * 224 * 4
+# Bytes of the scores of all batches.
+SCORES_BYTES = BATCHES * ROWS * 1000 * 4
+# CUpti_ActivityMemcpyKind. Source: the CUPTI manual.
+TO_DEVICE, TO_HOST = "host to device", "device to host"
+KINDS = {1: TO_DEVICE, 2: TO_HOST, 8: "device to device", 9: "host to host", 10: "peer to peer"}
+BUFFER_BYTES = 8 * 2**20
+_RECORDS: list[tuple[int, int]] = []
+
+# Number and bytes of the copies by direction.
+Copies = dict[str, dict[str, int]]
 
 
-def measure(context: Context) -> Iterator[Findings]:
-    """Yield the addresses and the traced copies."""
-    work = Work()
-    yield {"addresses": work.addresses()}
-    yield {"scores_on_gpu": work.scores_on_gpu()}
-    with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", __name__]
-        tracer, copies = traces.trace(work.run, words, Path(folder))
-    to_host = copies.get(traces.TO_HOST, {"count": 0, "bytes": 0})
-    yield {"tracer": tracer, "batches": BATCHES, "rows": ROWS, "copies": copies, "to_host": to_host}
+def measure(context: Context) -> Iterator[dict[str, Any]]:
+    """Yield the traced copies of both ways to run the network."""
+    images = [photos.jpeg(photos.SIZES_WH["640x427"])] * ROWS
+    work = chain.Chain(ROWS)
+    for _ in range(chain.WARM_UP_CALLS):
+        work.run(images)
+    with closing(Overlap(partial(chain.open_bound, ROWS, SLOTS), lambda reason: None)) as overlap:
+        run_all(overlap, [Job(images) for _ in range(chain.WARM_UP_CALLS)])
+        copies = trace(lambda: run_all(overlap, [Job(images) for _ in range(BATCHES)]))
+        to_host = copies.get(TO_HOST, {"bytes": 0})
+        yield {"bound_copies": copies, "bound_bytes_to_host_but_scores": to_host["bytes"] - SCORES_BYTES}
+    copies = trace(lambda: run(work, images))
+    yield {"unbound_copies": copies, "unbound_copies_to_host": copies.get(TO_HOST, {"count": 0})["count"]}
 
 
-def rehearse(context: Context) -> Iterator[Findings]:
-    """Yield the configs of both models: each is for an instance on the GPU, and takes tensors there."""
-    network = chain.gpu_config(chain.NETWORK)
-    yield {
-        "row_bytes": ROW_BYTES,
-        "instances": {name: groups(name) for name in (chain.PREPROCESS, chain.NETWORK)},
-        "force_cpu_only_input_tensors": network.parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS"),
-    }
+def run(work: chain.Chain, images: Sequence[bytes]) -> None:
+    """Run the batches, whose scores stay on the GPU, and wait for it."""
+    import cupy
+
+    for _ in range(BATCHES):
+        work.run(images)
+    cupy.cuda.Device(0).synchronize()
 
 
-def groups(model: str) -> Sequence[str]:
-    """Return the kinds of a model's instance groups in the profile `gpu`."""
-    return [str(group.get("kind")) for group in chain.gpu_config(model).document["instance_group"]]
+def trace(work: Callable[[], Any]) -> Copies:
+    """Trace the copies of `work` with CUPTI, but not memory of the host that a kernel itself writes.
+
+    Raises:
+        RuntimeError: the trace is empty.
+    """
+    cupti = _registered()
+    cupti.activity_enable(cupti.ActivityKind.MEMCPY)
+    try:
+        work()
+        cupti.activity_flush_all(1)
+    finally:
+        cupti.activity_disable(cupti.ActivityKind.MEMCPY)
+    copies = summed(_RECORDS)
+    _RECORDS.clear()
+    if TO_DEVICE not in copies:
+        raise RuntimeError(f"the trace lacks even the copies of the images to the device: {copies}")
+    return copies
 
 
-class Work:
-    """The traced work, after all allocations and compilations: batches from JPEG to scores."""
-
-    def __init__(self) -> None:
-        self._chain = chain.Chain(ROWS)
-        self._images = [photos.jpeg(photos.SIZES_WH["640x427"])] * ROWS
-        for _ in range(chain.WARM_UP_CALLS):
-            self._chain.run(self._images)
-
-    def run(self) -> None:
-        """Run the batches, and wait for the GPU."""
-        import cupy
-
-        for _ in range(BATCHES):
-            self._chain.run(self._images)
-        cupy.cuda.Device(0).synchronize()
-
-    def addresses(self) -> dict[str, object]:
-        """Compare the tensor's address after each batch with the address that the network gets."""
-        tensor = self._chain.preprocessor.tensor
-        first, seen = tensor.data.ptr, []
-        for count in (1, 2, ROWS):
-            self._chain.preprocessor.prepare(self._images[:count])
-            seen.append(self._chain.input_rows(count).data.ptr)
-        return {"tensor": first, "network": seen, "are_equal": set(seen) == {first}}
-
-    def scores_on_gpu(self) -> bool:
-        """Return whether the network's output is an array of CuPy."""
-        import cupy
-
-        return isinstance(self._chain.run(self._images[:1]), cupy.ndarray)
+def summed(records: Iterable[tuple[int, int]]) -> Copies:
+    """Sum CUPTI's records of copies: kind and bytes of each."""
+    found: Copies = {}
+    for kind, size in records:
+        entry = found.setdefault(KINDS.get(kind, f"kind {kind}"), {"count": 0, "bytes": 0})
+        entry["count"] += 1
+        entry["bytes"] += size
+    return found
 
 
-def main() -> int:
-    """Run the work between cudaProfilerStart and cudaProfilerStop, for `nsys profile`."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    import cupyx.profiler
+@cache
+def _registered() -> Any:
+    from cupti import cupti
 
-    work = Work()
-    with cupyx.profiler.profile():
-        work.run()
-    return 0
+    memcpy = cupti.ActivityKind.MEMCPY
 
+    def completed(activities: list[Any]) -> None:
+        _RECORDS.extend((int(each.copy_kind), int(each.bytes)) for each in activities if each.kind == memcpy)
 
-if __name__ == "__main__":
-    sys.exit(main())
+    cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), completed)
+    return cupti

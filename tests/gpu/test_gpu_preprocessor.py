@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from loadtest.gpu_check.chain import levels, on_host
+from loadtest.gpu_check.chain import on_host
 from nereid.assets import CHELSEA, COFFEE
 from nereid.imaging.decode import Limits
 from nereid.imaging.resample import FILTERS
@@ -32,9 +32,11 @@ TRANSFORMS = {
     "letterbox, FP32": replace(LETTERBOX, datatype="FP32", layout="NCHW", std=(255.0,) * 3),
     "exact": PLAIN,
     "exact, no antialias": replace(PLAIN, antialias=False),
+    "exact, bicubic": replace(PLAIN, interpolation="bicubic"),
     "exact, enlarged": Transform(700, 900, resize="exact"),
 }
 COFFEE_JPEG, CHELSEA_JPEG = COFFEE.read_bytes(), CHELSEA.read_bytes()
+NOISE = np.random.default_rng(0).integers(0, 256, (333, 334, 3), np.uint8)
 
 
 def encode(image_format: str = "JPEG", mode: str = "RGB", orientation: int = 1, **options) -> bytes:
@@ -43,6 +45,13 @@ def encode(image_format: str = "JPEG", mode: str = "RGB", orientation: int = 1, 
     exif = Image.Exif()
     exif[0x112] = orientation
     Image.open(CHELSEA).convert(mode).save(target, image_format, exif=exif, **options)
+    return target.getvalue()
+
+
+def png_of(pixels: np.ndarray) -> bytes:
+    """Encode pixels without loss."""
+    target = io.BytesIO()
+    Image.fromarray(pixels).save(target, "PNG")
     return target.getvalue()
 
 
@@ -56,6 +65,12 @@ def build(cupy):
         return GpuPreprocessor(transform, limits, ROWS, device_id=0, **more)
 
     return build_one
+
+
+def levels(transform: Transform, row: np.ndarray) -> np.ndarray:
+    """Undo layout and normalisation: 0..255, float64[H, W, 3], in the order of the tensor's colours."""
+    last = row if transform.layout == "NHWC" else row.transpose(1, 2, 0)
+    return last.astype(np.float64) * transform.std + transform.mean
 
 
 def mean_difference(transform: Transform, actual: np.ndarray, expected: np.ndarray) -> float:
@@ -96,6 +111,7 @@ def test_broken_device_fails_every_request_as_unreachable(build):
 def test_rows_are_those_of_the_host(build, transform):
     """JPEGs of any kind and other files, together: each within one level of the CPU path in the mean."""
     images = [COFFEE_JPEG, encode(mode="L"), encode("PNG"), encode(progressive=True), encode(mode="CMYK")]
+    images += [png_of(NOISE), png_of(NOISE[:1, :1])]
     preprocessor = build(transform)
 
     outcomes = preprocessor.prepare(images)

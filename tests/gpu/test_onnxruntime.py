@@ -1,11 +1,21 @@
 """Runs on a GPU: the same results as on the host, with inputs and outputs on the device."""
 
+import shutil
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import onnxruntime
 import pytest
 
+from loadtest.gpu_check import chain, precisions
+from nereid.config.model_config import ModelConfig
 from nereid.inference import io_binding as gpu
-from nereid.inference.session_options import CPU, CUDA
+from nereid.inference.session import Session
+from nereid.inference.session_events import SessionEvents
+from nereid.inference.session_options import CPU, CUDA, CUDA_GRAPHS, BackendSettings
+from nereid.inference.tensorrt import TENSORRT
+from nereid.serving_errors import ServingError
 from tests.networks import identity, sample, store
 
 pytestmark = pytest.mark.gpu
@@ -59,3 +69,95 @@ def test_capability_is_written_as_in_a_config(cupy):
     major, dot, minor = gpu.compute_capability(0).partition(".")
 
     assert (major.isdigit(), dot, minor.isdigit()) == (True, ".", True)
+
+
+ROWS, SIZES = 64, (1, 8, 1, 64, 8)
+HEURISTIC = {"cudnn_conv_algo_search": "HEURISTIC"}
+# The first limit that holds half a batch, but no whole one, is the one to test.
+LIMITS_MIB = (160, 224, 320, 448, 640, 896, 1280)
+
+
+def opened(config: ModelConfig, events: SessionEvents | None = None) -> Session:
+    """Open a network as the backend does, without runs at load."""
+    config = config.replacing({"nereid.warm_batch_sizes": ""})
+    return Session.from_config(config, BackendSettings(profile=chain.PROFILE), 1, events)
+
+
+def accelerated(name: str, options: dict[str, str]) -> ModelConfig:
+    """Return the default network's config with one accelerator, and these options in place of its own."""
+    config = chain.gpu_config(chain.NETWORK)
+    accelerators = {"gpu_execution_accelerator": [{"name": name, "parameters": options}]}
+    document = {**config.document, "optimization": {"execution_accelerators": accelerators}}
+    return replace(config, document=document).replacing({CUDA_GRAPHS: "false"})
+
+
+def scores(session: Session, rows: np.ndarray) -> np.ndarray:
+    """Return the scores of rows on the host."""
+    (found,) = session.run({chain.INPUT: rows}, [chain.SCORES])
+    return np.asarray(found.get() if session.is_on_gpu else found)
+
+
+@pytest.fixture(scope="module")
+def rows(cupy) -> np.ndarray:
+    """A batch of different rows, made of the sample photos."""
+    shades = np.linspace(0.5, 1, ROWS, dtype=np.float32).reshape(-1, 1, 1, 1)
+    photos = precisions.inputs()
+    return np.resize(photos, (ROWS, *photos.shape[1:])) * shades
+
+
+@pytest.fixture(scope="module")
+def expected(rows) -> np.ndarray:
+    """The scores of these rows from the backend on the CPU."""
+    return scores(opened(replace(chain.gpu_config(chain.NETWORK), kind="CPU")), rows)
+
+
+def check_alternating(session: Session, rows: np.ndarray, expected: np.ndarray) -> None:
+    """Run sizes in turn, each with another first row: cuDNN may choose another algorithm for each."""
+    for number, size in enumerate(SIZES):
+        order = (np.arange(size) + number) % len(rows)
+        np.testing.assert_allclose(scores(session, rows[order]), expected[order], rtol=0, atol=0.01)
+
+
+def test_graphs_of_several_sizes_have_the_scores_of_the_host(rows, expected):
+    """Each size repeats its own CUDA graph, with the rows of the present run."""
+    session = opened(accelerated("cuda", {**HEURISTIC, "enable_cuda_graph": "1"}))
+
+    check_alternating(session, rows, expected)
+
+
+def test_batch_that_exceeds_the_limit_is_run_in_halves(rows, expected):
+    """One of the limits holds half a batch only, and its scores are those of the host."""
+    tried = []
+    for limit_mib in LIMITS_MIB:
+        limit = {"arena_extend_strategy": "kSameAsRequested", "gpu_mem_limit": str(limit_mib * 2**20)}
+        halved: list[int] = []
+        events = SessionEvents(halved=partial(halved.append, 1))
+        config = accelerated("cuda", {**HEURISTIC, **limit})
+        try:
+            found = scores(opened(config, events), rows)
+        except ServingError as error:
+            tried.append(f"{limit_mib} MiB: {error}")
+            continue
+        np.testing.assert_allclose(found, expected, rtol=0, atol=0.01)
+        if halved:
+            return
+        tried.append(f"{limit_mib} MiB: not in halves")
+    pytest.fail("; ".join(tried))
+
+
+def test_second_load_with_tensorrt_reads_the_engine_of_the_first(rows, expected, tmp_path):
+    """One engine serves all batch sizes, and is not built again."""
+    pytest.importorskip("tensorrt", reason="needs TensorRT")
+    if TENSORRT not in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has no TensorRT provider")
+    config = accelerated("tensorrt", {})
+    folder = tmp_path / "repository" / config.name
+    shutil.copytree(config.folder / str(config.version), folder / str(config.version))
+
+    engines = []
+    for _ in range(2):
+        check_alternating(opened(replace(config, folder=folder)), rows, expected)
+        engines.append({each.name: each.stat().st_mtime_ns for each in tmp_path.rglob("*.engine")})
+
+    assert engines[0]
+    assert engines[1] == engines[0]

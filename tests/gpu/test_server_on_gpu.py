@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from tritonclient.http import InferenceServerClient, InferInput
 
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
@@ -67,6 +68,19 @@ def test_tensors_stay_on_the_gpu(server):
 
     assert {answer.labels[0].index for answer in answers} == {ESPRESSO}
     assert total(server, FROM_HOST) == 0
+
+
+def test_tensor_of_a_client_is_counted(server):
+    """It comes through the host; otherwise the zero of the test above would prove nothing."""
+    tensor = InferInput("input", [1, 3, 224, 224], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 3, 224, 224), np.float32))
+    runs, before = total(server, RUNS), total(server, FROM_HOST)
+
+    with InferenceServerClient(url(server, "http")) as client:
+        client.infer("efficientnet_lite0", [tensor], model_version="1")
+    wait_for_runs(server, runs + 1)
+
+    assert total(server, FROM_HOST) == before + 1
 
 
 def test_scores_of_one_process_are_those_of_the_ensemble(server, tmp_path_factory):

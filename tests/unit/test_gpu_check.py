@@ -1,453 +1,297 @@
-"""Results of the GPU check: outputs of other programs, verdicts, and the claims of docs/gpu.md.
+"""The GPU check without a GPU: a hang, a crash or the end of the run costs one section and no result."""
 
-The outputs below are samples of the formats, written after NVIDIA's and PyTorch's documentation. They are
-not from a GPU of this project.
-"""
-
+import asyncio
 import json
 import os
+import subprocess
 import sys
-from dataclasses import asdict
+import textwrap
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from loadtest.gpu_check import (
-    chain,
-    claims,
-    decoder,
-    full_gpu,
-    gpu_tests,
-    kernel,
-    machine,
-    memory,
-    page,
-    served,
-    server,
-    speed,
-    traces,
-    zero_copy,
-)
-from nereid.server.gpu import nvidia_smi
+from loadtest.gpu_check import __main__ as check
+from loadtest.gpu_check import by_hand, claims, memory, served, speed, tests, zero_copy
+from loadtest.gpu_check.processes import Ended
+from nereid.assets import COFFEE
+from nereid.errors import WrongUsage
 from nereid.tune.load_generator import Load
-from tests import gpu_outputs
+from tests.conftest import ROOT
+from tests.e2e.conftest import ESPRESSO
+from tests.tables import cases
 
-PREPROCESSOR = f"tests of {kernel.TEST_FILE}"
-REPORT = """<testsuites><testsuite name="pytest" errors="0" failures="1" skipped="1" tests="3">
-<testcase name="test_rows[imagenet]"/>
-<testcase name="test_bad_image"><failure message="assert 2.5 &lt;= 1.0">trace</failure></testcase>
-<testcase name="test_region"><skipped message="needs libcudart"/></testcase>
-</testsuite></testsuites>"""
-# `nsys stats --report cuda_gpu_mem_size_sum --format csv`.
-NSYS = """
-Processing [trace.sqlite] with [cuda_gpu_mem_size_sum.py]...
-
-Total (MB),Count,Avg (MB),Med (MB),Min (MB),Max (MB),StdDev (MB),Operation
-"1,965.536",640,0.102,0.102,0.000,0.105,0.001,[CUDA memcpy Host-to-Device]
-0.004,20,0.000,0.000,0.000,0.000,0.000,[CUDA memcpy Device-to-Host]
-0.131,2,0.066,0.066,0.066,0.066,0.000,[CUDA memset]
-
-"""
-# The trace that `torch.profiler` exports for Chrome.
-PROFILER = json.dumps(
-    {
-        "traceEvents": [
-            {"ph": "X", "cat": "kernel", "name": "preprocess", "ts": 1, "dur": 5},
-            {
-                "ph": "X",
-                "cat": "gpu_memcpy",
-                "name": "Memcpy HtoD (Pinned -> Device)",
-                "args": {"bytes": 4096},
-            },
-            {
-                "ph": "X",
-                "cat": "gpu_memcpy",
-                "name": "Memcpy HtoD (Pageable -> Device)",
-                "args": {"bytes": 1},
-            },
-            {
-                "ph": "X",
-                "cat": "gpu_memcpy",
-                "name": "Memcpy DtoH (Device -> Pageable)",
-                "args": {"bytes": 64},
-            },
-            {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "args": {"bytes": 9}},
-        ]
-    }
-)
-LDD = """
-	linux-vdso.so.1 (0x00007ffc)
-	libcublasLt.so.12 => not found
-	libcudnn.so.9 => not found
-	libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)
-"""
-METRICS = """# TYPE nereid_onnxruntime_host_inputs_total counter
-nereid_onnxruntime_host_inputs_total{model="a",version="1"} 3
-nereid_onnxruntime_host_inputs_total{model="a",version="2"} 4
-"""
-
-
-def test_outcomes_of_tests_are_read():
-    """Numbers, the message of the failure, and the reason to skip."""
-    assert gpu_tests.outcomes(REPORT) == {
-        "passed": 1,
-        "failed": 1,
-        "skipped": 1,
-        "failures": {"test_bad_image": "assert 2.5 <= 1.0"},
-        "reasons_to_skip": ["needs libcudart"],
-    }
-
-
-def test_missing_libraries_are_read():
-    """Only the lines of `ldd` that end with `not found`."""
-    assert machine.unresolved(LDD) == ["libcublasLt.so.12", "libcudnn.so.9"]
-
-
-def test_copies_are_read_from_nsys():
-    """Number and bytes by direction; other memory operations and other lines are left out."""
-    assert traces.from_nsys(NSYS) == {
-        "Host-to-Device": {"count": 640, "bytes": 1_965_536_000},
-        "Device-to-Host": {"count": 20, "bytes": 4000},
-    }
-    assert traces.from_nsys("") == {}
-
-
-def test_copies_are_read_from_the_profiler():
-    """Copies of pinned and pageable memory add up."""
-    assert traces.from_profiler(PROFILER) == {
-        "Host-to-Device": {"count": 2, "bytes": 4097},
-        "Device-to-Host": {"count": 1, "bytes": 64},
-    }
-
-
-def test_copies_are_read_from_cupti():
-    """Kinds have the numbers of CUPTI's manual; an unknown kind keeps its number."""
-    assert traces.from_cupti([(1, 4096), (2, 64), (2, 1), (7, 5)]) == {
-        "Host-to-Device": {"count": 1, "bytes": 4096},
-        "Device-to-Host": {"count": 2, "bytes": 65},
-        "kind 7": {"count": 1, "bytes": 5},
-    }
+FIRST, SECOND = "machine", "speed"
+# The name of the section is the first argument; its results are in a file of the working folder.
+WRITES = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"found\": 1}'); "
+# Ignores SIGTERM, as a thread that hangs in CUDA does, and has a child in a session of its own.
+HANGS = WRITES + textwrap.dedent("""
+    import signal, subprocess, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    print("child", child.pid, flush=True)
+    time.sleep(60)
+""")
+CRASHES = WRITES + "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
+FAILS = "raise SystemExit('CUDA error 999')"
 
 
 @pytest.fixture
-def tracer(tmp_path, monkeypatch):
-    """Put a program named `nsys` first in PATH, which prints a table: `tracer(table)`."""
+def plan(tmp_path):
+    """Build a run of two sections whose processes run the given programs."""
 
-    def install(table: str) -> None:
-        (tmp_path / "table").write_text(table)
-        program = tmp_path / "nsys"
-        program.write_text(f'#!/bin/sh\n[ "$1" = stats ] && cat {tmp_path}/table\nexit 0\n')
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    def build(*programs: str, limit_s: float = 60.0, earlier=()) -> check.Plan:
+        by_name = dict(zip((FIRST, SECOND), programs, strict=False))
+        return check.Plan(
+            sections=dict.fromkeys(by_name, 3.0),
+            limit_s=limit_s,
+            folder=tmp_path,
+            targets=[tmp_path / "gpu_check.json"],
+            header={"commit": "abc"},
+            command=lambda name, _: [sys.executable, "-c", by_name[name], str(tmp_path / f"{name}.json")],
+            environment=os.environ,
+            stop_s=0.5,
+            earlier=dict(earlier),
+        )
 
-    return install
-
-
-def test_trace_is_that_of_nsys(tracer, tmp_path):
-    """With nsys in PATH, its table counts."""
-    tracer(NSYS)
-
-    name, copies = traces.trace(lambda: None, [sys.executable], tmp_path)
-
-    assert (name, copies["Device-to-Host"]["count"]) == ("nsys", 20)
+    return build
 
 
-def test_an_empty_trace_is_not_a_proof(tracer, tmp_path):
-    """A trace without the copies of the images to the device fails the section."""
-    tracer("Total (MB),Count,Operation\n")
-
-    with pytest.raises(RuntimeError, match="lacks even the copies of the images"):
-        traces.trace(lambda: None, [sys.executable], tmp_path)
-
-
-def test_metrics_are_added():
-    """The series of a metric add up; a missing metric is 0."""
-    assert server.sum_of(METRICS, server.FROM_HOST) == 7
-    assert server.sum_of(METRICS, server.RUNS) == 0
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
-def test_a_planted_fault_is_a_difference():
-    """Rows compared with themselves have none; a shift by two levels and swapped colours are found."""
-    wanted = kernel.EXACT
-    row = np.random.default_rng(0).integers(0, 250, wanted.shape, np.uint8)
-
-    assert chain.difference(wanted, row, row) == {"mean": 0.0, "max": 0.0}
-    assert chain.difference(wanted, row + np.uint8(2), row) == {"mean": 2.0, "max": 2.0}
-    assert chain.difference(wanted, row[..., ::-1], row)["mean"] > 1
-
-
-def test_normalisation_is_undone():
-    """Levels are those of the pixels, independent of layout and normalisation."""
-    wanted = chain.transform()
-    pixels = np.random.default_rng(0).integers(0, 256, (224, 224, 3)).astype(np.float32)
-    row = ((pixels - np.float32(wanted.mean)) / np.float32(wanted.std)).transpose(2, 0, 1)
-
-    np.testing.assert_allclose(chain.levels(wanted, row), pixels, atol=1e-4)
-
-
-def outcomes(**changes: dict) -> dict:
-    """Return the outcomes of all files as expected, but for some."""
-    return {
-        name: {
-            "fallbacks": file.fallbacks,
-            "error": "damaged" * file.is_damaged,
-            "error_on_host": "damaged" * file.is_damaged,
-            "mean": None if file.is_damaged else 0.25,
-            **changes.get(name, {}),
-        }
-        for name, file in decoder.files().items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, ([], [], 0.25)),
-        ({"PNG": {"fallbacks": 0}}, (["PNG"], [], 0.25)),
-        ({"empty": {"error": "other"}}, ([], ["empty"], 0.25)),
-        ({"WebP": {"mean": 7.5}}, ([], [], 7.5)),
-    ],
-    ids=["as expected", "fallback", "error", "pixels"],
+@cases(
+    ("program", "status", "reason", "results"),
+    {
+        "done": (WRITES, "done", "", {"found": 1}),
+        "hang": (HANGS, "timed out", "not done after 3 s", {"found": 1}),
+        "crash": (CRASHES, "crashed", "SIGSEGV; its output ends: last words", {"found": 1}),
+        "failure": (FAILS, "failed", "CUDA error 999", {}),
+    },
 )
-def test_decoders_faults_are_found(changes, expected):
-    """A wrong decoder, another error and other pixels are found in one file of twelve."""
-    found = decoder.verdicts(outcomes(**changes))
+def test_a_bad_section_is_recorded_and_the_next_one_runs(plan, tmp_path, program, status, reason, results):
+    """Its reason and results so far are on the disk when the next section begins, which is done."""
+    seen = []
 
-    names = ("unexpected_fallbacks", "unexpected_errors", "worst_mean")
-    assert tuple(found[name] for name in names) == expected
+    def look(line: str) -> None:
+        if line.startswith(SECOND):
+            seen.append(json.loads((tmp_path / "gpu_check.json").read_text())["sections"])
 
+    document = check.run(plan(program, WRITES, earlier={"memory": {"status": "done"}}), look)
 
-def test_loads_of_several_clients_are_joined():
-    """Rates and numbers add up; the worst percentile counts."""
-    first, second = Load(100.0, 3.0, 5.0, 9.0, 200, 0), Load(50.0, 4.0, 4.5, 20.0, 100, 1)
-
-    assert served.together([first, second]) == Load(150.0, 4.0, 5.0, 20.0, 300, 1)
-
-
-def test_a_rate_with_failures_is_not_the_best():
-    """Fast errors do not count."""
-    assert served.best([{"per_s": 10, "failed": 0}, {"per_s": 99, "failed": 1}]) == 10
-    assert served.best([]) == 0
+    first, second = seen[0][FIRST], document["sections"][SECOND]
+    assert (first["status"], first["results"]) == (status, results)
+    assert reason in first["reason"]
+    assert seen[0][SECOND]["status"] == "not reached"
+    assert (second["status"], second["results"], second["commit"]) == ("done", {"found": 1}, "abc")
+    assert [*document["sections"]] == [FIRST, SECOND, "memory"]
+    assert (status == "done") == (check.unfinished(document) == [])
 
 
-def test_ratios_use_the_slower_step():
-    """The limit is the best rate of the slower one of decoder and network."""
-    rows = [
-        {"decode_per_s": 800.0, "network_per_s": 900.0, "whole_per_s": 400.0},
-        {"decode_per_s": 1000.0, "network_per_s": 4000.0, "whole_per_s": 600.0},
-    ]
+def test_a_hang_leaves_no_process(plan, tmp_path):
+    """The limit of the run counts, too, and also ends a child in a session of its own."""
+    document = check.run(plan(HANGS, WRITES, limit_s=3.2), lambda line: None)
 
-    assert speed.ratios(rows, [{"per_s": 850.0, "failed": 0}]) == {
-        "slower_step_per_s": 1000.0,
-        "served_to_slower_step": 0.85,
-        "in_process_to_slower_step": 0.6,
-    }
+    assert "of the run were left" in document["sections"][SECOND]["reason"]
+    child = int((tmp_path / f"{FIRST}.log").read_text().split()[1])
+    deadline_s = time.monotonic() + 5.0
+    while is_alive(child) and time.monotonic() < deadline_s:  # a signal takes effect a moment later
+        time.sleep(0.02)
+    assert not is_alive(child)
 
 
-def test_summary_has_the_percentiles():
-    """The p99 of few calls is the slowest call."""
-    assert chain.summary([3.0, 1.0, 2.0]) == {"p50_ms": 2.0, "p99_ms": 3.0, "calls": 3}
+def test_a_failing_section_keeps_what_it_found(tmp_path, monkeypatch):
+    """An exception after the first result: the file has both."""
+
+    def measure(context):
+        yield {"found": 1}
+        raise RuntimeError("CUDA error 700")
+
+    monkeypatch.setattr(speed, "measure", measure)
+
+    assert check.run_here("speed", 60.0, tmp_path) == 1
+
+    found = json.loads((tmp_path / "speed.json").read_text())
+    assert found == {"found": 1, "error": "RuntimeError: CUDA error 700"}
 
 
-def test_a_process_of_another_container_has_no_name():
-    """Its pid may not exist here."""
-    assert memory.command(2**22 + 1) == ""
-    assert "python" in memory.command(os.getpid())
+def test_a_section_that_hangs_leaves_its_stacks(tmp_path):
+    """The log names the function that does not return."""
+    program = f"""
+import sys, time
+from pathlib import Path
+from loadtest.gpu_check import __main__ as check, speed
+def waits_for_the_gpu(context):
+    time.sleep(1.5)
+    yield {{}}
+speed.measure = waits_for_the_gpu
+check.run_here("speed", 0.5, Path({str(tmp_path)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+
+    assert "in waits_for_the_gpu" in done.stderr
 
 
-def test_the_gpu_is_free_after_the_block():
-    """The process that fills the GPU ends when its input is closed; one that fails is an error."""
-    program = "import sys; print(4096, flush=True); sys.stdin.read(); print('end')"
-    with full_gpu.full_gpu((sys.executable, "-c", program)) as taken:
-        assert taken == 4096
-
-    with (
-        pytest.raises(RuntimeError, match="fills the GPU failed"),
-        full_gpu.full_gpu((sys.executable, "-c", "raise SystemExit(1)")),
-    ):
-        pass
+def test_sections_are_selected_by_name():
+    """All of them fit into ten minutes, even if each one reaches its limit."""
+    assert sum(check.SECTIONS.values()) <= 600 - check.MARGIN_S
+    assert [*check.select("")] == [*check.SECTIONS]
+    assert [*check.select("memory, speed")] == ["speed", "memory"]
+    with pytest.raises(WrongUsage, match=r"expected some of machine, .* got 'ten'"):
+        check.select("speed,ten")
 
 
-def passing() -> dict:
-    """Return sections in which every claim holds."""
-    tests = {"passed": 5, "failed": 0, "skipped": 1}
-    results = {
-        "kernel": {
-            PREPROCESSOR: tests,
-            "against_cpu_path": {"worst_mean": 0.1},
-            "against_pillow": {"worst_mean": 0.1},
-        },
-        "decoder": {
-            "worst_mean": 0.4,
-            "unexpected_fallbacks": [],
-            "unexpected_errors": [],
-            "alone": {"damaged": 4, "failed": 4, "good_row_unchanged": True},
-            "fallbacks_of_photos": 0,
-        },
-        "zero_copy": {"addresses": {"are_equal": True}, "to_host": {"count": 0, "bytes": 0}},
-        "server": {
-            **{name: tests for section, name in claims.TESTS if section == "server"},
-            "python_backend_has_cuda_code": True,
-            "instances": {"a": ["KIND_GPU"], "b": ["KIND_GPU"]},
-            "processes": {"a:1": 2, "b:1": 2, "b:2": 2},
-            "inputs_through_host": 0.0,
-            "counted_of_one_tensor_sent": 1.0,
-            "classes": ["espresso"],
-        },
-        "speed": {
-            "served": [{"in_flight": 1, "p50_ms": 2.5, "per_s": 300.0, "failed": 0}],
-            "in_process": [{"p50_ms": 2.0}],
-            "served_to_slower_step": 0.9,
-            "served_to_by_hand": 3.5,
-        },
-        "pipeline": {
-            "alone": {"1": {"p50_ms": 2.1}},
-            "overlapped_per_s": {"1": 800.0, "32": 3400.0},
-            "wrong_in_mixed_batches": 0,
-            "bytes_to_host_but_scores": 0,
-        },
-        "precisions": {
-            "recorded": {"max_difference": 0.0002},
-            "changing": {"without_graphs_ms": 200.0, "with_graphs_ms": 2.0},
-            "engines": {"loads": [{"seconds": 31.5}, {"seconds": 0.9}], "are_reused": True},
-            "forms": {
-                name: {"batch_8": {"max_difference": 0.0005, "same_class": True}}
-                for name in ("FP32", "FP32, CUDA graph", "FP16", "INT8", "TensorRT FP32", "TensorRT FP16")
-            },
-        },
-        "memory": {
-            "after_requests_mib": 1500,
-            "after_load_mib": 1510,
-            "after_stop_mib": 0,
-            "is_right_after_full": True,
-            "halves": {"limits": {"320 MiB": "1 batch(es) in halves"}, "max_difference": 0.0003},
-            "server_runs": True,
-        },
-        "processor": {"best_per_s": 80.0},
-    }
-    return {name: {"status": "done", "results": found} for name, found in results.items()}
+@pytest.mark.skipif(check.DRIVER.exists(), reason="needs a machine without an NVIDIA GPU")
+def test_without_a_gpu_nothing_is_recorded(tmp_path):
+    """The exit status is 1 with a reason; a dry run imports all sections and names the missing parts."""
+    words = [sys.executable, "-m", "loadtest.gpu_check", "--folder", str(tmp_path), "--record", "gpu_check"]
+
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    dry = subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr.strip()) == (1, check.NO_GPU)
+    assert (dry.returncode, dry.stderr) == (0, "")
+    assert "missing: nvidia-smi; fix: " in dry.stdout
+    assert [*tmp_path.iterdir()] == []
 
 
-def test_a_run_that_meets_all_targets_misses_none():
-    """Every claim has a result."""
-    rows = claims.rows(passing())
-
-    assert claims.missed(rows) == []
-    assert [row["claim"] for row in rows if row["result"] == claims.NOT_RUN] == []
-
-
-@pytest.mark.parametrize(
-    ("section", "changes", "claim"),
-    [
-        (
-            "kernel",
-            {PREPROCESSOR: {"passed": 5, "failed": 1, "skipped": 0}},
-            "`tests/gpu/test_gpu_preprocessor.py`",
+@cases(
+    ("output", "status", "summary"),
+    {
+        "passed": ("== 3 passed, 1 skipped in 4.51s ==", "done", "3 passed, 1 skipped in 4.51s"),
+        "stopped": (
+            "t::a PASSED [ 1%]\nt::b FAILED [ 2%]",
+            "timed out",
+            "1 passed, 1 failed, 0 skipped, stopped: why",
         ),
-        (
-            "kernel",
-            {PREPROCESSOR: {"passed": 0, "failed": 0, "skipped": 9}},
-            "`tests/gpu/test_gpu_preprocessor.py`",
-        ),
-        (
-            "kernel",
-            {PREPROCESSOR: {**gpu_tests.outcomes("<testsuites/>"), "stopped_after_s": 9}},
-            "`tests/gpu/test_gpu_preprocessor.py`",
-        ),
-        ("kernel", {"against_cpu_path": {"worst_mean": 1.1}}, "kernel and CPU path"),
-        ("kernel", {"against_pillow": {"worst_mean": 0.7}}, "kernel and Pillow"),
-        ("decoder", {"worst_mean": 1.1}, "nvImageCodec with the kernel"),
-        ("decoder", {"unexpected_fallbacks": ["PNG"]}, "kinds of files"),
-        ("decoder", {"unexpected_errors": ["empty"]}, "files with another error"),
-        (
-            "decoder",
-            {"alone": {"damaged": 4, "failed": 5, "good_row_unchanged": True}},
-            "damaged files fail alone",
-        ),
-        ("decoder", {"fallbacks_of_photos": 1}, "photos that the host decodes"),
-        ("zero_copy", {"addresses": {"are_equal": False}}, "the network reads the tensor"),
-        ("zero_copy", {"to_host": {"count": 20, "bytes": 0}}, "copies from device to host"),
-        ("zero_copy", {"to_host": {"count": 0, "bytes": zero_copy.ROW_BYTES}}, "bytes of these copies"),
-        ("server", {"python_backend_has_cuda_code": False}, "the Python backend in the wheel"),
-        ("server", {"instances": {"a": ["KIND_GPU"], "b": ["KIND_CPU"]}}, "the embedded server starts"),
-        ("server", {"inputs_through_host": 20.0}, "the Python backend passes tensors on"),
-        ("server", {"counted_of_one_tensor_sent": 0.0}, "the same counter"),
-        ("server", {"classes": ["espresso", "cup"]}, "classes of the coffee photo"),
-        ("speed", {"in_process": [{"p50_ms": 3.1}]}, "JPEG of 1080p to scores in one process"),
-        ("speed", {"served_to_slower_step": 0.79}, "best rate of the server, as a share"),
-        ("speed", {"served_to_by_hand": 2.9}, "best rate of the server, as a multiple"),
-        ("pipeline", {"alone": {"1": {"p50_ms": 3.1}}}, "JPEG of 1080p to scores as the profile"),
-        ("pipeline", {"wrong_in_mixed_batches": 1}, "images of mixed overlapping batches"),
-        ("pipeline", {"bytes_to_host_but_scores": 4}, "bytes that overlapping batches copy"),
-        ("server", {"processes": {"a:1": 2, "b:1": 1}}, "processes of each step"),
-        ("precisions", {"recorded": {"max_difference": 0.4}}, "CUDA graphs of several batch sizes"),
-        (
-            "precisions",
-            {"engines": {"loads": [{"seconds": 31.5}, {"seconds": 30.2}], "are_reused": False}},
-            "a second load with TensorRT",
-        ),
-        ("memory", {"halves": {"limits": {}, "max_difference": 0.4}}, "a batch that exceeds"),
-        ("memory", {"halves": {"limits": {"160 MiB": "error"}}}, "a batch that exceeds"),
-        ("memory", {"after_load_mib": 1600}, "memory after unload and load"),
-        ("memory", {"after_stop_mib": 5}, "memory that the stopped server keeps"),
-        ("memory", {"is_right_after_full": False}, "right answers after"),
-        ("memory", {"server_runs": False}, "right answers after"),
-    ],
+    },
 )
-def test_each_target_can_be_missed(section, changes, claim):
-    """A planted fault misses exactly the target of its claim."""
-    sections = passing()
-    sections[section]["results"] |= changes
+def test_outcomes_of_tests_are_read(output, status, summary):
+    """A file of tests that was stopped still has its numbers."""
+    lines = f"FAILED tests/gpu/t.py::b - assert 2.5 <= 1.0\n{output}"
 
-    (missed,) = claims.missed(claims.rows(sections))
+    found = tests.outcome(lines, Ended(status, "why"))
 
-    assert missed.startswith(f"target missed: {claim}")
-
-
-def test_a_claim_that_was_not_measured_is_not_run():
-    """Without a record, and in a section that was cut off, there is no result."""
-    assert {row["result"] for row in claims.rows({})} == {claims.NOT_RUN}
-
-    sections = {**passing(), "memory": {"status": "timed out", "results": {}}}
-    results = {row["result"] for row in claims.rows(sections) if row["section"] == "memory"}
-    assert results == {f"{claims.NOT_RUN}: timed out"}
+    assert found == {"summary": summary, "problems": ["FAILED tests/gpu/t.py::b - assert 2.5 <= 1.0"]}
 
 
-def test_a_missing_form_shows_its_reason():
-    """A form of the network without TensorRT is not a missed target."""
-    sections = passing()
-    sections["precisions"]["results"]["forms"]["TensorRT FP16"] = {"missing": "tensorrt; fix: pip"}
+@cases(
+    ("target", "value", "expected"),
+    {
+        "": ("", 254.6, True),
+        "at most": ("≤ 3", 3.0, True),
+        "more": ("≤ 3", 3.1, False),
+        "at least": ("≥ 0.8", 0.8, True),
+        "less": ("≥ 0.8", 0.79, False),
+        "true": ("= True", True, True),
+        "false": ("= True", False, False),
+        "zero": ("= 0", 0, True),
+        "one": ("= 0", 1, False),
+        "error": ("≤ 0.01", "RuntimeError: CUDA error 700", False),
+        "missing part": ("≤ 0.01", "not run: tensorrt", True),
+        "passed": (claims.NO_FAILURE, "3 passed, 0 failed, 1 skipped", True),
+        "failed": (claims.NO_FAILURE, "1 failed, 10 passed in 4.51s", False),
+        "error in tests": (claims.NO_FAILURE, "3 passed, 1 error in 4.51s", False),
+        "all skipped": (claims.NO_FAILURE, "9 skipped in 1.00s", False),
+        "stopped": (claims.NO_FAILURE, "3 passed, 0 failed, 0 skipped, stopped: why", False),
+    },
+)
+def test_targets_are_compared(target, value, expected):
+    """A planted fault misses its target."""
+    assert claims.holds(target, value) is expected
 
-    sections["precisions"]["results"]["engines"] = {"missing": "tensorrt; fix: pip"}
 
-    rows = {row["claim"]: row["result"] for row in claims.rows(sections)}
-
-    assert claims.missed(claims.rows(sections)) == []
-    (shown,) = [result for claim, result in rows.items() if claim.startswith("TensorRT FP16")]
-    assert shown.startswith("not run: tensorrt; fix: pip")
-
-
-def test_page_shows_the_machine_of_the_record():
-    """The line above the table has the GPU, the commit and the command."""
-    found = [asdict(nvidia_smi.parse_gpus(gpu_outputs.GPU)[0])]
-    recorded = {
-        "sections": {**passing(), "machine": {"status": "done", "results": {"gpus": found}}},
-        "machine": {"cpu": "AMD EPYC"},
-        "date": "2026-11-26T05:00:00+00:00",
-        "commit": "abc",
-        "command": "python -m loadtest.gpu_check",
+def test_claims_have_results_and_quotients():
+    """What was not measured is not run; a section that was cut off has its status."""
+    sections = {
+        "served": {"status": "timed out", "results": {"best_per_s": 850.0, "alone_p50_ms": 4.5}},
+        "speed": {"status": "done", "results": {"slower_step_per_s": 1000.0}},
     }
 
-    text = page.render(f"before\n{page.BEGIN}old{page.END}\nafter\n", recorded)
+    found = {row["claim"]: row["result"] for row in claims.rows(sections)}
 
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "NVIDIA A100-SXM4-80GB, driver 535.216.01; AMD EPYC; 2026-11-26; `python -m" in text
-    assert "Sections by commit: abc: " in text
-    assert "old" not in text
+    assert found["this rate as a share of min(decoder, network)"] == "0.85"
+    assert found["JPEG of 1080p to scores through the server, one by one: p50 in ms"] == "4.5 (missed)"
+    assert found["this rate as a multiple of the best service by hand"] == "not run yet: timed out"
+    assert found["memory that the stopped server keeps, in MiB"] == "not run yet"
+    assert len(claims.missed(claims.rows(sections))) == 1
 
 
 def test_page_without_markers_stays_as_it_is():
     """A page whose markers are damaged is not overwritten."""
     with pytest.raises(ValueError, match=r"expected .* in gpu\.md"):
-        page.render(f"before\n{page.BEGIN}the rest of the page", None)
+        claims.render(f"before\n{claims.BEGIN}the rest of the page", {"sections": {}})
+
+
+def test_copies_are_summed_by_direction():
+    """Kinds have the numbers of CUPTI's manual; an unknown kind keeps its number."""
+    assert zero_copy.summed([(1, 4096), (2, 64), (2, 1), (7, 5)]) == {
+        zero_copy.TO_DEVICE: {"count": 1, "bytes": 4096},
+        zero_copy.TO_HOST: {"count": 2, "bytes": 65},
+        "kind 7": {"count": 1, "bytes": 5},
+    }
+
+
+def test_loads_of_several_clients_are_joined():
+    """Rates and numbers add up, the worst percentile counts, and a rate with failures is not the best."""
+    first, second = Load(100.0, 3.0, 5.0, 9.0, 200, 0), Load(50.0, 4.0, 4.5, 20.0, 100, 1)
+
+    assert served.together([first, second]) == Load(150.0, 4.0, 5.0, 20.0, 300, 1)
+    assert served.best([{"per_s": 10, "failed": 0}, {"per_s": 99, "failed": 1}]) == 10
+
+
+def test_results_of_mixed_batches_are_compared():
+    """Other scores than alone, another error and a missing error are found."""
+    alone, bad, job = speed.Job([b"a"]), speed.Job([b"b"]), speed.Job([b"a", b"a", b"b", b"b"])
+    alone.scores, job.scores = np.zeros((1, 3)), np.array([[0.01], [0.9], [0], [0]]) * np.ones((4, 3))
+    bad.errors, job.errors = ["invalid"], [None, None, "invalid", None]  # type: ignore[list-item]
+
+    expected = [alone, alone, bad, bad]
+    assert [speed.is_same(job, row, each) for row, each in enumerate(expected)] == [True, False, True, False]
+
+
+def test_the_gpu_is_free_after_the_block():
+    """The process that fills the GPU ends when its input is closed; one that fails is an error."""
+    program = "import sys; print(4096, flush=True); sys.stdin.read()"
+    with memory.full_gpu((sys.executable, "-c", program)) as taken:
+        assert taken == 4096
+
+    fails = memory.full_gpu((sys.executable, "-c", "raise SystemExit(1)"))
+    with pytest.raises(RuntimeError, match="fills the GPU failed"), fails:
+        pass
+
+
+def test_service_by_hand_answers_in_batches():
+    """Requests in flight share a batch, each with its own scores; an error is the answer of its batch."""
+    sizes = []
+
+    def scores(photos):
+        sizes.append(len(photos))
+        return np.array([[float(photo)] for photo in photos], np.float32)
+
+    batcher = by_hand.Batcher(scores, 4, 0.05)
+
+    async def classify(*photos: bytes):
+        task = asyncio.create_task(batcher.run())
+        futures = [asyncio.get_running_loop().create_future() for _ in photos]
+        for item in zip(photos, futures, strict=True):
+            batcher._queue.put_nowait(item)
+        found = await asyncio.gather(*futures, return_exceptions=True)
+        task.cancel()
+        return found
+
+    assert [float(row[0]) for row in asyncio.run(classify(b"1", b"2", b"3"))] == [1.0, 2.0, 3.0]
+    assert sizes == [3]
+
+
+def test_service_by_hand_classifies_photos():
+    """The peer does the same work: a photo of coffee is espresso, on the CPU as on a GPU."""
+    network = by_hand.OnnxRuntime("cpu", 32)
+
+    assert network.scores([COFFEE.read_bytes()] * 2).argmax(1).tolist() == [ESPRESSO] * 2
