@@ -46,28 +46,25 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Group tests by their server, begin with the longest group, and keep one part of the nightly ones."""
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+    groups = {item: _group(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
     yield  # pytest-xdist reads the groups, and -m deselects
     minutes: dict[str, float] = {}
     for item in items:
-        minutes[_group(item)] = max(_minutes(item), minutes.get(_group(item), 0))
-    items.sort(key=lambda item: (-minutes[_group(item)], _group(item) not in SHARED_SERVERS))
+        minutes[groups[item]] = max(_minutes(item), minutes.get(groups[item], 0))
+    items.sort(key=lambda item: (-minutes[groups[item]], groups[item] not in SHARED_SERVERS))
     if part := os.environ.get("NIGHTLY_PART"):
         chosen = deal(minutes)[int(part) - 1]
-        config.hook.pytest_deselected(items=[item for item in items if _group(item) not in chosen])
-        items[:] = [item for item in items if _group(item) in chosen]
-
-
-def _group_of(item: pytest.Item) -> str:
-    fixtures = getattr(item, "fixturenames", ())
-    shared = (name for name in SHARED_SERVERS if name in fixtures)
-    return next(shared, f"{item.path.parent.name}_{item.path.stem}")
+        config.hook.pytest_deselected(items=[item for item in items if groups[item] not in chosen])
+        items[:] = [item for item in items if groups[item] in chosen]
 
 
 def _group(item: pytest.Item) -> str:
-    return item.get_closest_marker("xdist_group").args[0]
+    """Return the shared server of a test, or its file."""
+    fixtures = getattr(item, "fixturenames", ())
+    shared = (name for name in SHARED_SERVERS if name in fixtures)
+    return next(shared, f"{item.path.parent.name}_{item.path.stem}")
 
 
 def _minutes(item: pytest.Item) -> float:
