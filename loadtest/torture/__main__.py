@@ -107,7 +107,7 @@ def _soak(
     calm_s, rounds = min(max(seconds / CYCLES, CALM_S[0]), CALM_S[1]), -1
     with found.noting(traffic, may_fail=False):
         deadline = time.monotonic() + seconds
-        steady += observer.samples(max(seconds * STEADY, MIN_SAMPLES * period_s), period_s)
+        steady += observer.samples(seconds * STEADY, period_s, MIN_SAMPLES)
         while rounds < 0 or time.monotonic() < deadline:
             scene.changes.cycle()
             time.sleep(SETTLING_S)

@@ -151,13 +151,13 @@ def play(name: str, scene: Scene, traffic: Traffic) -> record.Row:
     time.sleep(CALM_S)
     pages, sent, began_s = scene.pages(CALM_S - 1), traffic.sent, time.monotonic()
     with begin(scene):
-        fired = _wait_for(lambda: expected & scene.firing(1), FIRES_S)
+        fired = _wait_for(lambda: expected & scene.firing(SETTLED_S), FIRES_S)
         fired_s = time.monotonic() - began_s
         time.sleep(max(0.0, WHY_S - fired_s))
         why = json.loads(scene.nereid("why", "--since", f"{WHY_S}s", "--route", ROUTE, "--json"))
     over_s = time.monotonic()
     others = scene.firing(over_s - began_s)
-    is_over = fired and _wait_for(lambda: not fired & scene.firing(1), RESOLVES_S)
+    is_over = fired and _wait_for(lambda: not fired & scene.firing(SETTLED_S), RESOLVES_S)
     slow = f", {why['slow_variant']}" if why["slow_variant"] == SLOW else ""
     row = {
         "incident": name,

@@ -84,10 +84,10 @@ class Observer:
                     found[f"memory, {names.get(process.pid, tree)}"] += memory_bytes
         return {name: value / MB if name.startswith("memory") else value for name, value in found.items()}
 
-    def samples(self, seconds: float, period_s: float) -> list[Sample]:
-        """Take samples for some time."""
+    def samples(self, seconds: float, period_s: float, least: int = 2) -> list[Sample]:
+        """Take samples for some time, and until there are enough."""
         began_s, samples, draw = time.monotonic(), list[Sample](), random.Random(0)
-        while time.monotonic() < began_s + seconds:
+        while time.monotonic() < began_s + seconds or len(samples) < least:
             # Regular samples could be in step with regular work, and show a false growth.
             time.sleep(period_s * (0.5 + draw.random()))
             samples.append(self.sample())
