@@ -30,7 +30,7 @@ from nereid.triton import stub_memory, stub_processes
 SHORT_S, END_S = 2.0, 40.0
 IDLE_CONNECTIONS, LEAVING_CALLERS = 300, 100
 # The sizes of the file systems that are filled; a larger one belongs to others.
-DISK_BYTES, SHARED_MEMORY_BYTES, MAX_FILLED = 2**30, 2**29, 2**30
+DISK_BYTES, SHARED_MEMORY_BYTES, MAX_FILLED = 2**30, 2**30, 2**30
 # Source: the kernel's include/uapi/linux/sched.h.
 CLONE_NEWNS = 0x20000
 
