@@ -148,22 +148,22 @@ record-drift_simulation:
 record-signal_cost:
 	$(BIN)/python -m loadtest.signal_cost --record signal_cost
 record-incidents:
-	$(BIN)/python -m loadtest.incidents --record incidents
+	$(BIN)/python -m loadtest.torture --incidents --record incidents
 record-reading_accuracy:
 	$(BIN)/python -m loadtest.reading_accuracy --record reading_accuracy
 record-reading_speed:
 	$(BIN)/python -m loadtest.reading_speed --record reading_speed
 record-chaos:
-	$(BIN)/python -m loadtest.chaos --record chaos
+	$(BIN)/python -m loadtest.torture --rounds 200 --record chaos
 
 gpu-check: .venv/.testing  ## check everything that needs an NVIDIA GPU, in ten minutes; RECORD=gpu_check writes the record
 	loadtest/gpu_check.sh $(if $(RECORD),--record $(RECORD))
 
 chaos: .venv/.testing  ## let ROUNDS (200) faults happen to a server under load; needs root
-	$(BIN)/python -m loadtest.chaos --rounds $(ROUNDS)
+	$(BIN)/python -m loadtest.torture --rounds $(ROUNDS)
 
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
-	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
+	$(BIN)/python -m loadtest.torture --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
 profile: .venv/.testing  ## write flame graphs of gateway, route and model under load; root, or ptrace allowed
 	$(BIN)/python -m loadtest.profile_server

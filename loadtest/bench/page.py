@@ -27,7 +27,12 @@ COST = (
     *("predicted", "measured", "ratio"),
 )
 # The present form of a command in an older record; records are never edited.
-COMMANDS = {"nereid bench": "python -m loadtest.bench"}
+COMMANDS = {
+    "nereid bench": "python -m loadtest.bench",
+    "python -m loadtest.soak": "python -m loadtest.torture",
+    "python -m loadtest.chaos": "python -m loadtest.torture --rounds 200",
+    "python -m loadtest.incidents": "python -m loadtest.torture --incidents",
+}
 # The pages of the other records.
 ELSEWHERE = {
     "attack": "security.md",
@@ -49,7 +54,7 @@ ELSEWHERE = {
     "reading_accuracy": "reading.md",
     "reading_speed": "reading.md",
     "recovery": "supervision.md",
-    "soak": "soak.md",
+    "soak": "torture.md",
     "stall": "load_testing.md",
     "route": "routing.md",
     "swap": "publishing.md",

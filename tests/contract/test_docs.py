@@ -12,7 +12,6 @@ import typer.main
 from loadtest import (
     backend,
     ceilings,
-    chaos,
     clients,
     compare,
     connections,
@@ -22,7 +21,6 @@ from loadtest import (
     gateway,
     guard,
     idle,
-    incidents,
     memory,
     observability_cost,
     parity,
@@ -45,7 +43,8 @@ from loadtest.bench import __main__ as benchmark
 from loadtest.bench import page as benchmarks
 from loadtest.gpu_check import claims as gpu_claims
 from loadtest.gpu_check.__main__ import SECTIONS
-from loadtest.soak import verdict
+from loadtest.torture import __main__ as torture
+from loadtest.torture import incidents, verdict
 from nereid.cli.main import app
 from nereid.drift.drift_metrics import METRICS as DRIFT_METRICS
 from nereid.drift.series import SIGNALS
@@ -189,7 +188,6 @@ def test_recorded_benchmark_can_be_repeated(root):
         (parity, "preprocess.md"),
         (route, "routing.md"),
         (recovery, "supervision.md"),
-        (chaos, "supervision.md"),
         (rollouts, "rollouts.md"),
         (rollout_simulation, "rollouts.md"),
         (rollout_cost, "rollouts.md"),
@@ -198,7 +196,6 @@ def test_recorded_benchmark_can_be_repeated(root):
         (signal_cost, "drift.md"),
         (reading_accuracy, "reading.md"),
         (reading_speed, "reading.md"),
-        (incidents, "monitoring.md"),
         (swap, "publishing.md"),
         (stall, "load_testing.md"),
         (trials, "benchmarks.md"),
@@ -230,18 +227,22 @@ def test_page_has_the_recorded_comparison(root):
     assert recorded["date"][:10] in text
 
 
-def test_page_has_the_recorded_soak(root):
-    """The page has the traffic and the verdict of the record, with machine, date and command."""
-    path = root / "loadtest" / "results" / "soak.json"
-    if not path.exists():
-        pytest.skip("nothing is recorded yet; fix: make soak RECORD=soak")
-    recorded, text = json.loads(path.read_text()), (root / "docs" / "soak.md").read_text()
+@pytest.mark.parametrize(
+    ("name", "part", "module", "page"),
+    [
+        ("soak", "memory", verdict, "torture.md"),
+        ("chaos", "faults", torture, "supervision.md"),
+        ("incidents", "alerts", incidents, "monitoring.md"),
+    ],
+)
+def test_page_has_the_record_of_torture(root, name, part, module, page):
+    """The page has the table of the record, with machine, date and command."""
+    recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())
+    text = " ".join((root / "docs" / page).read_text().split())
 
-    assert verdict.markdown(recorded["rows"]) in text
-    assert verdict.traffic_markdown(recorded["traffic"]) in text
-    machine = recorded["machine"]
-    assert f"{machine['cpu']}, {machine['cores']} cores, {recorded['date'][:10]}" in text
-    assert recorded["command"] in text
+    assert " ".join(module.markdown(recorded[part]).split()) in text
+    assert f"{benchmarks.conditions(recorded)}; {benchmarks.command_text(recorded)}" in text
+    assert f"| [{name}.json]" in (root / "docs" / "benchmarks.md").read_text()
 
 
 def test_page_has_the_claims_about_the_gpu():

@@ -1,1 +1,0 @@
-"""The soak test: mixed traffic, changing versions and routes, and an evaluation of what remains."""

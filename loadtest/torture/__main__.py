@@ -1,0 +1,226 @@
+"""Torture a real server: minutes of traffic and changes, rounds of faults, and incidents with their alerts.
+
+`nereid serve` and `nereid gateway` get valid and invalid requests of many kinds. Every outcome is compared
+with the expected one. A soak fails on any other outcome, and if memory grows or anything is left over. Around
+a fault requests may fail; the next fault follows when all succeed again. A wrong answer is never allowed.
+
+    python -m loadtest.torture [--minutes 20] [--rounds 200 [--seed 1]] [--incidents] [--record NAME]
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+
+from loadtest import record, servers
+from loadtest.torture import incidents, requests, verdict
+from loadtest.torture.changes import Changes, Photo
+from loadtest.torture.faults import FAULTS, Gateway, Scene, own_file_systems
+from loadtest.torture.observation import Observer, Sample
+from loadtest.torture.traffic import Target, Traffic
+from loadtest.torture.verdict import MIN_SAMPLES, Verdict
+from nereid import assets
+from nereid.tune import photos
+
+# Parts of a soak: the traffic before the measurement, and the measurement without changes.
+WARM_UP, WARM_UP_S, STEADY = 0.2, (5.0, 600.0), 0.5
+# Seconds between two rounds of changes, the limit on their short effects, and the least between samples.
+CALM_S, WARMING_CALM_S, SETTLING_S, MIN_PERIOD_S = (6.0, 20.0), 1.0, 2.0, 0.4
+CYCLES, MAX_SAMPLES, POLL_S = 40, 200, 0.1
+# A fault is over after this time without a failed request; a server that needs longer has not recovered.
+RECOVERED_S, MAX_RECOVERY_S, ROUNDS_PER_SERVER = 1.5, 30.0, 20
+MAX_SHOWN = 20
+HEADINGS = ("fault", "rounds", "back after, median", "worst", "failed requests")
+
+
+@dataclass(slots=True)
+class Findings:
+    """All that was found: verdicts, reasons of an early end, faults, and the numbers of the record."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
+    rounds: list[record.Row] = field(default_factory=list)
+    requests: int = 0
+    changes: int = 0
+
+    @contextlib.contextmanager
+    def noting(self, traffic: Traffic | None = None, may_fail: bool = False) -> Iterator[None]:
+        """Note an error as text, so that earlier observations are kept; meanwhile run and judge traffic."""
+        try:
+            with traffic or contextlib.nullcontext():
+                yield
+        except Exception as error:
+            self.trouble.append(f"{type(error).__name__}: {error}")
+        if traffic:
+            self.requests += traffic.sent
+            self.verdicts += verdict.judge_traffic(traffic.tallies, may_fail)
+
+
+def torture(
+    folder: Path, seconds: float, faults: Sequence[str], draw: random.Random, found: Findings
+) -> None:
+    """Serve a copy of the repository under traffic: first a soak, if it has seconds, then the faults."""
+    models = shutil.copytree(assets.REPOSITORY, folder / "models")
+    (run := folder / "run").mkdir()
+    with contextlib.ExitStack() as stack:
+        running = stack.enter_context(servers.supervised(models, run, os.environ, ["--allow-shm"]))
+        target = Target(running.record.url("http"), running.record.url("grpc"))
+        gateway = Gateway(target, stack)
+        small, large = (Photo(photos.jpeg(size_wh), models) for size_wh in photos.SIZES_WH.values())
+        scene = Scene(running, gateway, Changes(running, folder / "new", [small, large]), draw)
+        observer, kinds = Observer(running, gateway), requests.kinds(small, large)
+        if seconds:
+            _soak(scene, observer, Traffic(kinds, target), Traffic(kinds, target), seconds, found)
+        if faults and not found.trouble:
+            _play(scene, observer, Traffic(kinds, target), faults, found)
+        found.changes += scene.changes.rounds
+        observer.note()
+    for what, left in zip(("processes", "shared memory"), observer.left(), strict=True):
+        found.verdicts.append(verdict.absent(f"{what}, after the server", left))
+    if found.trouble:
+        print(f"the server's log ends:\n{servers.log_tail(run)}", file=sys.stderr)
+
+
+def _soak(
+    scene: Scene, observer: Observer, warming: Traffic, traffic: Traffic, seconds: float, found: Findings
+) -> None:
+    """Warm up with changes, then look at traffic without changes, then with changes."""
+    with found.noting(warming, may_fail=False):
+        deadline = time.monotonic() + min(max(seconds * WARM_UP, WARM_UP_S[0]), WARM_UP_S[1])
+        while time.monotonic() < deadline:
+            time.sleep(WARMING_CALM_S)
+            scene.changes.cycle()
+    if found.trouble:
+        return
+    before, steady, calm = observer.quiet(), list[Sample](), list[Sample]()
+    period_s = max(MIN_PERIOD_S, seconds / MAX_SAMPLES)
+    calm_s, rounds = min(max(seconds / CYCLES, CALM_S[0]), CALM_S[1]), -1
+    with found.noting(traffic, may_fail=False):
+        deadline = time.monotonic() + seconds
+        steady += observer.samples(seconds * STEADY, period_s, MIN_SAMPLES)
+        while rounds < 0 or time.monotonic() < deadline:
+            scene.changes.cycle()
+            time.sleep(SETTLING_S)
+            calm += observer.samples(calm_s, period_s)
+            rounds += 1
+    with found.noting():
+        found.verdicts += verdict.judge_memory(steady, calm, rounds)
+        found.verdicts += verdict.judge_quiet(before, observer.quiet())
+
+
+def _play(scene: Scene, observer: Observer, traffic: Traffic, faults: Sequence[str], found: Findings) -> None:
+    """Let one fault after the other happen; each must be over before the next one."""
+    with found.noting(traffic, may_fail=True):
+        _recover(scene, traffic, "the start")
+        for fault in faults:
+            observer.note()
+            began_s = time.monotonic()
+            FAULTS[fault](scene)
+            _recover(scene, traffic, fault)
+            failures = traffic.failures(began_s)
+            back_s = failures[-1].end_s - began_s if failures else 0.0
+            found.rounds.append({"fault": fault, "back_s": back_s, "failed": len(failures)})
+            print(f"{fault}: {len(failures)} failed requests, the last after {back_s:.1f} s", file=sys.stderr)
+
+
+def _recover(scene: Scene, traffic: Traffic, fault: str) -> None:
+    over_s = time.monotonic()
+    while not (traffic.is_calm(over_s, RECOVERED_S) and _is_ready(scene)):
+        if time.monotonic() - over_s > MAX_RECOVERY_S:
+            last = "\n".join(each.text for each in traffic.failures(over_s)[-5:])
+            raise RuntimeError(
+                f"{fault}: no recovery within {MAX_RECOVERY_S:g} s; the last failures:\n{last}"
+            )
+        time.sleep(POLL_S)
+
+
+def _is_ready(scene: Scene) -> bool:
+    url = f"http://127.0.0.1:{scene.running.record.health_port}/readyz"
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=MAX_RECOVERY_S) as response:
+        return bool(response.status == HTTPStatus.OK)
+    return False
+
+
+def summarise(rounds: Sequence[record.Row]) -> list[record.Row]:
+    """Return a row for each fault: seconds until the last failure, and the number of failures."""
+    by_fault: dict[str, list[record.Row]] = defaultdict(list)
+    for each in rounds:
+        by_fault[each["fault"]].append(each)
+    return [
+        {
+            "fault": fault,
+            "rounds": len(of),
+            **record.spread((each["back_s"] for each in of), 2),
+            "failed": sum(each["failed"] for each in of),
+        }
+        for fault, of in by_fault.items()
+    ]
+
+
+def markdown(rows: Sequence[record.Row]) -> str:
+    """Render the faults as the table of docs/supervision.md."""
+    return record.markdown(
+        HEADINGS,
+        (
+            (row["fault"], row["rounds"], f"{row['median']:.1f} s", f"{row['max']:.1f} s", row["failed"])
+            for row in rows
+        ),
+    )
+
+
+def _run(args: argparse.Namespace, found: Findings) -> None:
+    draw = random.Random(args.seed)
+    # Each fault as often as every other one.
+    faults = [[*FAULTS][number % len(FAULTS)] for number in range(args.rounds)]
+    draw.shuffle(faults)
+    batches = [faults[at : at + ROUNDS_PER_SERVER] for at in range(0, len(faults), ROUNDS_PER_SERVER)]
+    with own_file_systems() if faults else tempfile.TemporaryDirectory() as disk:
+        for number, batch in enumerate(batches or [[]]):
+            with tempfile.TemporaryDirectory(dir=disk) as scratch:
+                seconds = args.minutes * 60 if not number else 0.0
+                torture(Path(scratch), seconds, batch, draw, found)
+            if found.trouble:
+                return
+
+
+def main() -> int:
+    """Torture, print and record; exit status 1 if anything failed."""
+    parser = record.parser(__doc__, minutes=0.0, rounds=0, seed=1)
+    parser.add_argument("--incidents", action="store_true", help="let incidents happen, and watch the alerts")
+    args, found, alerts = record.parsed(parser), Findings(), list[record.Row]()
+    if not (args.minutes or args.rounds or args.incidents):
+        parser.error("expected --minutes, --rounds or --incidents")
+    if args.incidents and not shutil.which(incidents.PROGRAM):
+        parser.error(f"missing: {incidents.PROGRAM}; fix: apt-get install {incidents.PROGRAM}")
+    if args.minutes or args.rounds:
+        _run(args, found)
+    if args.incidents:
+        with tempfile.TemporaryDirectory() as scratch:
+            alerts = incidents.run(Path(scratch), os.environ)
+    memory = [asdict(each) for each in found.verdicts if each.what.startswith("memory")]
+    faults = summarise(found.rounds)
+    print(verdict.markdown(memory), markdown(faults), incidents.markdown(alerts), sep="\n")
+    failures = [each.text() for each in found.verdicts if not each.is_good] + found.trouble
+    failures += [each for row in alerts for each in incidents.problems(row)]
+    counts = {"requests": found.requests, "changes": found.changes, "checks": len(found.verdicts)}
+    print(f"{counts}: {len(failures)} failed")
+    for failure in failures[:MAX_SHOWN]:
+        print(f"failed: {failure}", file=sys.stderr)
+    if not found.trouble:
+        about = {"minutes": args.minutes, "rounds": args.rounds, "seed": args.seed}
+        args.record.write(about | counts | {"memory": memory, "faults": faults, "alerts": alerts})
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    record.end(main)

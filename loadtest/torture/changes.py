@@ -1,0 +1,115 @@
+"""The networks of the route: their expected answers, and the changes that operators make under load."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from loadtest.servers import Supervised
+from nereid import assets
+from nereid.client.prediction import Prediction
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.pipeline import Pipeline
+from nereid.inference.session import Session
+from nereid.publish.publisher import Gates, publish, retire, rollback
+from nereid.repository.layout import versions_there
+from nereid.routes.change import change_with_retry, reweighted
+from nereid.routes.served import RunningServer
+from nereid.routes.target import find_route
+from nereid.server.control import Control
+from nereid.server.supervision import stubs
+
+NETWORK, ROUTE, RELOADED = "efficientnet_lite0", "classify", "classify_v1"
+BIAS, ESPRESSO, STEP = "network._fc.bias", 967, 0.03
+# The candidates equal the current version in speed, but the load disturbs the comparison.
+GATES, HALF = Gates(is_change_accepted=True, max_slowdown=100), 0.5
+# Scores from batches of different sizes differ by less than this.
+TOLERANCE = 1e-4
+# The number of networks that are published in turn, and the time that a change gets traffic.
+CANDIDATES, PAUSE_S = 3, 1.0
+
+
+class Photo:
+    """A photo, with its expected best class and probability by version, computed in this process."""
+
+    def __init__(self, file: bytes, repository: Path) -> None:
+        pipeline = Pipeline.from_config(ModelConfig.from_file(repository / "imagenet_preprocess", 1))
+        self.file, self._pixels = file, pipeline.run([[file]]).tensor.copy()
+        self.known = {
+            str(number): self.answer(repository, repository / NETWORK / str(number) / "model.onnx")
+            for number in (1, 2)
+        }
+
+    def answer(self, repository: Path, path: Path) -> tuple[int, float]:
+        """Return the best class and its probability of a network's file."""
+        config = ModelConfig.from_file(repository / NETWORK, 1)
+        document = {**config.document, "default_model_filename": str(path.resolve())}
+        session = Session.from_config(ModelConfig.from_document(document, config.folder, 1))
+        (scores,) = session.run({"input": self._pixels}, ["scores"])
+        return int(scores[0].argmax()), float(scores[0].max())
+
+    def fault(self, prediction: Prediction) -> str:
+        """Return the fault of an answer, empty for a right one."""
+        best, expected = prediction.labels[0], self.known.get(prediction.version)
+        if expected and best.index == expected[0] and abs(best.score - expected[1]) < TOLERANCE:
+            return ""
+        return f"version {prediction.version}: expected {expected}, got {best}"
+
+
+def write_candidate(path: Path, number: int) -> Path:
+    """Write the FP32 network with a different bias for espresso, so its scores are its own."""
+    model = onnx.load(assets.REPOSITORY / NETWORK / "1" / "model.onnx")
+    (bias,) = (each for each in model.graph.initializer if each.name == BIAS)
+    values = np.array(numpy_helper.to_array(bias))
+    values[ESPRESSO] -= STEP * number
+    bias.CopyFrom(numpy_helper.from_array(values, BIAS))
+    path.parent.mkdir(parents=True)
+    onnx.save(model, path)
+    return path
+
+
+class Changes:
+    """Changes a running server as operators do; `rounds` counts the rounds.
+
+    Args:
+        running: a server of a copy of the default repository.
+        folder: takes the published networks.
+        photos: learn the expected answers of each version.
+    """
+
+    def __init__(self, running: Supervised, folder: Path, photos: Sequence[Photo]) -> None:
+        self.rounds = 0
+        self._running, self._photos, repository = running, photos, running.repository
+        paths = [
+            write_candidate(folder / str(number) / "model.onnx", number + 1) for number in range(CANDIDATES)
+        ]
+        answers = [[photo.answer(repository, path) for photo in photos] for path in paths]
+        self._candidates = itertools.cycle(zip(paths, answers, strict=True))
+        # Version numbers are never reused.
+        self._next = max(versions_there(repository / NETWORK)) + 1
+
+    def cycle(self) -> None:
+        """Publish, roll back and retire a version, move the weights and back, and load a model again."""
+        record, repository = self._running.record, self._running.repository
+        source, answers = next(self._candidates)
+        for photo, answer in zip(self._photos, answers, strict=True):
+            photo.known[str(self._next)] = answer
+        done = publish(repository, ROUTE, source, record, GATES, HALF)
+        self._next = done.version + 1
+        time.sleep(PAUSE_S)
+        rollback(repository, ROUTE, record)
+        retire(repository, ROUTE, done.version, record)
+        self._reweight({"v1": 90, "v2": 10})
+        time.sleep(PAUSE_S)
+        self._reweight({"v1": 50, "v2": 50})
+        stubs.touch(repository / RELOADED / "1")
+        Control(record).load(RELOADED)
+        self.rounds += 1
+
+    def _reweight(self, weights: dict[str, float]) -> None:
+        target = find_route(self._running.repository, ROUTE)
+        change_with_retry(target, reweighted(weights), RunningServer(self._running.record))

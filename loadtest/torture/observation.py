@@ -1,0 +1,147 @@
+"""Observation of processes and shared memory: under traffic, without any, and after the end of the server."""
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import psutil
+
+from loadtest import resource_usage
+from loadtest.resource_usage import MB
+from loadtest.servers import Supervised
+from loadtest.torture.faults import END_S, Gateway
+from nereid import metrics_page
+from nereid.server.command_line import REGION_PREFIX
+from nereid.triton import stub_processes
+
+REGIONS = Path(resource_usage.SHARED_MEMORY)
+# Gauges of server and gateway that must be zero without traffic, and the supervisor's count of its restarts.
+GAUGES = (
+    *("nereid_route_in_flight", "nv_inference_pending_request_count"),
+    *("nereid_gateway_in_flight", "nereid_gateway_waiting", "nereid_supervisor_restarts_total"),
+)
+# Counters of the supervisor without any sample before the first repair.
+REPAIRS = ("nereid_supervisor_repairs_total", "nereid_supervisor_repair_failures_total")
+PAGE_S, POLL_S = 10.0, 0.5
+# The limit on requests in flight and late closes, and the number of samples that show their end.
+SETTLE_S, QUIET_SAMPLES = 20.0, 6
+
+# Numbers by name: those of memory are in MB.
+Sample = dict[str, float]
+
+
+class Observer:
+    """Observes the process trees of a server and of a gateway, and this process."""
+
+    def __init__(self, running: Supervised, gateway: Gateway) -> None:
+        self._running, self._gateway = running, gateway
+        self._prefixes, self._seen = set[str](), set[str]()
+        self._processes = set[psutil.Process]()
+
+    def note(self) -> None:
+        """Remember the present processes and their shared memory."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for pid in self._pids().values():
+                self._processes.update(resource_usage.tree(pid))
+            words = psutil.Process(self._running.record.pid).cmdline()
+            self._prefixes |= {word.partition(REGION_PREFIX)[2] for word in words if REGION_PREFIX in word}
+        for pid in (os.getpid(), *(each.pid for each in self._processes)):
+            self._seen.update(_regions_of(pid))
+
+    def left(self) -> tuple[list[str], list[str]]:
+        """Return what is left after the end of server and gateway: processes, and files in shared memory."""
+        # A killed process needs a moment to end.
+        _, left = psutil.wait_procs(self._processes, timeout=END_S)
+        return [f"{each.pid} {each.status()}" for each in left], self._regions()
+
+    def sample(self) -> Sample:
+        """Measure each process tree, and the memory of each process."""
+        self.note()
+        # Free memory in the threads' allocators is not a leak, so it is returned before a sample.
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        record, found = self._running.record, Counter[str]()
+        names = {record.pid: "tritonserver"}
+        for stub in stub_processes.find(record.pid, self._running.repository):
+            names[stub.process.pid] = stub.instance
+        trees = {tree: resource_usage.tree(pid) for tree, pid in self._pids().items()}
+        for tree, processes in {**trees, "callers": [psutil.Process()]}.items():
+            found[f"zombies, {tree}"] = 0
+            for process in processes:
+                with contextlib.suppress(psutil.Error, OSError):  # it ended, or is a zombie
+                    found[f"processes, {tree}"] += 1
+                    found[f"zombies, {tree}"] += process.status() == psutil.STATUS_ZOMBIE
+                    found[f"threads, {tree}"] += process.num_threads()
+                    found[f"open files, {tree}"] += process.num_fds()
+                    memory_bytes = resource_usage.own_bytes(process.pid)
+                    found[f"memory in all, {tree}"] += memory_bytes
+                    found[f"memory, {names.get(process.pid, tree)}"] += memory_bytes
+        return {name: value / MB if name.startswith("memory") else value for name, value in found.items()}
+
+    def samples(self, seconds: float, period_s: float, least: int = 2) -> list[Sample]:
+        """Take samples for some time, and until there are enough."""
+        began_s, samples, draw = time.monotonic(), list[Sample](), random.Random(0)
+        while time.monotonic() < began_s + seconds or len(samples) < least:
+            # Regular samples could be in step with regular work, and show a false growth.
+            time.sleep(period_s * (0.5 + draw.random()))
+            samples.append(self.sample())
+        return samples
+
+    def quiet(self) -> Sample:
+        """Wait until no request is in flight, or for a limited time; returns the minimum of each count.
+
+        One sample may show the supervisor's own probe.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        samples = [self.sample() | self._gauges()]
+        while len(samples) < QUIET_SAMPLES or (any(self._gauges().values()) and time.monotonic() < deadline):
+            time.sleep(POLL_S)
+            samples = [*samples, self.sample() | self._gauges()][-QUIET_SAMPLES:]
+        counts = {name for name in samples[0] if not name.startswith("memory")}
+        found = {name: min(each.get(name, 0.0) for each in samples) for name in counts}
+        return found | {"shared memory regions": len(self._regions())}
+
+    def _pids(self) -> dict[str, int]:
+        return {"server": self._running.pid, "gateway": self._gateway.pid}
+
+    def _regions(self) -> list[str]:
+        names, prefixes = resource_usage.shared_memory(), (*self._prefixes,)
+        return sorted(name for name in names if name in self._seen or name.startswith(prefixes))
+
+    def _gauges(self) -> Sample:
+        record = self._running.record
+        ports = record.ports.metrics, self._gateway.port, record.health_port
+        pages = (metrics_page.fetch(f"127.0.0.1:{port}", PAGE_S) for port in ports)
+        return gauges(sample for page in pages for sample in metrics_page.parse(page))
+
+
+def gauges(samples: Iterable[metrics_page.Sample]) -> Sample:
+    """Return the sum of each gauge, and of the repairs.
+
+    Raises:
+        LookupError: no page has a gauge, which differs from zero.
+    """
+    found = {"repairs": 0.0}
+    for each in samples:
+        if each.name in GAUGES or each.name in REPAIRS:
+            name = "repairs" if each.name in REPAIRS else each.name
+            found[name] = found.get(name, 0.0) + each.value
+    if missing := {*GAUGES} - {*found}:
+        raise LookupError(f"no page has {', '.join(sorted(missing))}")
+    return found
+
+
+def _regions_of(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        paths = [Path(line.split(maxsplit=5)[-1]) for line in lines]
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                paths.append(each.readlink())
+        yield from (path.name for path in paths if path.parent == REGIONS)

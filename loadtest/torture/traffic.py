@@ -1,0 +1,155 @@
+"""Requests of many kinds, each at its own rate from a thread of its own, and their outcomes.
+
+A request has a right outcome, a wrong one, or it failed: no answer came, or the server could not give one. A
+wrong outcome is never allowed, a failure only around a fault.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from nereid.client.classifier_errors import RequestRefused
+
+# The limit on requests in flight at the end; all timeouts of callers are shorter.
+JOIN_S = 60.0
+
+
+class Failed(Exception):
+    """The server answered that it cannot answer now."""
+
+
+@dataclass(slots=True)
+class Target:
+    """The addresses of server and gateway, each as HOST:PORT; a new gateway has another one."""
+
+    http: str
+    grpc: str
+    gateway: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of request: its rate, a client for the duration of a context, and what to send.
+
+    `send` returns the fault of a wrong outcome, empty for none, and raises if the request failed.
+    """
+
+    name: str
+    per_s: float
+    opened: Callable[[Target], AbstractContextManager[Any]]
+    send: Callable[[Any], str]
+
+
+class Failure(NamedTuple):
+    """A failed request: its end in monotonic seconds, and the reason."""
+
+    end_s: float
+    text: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """The outcomes of one kind; `due` is known at the end."""
+
+    kind: Kind
+    right: int = 0
+    right_s: float = -math.inf
+    wrong: list[str] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+    due: int = 0
+    in_flight_since_s: float = math.inf
+
+    @property
+    def sent(self) -> int:
+        """The number of requests."""
+        return self.right + len(self.wrong) + len(self.failed)
+
+    def send(self, client: Any) -> None:
+        """Send one request and count its outcome.
+
+        Raises:
+            Exception: the request failed.
+        """
+        self.in_flight_since_s = time.monotonic()
+        try:
+            fault = self.kind.send(client)
+        except RequestRefused as error:  # each kind expects its own refusals; this one has no reason
+            fault = f"refused: {error}"
+        finally:
+            self.in_flight_since_s = math.inf
+        if fault:
+            self.wrong.append(f"{self.kind.name}: {fault}")
+        else:
+            self.right, self.right_s = self.right + 1, time.monotonic()
+
+    def fail(self, text: str) -> None:
+        """Count a failed request."""
+        self.failed.append(Failure(time.monotonic(), f"{self.kind.name}: {text}"))
+
+
+class Traffic:
+    """Sends requests of all kinds for the duration of the context.
+
+    The times of a kind are fixed from the beginning. A request that is due while another runs is left out.
+    """
+
+    def __init__(self, kinds: Sequence[Kind], target: Target) -> None:
+        self.tallies = [Tally(kind) for kind in kinds]
+        self._target, self._over, self._began_s = target, threading.Event(), 0.0
+        self._threads = [
+            threading.Thread(target=self._send_on, args=[each, place / len(kinds)], daemon=True)
+            for place, each in enumerate(self.tallies)
+        ]
+
+    def __enter__(self) -> "Traffic":
+        self._began_s = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        end_s = time.monotonic()
+        for thread, tally in zip(self._threads, self.tallies, strict=True):
+            tally.due = int((end_s - self._began_s) * tally.kind.per_s)
+            thread.join(max(0.0, end_s + JOIN_S - time.monotonic()))
+            if thread.is_alive():
+                tally.fail(f"lost: neither a response nor a failure {JOIN_S:g} s after the end")
+
+    @property
+    def sent(self) -> int:
+        """The number of all requests."""
+        return sum(each.sent for each in self.tallies)
+
+    def failures(self, since_s: float) -> list[Failure]:
+        """Return the failed requests that ended after a time, the last one at the end."""
+        found = [each for tally in self.tallies for each in list(tally.failed) if each.end_s > since_s]
+        return sorted(found)
+
+    def is_calm(self, since_s: float, seconds: float) -> bool:
+        """Check that all goes well again since a time, and that no request failed in the last seconds."""
+        now = time.monotonic()
+        return (
+            now - since_s > seconds
+            and all(each.in_flight_since_s > since_s for each in self.tallies)
+            and all(each.right_s > since_s for each in self.tallies if each.kind.per_s >= 1)
+            and not self.failures(now - seconds)
+        )
+
+    def _send_on(self, tally: Tally, offset: float) -> None:
+        period_s = 1 / tally.kind.per_s
+        due_s = self._began_s + offset * period_s
+        while not self._over.wait(max(0.0, due_s - time.monotonic())):
+            try:
+                # A new client after each failure: gRPC reconnects an old one only after seconds.
+                with tally.kind.opened(self._target) as client:
+                    while not self._over.wait(max(0.0, due_s - time.monotonic())):
+                        due_s += period_s * (1 + max(0, int((time.monotonic() - due_s) / period_s)))
+                        tally.send(client)
+            except Exception as error:  # a client that cannot be opened or closed has failed, too
+                tally.fail(f"{type(error).__name__}: {error}")
+                due_s = max(due_s, time.monotonic() + min(period_s, 0.5))

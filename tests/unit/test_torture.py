@@ -1,0 +1,248 @@
+"""The verdict of the torture program fails for planted wrong answers, lost requests, leaks and alerts."""
+
+import subprocess
+import sys
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from loadtest.torture import traffic as traffic_module
+from loadtest.torture import verdict
+from loadtest.torture.changes import Photo
+from loadtest.torture.incidents import problems
+from loadtest.torture.observation import Observer, gauges
+from loadtest.torture.requests import batch_fault, refused
+from loadtest.torture.traffic import Failure, Kind, Tally, Target, Traffic
+from nereid import metrics_page
+from nereid.client.classifier_errors import RequestRefused, ServerFailed, TimedOut
+from nereid.client.prediction import Label, Prediction, Timings
+
+WATCHDOG_S = 30.0
+TARGET = Target("", "")
+RIGHT = Prediction((Label(967, "espresso", 0.9),), "classify", "1", "v1", "weight", "", Timings(0, 0))
+
+
+def photo() -> Photo:
+    """Return a photo of which version 1 says espresso, without a network."""
+    made = Photo.__new__(Photo)
+    made.known = {"1": (967, 0.9)}
+    return made
+
+
+def raising(error: Exception):
+    """Return a call that raises."""
+
+    def call() -> None:
+        raise error
+
+    return call
+
+
+def failed(verdicts) -> list[str]:
+    """Return the names of the failed verdicts."""
+    return [each.what for each in verdicts if not each.is_good]
+
+
+def test_wrong_answer_is_told():
+    """The best class, its score and the version must be the expected ones."""
+    other, weak = (
+        replace(RIGHT, labels=(Label(*label),)) for label in ((1, "fish", 0.9), (967, "espresso", 0.8))
+    )
+
+    assert photo().fault(RIGHT) == ""
+    assert all(photo().fault(each) for each in (other, weak, replace(RIGHT, version="2")))
+
+
+@pytest.mark.parametrize(
+    ("call", "is_right"),
+    [
+        (raising(RequestRefused("invalid image: none")), True),
+        (raising(RequestRefused("unknown model")), False),
+        (lambda: RIGHT, False),
+    ],
+    ids=["as expected", "other words", "answered"],
+)
+def test_refusal_has_its_words(call, is_right):
+    """A bad request that is answered, or refused for another reason, is wrong."""
+    assert (refused(call, "invalid image: ") == "") is is_right
+    with pytest.raises(ServerFailed):  # a server that fails has refused nothing
+        refused(raising(ServerFailed("invalid image: none")), "invalid image: ")
+
+
+def test_each_image_of_a_batch_has_its_own_outcome():
+    """Only the bad image is refused; a failure of any image is a failed request."""
+    refusal, wrong = RequestRefused("invalid image: none"), replace(RIGHT, version="2")
+
+    assert batch_fault(photo(), refusal, [RIGHT, RIGHT]) == ""
+    assert "expected a refusal" in batch_fault(photo(), RIGHT, [RIGHT])
+    assert "version 2" in batch_fault(photo(), refusal, [RIGHT, wrong])
+    with pytest.raises(TimedOut):
+        batch_fault(photo(), refusal, [RIGHT, TimedOut("late")])
+
+
+@pytest.mark.parametrize(
+    ("send", "may_fail", "expected"),
+    [
+        (lambda client: "", False, []),
+        (lambda client: "a goldfish", False, ["wrong outcomes", "kinds without a right outcome"]),
+        (lambda client: "a goldfish", True, ["wrong outcomes", "kinds without a right outcome"]),
+        (lambda client: raising(RequestRefused("no"))(), True, ["wrong outcomes"]),
+        (lambda client: raising(TimedOut("late"))(), False, ["failed requests"]),
+        (lambda client: raising(TimedOut("late"))(), True, ["kinds without a right outcome"]),
+    ],
+    ids=["right", "wrong", "wrong amid faults", "refused amid faults", "failed", "failed amid faults"],
+)
+def test_outcomes_of_traffic_are_judged(send, may_fail, expected):
+    """A wrong outcome always fails, a failed request only without faults; nobody passes without an answer."""
+    with Traffic([Kind("odd", 50, nullcontext, send)], TARGET) as traffic:
+        deadline = time.monotonic() + WATCHDOG_S
+        while not traffic.sent and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    found = [each.partition(" (")[0] for each in failed(verdict.judge_traffic(traffic.tallies, may_fail))]
+    assert set(expected) <= set(found)
+    assert bool(expected) == bool(found)
+
+
+def test_lost_request_is_told(monkeypatch):
+    """A request that never comes back fails, and does not hold up the end."""
+    monkeypatch.setattr(traffic_module, "JOIN_S", 0.1)
+    sent, is_over = threading.Event(), threading.Event()
+
+    def hang(client: object) -> str:
+        sent.set()
+        is_over.wait(WATCHDOG_S)
+        return ""
+
+    with Traffic([Kind("hanging", 50, nullcontext, hang)], TARGET) as traffic:
+        assert sent.wait(WATCHDOG_S)
+        assert not traffic.is_calm(time.monotonic() - 1, 0)
+        time.sleep(0.3)
+    verdicts = list(verdict.judge_traffic(traffic.tallies, may_fail=False))
+    is_over.set()
+
+    assert "lost: neither a response nor a failure" in traffic.tallies[0].failed[0].text
+    assert any(each.startswith("kinds sent too rarely (hanging") for each in failed(verdicts))
+
+
+def test_fault_is_over_when_all_kinds_succeed_again():
+    """Neither a failure in the last moment, nor a kind without an answer, nor an old request is calm."""
+    now = time.monotonic()
+    traffic = Traffic([Kind("any", 1, nullcontext, str)], TARGET)
+    good = Tally(traffic.tallies[0].kind, right=1, right_s=now)
+    odd = {
+        "failed": replace(good, failed=[Failure(now, "late")]),
+        "silent": replace(good, right_s=now - 20),
+        "waiting": replace(good, in_flight_since_s=now - 20),
+    }
+
+    traffic.tallies = [good]
+    assert traffic.is_calm(now - 10, 5)
+    for tally in odd.values():
+        traffic.tallies = [tally]
+        assert not traffic.is_calm(now - 10, 5)
+
+
+MINUTES = np.arange(100) / 10
+NOISE = np.random.default_rng(1).normal(0, 3, len(MINUTES))
+
+
+@pytest.mark.parametrize(
+    ("more", "is_good"),
+    [
+        (0 * MINUTES, True),
+        (60 * (MINUTES % 0.5), True),
+        (60.0 * (MINUTES > 0.5), True),
+        (np.where(np.arange(100) % 20, 0, 200), True),
+        (-8 * MINUTES, True),
+        (0.3 * MINUTES, True),
+        (8 * MINUTES, False),
+        (8 * np.floor(MINUTES) + 60 * (MINUTES % 0.5), False),
+    ],
+    ids=["flat", "sawtooth", "step at the start", "peaks", "falling", "below the bound", "leak", "in steps"],
+)
+def test_leak_is_told_from_noise(more, is_good):
+    """Only growth of more than the bound fails: not noise, peaks, or what comes and goes."""
+    assert verdict.grown("memory", list(800 + NOISE + more), 8.0).is_good is is_good
+
+
+def test_memory_of_each_process_and_of_changes_is_judged():
+    """One leaking process fails by its name; what changes keep is compared for each round."""
+    flat = {"memory, a": 50.0, "memory, b": 50.0, "memory in all, server": 100.0}
+    leaking = [{**flat, "memory, b": 50.0 + place} for place in range(20)]
+    charged = [{**flat, "memory in all, server": 100.0 + 2 * place} for place in range(20)]
+
+    assert failed(verdict.judge_memory([flat] * 20, [flat] * 20, 5)) == []
+    assert failed(verdict.judge_memory(leaking, [flat] * 20, 5)) == ["memory, b"]
+    assert failed(verdict.judge_memory([flat] * 20, charged, 5)) == [
+        "memory in all, server, 5 rounds of changes"
+    ]
+    with pytest.raises(ValueError, match="expected 8 samples, got 3; fix: a longer soak"):
+        list(verdict.judge_memory([flat] * 3, [], 0))
+
+
+def test_counts_may_fall_and_not_rise():
+    """One open file more than before fails by its name."""
+    before = {"open files": 10.0, "zombies": 0.0, "threads, server": 20.0}
+    fewer = {"open files": 9.0, "zombies": 0.0, "threads, server": 21.0}
+    more = {"open files": 11.0, "zombies": 1.0, "threads, server": 20.0}
+
+    assert failed(verdict.judge_quiet(before, fewer)) == []
+    assert failed(verdict.judge_quiet(before, more)) == ["open files", "zombies"]
+
+
+def test_process_and_region_that_stay_are_told(monkeypatch):
+    """A process that still runs, and a file that it had open in shared memory, are left."""
+    monkeypatch.setattr("loadtest.torture.observation.END_S", 0.1)
+    command = [sys.executable, "-c", "input()"]
+    with (
+        NamedTemporaryFile(dir="/dev/shm", prefix="torture-test-") as file,
+        subprocess.Popen(command, stdin=subprocess.PIPE) as process,
+    ):
+        server = SimpleNamespace(pid=process.pid, record=SimpleNamespace(pid=process.pid))
+        observer = Observer(server, SimpleNamespace(pid=process.pid))
+        observer.note()
+        (left,), regions = observer.left()
+        process.kill()
+
+    assert left.startswith(f"{process.pid} ")
+    assert Path(file.name).name in regions
+
+
+def test_gauge_that_is_on_no_page_is_not_zero():
+    """One that has another name now would pass for ever."""
+    with pytest.raises(LookupError, match="no page has nereid_gateway_in_flight"):
+        gauges([metrics_page.Sample("nereid_route_in_flight", {}, 1.0)])
+
+
+ROW = {
+    "incident": "30 % damaged images",
+    "alert": "RouteInvalidImages",
+    "resolved_s": 8.0,
+    "cause": "invalid_image",
+    "calm_pages": [],
+    "others": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ({"alert": None, "others": ["TargetDown"]}, "expected RouteInvalidImages or"),
+        ({"resolved_s": None}, "did not end"),
+        ({"cause": "network"}, "expected the cause 'invalid_image', got 'network'"),
+        ({"calm_pages": ["RouteSlow"]}, "RouteSlow fired in the calm phase"),
+    ],
+)
+def test_alert_that_is_not_as_expected_is_told(fault, problem):
+    """A missed alert, one that stays, another cause and a false alert fail, each by its own words."""
+    assert problems(ROW) == []
+    (found,) = problems({**ROW, **fault})
+    assert problem in found
