@@ -15,8 +15,7 @@ from pathlib import Path
 from loadtest import drift_photos, servers
 from loadtest.alert_watch import Prometheus, Webhook
 from loadtest.photo_callers import PhotoCallers
-from loadtest.rollouts import slower
-from loadtest.swap import ROUTE
+from loadtest.swap import ROUTE, slower
 from nereid.drift import baseline
 from nereid.drift.targets import targets_of
 from nereid.processes import available_cores, end_with_parent

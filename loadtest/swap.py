@@ -1,56 +1,35 @@
-"""The cost of publishing for present clients: versions change under load, and every response is checked.
+"""Versions that are published under load: how they are written, and the expected responses of each.
 
-Eight callers send requests to the route over HTTP and gRPC. Each cycle begins with a calm span. Then a
-version is published with half of the traffic, rolled back, and retired. Each version has its own last bias,
-so its scores differ from all others; the library computes the expected scores in this process.
-
-    python -m loadtest.swap [--cycles 100] [--calm-s 3]
+Each version has its own last bias, so its scores differ from all others. The library computes the expected
+scores in this process.
 """
 
 import contextlib
-import os
-import shutil
-import statistics
-import tempfile
-import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
+import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
-from loadtest import record, resource_usage, servers
-from loadtest.background_load import BackgroundLoad, Request
 from nereid import assets
 from nereid.assets import COFFEE
 from nereid.client.prediction import Prediction
 from nereid.config.model_config import ModelConfig
 from nereid.imaging.pipeline import Pipeline
 from nereid.inference.session import Session
-from nereid.publish.publisher import Gates, publish, retire, rollback
-from nereid.server.run_dir import ServerRecord
+from nereid.publish.publisher import Gates
 from nereid.serving_errors import InferenceFailed
-from nereid.tune.load_generator import percentile
 
 NETWORK, ROUTE, BIAS = "efficientnet_lite0", "classify", "network._fc.bias"
-CONCURRENCY, HALF = 8, 0.5
+HALF = 0.5
 # The candidates equal the current version in speed, but the load disturbs the comparison.
 GATES = Gates(is_change_accepted=True, max_slowdown=100)
 ESPRESSO, STEP = 967, 0.03
 # Scores from batches of different sizes differ by less than this.
 TOLERANCE = 1e-4
-# Cycles until the server's memory has settled.
-SETTLED = 10
-CALM, PUBLISHING, WITHDRAWING = "before", "while publishing", "while rolling back and retiring"
-HEADINGS = ("callers", "requests", "p50", "p99", "p99 compared")
-# The limit on the growth of memory after the first cycles, as a factor.
-MAX_GROWTH = 1.10
-MAX_SHOWN = 10
-
-T = TypeVar("T")
-Spans = dict[str, list[tuple[float, float]]]
+# Multiplications with which a request takes about 30 % longer.
+EXTRA = 20
 
 
 class References:
@@ -103,107 +82,27 @@ def write_candidate(folder: Path, number: int) -> Path:
     return path
 
 
-def run_cycles(
-    server: ServerRecord, folder: Path, cycles: int, calm_s: float
-) -> tuple[list[Request], Spans, list[int], list[float]]:
-    """Publish, roll back and retire under load; returns requests, spans, memory and publish seconds."""
-    repository = Path(server.repository)
-    references = References(repository)
-    spans: Spans = {CALM: [], PUBLISHING: [], WITHDRAWING: []}
-    memory: list[int] = []
-    took: list[float] = []
-
-    def timed(phase: str, act: Callable[[], T]) -> T:
-        begin = time.monotonic()
-        result = act()
-        spans[phase].append((begin, time.monotonic()))
-        return result
-
-    def withdraw(version: int) -> None:
-        rollback(repository, ROUTE, server)
-        retire(repository, ROUTE, version, server)
-
-    with BackgroundLoad(server, ROUTE, CONCURRENCY, check=references.check) as load:
-        for number in range(1, cycles + 1):
-            source = write_candidate(folder / "candidate", number)
-            # Version numbers are never reused, so this is the next one.
-            references.add(number + 2, source.parent)
-            timed(CALM, partial(time.sleep, calm_s))
-            done = timed(PUBLISHING, partial(publish, repository, ROUTE, source, server, GATES, HALF))
-            took.append(done.seconds)
-            time.sleep(calm_s / 3)
-            timed(WITHDRAWING, partial(withdraw, done.version))
-            memory.append(resource_usage.memory_bytes(server.pid))
-            bad = [each.failure for each in load.requests if each.failure]
-            print(
-                f"cycle {number}: {done.seconds:.1f} s, {len(load.requests)} requests, {len(bad)} wrong",
-                flush=True,
-            )
-    return load.requests, spans, memory, took
-
-
-def summarise(requests: list[Request], spans: Spans) -> list[record.Row]:
-    """Return a row for each phase, with the requests that began in it and their latencies."""
-    rows: list[record.Row] = []
-    for phase, times in spans.items():
-        latencies = sorted(
-            (each.end_s - each.begin_s) * 1e3
-            for each in requests
-            if any(begin <= each.begin_s < end for begin, end in times)
-        )
-        p50, p99 = (round(percentile(latencies, percent), 1) for percent in (50, 99))
-        rows.append({"phase": phase, "requests": len(latencies), "p50_ms": p50, "p99_ms": p99})
-    for row in rows:
-        row["compared"] = round(row["p99_ms"] / rows[0]["p99_ms"], 2)
-    return rows
-
-
-def growth(memory: list[int]) -> float | None:
-    """Return the factor by which memory grew since the server settled; None after too few cycles."""
-    if len(memory) < 2 * SETTLED:
-        return None
-    return round(statistics.median(memory[-SETTLED:]) / statistics.median(memory[SETTLED : 2 * SETTLED]), 3)
-
-
-def _cells(row: record.Row) -> list[str]:
-    latencies = f"{row['p50_ms']} ms", f"{row['p99_ms']} ms", f"{row['compared']} ×"
-    return [row["phase"], f"{row['requests']:,}", *latencies]
-
-
-def markdown(rows: list[record.Row]) -> str:
-    """Render the rows as the table of docs/publishing.md."""
-    return record.markdown(HEADINGS, map(_cells, rows))
-
-
-def main() -> int:
-    """Measure, print and record; exit status 1 if a response was wrong or memory grew."""
-    args = record.parsed(record.parser(__doc__, cycles=100, calm_s=3.0))
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        repository = shutil.copytree(assets.REPOSITORY, folder / "models")
-        with servers.served(folder, os.environ, repository=repository) as server:
-            options = server.options
-            about = ServerRecord(
-                server.pid, options.host, options.ports, str(repository), options.profile, ""
-            )
-            requests, spans, memory, took = run_cycles(about, folder, args.cycles, args.calm_s)
-    rows, wrong = summarise(requests, spans), [each.failure for each in requests if each.failure]
-    result = {
-        "concurrency": CONCURRENCY,
-        "cycles": args.cycles,
-        "requests": len(requests),
-        "wrong": len(wrong),
-        "publish_s": round(statistics.median(took), 2),
-        "memory_growth": growth(memory),
-        "memory_mb": [round(each / resource_usage.MB) for each in memory],
-    }
-    print(markdown(rows))
-    print({key: value for key, value in result.items() if key != "memory_mb"})
-    missed = [f"a wrong response: {failure}" for failure in wrong[:MAX_SHOWN]]
-    if (factor := growth(memory) or 0) > MAX_GROWTH:
-        missed.append(f"memory grew by a factor of {factor}")
-    return record.finish(args.record, result | {"rows": rows}, missed)
-
-
-if __name__ == "__main__":
-    record.end(main)
+def slower(folder: Path, extra: int = EXTRA) -> Path:
+    """Write the network with more work, a number of multiplications of matrices."""
+    path = write_candidate(folder, 0)
+    model = onnx.load(path)
+    graph, side = model.graph, 256
+    graph.initializer.append(numpy_helper.from_array(np.full((side, side), 1 / side, np.float32), "work"))
+    nodes = [
+        helper.make_node("ReduceMean", [graph.input[0].name], ["mean"], axes=[0, 1, 2, 3], keepdims=0),
+        helper.make_node("Mul", ["work", "mean"], ["work0"]),
+    ]
+    for number in range(extra):
+        nodes.append(helper.make_node("MatMul", [f"work{number}", "work"], [f"work{number + 1}"]))
+    nodes += [
+        helper.make_node("ReduceMean", [f"work{extra}"], ["rest"], axes=[0, 1], keepdims=0),
+        helper.make_node("Mul", ["rest", "zero"], ["nothing"]),
+    ]
+    graph.initializer.append(numpy_helper.from_array(np.array(0, np.float32), "zero"))
+    name = graph.output[0].name
+    for node in graph.node:
+        node.output[:] = ["scores without" if each == name else each for each in node.output]
+    graph.node.extend(nodes)
+    graph.node.append(helper.make_node("Add", ["scores without", "nothing"], [name]))
+    onnx.save(model, path)
+    return path
