@@ -78,18 +78,10 @@ def unknown_words(line: str) -> list[str]:
     return [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
 
 
-def shown_text(page):
-    """Return a page without the commands of its records, which may be outdated."""
-    text = prose.page_text(PAGES[page])
-    for path in (ROOT / "loadtest" / "results").glob("*.json"):
-        text = text.replace(f"`{json.loads(path.read_text())['command']}`", "")
-    return text
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_shell_lines_name_real_commands(root, page):
     """Every `nereid`, `make` and `python -m` in a page is a real command, target or module."""
-    text = shown_text(page)
+    text = prose.page_text(PAGES[page])
     targets = re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE)
 
     named = re.findall(r"(?:\$ |`|bin/|^|&& )nereid ([\w-][^`\n]*)", text, re.MULTILINE)
