@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from loadtest import perf_analyzer, record, wrk
-from loadtest.bench import limit, paths, plan, summary
+from loadtest.bench import limit, paths, summary
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, Cell, Selection
 from loadtest.bench.summary import Sample
 from nereid.errors import OperationFailed, ServerError, WrongUsage
@@ -22,8 +22,6 @@ from nereid.processes import exit_on_sigterm
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.tune.load_generator import LoadFailed
 
-# Duration of the servers' start, for the estimate.
-START_S = 15.0
 Environment = MutableMapping[str, str]
 
 
@@ -56,7 +54,8 @@ def bench(options: Options, environment: Environment) -> bool:
     except ValueError as error:
         raise WrongUsage(str(error)) from None
     cells, analyzer, notes = _with_analyzer(cells, environment)
-    _announce(cells, options, notes)
+    size = f"{len(cells)} measurements of {options.seconds:g} s in each of {options.rounds} rounds"
+    print("\n  ".join([size, *map(str, cells), *notes]), file=sys.stderr)
     load_before = os.getloadavg()[0]
     with exit_on_sigterm(), _failures_named():
         series = _measure(cells, analyzer, options, environment)
@@ -85,13 +84,6 @@ def _with_analyzer(
         if all(cell.path in LIMITS for cell in left):
             raise OperationFailed(str(reason)) from None
         return left, None, [f"without gRPC: {reason}"]
-
-
-def _announce(cells: Sequence[Cell], options: Options, notes: Sequence[str]) -> None:
-    total_s = START_S + plan.duration_s(cells, options.rounds, options.seconds)
-    size = f"{len(cells)} measurements of {options.seconds:g} s in each of {options.rounds} rounds"
-    lines = [f"{size}, about {total_s / 60:.1f} min:", *plan.describe(cells), *notes]
-    print("\n  ".join(lines), file=sys.stderr)
 
 
 @contextlib.contextmanager
