@@ -24,14 +24,12 @@ EXTRAS ?= embedded,cpu,text,publish,gateway
 PART ?= 100M
 
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
-RECORDS := $(addprefix record-,pieces preprocess parity bench route backend memory clients gateway recovery swap \
-	stall trials tune_proof guard attack containers idle \
-	ceilings connections default_choice rollouts rollout_simulation rollout_cost observability_cost drift_simulation \
-	signal_cost incidents reading_accuracy reading_speed chaos)
+RECORDS := $(addprefix record-,bench recovery attack rollout_simulation incidents reading_accuracy \
+	reading_speed chaos)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
-.PHONY: help setup demo serve check fix unit test test-slow nightly containers load proof bench gpu-check chaos soak profile pictures docs lock site dist offline clean $(RECORDS)
+.PHONY: help setup demo serve check fix unit test test-slow nightly containers load proof bench gpu-check chaos soak docs lock site dist offline clean $(RECORDS)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -93,60 +91,14 @@ bench: .venv/.testing  ## measure everything, and write the records in loadtest/
 	@$(EACH) $(RECORDS)
 
 $(RECORDS): .venv/.testing
-record-pieces:
-	$(BIN)/python -m loadtest.pieces --record pieces
-record-preprocess:
-	$(BIN)/python -m loadtest.preprocess --record preprocess
-record-parity:
-	$(BIN)/python -m loadtest.parity --wallpapers photos --record parity
 record-bench:
 	$(BIN)/python -m loadtest.bench --record bench
-record-route:
-	$(BIN)/python -m loadtest.route --record route
-record-backend:
-	$(BIN)/python -m loadtest.backend --record backend
-record-memory:
-	$(BIN)/python -m loadtest.memory --record memory
-record-clients:
-	$(BIN)/python -m loadtest.clients --rounds 3 --seconds 2 --record clients
-record-gateway:
-	$(BIN)/python -m loadtest.gateway --record gateway
 record-recovery:
 	$(BIN)/python -m loadtest.recovery --record recovery
-record-swap:
-	$(BIN)/python -m loadtest.swap --record swap
-record-stall:
-	$(BIN)/python -m loadtest.stall --record stall
-record-trials:
-	$(BIN)/python -m loadtest.trials --rounds 4 --record trials
-record-tune_proof:
-	$(BIN)/python -m loadtest.tune_proof --record tune_proof
-record-guard:
-	$(BIN)/python -m loadtest.guard --rounds 8 --seconds 3 --record guard
 record-attack:
 	$(BIN)/python -m loadtest.attack --seconds 60 --cases 1000000 --record attack
-record-containers:
-	$(BIN)/python -m loadtest.containers --record containers
-record-idle:
-	$(BIN)/python -m loadtest.idle --record idle
-record-ceilings:
-	$(BIN)/python -m loadtest.ceilings --record ceilings
-record-connections:
-	$(BIN)/python -m loadtest.connections --record connections
-record-default_choice:
-	$(BIN)/python -m loadtest.default_choice --record default_choice
-record-rollouts:
-	$(BIN)/python -m loadtest.rollouts --record rollouts
 record-rollout_simulation:
 	$(BIN)/python -m loadtest.rollout_simulation --record rollout_simulation
-record-rollout_cost:
-	$(BIN)/python -m loadtest.rollout_cost --record rollout_cost
-record-observability_cost:
-	$(BIN)/python -m loadtest.observability_cost --rounds 5 --seconds 4 --record observability_cost
-record-drift_simulation:
-	$(BIN)/python -m loadtest.drift_simulation --record drift_simulation
-record-signal_cost:
-	$(BIN)/python -m loadtest.signal_cost --record signal_cost
 record-incidents:
 	$(BIN)/python -m loadtest.torture --incidents --record incidents
 record-reading_accuracy:
@@ -165,17 +117,10 @@ chaos: .venv/.testing  ## let ROUNDS (200) faults happen to a server under load;
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.torture --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
-profile: .venv/.testing  ## write flame graphs of gateway, route and model under load; root, or ptrace allowed
-	$(BIN)/python -m loadtest.profile_server
-
-pictures: .venv/.testing  ## draw docs/top.svg: nereid top, and a server and a gateway under load
-	$(BIN)/python -m loadtest.top_picture
-
 docs: .venv/.testing  ## write docs/commands.md, docs/metrics.md and docs/benchmarks.md from the help, the code and the records
 	$(BIN)/python -m tools.commands_page
 	$(BIN)/python -m tools.metrics_page
 	$(BIN)/python -m loadtest.bench.page
-	$(BIN)/python -m loadtest.rollout_plot
 	$(BIN)/python -m loadtest.gpu_check.claims
 
 lock: .venv/.testing  ## write deploy/constraints.txt: the versions of all packages in the images

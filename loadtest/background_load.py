@@ -1,10 +1,9 @@
 """A closed loop of classifiers in the background, over HTTP and gRPC, with the outcome of each request."""
 
 import asyncio
-import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,7 +45,6 @@ class BackgroundLoad:
         timeout_s: of one request.
         check: returns the fault of a response, empty for a correct one.
         api_key: the key that a guarded server expects; "" for none.
-        photos: image files that are sent in turn; one of an espresso if there are none.
     """
 
     def __init__(
@@ -58,13 +56,12 @@ class BackgroundLoad:
         timeout_s: float = 30.0,
         check: Callable[[Prediction], str] = lambda prediction: "",
         api_key: str = "",
-        photos: Sequence[bytes] = (),
     ) -> None:
         self.requests: list[Request] = []
         self._server, self._model, self._count = server, model, count
         self._pause_s, self._timeout_s, self._check = pause_s, timeout_s, check
         self._api_key = api_key
-        self._photos = itertools.cycle(photos or [COFFEE.read_bytes()])
+        self._photo = COFFEE.read_bytes()
         self._over = threading.Event()
         self._failures: list[BaseException] = []
         self._begins_s: dict[int, float] = {}
@@ -113,7 +110,7 @@ class BackgroundLoad:
     async def _classify(self, caller: int, classifier: AsyncClassifier) -> tuple[str, bool]:
         self._begins_s[caller] = time.monotonic()
         try:
-            failure = self._check(await classifier.classify(next(self._photos), top_k=1))
+            failure = self._check(await classifier.classify(self._photo, top_k=1))
         except ClassifierError as error:
             failure = str(error) or type(error).__name__
         finally:

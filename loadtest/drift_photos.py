@@ -3,16 +3,34 @@
 import io
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter
 
-from loadtest.parity import packaged
-
+# All photos in these packages, without charts, silhouettes and pages of text.
+PHOTOS = {
+    "skimage": [
+        f"data/{name}"
+        for name in (
+            *("astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png"),
+            *("grass.png", "gravel.png", "hubble_deep_field.jpg", "ihc.png", "moon.png"),
+            *("motorcycle_left.png", "retina.jpg", "rocket.jpg"),
+        )
+    ],
+    "sklearn": ["datasets/images/china.jpg", "datasets/images/flower.jpg"],
+    "matplotlib": ["mpl-data/sample_data/grace_hopper.jpg"],
+}
 JPEG_QUALITY = 90
 # Sides of the crops, as parts of the photo's own sides.
 MIN_PART, MAX_PART = 0.45, 1.0
 MAX_SIDE_PX = 640
+
+
+def packaged() -> list[Path]:
+    """List the photos of the packages in PHOTOS."""
+    return [Path(str(files(package) / name)) for package, names in PHOTOS.items() for name in names]
 
 
 def crops(count: int, seed: int = 1) -> list[Image.Image]:

@@ -8,7 +8,6 @@ import datetime
 import importlib.metadata
 import json
 import platform
-import re
 import shutil
 import statistics
 import subprocess
@@ -33,12 +32,6 @@ PACKAGES = frozenset(
     {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow", "pillow", "simplejpeg"}
 )
 UNCOMMITTED = "a record needs a commit to refer to; fix: commit the changes first"
-# Patterns of names in committed records, and the present names; records are never edited.
-RENAMED = {
-    r"\bat\s+once\b": "in parallel",
-    r"requests not as they must be": "wrong outcomes",
-    r"regions that the server was \w+ of": "registered regions",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +149,8 @@ def median_ratio(values: Sequence[float], base: Sequence[float], digits: int = 3
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Render a table for a page; a test compares the page with the record."""
-    lines = [headings, ["---"] * len(headings), *([renamed(str(cell)) for cell in row] for row in rows)]
+    lines = [headings, ["---"] * len(headings), *([str(cell) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def renamed(text: str) -> str:
-    """Replace the names of older records by the present ones."""
-    for old, new in RENAMED.items():
-        text = re.sub(old, new, text)
-    return text
 
 
 def show(headings: Sequence[str], rows: Iterable[Sequence[object]], width: int = 140) -> None:

@@ -27,9 +27,6 @@ def bench(
         str | None,
         typer.Option(help="Some of http (wrk), grpc (perf_analyzer).", show_default="judged"),
     ] = None,
-    with_pieces: Annotated[
-        bool, typer.Option("--pieces/--no-pieces", help="Measure the library's parts and cold starts, too.")
-    ] = True,
     record: Annotated[str, typer.Option(help="Store the result as loadtest/results/NAME.json.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -43,7 +40,7 @@ def bench(
             selection = select(paths, photos, precisions, concurrency, protocols)
         except ValueError as error:
             raise WrongUsage(str(error)) from None
-        options = runner.Options(selection, rounds, seconds, with_pieces, record, as_json)
+        options = runner.Options(selection, rounds, seconds, record, as_json)
         if not runner.bench(options, os.environ):
             raise OperationFailed("the benchmark missed a target; see above")
 

@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md, its plots and the README's table from the records; part of `make docs`.
+"""Write docs/benchmarks.md, its plot, and tables of two other pages from the records; part of `make docs`.
 
 python -m loadtest.bench.page
 """
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from loadtest import memory, record, swap, trials
+from loadtest import record
 from loadtest.bench import plots, summary
 from loadtest.bench.plan import ALONE, IN_PROCESS, PHOTOS, WRK
 from loadtest.record import Row
@@ -19,7 +19,7 @@ Record = Row
 DOCS = CHECKOUT / "docs"
 README, CAPACITY = CHECKOUT / "README.md", DOCS / "capacity.md"
 NAME = "bench"
-PLOTS = {"bench-throughput.svg": plots.throughput, "bench-latency.svg": plots.latency}
+PLOT = "bench-throughput.svg"
 SHORT = ("photo", "path", "images/s", "of the limit", "CPU ms per image", "p50 ms alone", "p99 ms of 32")
 MARK = "<!-- Written by `make docs` from loadtest/results/bench.json. -->\n"
 COST = (
@@ -28,7 +28,6 @@ COST = (
 )
 # The present form of a command in an older record; records are never edited.
 COMMANDS = {
-    "nereid bench": "python -m loadtest.bench",
     "python -m loadtest.soak": "python -m loadtest.torture",
     "python -m loadtest.chaos": "python -m loadtest.torture --rounds 200",
     "python -m loadtest.incidents": "python -m loadtest.torture --incidents",
@@ -37,33 +36,13 @@ COMMANDS = {
 ELSEWHERE = {
     "attack": "security.md",
     "chaos": "supervision.md",
-    "containers": "containers.md",
-    "guard": "gateway.md",
     "gpu_check": "gpu.md",
-    "idle": "capacity.md",
-    "ceilings": "capacity.md",
-    "connections": "capacity.md",
-    "backend": "onnxruntime_backend.md",
-    "clients": "clients.md",
-    "compare": "experiments.md",
-    "gateway": "gateway.md",
-    "memory": "onnxruntime_backend.md",
-    "parity": "preprocess.md",
-    "pieces": "onnxruntime_backend.md",
-    "preprocess": "preprocess.md",
+    "incidents": "monitoring.md",
     "reading_accuracy": "reading.md",
     "reading_speed": "reading.md",
     "recovery": "supervision.md",
+    "rollout_simulation": "rollouts.md",
     "soak": "torture.md",
-    "stall": "load_testing.md",
-    "route": "routing.md",
-    "swap": "publishing.md",
-    "trials": "benchmarks.md",
-    "default_choice": "tuning.md",
-    "drift_simulation": "drift.md",
-    "signal_cost": "drift.md",
-    "incidents": "monitoring.md",
-    "tune_proof": "tuning.md",
 }
 HEAD = """# Benchmarks
 
@@ -83,8 +62,7 @@ HOW = """
   Photos are JPEGs of 640x427 and 1920x1080.
 - **Load** is a closed loop by `wrk`, or by NVIDIA's `perf_analyzer`, which supports both protocols. The
   generator shares the cores with the server. Under `wrk`, the server counts the images per second while
-  responses flow. The generator's own count would begin before the first response. The
-  [gateway](gateway.md) is also measured with an open loop.
+  responses flow. The generator's own count would begin before the first response.
 - Each round measures each line once, and odd rounds run backwards. The table shows medians over the rounds.
   **Of the limit** is the median of the rounds' own ratios, so a slow phase of the machine affects both alike.
 - **CPU ms** is the CPU time per image of the server's process tree, or of the workers in process. It counts
@@ -96,25 +74,6 @@ NOISE = """The A/A measurement is `cpu` with the small photo and 32 requests in 
 The table has the ratio of the second to the first. A difference from the limit below this range is noise.
 
 """
-PARTS = """
-## The library's parts
-
-All cores work at the same time. The table compares kept memory with new memory, and normalising each plane in
-the cache with NumPy's formula for all planes.
-
-"""
-TRIED = """The repository has the first line of each profile. Triton needs a queue policy to honour the
-`timeout` of a request. With a queue policy, Triton forms no batch before an instance is free, and it
-overlooks some requests. Instances then idle while requests wait; a single instance idles half of the time.
-So the repository has no queue policy, and the deadlines of a route travel in a [parameter](routing.md).
-
-Larger batches give no more throughput and a longer p99 at 8 in flight. Single images cost CPU time. Batches
-of two and four also even out the latency of the ensemble. UINT8 between preprocessing and network saves
-copies through shared memory. It needs another file of the network and gains little.
-
-A single instance whose own threads respond image by image was tried by hand. It took more CPU time than two
-instances, and requests inside a killed process were never answered.
-"""
 
 
 def render(bench: Record, others: Mapping[str, Record]) -> str:
@@ -124,16 +83,12 @@ def render(bench: Record, others: Mapping[str, Record]) -> str:
         _conditions(bench),
         "".join(f"\n- {note}\n" for note in bench["notes"]),
         _targets(bench["targets"]),
-        "".join(f"\n![{_alt(name)}]({name})\n" for name in PLOTS),
+        f"\n![Throughput of each path]({PLOT})\n",
         HOW,
         "\n## Noise\n\n",
         _noise(bench),
         "\n## Every measurement\n\n",
         record.markdown(summary.HEADINGS, map(summary.cells, bench["rows"])),
-        _pieces(bench),
-        _trials(others["trials"]),
-        _shared(others["memory"]),
-        _published(others["swap"]),
         _others(others),
     ]
     return "".join(parts)
@@ -159,7 +114,7 @@ def _conditions(bench: Record) -> str:
     rows = [
         ("machine", conditions(bench)),
         ("commit", bench["commit"]),
-        ("command", command_text(bench)),
+        ("command", f"`{bench['command']}`"),
         ("rounds", f"{bench['rounds']}, each measurement {bench['seconds']:g} s"),
         ("load of the machine before", bench["load_before"]),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
@@ -187,61 +142,13 @@ def _noise(bench: Record) -> str:
     return NOISE + record.markdown(("second / first", "median", "min..max"), rows)
 
 
-def _pieces(bench: Record) -> str:
-    if "pieces_ms" not in bench:
-        return ""
-    found = bench["pieces_ms"]
-    names = next(iter(found.values()))
-    table = record.markdown(
-        ("ms per image", *(f"malloc thresholds {malloc}" for malloc in found)),
-        ((name, *(values[name] for values in found.values())) for name in names),
-    )
-    starts = [
-        (profile, *(f"{times[name]['median']:.2f}" for name in ("first_answer_s", "every_model_s")))
-        for profile, times in bench["cold_start"].items()
-    ]
-    headings = ("profile", "s until the first response", "s until all models respond")
-    cold = record.markdown(headings, starts)
-    return f"{PARTS}{table}\n## Cold start\n\nTimes count from the start of the process.\n\n{cold}"
-
-
-def _trials(tried: Record) -> str:
-    return (
-        "\n## What was tried\n\nEach trial changes one thing in the repository. Interleaved rounds compare\n"
-        "it with the unchanged profile: the small photo, FP32, `wrk`.\n"
-        f"({conditions(tried)}; {command_text(tried)})\n\n{trials.markdown(tried['rows'])}\n{TRIED}"
-    )
-
-
-def _shared(shared: Record) -> str:
-    return (
-        f"\n## Shared against private weights\n\n{conditions(shared)}, "
-        f"see [ONNX backend]({ELSEWHERE['memory']}).\n\n{memory.markdown(shared['rows'])}"
-    )
-
-
-def _published(swapped: Record) -> str:
-    return (
-        f"\n## Publishing under load\n\n{conditions(swapped)}; a publication takes {swapped['publish_s']} s "
-        f"under that load, see [publishing]({ELSEWHERE['swap']}).\n\n{swap.markdown(swapped['rows'])}"
-    )
-
-
 def _others(others: Mapping[str, Record]) -> str:
     rows = [
-        (f"[{name}.json](../loadtest/results/{name}.json)", command_text(each), _page(name))
+        (f"[{name}.json](../loadtest/results/{name}.json)", command_text(each), f"[{page}]({page})")
         for name, each in sorted(others.items())
+        for page in [ELSEWHERE[name]]
     ]
     return f"\n## Other records\n\n{record.markdown(('record', 'command', 'page'), rows)}"
-
-
-def _page(name: str) -> str:
-    page = ELSEWHERE.get(name)
-    return f"[{page}]({page})" if page else ""
-
-
-def _alt(name: str) -> str:
-    return f"plot: {name.removeprefix('bench-').removesuffix('.svg')}"
 
 
 def readme_section(bench: Record) -> str:
@@ -253,7 +160,7 @@ def readme_section(bench: Record) -> str:
     noise = f" The A/A ratio was {bench['noise']['rate']['median']}." if bench["noise"] else ""
     return (
         f"{MARK}Medians of interleaved rounds ({conditions(bench)};\n"
-        f"{command_text(bench)}).\n"
+        f"`{bench['command']}`).\n"
         f"{met} of {total} targets are met.{noise}\n"
         "[All numbers](docs/benchmarks.md) have a page of their own.\n\n"
         f"{record.markdown(SHORT, rows)}"
@@ -279,7 +186,7 @@ def capacity_section(bench: Record) -> str:
         )
     return (
         f"{MARK}{cores} cores, the number of requests in flight with the best rate ({conditions(bench)};\n"
-        f"{command_text(bench)}).\n\n{record.markdown(COST, rows)}"
+        f"`{bench['command']}`).\n\n{record.markdown(COST, rows)}"
     )
 
 
@@ -321,7 +228,7 @@ def pages() -> dict[Path, str]:
         DOCS / "benchmarks.md": render(bench, found),
         README: with_section(README, readme_section(bench)),
         CAPACITY: with_section(CAPACITY, capacity_section(bench)),
-        **{DOCS / name: draw(bench["rows"]) for name, draw in PLOTS.items()},
+        DOCS / PLOT: plots.throughput(bench["rows"]),
     }
 
 

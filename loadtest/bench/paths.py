@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from loadtest import gateway, perf_analyzer, resource_usage, servers, wrk
+from loadtest import perf_analyzer, resource_usage, servers, wrk
 from loadtest.bench import by_hand, limit
 from loadtest.bench.plan import BY_HAND, PHOTOS, PRECISIONS, TENSOR, WRK, Cell
 from loadtest.bench.summary import Sample
@@ -31,6 +31,7 @@ QUIET_S = 0.6
 # The load lasts longer than the count of its rate by this time.
 LEAD_S = 1.0
 TIMEOUT_S = 60.0
+PREDICT = "/predict"
 # A proxy from the environment cannot reach the ports of this machine.
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -120,7 +121,7 @@ class Paths:
         running, file = self._running[cell.path], self._file(cell.photo)
         ports = running.ports
         if cell.generator == WRK:
-            port, path, headers = self._gateway_port, gateway.PATH, {VARIANT_HEADER: f"v{_version(cell)}"}
+            port, path, headers = self._gateway_port, PREDICT, {VARIANT_HEADER: f"v{_version(cell)}"}
             if cell.path != "gateway":
                 port, path = ports.http, infer_path(model_of(cell))
             if cell.path not in ("gateway", "route"):

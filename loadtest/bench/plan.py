@@ -23,8 +23,6 @@ BATCH = 8
 IN_PROCESS, ALONE = "in process", "in process, one core"
 BATCHES = f"in process, batches of {BATCH}"
 LIMITS = (IN_PROCESS, BATCHES, ALONE)
-# The time of a measurement in addition to its load: draining the queue, starting a generator.
-OVERHEAD_S = {"": 0.1, WRK: 1.8, PERF_ANALYZER: 2.9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +137,6 @@ def limits(group: Sequence[Cell]) -> list[Cell]:
     return found
 
 
-def duration_s(cells: Sequence[Cell], rounds: int, seconds: float) -> float:
-    """Estimate the duration of the rounds."""
-    return rounds * sum(seconds + OVERHEAD_S[cell.generator] for cell in cells)
-
-
 def select(
     paths: str | None,
     photos: str | None,
@@ -173,11 +166,3 @@ def _choose(kind: str, text: str | None, known: Sequence[str]) -> tuple[str, ...
         if name not in known:
             raise ValueError(f"unknown {kind} '{name}', expected one of {', '.join(known)}")
     return names
-
-
-def describe(cells: Sequence[Cell]) -> list[str]:
-    """Return a line per path, photo and precision with its loads."""
-    lines: dict[tuple[str, str, str], list[str]] = {}
-    for cell in cells:
-        lines.setdefault((cell.path, cell.photo, cell.precision), []).append(cell.load)
-    return [", ".join(filter(None, [" ".join(key), *loads])) for key, loads in lines.items()]

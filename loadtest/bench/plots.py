@@ -1,4 +1,4 @@
-"""Two plots of a record as SVG; equal records give equal bytes."""
+"""The plot of a record as SVG; equal records give equal bytes."""
 
 import io
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from loadtest.bench import summary
 from loadtest.bench.plan import IN_PROCESS, PATHS, PHOTOS
@@ -20,7 +19,6 @@ COLOURS = {
     **{"route": "#1a7f37", "gateway": "#9a6700"},
 }
 LIMIT = "#cf222e"
-TICKS_MS = [factor * 10.0**power for power in range(-1, 5) for factor in (1, 2, 5)]
 # A fixed salt makes the ids stable; text stays text.
 STYLE: Any = {"svg.hashsalt": "nereid", "svg.fonttype": "none", "font.size": 9.0, "axes.titlesize": 9.0}
 # On a dark page: light text on a dark background, with the same hues.
@@ -54,39 +52,6 @@ def throughput(rows: Sequence[Row]) -> str:
             axes.margins(x=0.25)
         all_axes[-1].set_xlabel("images/s")
         return as_svg(figure, "Throughput at the best concurrency: median and range; share of the limit")
-
-
-def latency(rows: Sequence[Row]) -> str:
-    """Draw p50 and p99 of `cpu` and `ensemble` by concurrency, FP32 over HTTP, on logarithmic axes."""
-    shown = [row for row in summary.plain(rows) if row["path"] in ("cpu", "ensemble")]
-    counts = sorted({row["concurrency"] for row in shown})
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8, 3.6), layout="constrained")
-        for axes, photo in zip(figure.subplots(1, len(PHOTOS), sharey=True), PHOTOS, strict=True):
-            mine = sorted(
-                (row for row in shown if row["photo"] == photo), key=lambda row: int(row["concurrency"])
-            )
-            for path in ("cpu", "ensemble"):
-                for name, line in (("p50", "-"), ("p99", "--")):
-                    places = [
-                        (r["concurrency"], r[f"{name}_ms"]["median"]) for r in mine if r["path"] == path
-                    ]
-                    x, y = zip(*places, strict=True)
-                    axes.plot(x, y, line, marker="o", color=COLOURS[path], label=f"{path} {name}")
-            rate = _limit(rows, photo)["rate"]["median"]
-            many = [count for count in counts if count > 1]
-            even_ms = [count / rate * 1e3 for count in many]
-            axes.plot(many, even_ms, ":", color=LIMIT, label="in flight / limit")
-            axes.set(xscale="log", yscale="log", xlabel="requests in flight", title=f"photo {PHOTOS[photo]}")
-            axes.set_xticks(counts)
-            axes.set_yticks([tick for tick in TICKS_MS if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]])
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_formatter(ScalarFormatter())
-                axis.set_minor_formatter(NullFormatter())
-            axes.grid(True, alpha=0.4)
-        figure.axes[0].set_ylabel("ms")
-        figure.axes[0].legend()
-        return as_svg(figure, "Latency by concurrency: p50 solid, p99 dashed; medians of the rounds")
 
 
 def _best(rows: Sequence[Row], photo: str) -> list[Row]:

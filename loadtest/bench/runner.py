@@ -1,4 +1,4 @@
-"""A run of the benchmark: servers, rounds over all cells, the small measurements, and the report."""
+"""A run of the benchmark: servers, rounds over all cells, and the report."""
 
 import contextlib
 import json
@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from loadtest import perf_analyzer, pieces, record, wrk
-from loadtest.bench import cold_start, limit, paths, plan, summary
+from loadtest import perf_analyzer, record, wrk
+from loadtest.bench import limit, paths, summary
 from loadtest.bench.plan import LIMITS, PERF_ANALYZER, Cell, Selection
 from loadtest.bench.summary import Sample
 from nereid.errors import OperationFailed, ServerError, WrongUsage
@@ -22,10 +22,6 @@ from nereid.processes import exit_on_sigterm
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.tune.load_generator import LoadFailed
 
-GLIBCS, SERVERS = "glibc's", "our server's"
-COLD_STARTS = 3
-# Durations of the servers' start and of the small measurements, for the estimate.
-START_S, PIECES_S, COLD_START_S = 15.0, 4.0, 12.0
 Environment = MutableMapping[str, str]
 
 
@@ -36,7 +32,6 @@ class Options:
     selection: Selection
     rounds: int = 7
     seconds: float = 2.0
-    with_pieces: bool = True
     record: str = ""
     as_json: bool = False
 
@@ -59,10 +54,10 @@ def bench(options: Options, environment: Environment) -> bool:
     except ValueError as error:
         raise WrongUsage(str(error)) from None
     cells, analyzer, notes = _with_analyzer(cells, environment)
-    _announce(cells, options, notes)
+    size = f"{len(cells)} measurements of {options.seconds:g} s in each of {options.rounds} rounds"
+    print("\n  ".join([size, *map(str, cells), *notes]), file=sys.stderr)
     load_before = os.getloadavg()[0]
     with exit_on_sigterm(), _failures_named():
-        small = _measure_pieces(options.rounds, environment) if options.with_pieces else {}
         series = _measure(cells, analyzer, options, environment)
     tools = {"wrk": wrk.version()} | ({"perf_analyzer": perf_analyzer.VERSION} if analyzer else {})
     result = {
@@ -70,7 +65,6 @@ def bench(options: Options, environment: Environment) -> bool:
         "tools": tools,
         "load_before": round(load_before, 2),
         **_report(series, notes),
-        **small,
     }
     run.write(result)
     _show(run, result, options.as_json)
@@ -90,15 +84,6 @@ def _with_analyzer(
         if all(cell.path in LIMITS for cell in left):
             raise OperationFailed(str(reason)) from None
         return left, None, [f"without gRPC: {reason}"]
-
-
-def _announce(cells: Sequence[Cell], options: Options, notes: Sequence[str]) -> None:
-    total_s = START_S + plan.duration_s(cells, options.rounds, options.seconds)
-    if options.with_pieces:
-        total_s += PIECES_S * options.rounds + COLD_START_S * min(COLD_STARTS, options.rounds)
-    size = f"{len(cells)} measurements of {options.seconds:g} s in each of {options.rounds} rounds"
-    lines = [f"{size}, about {total_s / 60:.1f} min:", *plan.describe(cells), *notes]
-    print("\n  ".join(lines), file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -155,17 +140,6 @@ def _report(series: dict[Cell, list[Sample]], notes: list[str]) -> dict[str, Any
     }
 
 
-def _measure_pieces(rounds: int, environment: Environment) -> dict[str, Any]:
-    found = {}
-    plain = {name: value for name, value in environment.items() if name not in KEEP_BUFFERS}
-    for name, malloc in {GLIBCS: plain, SERVERS: plain | KEEP_BUFFERS}.items():
-        with limit.inheriting(environment, malloc):
-            found[name] = pieces.on_every_core(pieces.LIBRARY, rounds)
-    with tempfile.TemporaryDirectory() as scratch:
-        starts = cold_start.measure(Path(scratch), environment, min(COLD_STARTS, rounds))
-    return {"pieces_ms": found, "cold_start": starts}
-
-
 def _show(run: record.Run, result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps({**run.header, **result}, indent=2))
@@ -173,12 +147,6 @@ def _show(run: record.Run, result: dict[str, Any], as_json: bool) -> None:
     record.show(summary.HEADINGS, map(summary.cells, result["rows"]), width=180)
     for name, values in (result["noise"] or {}).items():
         print(f"A/A ratio of {name}: {values['median']} ({values['min']}..{values['max']})")
-    for name, times in result.get("cold_start", {}).items():
-        shown = ", ".join(f"{key} {value['median']}" for key, value in times.items())
-        print(f"cold start of {name}: {shown}")
-    for malloc, found in result.get("pieces_ms", {}).items():
-        for name, ms in found.items():
-            print(f"malloc thresholds {malloc}: {name}: {ms} ms")
     print(*result["notes"], sep="\n", end="\n" * bool(result["notes"]))
     for target in result["targets"]:
         missed = "" if target["met"] else " (missed)"

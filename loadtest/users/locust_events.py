@@ -24,10 +24,9 @@ from loadtest.users.locust_users import DEFAULT_HOST, WrongResponse
 from loadtest.users.report import Report
 from loadtest.users.request_mix import RESULTS
 from loadtest.users.run_statistics import RunStatistics
-from loadtest.users.turn_scheduler import DRAIN_S, SCENARIOS, UNANSWERED, TurnScheduler
+from loadtest.users.turn_scheduler import ARRIVALS, DRAIN_S, SCENARIOS, UNANSWERED, TurnScheduler
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import ClassifierError
-from nereid.tune.load_generator import ARRIVALS
 
 # Names of the messages between Locust's processes.
 STATISTICS, FINISH, FINISHED = "nereid_statistics", "nereid_finish", "nereid_finished"

@@ -16,14 +16,30 @@ from gevent.event import Event
 from gevent.queue import Queue
 
 from loadtest.users.run_statistics import RunStatistics
-from nereid.tune.load_generator import Arrivals, arrival_offsets
 
 Scenario = Literal["closed", "open"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
+Arrivals = Literal["poisson", "fixed"]
+ARRIVALS: tuple[Arrivals, ...] = get_args(Arrivals)
 # The timeout of one request, and after the end of the schedule that of all due requests.
 TIMEOUT_S, DRAIN_S = 30.0, 35.0
 POLL_S, MIN_DURATION_S = 0.01, 1e-6
 UNANSWERED = f"not answered within {DRAIN_S:.0f} s after the end"
+
+
+def arrival_offsets(rate_per_s: float, arrivals: Arrivals, draw: random.Random) -> Iterator[float]:
+    """Yield the send times of an endless open loop, in seconds after its start.
+
+    Args:
+        rate_per_s: requests per second on average.
+        arrivals: `poisson` for independent callers, `fixed` for equal intervals. Fixed ones begin at a
+            random point of the first interval, so that several processes do not send in step.
+        draw: source of the random intervals.
+    """
+    at_s = draw.random() / rate_per_s if arrivals == "fixed" else draw.expovariate(rate_per_s)
+    while True:
+        yield at_s
+        at_s += 1 / rate_per_s if arrivals == "fixed" else draw.expovariate(rate_per_s)
 
 
 def dispatch(

@@ -23,7 +23,7 @@ Image.MAX_IMAGE_PIXELS = None
 JPEG_MAGIC = b"\xff\xd8\xff"
 FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
 # Factors by which the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
-# decodes faster at 8/8 than at 5/8. Source: loadtest/results/pieces.json.
+# decodes faster at 8/8 than at 5/8. Source: docs/experiments.md.
 SHRINKS = (1, 2, 4, 8)
 # Encoders write about ten scans, each of which costs a pass over the whole image, and few segments.
 MAX_SCANS = 32

@@ -1,4 +1,4 @@
-"""HTTP load from asyncio: a closed loop, or an open loop at scheduled times.
+"""HTTP load from asyncio, in a closed loop.
 
 `run` starts the closed loop in a process of its own, so that the caller's work does not disturb it.
 
@@ -13,20 +13,17 @@ import http.client
 import itertools
 import json
 import math
-import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
-Arrivals = Literal["poisson", "fixed"]
-ARRIVALS: tuple[Arrivals, ...] = get_args(Arrivals)
 
 HOST = "127.0.0.1"
 # Every connection has sent requests for this long before the measurement begins.
@@ -35,7 +32,6 @@ WARM_UP_S = 0.2
 DRAIN_S = 20.0
 # The start of a process, on a busy machine.
 START_S = 30.0
-MAX_CONNECTIONS = 1_000
 # The status of a request without a response.
 LOST = 0
 
@@ -48,7 +44,7 @@ class LoadFailed(SystemExit):
 
 
 class Response(NamedTuple):
-    """One request: its begin (in an open loop the time when it was due), its end, and its HTTP status.
+    """One request: its begin, its end, and its HTTP status.
 
     Times are in seconds of the monotonic clock. The status is `LOST` without a response.
     """
@@ -162,74 +158,6 @@ def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: in
         return within(responses, begin_s, end_s, time.monotonic(), lost)
 
     return uvloop.run(load())
-
-
-def open_loop(
-    host: str, port: int, request: bytes, rate_per_s: float, seconds: float, seed: int
-) -> list[Response]:
-    """Send a request at the times of a Poisson process, whether or not earlier ones have a response.
-
-    Latency counts from the time when a request was due, so it includes a stall of the server.
-
-    Args:
-        host, port: the server.
-        request: a complete HTTP/1.1 request.
-        rate_per_s: requests per second on average.
-        seconds: duration of the schedule; responses are awaited for `DRAIN_S` more.
-        seed: random seed of the times.
-    """
-    import uvloop
-
-    from nereid.http_connection import HttpConnections
-
-    offsets = arrival_offsets(rate_per_s, "poisson", random.Random(seed))
-    schedule = itertools.takewhile(lambda offset_s: offset_s < seconds, offsets)
-
-    async def load() -> list[Response]:
-        connections, responses = HttpConnections(f"{host}:{port}"), list[Response]()
-        begin_s, sent = time.monotonic(), set[asyncio.Task[None]]()
-        free = asyncio.Semaphore(MAX_CONNECTIONS)
-
-        async def send(due_s: float) -> None:
-            status = LOST
-            try:
-                async with free, connections.taken() as connection:
-                    status = (await connection.send([request])).status
-            except (OSError, http.client.HTTPException):
-                pass
-            finally:
-                responses.append(Response(due_s, time.monotonic(), status))
-
-        for offset_s in schedule:
-            due_s = begin_s + offset_s
-            while (pause_s := due_s - time.monotonic()) > 0:  # uvloop may wake up 0.5 ms early
-                await asyncio.sleep(pause_s)
-            sent.add(task := asyncio.create_task(send(due_s)))
-            task.add_done_callback(sent.discard)
-        if sent:
-            _, late = await asyncio.wait(sent, timeout=DRAIN_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-        connections.close()
-        return responses
-
-    return uvloop.run(load())
-
-
-def arrival_offsets(rate_per_s: float, arrivals: Arrivals, draw: random.Random) -> Iterator[float]:
-    """Yield the send times of an endless open loop, in seconds after its start.
-
-    Args:
-        rate_per_s: requests per second on average.
-        arrivals: `poisson` for independent callers, `fixed` for equal intervals. Fixed ones begin at a
-            random point of the first interval, so that several processes do not send in step.
-        draw: source of the random intervals.
-    """
-    at_s = draw.random() / rate_per_s if arrivals == "fixed" else draw.expovariate(rate_per_s)
-    while True:
-        yield at_s
-        at_s += 1 / rate_per_s if arrivals == "fixed" else draw.expovariate(rate_per_s)
 
 
 def within(responses: Sequence[Response], begin_s: float, end_s: float, now_s: float, lost: int = 0) -> Load:

@@ -44,7 +44,7 @@ def test_a_missed_target_keeps_no_record_from_being_made(root, made):
     written = re.findall(r"^\t\$\(BIN\)/(.* --record \w+)$", (root / "Makefile").read_text(), re.M)
 
     assert made("bench") == written
-    assert len(written) > 10
+    assert len(written) > 5
 
 
 def test_the_long_tests_run_after_a_missed_target(made):

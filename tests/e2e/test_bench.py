@@ -15,7 +15,7 @@ from tests.routes import wait_until
 
 WATCHDOG_S = 300
 BENCH = (sys.executable, "-m", "loadtest.bench")
-SHORT = ("--rounds", "1", "--seconds", "1", "--photos", "small", "--no-pieces", "--json")
+SHORT = ("--rounds", "1", "--seconds", "1", "--photos", "small", "--json")
 
 pytestmark = [
     pytest.mark.slow,

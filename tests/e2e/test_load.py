@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest import load, resource_usage, stall
+from loadtest import load
 from loadtest.users import thresholds
 from nereid.assets import ADAPTERS, CHELSEA, COFFEE, REPOSITORY
 from nereid.server.ports import free_ports
@@ -25,10 +25,6 @@ from tests.routes import wait_until
 # Three times what a stalled machine was seen to need for the start of Locust and its workers.
 TIMEOUT_S = 60.0
 CALLERS = 6
-# Three stalls in what is measured: half of the arrivals in each of them are late by more than half of it.
-EVERY_S = 4.0
-# Of so many requests, those that the stalls hold up, one for each caller, are less than one in a hundred.
-MANY = 2 * 100 * 3 * stall.CALLERS
 
 
 @pytest.fixture(scope="session")
@@ -253,16 +249,6 @@ def test_web_page_starts_users_and_shows_their_requests(target, tmp_path):
     assert "closed loop" in log.read_text()
 
 
-def standing_still(pid: int) -> list[psutil.Process]:
-    """Return the processes of a tree that are stopped."""
-    found = []
-    for each in resource_usage.tree(pid):
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            if each.status() == psutil.STATUS_STOPPED:
-                found.append(each)
-    return found
-
-
 def run_load(*words: str) -> subprocess.CompletedProcess:
     """Run what `make load` runs."""
     command = [sys.executable, "-m", "loadtest.load", "--seconds", "3", *words]
@@ -324,31 +310,3 @@ def test_thresholds_fail_a_slow_build_and_pass_the_normal_one(target, tmp_path):
     told = re.findall(r"(?:http|grpc) p99 +│ ≤ 1500 ms +│ ([\d.]+) ms +│ FAILED", slow.stdout)
     assert [float(got) >= seconds * 1e3 for got in told] == [True] * len(told)
     assert told, slow.stdout + slow.stderr
-
-
-@pytest.mark.slow
-def test_open_loop_shows_a_stall_that_the_closed_one_hides(tmp_path):
-    """A server stopped for 500 ms now and then: p99 of arrivals has it, that of two callers does not."""
-    closed, opened = stall.summarise(stall.measure(tmp_path, 12.0, 20.0, EVERY_S))
-
-    assert (closed["loop"], opened["loop"]) == ("closed", "open")
-    assert opened["p99"] >= stall.SEEN_MS
-    assert closed["max"] >= stall.SEEN_MS
-    # Where many share the cores, all requests are slow now and then, stalls or not.
-    if closed["requests"] > MANY:
-        assert closed["p99"] < stall.SEEN_MS
-
-
-@pytest.mark.slow
-def test_an_ended_measurement_of_stalls_leaves_no_server():
-    """A server that is stopped just then cannot hear that it is to end."""
-    command = [sys.executable, "-m", "loadtest.stall", "--every-s", "1"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as measuring:
-        stopped = wait_until(lambda: standing_still(measuring.pid), "a stall")
-        measuring.terminate()
-        assert measuring.wait(TIMEOUT_S) == 128 + signal.SIGTERM
-
-    _, left = psutil.wait_procs(stopped, TIMEOUT_S)
-    for each in left:
-        each.kill()
-    assert left == []

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from loadtest import tune_proof
 from loadtest.servers import served
 from nereid import metrics_page
 from nereid.assets import COFFEE, REPOSITORY
@@ -21,7 +20,7 @@ from nereid.repository import check
 from nereid.server.control import Control
 from nereid.tune import profiles, space
 from nereid.tune.objective import Objective
-from nereid.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED
+from nereid.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, with_settings
 from nereid.tune.report import Report
 from nereid.tune.search import FIRST_S, NotMeasured, Search
 from nereid.tune.trial import TrialServer, copy_repository
@@ -188,7 +187,8 @@ def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_bad_config_is_replaced(models, tmp_path):
     """The search finds a config without the long wait; the written profile passes the check and is served."""
-    tune_proof.spoil(models, WAITING)
+    path = models / "classify_v1" / "configs" / "cpu.pbtxt"
+    path.write_text(with_settings(path.read_text(), WAITING))
     tuned = profiles.tunable(models, "classify_v1", "cpu")
     with trial(models, "classify_v1", "cpu", tmp_path, (CALLERS,)) as trying:
         config = trying.served()

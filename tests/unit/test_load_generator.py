@@ -1,13 +1,10 @@
-"""The load generator: its counts, its process, and the send times of its open loop."""
+"""The load generator: its counts and its process."""
 
 import asyncio
-import random
-import statistics
 import threading
 import time
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import islice, pairwise
 
 import pytest
 
@@ -15,10 +12,7 @@ from nereid.tune import load_generator
 from nereid.tune.load_generator import (
     Load,
     Response,
-    arrival_offsets,
     closed_loop,
-    latencies_ms,
-    open_loop,
     percentile,
     post_request,
     run,
@@ -154,45 +148,6 @@ def test_unusable_connection_is_replaced():
     )
 
     assert (outcomes, len(opened_count)) == ([0, 1, 2, 3, 4], 3)
-
-
-def test_open_loop_does_not_wait_for_responses(port):
-    """Requests that take 0.3 s are sent at their scheduled times, and each latency counts from there."""
-    responses = open_loop(HOST, port, request(port, 200, 300), rate_per_s=40, seconds=0.5, seed=1)
-
-    expected = [each for each in islice(arrival_offsets(40, "poisson", random.Random(1)), 100) if each < 0.5]
-    assert len(responses) == len(expected) > 10
-    assert all(300 <= latency < 2_000 for latency in latencies_ms(responses))
-    dues = sorted(each.begin_s for each in responses)
-    assert [due - dues[0] for due in dues] == pytest.approx([each - expected[0] for each in expected])
-
-
-def test_open_loop_reports_lost_requests(port):
-    """A request without a server is a response with the status `LOST`."""
-    responses = open_loop(HOST, 1, b"", rate_per_s=50, seconds=0.2, seed=1)
-
-    assert {each.status for each in responses} == {0}
-    assert latencies_ms(responses) == []
-
-
-def test_poisson_intervals_have_mean_and_deviation_of_their_rate():
-    """Intervals of a Poisson process are exponential: the standard deviation equals the mean."""
-    times = list(islice(arrival_offsets(50.0, "poisson", random.Random(1)), 20_000))
-
-    intervals = [after - before for before, after in pairwise(times)]
-
-    # The standard error of both is about 0.7 %.
-    assert statistics.mean(intervals) == pytest.approx(1 / 50, rel=0.03)
-    assert statistics.stdev(intervals) == pytest.approx(1 / 50, rel=0.03)
-
-
-def test_fixed_intervals_are_equal_and_begin_within_the_first():
-    """Only the begin is random, so two processes do not send in step."""
-    times = list(islice(arrival_offsets(50.0, "fixed", random.Random(1)), 1_000))
-
-    assert 0 <= times[0] < 1 / 50
-    assert [after - before for before, after in pairwise(times)] == pytest.approx([1 / 50] * 999)
-    assert times[0] != next(arrival_offsets(50.0, "fixed", random.Random(2)))
 
 
 @pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0, 1)])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from nereid.assets import REPOSITORY
 from nereid.cli.main import app
-from nereid.cli.observe_commands.top_view import MODELS, ROUTES, view
+from nereid.cli.observe_commands.top_view import view
 from nereid.observe import top_values
 from nereid.observe.machine import MachineReading, read_machine
 from nereid.observe.metric_growth import MetricsPage
@@ -330,15 +330,6 @@ def test_every_key_of_the_json_is_documented():
 
     assert named == keys(Top)
     json.dumps(asdict(full()))
-
-
-def test_the_picture_shows_the_present_columns():
-    """`make pictures` has been run since the last change of the tables; the picture fetches nothing."""
-    text = (ROOT / "docs" / "top.svg").read_text().replace("&#160;", " ")
-    headings = {column.heading for column in (*ROUTES, *MODELS)} - {"agree"}
-
-    assert {heading for heading in headings if heading not in text} == set()
-    assert re.findall(r"url\((?!#)|href=|@import", text) == []
 
 
 def test_without_a_server_the_command_fails(tmp_path):

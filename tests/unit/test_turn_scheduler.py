@@ -2,15 +2,16 @@
 
 import math
 import random
+import statistics
 import time
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import gevent
 import pytest
 
 from loadtest.users import turn_scheduler
-from loadtest.users.turn_scheduler import TurnScheduler, dispatch
+from loadtest.users.turn_scheduler import TurnScheduler, arrival_offsets, dispatch
 
 RATE, WATCHDOG_S = 400.0, 30.0
 
@@ -179,3 +180,23 @@ def test_the_end_is_noticed_while_waiting():
     dispatch([1.0], 100.0, clock, lambda seconds: clock.wait(0.5), sent.append, lambda: next(ends))
 
     assert sent == []
+
+
+def test_poisson_intervals_have_mean_and_deviation_of_their_rate():
+    """Intervals of a Poisson process are exponential: the standard deviation equals the mean."""
+    times = list(islice(arrival_offsets(50.0, "poisson", random.Random(1)), 20_000))
+
+    intervals = [after - before for before, after in pairwise(times)]
+
+    # The standard error of both is about 0.7 %.
+    assert statistics.mean(intervals) == pytest.approx(1 / 50, rel=0.03)
+    assert statistics.stdev(intervals) == pytest.approx(1 / 50, rel=0.03)
+
+
+def test_fixed_intervals_are_equal_and_begin_within_the_first():
+    """Only the begin is random, so two processes do not send in step."""
+    times = list(islice(arrival_offsets(50.0, "fixed", random.Random(1)), 1_000))
+
+    assert 0 <= times[0] < 1 / 50
+    assert [after - before for before, after in pairwise(times)] == pytest.approx([1 / 50] * 999)
+    assert times[0] != next(arrival_offsets(50.0, "fixed", random.Random(2)))

@@ -10,7 +10,7 @@ from nereid.publish.intake.form import CHANNELS, Form, Preprocessing, preprocess
 from nereid.publish.intake.metadata import Metadata
 from nereid.publish.intake.tasks.task import Choices
 
-# Python, NumPy and ONNX Runtime in a process without a network. Source: loadtest/results/memory.json.
+# Python, NumPy and ONNX Runtime in a process without a network. Source: docs/experiments.md.
 PROCESS_BYTES = 45 * 2**20
 
 
