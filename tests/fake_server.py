@@ -28,7 +28,7 @@ from nereid.triton.metrics import ROUTE_PREFIX
 CHANGES = ("mkdir", "rename", "replace", "rmdir", "unlink")
 
 
-class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
+class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # it has no types
     """Loads models from a repository's files; it never has a version that another one still needs.
 
     `loaded` has the versions by model, and `counts` the samples of its metrics page.
