@@ -3,7 +3,6 @@
 import contextlib
 import json
 import time
-from collections import Counter
 
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -188,26 +187,6 @@ def test_unloaded_variant_is_replaced_and_comes_back(served):
 IMMEDIATELY = {"open_s": 0.001}
 
 
-def test_retries_keep_to_their_budget(served):
-    """Requests that cannot reach their variant are retried on the default, within the budget."""
-    served.use("route", pair("gone", "absent", breaker=IMMEDIATELY))
-    served.grpc.unload_model("absent")
-    wait_until(lambda: not served.grpc.is_model_ready("absent"))
-    outcomes = Counter()
-
-    for number in range(200):
-        try:
-            outcomes[served.send("route", PROTOCOLS[number % 2]).origin] += 1
-        except InferenceServerException as error:
-            outcomes[error.message().partition(": ")[0]] += 1
-
-    assert set(outcomes) - {("goned", "1", "breaker")} == {("goned", "1", "retry"), "unavailable"}
-    # Each retry takes a token and gives back a tenth of one.
-    assert 1 <= outcomes["goned", "1", "retry"] <= TOKENS / (1 - PER_SUCCESS) + 1
-    tried = 200 - outcomes["goned", "1", "breaker"]
-    served.wait_metric(tried, "requests_total", variant="gone", outcome="unavailable")
-
-
 @pytest.fixture
 def doomed(served):
     """The name of a puppet that holds its requests, behind a route with a full retry budget."""
@@ -233,40 +212,6 @@ def test_request_that_dies_with_its_variant_fails_alone(served, doomed, protocol
     assert (status, "unavailable: " in message) == (UNAVAILABLE[protocol], True)
     assert served.metric("requests_total", variant=f"{doomed}d") == 100
     assert served.send("route", protocol).origin == (f"{doomed}d", "1", "retry")
-
-
-def test_request_whose_client_has_left_is_not_retried(served, doomed):
-    """If the client cancels while its variant is found dead, the request is counted and not retried."""
-    (pending,) = together(1, lambda _: served.refusal("route"))
-    wait_until(lambda: waiting(served.repository, doomed) == 1)
-    served.kill(doomed)
-    pending.result()
-    cancelled = served.metric("cancelled_total")
-
-    leaving = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
-    time.sleep(0.3)  # 24.10 takes a second to see that a process is dead
-    leaving.cancel()
-
-    served.wait_metric(cancelled + 1, "cancelled_total")
-    served.wait_metric(0, "in_flight", variant=doomed)
-    assert served.metric("requests_total", variant=f"{doomed}d") == 100
-
-
-def test_cancelled_request_completes_and_is_counted(served, puppet):
-    """If the client cancels during an attempt, the attempt completes and the request is counted."""
-    served.use("route", pair("works", "puppet"))
-    puppet(hold=True)
-    pending = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
-    wait_until(lambda: waiting(served.repository, "puppet") == 1)
-    cancelled = served.metric("cancelled_total")
-
-    time.sleep(0.3)  # the router checks the client only after long attempts
-    pending.cancel()
-    puppet()
-
-    served.wait_metric(cancelled + 1, "cancelled_total")
-    served.wait_metric(0, "in_flight", variant="works")
-    assert served.send("route").origin == ("works", "1", "weight")
 
 
 def test_slots_of_cancelled_requests_are_freed(served, puppet):
