@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,23 +107,3 @@ def contents(repository: Path) -> dict[str, str]:
         else ""
         for path in sorted(repository.rglob("*"))
     }
-
-
-def run_killed(call: str, lines: int) -> int:
-    """Run Python code that passes `report` on, and kill it at the N-th line of progress.
-
-    Returns the exit status, -9 if it was killed.
-    """
-    code = f"""
-import itertools, os, signal
-count = itertools.count(1)
-def report(line):
-    print(line, flush=True)
-    if next(count) == {lines}:
-        os.kill(os.getpid(), signal.SIGKILL)
-{call}
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, env=os.environ, timeout=120
-    )
-    return done.returncode

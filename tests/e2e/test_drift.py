@@ -213,13 +213,6 @@ def test_degraded_photos_raise_their_signal(world, name):
     assert any("exceeds its limit" in line for line in world.log)
 
 
-def test_samples_raise_nothing_again_and_again(world):
-    """Eight more samples of the photos raise nothing."""
-    found = [over_limit(world.look_at(lambda photo: photo, seed)) for seed in range(10, 18)]
-
-    assert found == [set()] * 8
-
-
 def test_ensemble_measures_in_its_preprocessing_model(tmp_path_factory):
     """In profile `ensemble`, the input signals are those of the preprocessing model."""
     for world in worlds(tmp_path_factory.mktemp("ensemble"), "ensemble"):

@@ -3,15 +3,10 @@
 import contextlib
 import json
 import time
-from collections import Counter
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from nereid.assets import COFFEE
-from nereid.client.classifier import Classifier
-from nereid.client.classifier_errors import RequestRefused
-from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import (
     Load,
     X,
@@ -132,18 +127,6 @@ def test_failing_variant_is_replaced_by_the_default_and_comes_back(served, puppe
     assert {served.send("route").origin for _ in range(10)} == {("sick", "1", "weight")}
 
 
-def test_bad_images_trip_no_breaker(server):
-    """Many invalid images leave the real variants in service."""
-    with Classifier(url(server, "grpc"), concurrency=16) as classifier:
-        outcomes = list(classifier.classify_many([b"no image"] * 60, variant="v1"))
-        assert {type(outcome) for outcome in outcomes} == {RequestRefused}
-        assert all("invalid image: " in str(outcome) for outcome in outcomes)
-
-        answer = classifier.classify(COFFEE, variant="v1")
-
-    assert (answer.variant, answer.labels[0].index) == ("v1", ESPRESSO)
-
-
 def test_killed_variant_is_replaced_within_two_seconds_and_comes_back(served):
     """Under load a variant's processes are killed: traffic moves to the default, and back after a repair.
 
@@ -204,26 +187,6 @@ def test_unloaded_variant_is_replaced_and_comes_back(served):
 IMMEDIATELY = {"open_s": 0.001}
 
 
-def test_retries_keep_to_their_budget(served):
-    """Requests that cannot reach their variant are retried on the default, within the budget."""
-    served.use("route", pair("gone", "absent", breaker=IMMEDIATELY))
-    served.grpc.unload_model("absent")
-    wait_until(lambda: not served.grpc.is_model_ready("absent"))
-    outcomes = Counter()
-
-    for number in range(200):
-        try:
-            outcomes[served.send("route", PROTOCOLS[number % 2]).origin] += 1
-        except InferenceServerException as error:
-            outcomes[error.message().partition(": ")[0]] += 1
-
-    assert set(outcomes) - {("goned", "1", "breaker")} == {("goned", "1", "retry"), "unavailable"}
-    # Each retry takes a token and gives back a tenth of one.
-    assert 1 <= outcomes["goned", "1", "retry"] <= TOKENS / (1 - PER_SUCCESS) + 1
-    tried = 200 - outcomes["goned", "1", "breaker"]
-    served.wait_metric(tried, "requests_total", variant="gone", outcome="unavailable")
-
-
 @pytest.fixture
 def doomed(served):
     """The name of a puppet that holds its requests, behind a route with a full retry budget."""
@@ -249,40 +212,6 @@ def test_request_that_dies_with_its_variant_fails_alone(served, doomed, protocol
     assert (status, "unavailable: " in message) == (UNAVAILABLE[protocol], True)
     assert served.metric("requests_total", variant=f"{doomed}d") == 100
     assert served.send("route", protocol).origin == (f"{doomed}d", "1", "retry")
-
-
-def test_request_whose_client_has_left_is_not_retried(served, doomed):
-    """If the client cancels while its variant is found dead, the request is counted and not retried."""
-    (pending,) = together(1, lambda _: served.refusal("route"))
-    wait_until(lambda: waiting(served.repository, doomed) == 1)
-    served.kill(doomed)
-    pending.result()
-    cancelled = served.metric("cancelled_total")
-
-    leaving = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
-    time.sleep(0.3)  # 24.10 takes a second to see that a process is dead
-    leaving.cancel()
-
-    served.wait_metric(cancelled + 1, "cancelled_total")
-    served.wait_metric(0, "in_flight", variant=doomed)
-    assert served.metric("requests_total", variant=f"{doomed}d") == 100
-
-
-def test_cancelled_request_completes_and_is_counted(served, puppet):
-    """If the client cancels during an attempt, the attempt completes and the request is counted."""
-    served.use("route", pair("works", "puppet"))
-    puppet(hold=True)
-    pending = served.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None)
-    wait_until(lambda: waiting(served.repository, "puppet") == 1)
-    cancelled = served.metric("cancelled_total")
-
-    time.sleep(0.3)  # the router checks the client only after long attempts
-    pending.cancel()
-    puppet()
-
-    served.wait_metric(cancelled + 1, "cancelled_total")
-    served.wait_metric(0, "in_flight", variant="works")
-    assert served.send("route").origin == ("works", "1", "weight")
 
 
 def test_slots_of_cancelled_requests_are_freed(served, puppet):
@@ -328,22 +257,22 @@ def test_tracing_does_not_end_the_server(tmp_path):
         running.wait_metric(20, "shadow_requests_total")
 
 
-def test_instances_of_a_route_have_their_own_series(tmp_path):
+def test_instances_of_a_route_have_their_own_series(served):
     """Two instances serve the same file, each with its own series; their requests add up."""
-    repository = tmp_path / "repository"
-    store_adding(repository, "steady", 1)
-    store_router(repository, "route")
-    config = repository / "route" / "config.pbtxt"
+    store_router(served.repository, "twice")
+    config = served.repository / "twice" / "config.pbtxt"
     config.write_text(config.read_text().replace("count: 1", "count: 2"))
-    replace(
-        repository / "route.route.json",
-        json.dumps(document(variant("steady", "steady", 1), generation=7)).encode(),
-    )
-    with serve_routes(repository, tmp_path) as running:
-        for number in range(20):
-            running.send("route", PROTOCOLS[number % 2])
+    replace(served.path("twice"), json.dumps(document(variant("steady", "steady", 1), generation=7)).encode())
+    served.grpc.load_model("twice")
+    for number in range(20):
+        served.send("twice", PROTOCOLS[number % 2])
 
-        running.wait_metric(20, "requests_total", outcome="ok")
-        shown = [(labels["model_instance"], value) for labels, value in running.series("generation")]
-        assert sorted(shown) == [("route_0_0", 7), ("route_0_1", 7)]
-        assert len({labels["sha256"] for labels, _ in running.series("served_since_seconds")}) == 1
+    served.wait_metric(20, "requests_total", route="twice", outcome="ok")
+    shown = [
+        (labels["model_instance"], value)
+        for labels, value in served.series("generation")
+        if labels["route"] == "twice"
+    ]
+    assert sorted(shown) == [("twice_0_0", 7), ("twice_0_1", 7)]
+    digests = [labels for labels, _ in served.series("served_since_seconds") if labels["route"] == "twice"]
+    assert len({labels["sha256"] for labels in digests}) == 1

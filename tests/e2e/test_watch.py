@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from nereid.repository.layout import versions_there
 from nereid.server import run_dir
 from tests.networks import infer
 from tests.publishing import ONLY_FIRST, record_of
@@ -27,23 +28,23 @@ from tests.watches import SETTLE_S, watching
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def site(tmp_path):
-    """A served repository with a network `net` and a route `route` to it, and an empty drop folder."""
-    repository, folder = tmp_path / "repository", tmp_path / "drop"
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A served repository with a network `net` and a route `route` to it, and the environment of commands."""
+    base = tmp_path_factory.mktemp("site")
+    repository = base / "repository"
     repository.mkdir()
-    folder.mkdir()
     store_adding(repository, "net", 1, config=NETWORK + ONLY_FIRST)
     store_router(repository, "route")
     route = document(variant("v1", "net", 1))
     (repository / "route.route.json").write_text(json.dumps(route))
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "NEREID_REPOSITORY": str(repository)}
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(base), "NEREID_REPOSITORY": str(repository)}
     with (
         run_dir.occupy(run_dir.root(environment), repository) as own,
         serve_routes(repository, own) as served,
     ):
         run_dir.write(own, record_of(served.server))
-        yield served, folder, environment
+        yield served, environment
 
 
 def added(served, version: int) -> float:
@@ -51,9 +52,9 @@ def added(served, version: int) -> float:
     return float(infer(served.server, "net", {"x": X}, model_version=str(version))["scores"][0, 0] - X[0, 0])
 
 
-def test_what_is_dropped_is_served_or_rejected(site):
+def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
     """A slowly written file and each target of a link are published; a bad file is moved."""
-    served, folder, environment = site
+    (served, environment), folder = site, tmp_path
     (folder / ".five").write_bytes(adding(5).SerializeToString())
     (folder / ".six").write_bytes(adding(6).SerializeToString())
     content = adding(4).SerializeToString()
@@ -88,20 +89,21 @@ def test_what_is_dropped_is_served_or_rejected(site):
     assert rejected.read_bytes() == content[: len(content) // 2]
 
 
-def test_killed_while_it_publishes_publishes_once(site):
+def test_killed_while_it_publishes_publishes_once(site, tmp_path):
     """The next watcher finishes the publication, and recognizes the file as that version."""
-    served, folder, environment = site
-    (folder / "net.onnx").write_bytes(adding(4).SerializeToString())
+    (served, environment), folder = site, tmp_path
+    (folder / "net.onnx").write_bytes(adding(9).SerializeToString())
+    number = max(versions_there(served.repository / "net")) + 1
     options = ("--accept-change", "--max-slowdown", "100", "--poll")
     command = [sys.executable, "-m", "nereid", "watch", str(folder), "--settle-s", str(SETTLE_S), *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         # The first of several actions is done now.
-        assert any(line == "net/2: added to the repository\n" for line in process.stderr)
+        assert any(line == f"net/{number}: added to the repository\n" for line in process.stderr)
         process.kill()
 
     with watching(folder, environment, *options) as watch:
-        watch.wait("net.onnx: published as version 2 of 'net'")
+        watch.wait(f"net.onnx: published as version {number} of 'net'")
 
-    assert added(served, 2) == 4
-    assert [path.name for path in folder.glob("published/*")] == ["net-v2.onnx"]
-    assert not (served.repository / "net" / "3").exists()
+    assert added(served, number) == 9
+    assert [path.name for path in folder.glob("published/*")] == [f"net-v{number}.onnx"]
+    assert max(versions_there(served.repository / "net")) == number

@@ -17,12 +17,12 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.engine import journal
 from nereid.publish.engine.actions import AddVariant, Install, Load, Policy, Warm
 from nereid.publish.engine.engine import begin, locked_repository
-from nereid.publish.engine.journal import FINISHED, Journal
+from nereid.publish.engine.journal import Journal
 from nereid.publish.network import find_network
 from nereid.publish.pinned import successor
 from nereid.publish.publisher import publish, retire, rollback
 from nereid.publish.versions import versions
-from nereid.repository.layout import configs, pins, versions_there
+from nereid.repository.layout import configs, pins
 from nereid.routing.assignment import parse_route
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
@@ -347,39 +347,21 @@ def test_commands_wait_for_each_other(repository):
         pass
 
 
-@pytest.mark.parametrize("event", ["begin", "commit", "undo"])
-def test_unfinished_operation_is_finished_or_undone(repository, tmp_path, event):
-    """After `begin` it is undone, after `commit` done, after `undo` undone: once, by the next command."""
-    before = contents(repository)
+@pytest.mark.parametrize("kind", ["publish", "retire"])
+def test_operation_that_had_only_begun_is_undone(repository, kind):
+    """Without its actions in the journal, nothing was done, and the journal does not claim it: once."""
+    before, output = contents(repository), []
     with locked_repository(repository, None, print) as (log, at):
-        operation, workspace = begin(log, at, "publish", NET, 2)
+        _, workspace = begin(log, at, kind, NET, 2)
         (workspace.staging / "new" / NET / "2").mkdir(parents=True)
-        (workspace.staging / "new" / NET / "2" / "model.onnx").write_bytes(b"x")
-        if event != "begin":
-            operation = replace(operation, actions=(Install(f"{NET}/2", NET, 2),))
-            log.write(event, operation)
-        if event == "undo":
-            operation.actions[0].do(workspace)
 
-    output = []
     with locked_repository(repository, None, output.append) as (log, _):
         last = log.lines()[-1]
 
-    assert output[0].startswith("recovery: 'publish net 2' of ")
-    assert last.event in FINISHED
-    assert versions_there(repository / NET) == ([1, 2] if event == "commit" else [1])
-    assert (contents(repository) == before) is (event != "commit")
+    assert output[0].startswith(f"recovery: '{kind} net 2' of ")
+    assert (last.event, contents(repository), workspace.staging.exists()) == ("undone", before, False)
     with locked_repository(repository, None, output.append) as (log, _):
         assert log.lines()[-1] == last
-
-
-def test_retirement_that_had_only_begun_is_undone(repository):
-    """Without its actions in the journal, nothing was retired, and the journal does not claim it."""
-    with locked_repository(repository, None, print) as (log, unstaged):
-        begin(log, unstaged, "retire", NET, 1)
-
-    with locked_repository(repository, None, print) as (log, _):
-        assert log.lines()[-1].event == "undone"
 
 
 def test_files_from_before_are_not_removed(repository, tmp_path):

@@ -1,0 +1,244 @@
+"""Commands that change a repository are killed before each change of a file, or their server is."""
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import pytest
+
+from nereid import files
+from nereid.errors import OperationFailed
+from nereid.publish.add import AddRequest, add
+from nereid.publish.engine import actions, journal
+from nereid.publish.engine.actions import Install
+from nereid.publish.engine.engine import locked_repository
+from nereid.publish.publisher import publish, retire
+from nereid.publish.remove import remove
+from nereid.routes.target import find_route, read_state
+from nereid.server.run_dir import ServerRecord
+from tests.fake_server import FakeServer, Killed, killed_at, running
+from tests.publishing import (
+    NET,
+    ONLY_FIRST,
+    OTHER_ANSWERS,
+    ROUTE,
+    candidate,
+    classifier,
+    contents,
+    store_published,
+)
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class Site:
+    """A folder with a repository, as it is at the begin of each test; `models` is its present copy."""
+
+    begin: Path
+    models: Path
+    lines: list[str] = field(default_factory=list)
+
+    def reset(self) -> None:
+        """Go back to the begin."""
+        shutil.rmtree(self.models.parent, ignore_errors=True)
+        shutil.copytree(self.begin, self.models.parent)
+        self.lines.clear()
+
+    def recover(self, record: ServerRecord | None = None, report: Report | None = None) -> None:
+        """Do what every command does first."""
+        with locked_repository(self.models, record, report or self.lines.append):
+            pass
+
+
+def state(repository: Path) -> tuple[dict[str, str], dict[str, float]]:
+    """Return the files of a repository, and the weights of its route, whose generation does not matter."""
+    route = read_state(find_route(repository, ROUTE)).route()
+    found = {
+        name: sha for name, sha in contents(repository).items() if not name.startswith(f"{ROUTE}.route.")
+    }
+    return found, {each.name: each.weight for each in route.variants}
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory) -> dict[str, Path]:
+    """Folders with a repository and its journal: before all, after a publication, and after an addition."""
+    base = tmp_path_factory.mktemp("trees")
+    store_published(base / "before" / "models", ONLY_FIRST)
+    for name in ("published", "added"):
+        shutil.copytree(base / "before", base / name)
+    publish(base / "published" / "models", NET, candidate(base, 2), None, OTHER_ANSWERS)
+    onnx.save(classifier(), base / "small.onnx")
+    add(base / "added" / "models", AddRequest(base / "small.onnx", "small", {"preset": "imagenet"}), None)
+    return {name: base / name for name in ("before", "published", "added")}
+
+
+def committed(before: Path, done: Path, folder: Path) -> Path:
+    """Make the state in which an operation has its line `commit`, and no action is done."""
+    shutil.copytree(before, folder)
+    log = files.state_folder(folder / "models")
+    shutil.copytree(files.state_folder(done / "models"), log)
+    path = log / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    with journal.opened(folder / "models") as opened:
+        operation = opened.lines()[-1].operation
+    for action in operation.actions:
+        if isinstance(action, Install):
+            target = log / operation.id / "new" / action.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = done / "models" / action.path
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    return folder
+
+
+def failed(begin: Path, folder: Path) -> Path:
+    """Make the state in which all actions of an operation are done, and have to be undone."""
+    shutil.copytree(begin, folder)
+
+    def kill(line: str) -> None:
+        if line.startswith(f"{ROUTE}: generation"):
+            raise Killed
+
+    with contextlib.suppress(Killed), locked_repository(folder / "models", None, kill):
+        pass
+    with journal.opened(folder / "models") as opened:
+        opened.write("undo", opened.lines()[-1].operation, "planted")
+    return folder
+
+
+@pytest.fixture
+def start(trees, tmp_path) -> Callable[[str], Site]:
+    """Return the site in which a command is about to begin, or to continue."""
+
+    def make(command: str) -> Site:
+        begin = {
+            "publish": lambda: committed(trees["before"], trees["published"], tmp_path / "begin"),
+            "undo": lambda: failed(
+                committed(trees["before"], trees["published"], tmp_path / "commit"), tmp_path / "begin"
+            ),
+            "add": lambda: committed(trees["before"], trees["added"], tmp_path / "begin"),
+            "retire": lambda: trees["published"],
+            "remove": lambda: trees["added"],
+        }[command]()
+        site = Site(begin, tmp_path / "now" / "models")
+        site.reset()
+        return site
+
+    return make
+
+
+def run(command: str, site: Site, record: ServerRecord | None = None, report: Report | None = None) -> None:
+    """Run a command, or what is left of it."""
+    report = report or site.lines.append
+    if command == "retire":
+        retire(site.models, NET, 2, record, report)
+    elif command == "remove":
+        remove(site.models, "small", record, report)
+    else:
+        site.recover(record, report)
+
+
+# The end of each command, and that of one that is killed before its first line in the journal.
+ENDS = {
+    "publish": ("published", "published"),
+    "undo": ("before", "before"),
+    "retire": ("before", "published"),
+    "add": ("added", "added"),
+    "remove": ("before", "added"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "ends"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] in ("add", "remove"))) for row in ENDS.items()],
+    ids=ENDS,
+)
+def test_killed_command_is_finished_or_undone(start, trees, command, ends):
+    """Whichever change of a file comes next, a server can start, and the next command ends the operation."""
+    site, outcomes = start(command), []
+    expected = [state(trees[end] / "models") for end in ends]
+    for number in itertools.count(1):
+        site.reset()
+        with killed_at(number) as changes:
+            run(command, site)
+        assert_loadable(site.models)
+        if len(changes) < number:
+            break
+        site.lines.clear()
+        site.recover()
+
+        assert state(site.models) in expected, (number, changes)
+        outcomes.append(expected.index(state(site.models)))
+        # After its last line in the journal, an operation is not recovered, and its staged files stay.
+        if site.lines:
+            left = {path.name for path in files.state_folder(site.models).iterdir()}
+            assert left == {"journal.jsonl", "reserve"}, (number, changes)
+
+    assert state(site.models) == expected[0]
+    # Once the operation is in the journal, it is never forgotten.
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert len(outcomes) > 10
+
+
+def assert_loadable(repository: Path) -> None:
+    """Check that a server which starts now has all models, and takes all routes."""
+    server = FakeServer(repository)
+    page = server.page()
+    for location in (find_route(repository, name) for name in (ROUTE, "small") if name in server.loaded):
+        assert read_state(location).sha256 in page, (location, server.loaded)
+
+
+@contextlib.contextmanager
+def killing(action: Callable[[], None], number: int) -> Iterator[Report]:
+    """Give a report that acts at the N-th line of progress, after the line about the recovery."""
+    lines = itertools.count(0)
+
+    def report(line: str) -> None:
+        if not line.startswith("recovery") and next(lines) == number:
+            action()
+
+    yield report
+
+
+def die() -> None:
+    """End the command."""
+    raise Killed
+
+
+SERVED = {"publish": {1, 2}, "undo": {1}, "retire": {1}}
+
+
+@pytest.mark.parametrize("dies", ["command", "server"])
+@pytest.mark.parametrize(("command", "versions"), SERVED.items(), ids=SERVED)
+def test_server_follows_a_killed_command(start, trees, command, versions, dies, monkeypatch):
+    """After any step the command or the server is killed: at the end, the server has what is on the disk."""
+    monkeypatch.setattr(actions, "DRAIN_S", 0)  # no requests need it
+    site = start(command)
+    for number in itertools.count():
+        site.reset()
+        server, died = FakeServer(site.models), []
+        with contextlib.ExitStack() as up:
+            record = up.enter_context(running(server))
+            kill = die if dies == "command" else lambda up=up, died=died: died.append(up.close())
+            with (
+                killing(kill, number) as report,
+                contextlib.suppress(Killed, OperationFailed),
+            ):
+                run(command, site, record, report)
+                if not died:
+                    break
+            if dies == "server":
+                server = FakeServer(site.models)
+                up.enter_context(running(server, record.ports))
+            site.recover(record)
+
+            assert server.loaded[NET] == versions, number
+            assert server.loaded.keys() >= {f"{NET}_v{version}" for version in versions}
+            assert read_state(find_route(site.models)).sha256 in server.page()
+            assert state(site.models) == state(trees[ENDS[command][0]] / "models")
+    assert number >= 3

@@ -1,0 +1,430 @@
+"""The controller of a rollout in simulated time: real files, orders and pages, requests by arithmetic."""
+
+import json
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from typer.testing import CliRunner
+
+from nereid import files
+from nereid.cli.main import app
+from nereid.errors import WrongUsage
+from nereid.rollout import orders
+from nereid.rollout.controller import Controller
+from nereid.rollout.plan import BOUNDS, make_plan
+from nereid.rollout.rollout_journal import Journals, folder_of
+from nereid.routes.change import change, reweighted
+from nereid.routes.served import RunningServer
+from nereid.routes.target import find_route, read_state
+from nereid.server import run_dir
+from tests.fake_server import FakeServer, killed_at, running
+from tests.routes import document, replace, store_adding, store_router, variant
+from tests.tables import cases
+
+ROUTE, REQUESTS, LOOKS = "r", 400, 400
+QUICK = {
+    "candidate": "new",
+    "steps": [10, 50, 100],
+    "hold_s": 5,
+    "min_requests": 50,
+    "max_error_increase": 0.05,
+    "max_slow_increase": 0.9,
+    "slo_ms": 32,
+}
+
+
+@dataclass
+class Behaviour:
+    """How a variant answers: the part of its requests that fail, its latency, and its breaker."""
+
+    errors: float = 0.0
+    latency_s: float = 0.006
+    breaker: int = 0
+    is_right: bool = True
+
+
+class Simulation:
+    """A route with variants `old` and `new`, a fake server of it, and a controller with its own clock."""
+
+    def __init__(self, folder, server, record) -> None:
+        self.folder, self.server, self.record = folder, server, record
+        self.log, self.now_s, self.requests = [], 0.0, REQUESTS
+        self.behaviour = {"old": Behaviour(), "new": Behaviour()}
+        self.is_up = True
+        self.location = find_route(server.repository)
+        self.replace_controller()
+
+    def replace_controller(self) -> None:
+        """Let a new controller continue, as after the end of its process."""
+        self.controller = Controller(
+            self.location, lambda: self.record if self.is_up else None, self.log.append, lambda: self.now_s
+        )
+
+    @property
+    def state(self):
+        """The newest rollout."""
+        return Journals.of(self.location).latest()
+
+    def weights(self) -> dict[str, float]:
+        """Return the weights in the route file."""
+        return {each.name: each.weight for each in read_state(self.location).route().variants}
+
+    def start(self, **changed):
+        """Start a rollout with short steps."""
+        return orders.start(self.location, make_plan(**QUICK | changed), self.record)
+
+    def look(self, count: int = 1) -> None:
+        """Let seconds pass, each with requests and a look of the controller."""
+        for _ in range(count):
+            self.now_s += 1
+            self.answer(self.requests)
+            self.controller.step()
+
+    def run(self, *phases: str):
+        """Look until the rollout has one of these phases; returns its state."""
+        for _ in range(LOOKS):
+            self.look()
+            if self.state.phase in phases:
+                return self.state
+        raise AssertionError(f"none of {phases}: {self.state}, {self.log}")
+
+    def answer(self, requests: int) -> None:
+        """Count requests on the page, by weight; an open breaker gives those of its variant to the other."""
+        route = read_state(self.location).route()
+        total = sum(each.weight for each in route.variants)
+        for each in route.variants:
+            found, labels = self.behaviour[each.name], f'route="{ROUTE}",variant="{each.name}",version="1"'
+            self.server.counts[f"breaker_state{{{labels}}}"] = found.breaker
+            drawn = round(requests * each.weight / total)
+            if found.breaker == 2:
+                other = labels.replace(each.name, {"old": "new", "new": "old"}[each.name])
+                self.count(other, drawn, 0, "breaker", 0.006)
+            else:
+                self.count(labels, drawn, round(drawn * found.errors), "weight", found.latency_s)
+        for shadow in route.shadows:
+            outcome = "agreed" if self.behaviour["new"].is_right else "disagreed"
+            labels = f'route="{ROUTE}",shadow="{shadow.name}",outcome="{outcome}"'
+            self.server.counts[f"shadow_requests_total{{{labels}}}"] += requests
+
+    def count(self, labels: str, requests: int, failed: int, reason: str, latency_s: float) -> None:
+        """Count requests of a variant as the route does."""
+        for outcome, number in (("ok", requests - failed), ("inference_failed", failed)):
+            found = f'{labels},outcome="{outcome}",reason="{reason}"'
+            self.server.counts[f"requests_total{{{found}}}"] += number
+        chosen = "false" if reason == "breaker" else "true"
+        for bound in (*BOUNDS, float("inf")):
+            if latency_s <= bound:
+                found = f'{labels},outcome="ok",chosen="{chosen}",le="{bound}"'
+                self.server.counts[f"request_duration_seconds_bucket{{{found}}}"] += requests - failed
+
+    def nereid(self, *words: str):
+        """Run `nereid rollout WORDS`."""
+        environment = {"XDG_RUNTIME_DIR": str(self.folder), "NEREID_REPOSITORY": str(self.server.repository)}
+        return CliRunner().invoke(app, ["rollout", *words], env=environment)
+
+
+def before(**more):
+    """Return the route before a rollout: `new` is served only on request."""
+    return document(variant("old", "net_old", 100), variant("new", "net_new", 0), **more)
+
+
+@pytest.fixture
+def rollout(tmp_path):
+    """A simulation whose candidate is as good as its control."""
+    repository = tmp_path / "models"
+    repository.mkdir()
+    for name in ("old", "new"):
+        store_adding(repository, f"net_{name}", 1)
+    store_router(repository, ROUTE)
+    use(repository, before())
+    with (
+        run_dir.occupy(run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path)}), repository) as folder,
+        running(server := FakeServer(repository)) as record,
+    ):
+        run_dir.write(folder, record)
+        yield Simulation(tmp_path, server, record)
+
+
+def use(repository, content) -> None:
+    """Write the route file."""
+    replace(repository / f"{ROUTE}.route.json", json.dumps(content).encode())
+
+
+def is_rolled_back(rollout) -> bool:
+    """Return whether the candidate has lost the traffic."""
+    return (rollout.state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
+
+
+@cases(
+    ("behaviour", "reason"),
+    {
+        "errors": (Behaviour(errors=0.2), "error 20.00% of "),
+        "slow": (Behaviour(latency_s=0.06), "slow 100.00% of "),
+        "slower": (Behaviour(latency_s=0.011), "the median latency is "),
+        "breaker": (Behaviour(breaker=2), "the breaker of 'new' has not closed in "),
+    },
+)
+def test_bad_candidate_loses_the_traffic(rollout, behaviour, reason):
+    """The reason names the numbers, and the candidate stays loaded."""
+    rollout.behaviour["new"] = behaviour
+    rollout.start(max_slow_increase=0.2)
+
+    state = rollout.run("ended", "paused")
+
+    assert is_rolled_back(rollout)
+    assert state.reasons[0].startswith(reason), state.reasons
+    assert rollout.server.loaded["net_new"] == {1}
+
+
+def test_candidate_that_dies_in_its_step_loses_the_traffic(rollout):
+    """Its breaker has opened since the step began."""
+    rollout.start(hold_s=30)
+    rollout.run("measuring")
+    rollout.look(4)
+    rollout.behaviour["new"].breaker = 2
+
+    assert rollout.run("ended", "paused").reasons[0].startswith("the breaker of 'new' has opened")
+    assert is_rolled_back(rollout)
+
+
+def test_wrong_candidate_is_found_by_its_shadow(rollout):
+    """It never has a weight, and its shadow is removed."""
+    rollout.behaviour["new"].is_right = False
+    rollout.start(steps=["shadow", 50, 100])
+    rollout.run("measuring")
+    assert rollout.weights() == {"old": 100, "new": 0}
+
+    state = rollout.run("ended", "paused")
+
+    assert state.reasons[0].startswith("disagreement 100.00%")
+    assert is_rolled_back(rollout)
+    assert not read_state(rollout.location).route().shadows
+
+
+def test_candidate_that_is_a_fallback_is_judged_by_its_own_requests(rollout):
+    """What it answers for the control counts for neither: the step pauses, and its repetition decides."""
+    use(rollout.server.repository, before(fallbacks=["new"]))
+    rollout.start(hold_s=8)
+    rollout.run("measuring")
+    rollout.behaviour["old"].breaker = 2
+    rollout.look(7)
+    rollout.behaviour["old"].breaker = 0
+    state = rollout.run("ended", "paused")
+
+    assert (state.phase, state.reasons[0][:12]) == ("paused", "broken split"), state
+    # Chance gave it 40 of the 400 requests of each second.
+    assert {state.look.events["error"][0].requests, sum(state.look.latencies[0])} == {40 * state.elapsed_s}
+    orders.order(rollout.location, "resume")
+    state = rollout.run("ended", "paused")
+    assert (state.result, rollout.weights()) == ("promoted", {"old": 0, "new": 100}), state.reasons
+    assert read_state(rollout.location).route().fallbacks == ("new",)
+
+
+def test_candidate_that_is_not_loaded_gets_no_traffic(rollout):
+    """The server refuses the first step, and the reason names the model."""
+    rollout.start()
+    rollout.server.loaded.pop("net_new")
+
+    state = rollout.run("ended", "paused")
+
+    assert is_rolled_back(rollout)
+    assert state.reasons == ("the candidate is not ready: 'new' names version 1 of 'net_new': not ready",)
+
+
+def test_too_little_traffic_pauses_and_says_so(rollout):
+    """Nothing is decided without requests, also in a step begun anew by `resume`, and after `promote`."""
+    rollout.requests = 0
+    rollout.start(patience_s=8)
+    state = rollout.run("paused")
+    assert state.reasons == ("no decision within 8 s", "0 of at least 50 requests of the candidate")
+    assert rollout.weights() == {"old": 90, "new": 10}
+    assert "paused at step 10 %: no decision within 8 s" in rollout.nereid("status").stdout
+
+    with files.locked_file(folder_of(rollout.server.repository) / orders.LOCK, "a controller"):
+        assert rollout.nereid("resume").exit_code == 0
+        rollout.run("measuring")
+        assert rollout.nereid("promote", "--reason", "tested elsewhere").exit_code == 0
+    rollout.look()
+    assert rollout.weights() == {"old": 0, "new": 100}
+    assert rollout.run("paused").reasons[1] == "0 of at least 50 requests of the candidate"
+
+
+def test_inconclusive_step_can_roll_back(rollout, tmp_path):
+    """The plan decides what follows, and its hook receives the decision."""
+    seen, rollout.requests = tmp_path / "decision.json", 0
+    rollout.start(patience_s=8, if_inconclusive="rollback", hooks={"after_decision": f"tee {seen}"})
+    rollout.run("ended", "paused")
+    assert is_rolled_back(rollout)
+    for thread in threading.enumerate():
+        if thread.name == "hook":
+            thread.join()
+    decision = json.loads(seen.read_text())
+    assert (decision["event"], decision["rollout"]["result"]) == ("after_decision", "rolled back")
+
+
+def test_edited_route_pauses_and_names_the_edit(rollout):
+    """The controller never overwrites somebody else's change before a person resumes."""
+    rollout.start()
+    rollout.run("measuring")
+    change(rollout.location, reweighted({"new": 33}), RunningServer(rollout.record))
+
+    state = rollout.run("paused")
+
+    assert state.reasons == ("the route was changed outside the rollout: variants[new].weight: 10 → 33",)
+    assert rollout.weights()["new"] == 33
+    orders.order(rollout.location, "resume")
+    rollout.look()
+    assert rollout.weights() == {"old": 90, "new": 10}
+
+
+def test_edit_just_before_a_change_is_not_overwritten(rollout, tmp_path):
+    """Here the hook is the other person: it edits the route after the controller has read it."""
+    new = tmp_path / "edited.json"
+    new.write_text(json.dumps(document(variant("old", "net_old", 100), variant("new", "net_new", 77))))
+    rollout.start(hooks={"before_step": f"cp {new} {rollout.location.path}"})
+
+    assert rollout.run("paused").reasons[0].startswith("the route was changed outside the rollout: ")
+    assert rollout.weights() == {"old": 100, "new": 77}
+
+
+def test_hooks_run_and_a_failing_one_pauses(rollout, tmp_path):
+    """A hook before a step gets the rollout as JSON; one that fails stops the rollout before the step."""
+    seen = tmp_path / "seen.json"
+    code = f"import sys, pathlib; pathlib.Path('{seen}').write_text(sys.stdin.read()); sys.exit('not yet')"
+    rollout.start(hooks={"before_step": f'{sys.executable} -c "{code}"'})
+
+    assert rollout.run("paused").reasons == ("the hook before_step failed, see the log",)
+    assert any("ended with status 1: not yet" in line for line in rollout.log)
+    assert json.loads(seen.read_text())["rollout"]["plan"]["candidate"] == "new"
+    assert rollout.weights() == {"old": 100, "new": 0}
+
+
+def test_abort_works_without_a_controller_and_only_once(rollout):
+    """The command itself withdraws the candidate; a second one does not end a rollback that is under way."""
+    rollout.start()
+    rollout.run("measuring")
+    orders.order(rollout.location, "abort", "second thoughts")
+
+    refused = rollout.nereid("abort")
+    assert (refused.exit_code, "cannot abort: rollout" in refused.stderr) == (1, True)
+    assert "rolling back from step 10 %" in refused.stderr
+    orders.finish(rollout.location, lambda: rollout.record, print)
+    assert (rollout.state.result, rollout.weights()) == ("aborted", {"old": 100, "new": 0})
+
+    rollout.start()
+    rollout.run("measuring")
+    assert rollout.nereid("abort").exit_code == 0
+    assert (rollout.state.result, rollout.weights()) == ("aborted", {"old": 100, "new": 0})
+    assert rollout.nereid("abort").exit_code == 1
+
+
+def test_withdrawal_is_written_without_a_server(rollout):
+    """The next server starts with the control alone."""
+    rollout.start()
+    rollout.run("measuring")
+    orders.order(rollout.location, "abort")
+    rollout.is_up = False
+
+    rollout.look()
+
+    assert (rollout.state.phase, rollout.weights()) == ("ended", {"old": 100, "new": 0})
+
+
+def test_restarted_server_continues_the_rollout(rollout):
+    """Counters begin anew, and no request is counted twice: the controller waits, and goes on."""
+    rollout.start(hold_s=20)
+    rollout.run("measuring")
+    rollout.look(6)
+    counted = rollout.state.look.events["error"][0].requests
+    rollout.is_up = False
+    rollout.look(3)
+    assert rollout.state.waiting == "no server runs for this repository"
+    rollout.server.counts.clear()
+    rollout.is_up = True
+    rollout.look()
+    assert rollout.state.waiting == "the server has restarted, and its counters were reset"
+    rollout.look()
+    assert rollout.state.look.events["error"][0].requests == counted + 40
+
+    assert rollout.run("ended", "paused").result == "promoted"
+
+
+def test_plan_measures_the_traffic(rollout):
+    """Each step has its requests and its time; without traffic it says so."""
+    plan = make_plan(**QUICK | {"steps": ["shadow", 25, 100]})
+    rollout.answer(REQUESTS)
+    busy = forecast(rollout, plan, REQUESTS)
+    idle = forecast(rollout, plan, 0)
+
+    assert [each.step for each in busy] == ["shadow", "25 %", "100 %"]
+    assert all(each.requests >= 50 and each.seconds >= 5 for each in busy)
+    assert (busy[1].what, {each.seconds for each in idle}) == ("error", {float("inf")})
+
+
+def forecast(rollout, plan, requests: int):
+    """Return the forecast of a measurement of half a second, in which the route answers requests."""
+    timer = threading.Timer(0.2, rollout.answer, [requests])
+    timer.start()
+    found = orders.forecast(rollout.location, plan, rollout.record, 0.5)
+    timer.join()
+    return found
+
+
+def test_second_rollout_is_refused(rollout):
+    """A second candidate would disturb the comparison."""
+    rollout.start()
+    refused = rollout.nereid("start", "new")
+    assert refused.exit_code == 1
+    assert (
+        "cannot start a rollout of 'new': the rollout of 'new' on route 'r' is at step 10 %" in refused.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"candidate": "v9"}, "unknown candidate 'v9': expected a variant of the route, old, new"),
+        ({"candidate": "old"}, "expected one variant with traffic as the control of 'old', got none"),
+    ],
+)
+def test_impossible_rollouts_are_refused(rollout, plan, message):
+    """The message has what was expected and what came."""
+    with pytest.raises(WrongUsage, match=message):
+        rollout.start(**plan)
+
+
+@cases(
+    ("errors", "result", "notes"),
+    {
+        "promoted": (0.0, "promoted", {"rollout of new: 50 %", "rollout of new: 100 %"}),
+        "rolled back": (0.3, "rolled back", {"rollout of new: 50 %", "rollout of new: rolled back"}),
+    },
+)
+def test_killed_controller_is_continued(rollout, errors, result, notes):
+    """A controller is killed before each change of a file; the next one ends as if nothing had happened."""
+    rollout.behaviour["new"].errors, rollout.requests, is_killed, kills = errors, 4000, True, 0
+    promoted = result == "promoted"
+    while is_killed:
+        use(rollout.server.repository, before())
+        rollout.location.history.unlink(missing_ok=True)
+        rollout.start(steps=[50, 100], hold_s=1)
+        rollout.replace_controller()
+        with killed_at(kills + 1) as changes:
+            rollout.run("ended")
+        is_killed = len(changes) > kills
+        kills += is_killed
+        rollout.replace_controller()
+        if rollout.state.is_active:
+            rollout.run("ended")
+
+        assert (rollout.state.phase, rollout.state.result) == ("ended", result), kills
+        assert rollout.weights() == {"old": 100 * (not promoted), "new": 100 * promoted}
+        served = RunningServer(rollout.record).served(ROUTE)
+        assert served.sha256s == {read_state(rollout.location).sha256}
+        # Each change is in the history once, or is first seen by the next one after a kill.
+        seen = Counter(entry.note for entry in read_state(rollout.location).all_entries)
+        assert max(seen[note] for note in notes) == 1, (kills, seen)
+    assert kills > 10
