@@ -8,15 +8,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from nereid.assets import SAMPLES
 from nereid.client.classifier import Classifier
+from nereid.config.model_config import ModelConfig
+from nereid.imaging.pipeline import Pipeline
 from nereid.publish.add import AddRequest, add
 from nereid.publish.publisher import retire, rollback
 from nereid.repository.layout import versions_there
@@ -29,9 +31,11 @@ from tests.e2e.conftest import group_members
 from tests.networks import infer, run
 from tests.proof import IS_PROOF
 from tests.publishing import (
+    CLASSES,
     NET,
     ROUTE,
     candidate,
+    classifier,
     publish_number,
     record_of,
     store_published,
@@ -41,8 +45,6 @@ from tests.routes import Load, RouteResponse, serve_routes
 pytestmark = pytest.mark.slow
 # `make proof` runs 100 cycles; CI runs five.
 CYCLES = 100 if IS_PROOF else 5
-# Channels of the network's first layer: those of ResNet-50, or a quarter in CI.
-WIDTH = 64 if IS_PROOF else 16
 CALLERS = 8
 SETTLED = 10
 GROWTH = 1.10
@@ -136,103 +138,30 @@ def test_killed_publisher_is_completed_under_load(served, tmp_path):
     assert [outcome.answer for outcome in load.outcomes if not is_right(outcome.answer)] == []
 
 
-def resnet(blocks=(3, 4, 6, 3), width=WIDTH, classes=1000) -> onnx.ModelProto:
-    """Build a network of ResNet-50's shape: bottlenecks in four stages, with random weights of fixed seed."""
-    rng = np.random.default_rng(50)
-    nodes, weights = [], []
-
-    def conv(x: str, channels: int, out: int, kernel: int, stride: int = 1, relu: bool = True) -> str:
-        name = f"conv{len(weights)}"
-        scale = np.sqrt(2 / (channels * kernel * kernel))
-        array = (rng.standard_normal((out, channels, kernel, kernel)) * scale).astype(np.float32)
-        weights.append(numpy_helper.from_array(array, f"{name}.weight"))
-        pad = kernel // 2
-        nodes.append(
-            helper.make_node(
-                "Conv",
-                [x, f"{name}.weight"],
-                [name],
-                strides=[stride] * 2,
-                pads=[pad] * 4,
-                kernel_shape=[kernel] * 2,
-            )
-        )
-        if not relu:
-            return name
-        nodes.append(helper.make_node("Relu", [name], [f"{name}.relu"]))
-        return f"{name}.relu"
-
-    x = conv("images", 3, width, 7, 2)
-    nodes.append(
-        helper.make_node("MaxPool", [x], ["pooled"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    )
-    x, channels = "pooled", width
-    for stage, count in enumerate(blocks):
-        inner, out = width << stage, (width << stage) * 4
-        for block in range(count):
-            stride = 2 if stage and not block else 1
-            y = conv(conv(conv(x, channels, inner, 1), inner, inner, 3, stride), inner, out, 1, relu=False)
-            shortcut = conv(x, channels, out, 1, stride, relu=False) if not block else x
-            nodes.append(helper.make_node("Add", [y, shortcut], [f"{y}.sum"]))
-            nodes.append(helper.make_node("Relu", [f"{y}.sum"], [f"{y}.out"]))
-            x, channels = f"{y}.out", out
-    weights.append(
-        numpy_helper.from_array((rng.standard_normal((channels, classes)) * 0.05).astype(np.float32), "fc")
-    )
-    nodes += [
-        helper.make_node("GlobalAveragePool", [x], ["average"]),
-        helper.make_node("Flatten", ["average"], ["features"]),
-        helper.make_node("MatMul", ["features", "fc"], ["logits"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "resnet",
-        [helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["N", 3, 224, 224])],
-        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", classes])],
-        weights,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
 @pytest.mark.parametrize("profile", ["ensemble", "cpu"])
-def test_resnet_is_served_with_one_command(tmp_path, profile):
-    """A network like ResNet-50 returns the scores of plain ONNX Runtime, as ensemble and as fused model."""
-    repository, file = tmp_path / "models", tmp_path / "resnet50.onnx"
+def test_network_is_served_with_one_command(tmp_path, profile):
+    """An added network returns the scores of plain ONNX Runtime, as ensemble and as fused model."""
+    repository, file = tmp_path / "models", tmp_path / "small.onnx"
     store_published(repository)
-    onnx.save(resnet(), file)
+    onnx.save(classifier(), file)
     labels = tmp_path / "labels.txt"
-    labels.write_text("".join(f"class {number}\n" for number in range(1000)))
+    labels.write_text("".join(f"class {number}\n" for number in range(CLASSES)))
     flags = [] if profile == "ensemble" else [f"--model-config-name={profile}"]
 
     with serve_routes(repository, tmp_path, *flags) as served:
-        record = ServerRecord(**{**vars_of(record_of(served.server)), "profile": profile})
-        done = add(repository, AddRequest(file, "resnet50", {"preset": "imagenet"}, labels), record)
+        record = replace(record_of(served.server), profile=profile)
+        add(repository, AddRequest(file, "small", {"preset": "imagenet"}, labels), record)
 
-        assert done.report.notes == ()
         image = np.array([[SAMPLES[0].read_bytes()]], np.object_)
-        (scores,) = infer(served.server, "resnet50", {"image": image}, outputs=["scores"])["scores"]
-        with Classifier(record.url("grpc"), "grpc", "resnet50") as classifier:
-            best = classifier.classify(SAMPLES[0], top_k=1)
+        (scores,) = infer(served.server, "small", {"image": image}, outputs=["scores"])["scores"]
+        with Classifier(record.url("grpc"), "grpc", "small") as client:
+            best = client.classify(SAMPLES[0], top_k=1)
 
-    tensor = pixels(repository / "resnet50_preprocess")
-    expected = run(repository / "resnet50_network" / "1" / "model.onnx", {"images": tensor})["probabilities"][
-        0
-    ]
+    pipeline = Pipeline.from_config(ModelConfig.from_file(repository / "small_preprocess", 1))
+    tensor = pipeline.run([[SAMPLES[0].read_bytes()]]).tensor.copy()
+    found = run(repository / "small_network" / "1" / "model.onnx", {"images": tensor})
+    expected = found["probabilities"][0]
     # Another thread count adds up in another order.
     np.testing.assert_allclose(scores, expected, rtol=1e-3, atol=1e-6)
     assert best.labels[0].name == f"class {expected.argmax()}"
     assert (best.variant, best.version) == ("v1", "1")
-
-
-def vars_of(record: ServerRecord) -> dict:
-    """Return a record's fields."""
-    return {name: getattr(record, name) for name in record.__slots__}
-
-
-def pixels(folder: Path) -> np.ndarray:
-    """Return the tensor that a preprocessing model makes from the first sample photo."""
-    from nereid.config.model_config import ModelConfig
-    from nereid.imaging.pipeline import Pipeline
-
-    pipeline = Pipeline.from_config(ModelConfig.from_file(folder, 1))
-    return pipeline.run([[SAMPLES[0].read_bytes()]]).tensor.copy()

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from nereid.routing.assignment import MAX_MIRRORED, assign, is_mirrored, parse_route
+from nereid.routing.assignment import MAX_MIRRORED, assign, parse_route
+from tests.proof import REQUESTS
 from tests.routes import (
     CLASSES,
     NETWORK,
     ROUTE_OUTPUTS,
+    Load,
+    answered_by,
     document,
     order,
     publish_config,
@@ -54,13 +57,6 @@ KEYS = {
     for name in ("plain", "pinned")
 }
 RULED = {"x-route-group": "beta", "x-route-region": "eu"}
-# In the order of precedence: headers, variant, reason.
-PRECEDENCE = {
-    "variant": ({"x-variant": "plain"}, "plain"),
-    "version": ({"x-model-version": "2"}, "pinned"),
-    "header": (RULED, "ruled"),
-    "route-key": ({"x-route-key": KEYS["plain"]}, "plain"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -118,17 +114,15 @@ def unique(request):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("way", ["headers", "parameters"])
-@pytest.mark.parametrize("reason", PRECEDENCE)
-def test_each_rule_beats_all_below_it(base, protocol, way, reason):
-    """Forced variant > forced version > header rule > sticky key, as header or parameter, with the reason."""
-    reasons = list(PRECEDENCE)
-    below = reasons[reasons.index(reason) :]
-    sent = {name: text for each in reversed(below) for name, text in PRECEDENCE[each][0].items()}
+def test_route_parameters_are_headers_or_parameters(base, protocol, way):
+    """A rule of headers beats a sticky key, and a named variant beats both; HTTP headers have no case."""
+    below = RULED | {"x-route-key": KEYS["plain"]}
+    name = "x-variant" if (protocol, way) == ("grpc", "headers") else "X-Variant"
 
-    answer = base.send("route", protocol, **{way: sent})
+    answers = [base.send("route", protocol, **{way: below | more}) for more in ({}, {name: "pinned"})]
 
-    name = PRECEDENCE[reason][1]
-    assert (answer.origin, answer.added) == ((name, NETWORK_VERSION[name], reason), ADDED[name])
+    assert [answer.origin for answer in answers] == [("ruled", "3", "header"), ("pinned", "2", "variant")]
+    assert [answer.added for answer in answers] == [ADDED["ruled"], ADDED["pinned"]]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -142,28 +136,12 @@ def test_chance_decides_when_nothing_else_does(base, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_names_of_route_parameters_have_no_case(base, protocol):
-    """`X-Variant` is `x-variant`."""
-    way = "headers" if protocol == "http" else "parameters"
+def test_unknown_variant_is_rejected_with_the_known_ones(base, protocol):
+    """An unknown variant is the caller's fault, and the message lists the known ones."""
+    status, message = base.refusal("route", protocol, headers={"x-variant": "nobody"})
 
-    answer = base.send("route", protocol, **{way: {"X-Variant": "ruled"}})
-
-    assert answer.origin == ("ruled", "3", "variant")
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
-    ("sent", "known"),
-    [({"x-variant": "nobody"}, "pinned, plain, ruled"), ({"x-model-version": "9"}, "1, 2, 3")],
-    ids=["variant", "version"],
-)
-def test_unknown_variant_or_version_is_rejected_with_the_known_ones(base, protocol, sent, known):
-    """An unknown variant or version is the caller's fault, and the message lists the known ones."""
-    status, message = base.refusal("route", protocol, headers=sent)
-
-    (name, value), *_ = sent.items()
     assert status == INVALID[protocol]
-    assert f"invalid request: unknown {name} '{value}': expected one of {known}" in message
+    assert "invalid request: unknown x-variant 'nobody': expected one of pinned, plain, ruled" in message
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -332,6 +310,25 @@ def test_load_without_a_valid_route_fails_with_the_reason(served, unique, conten
     assert not served.grpc.is_model_ready(unique)
 
 
+@pytest.mark.slow
+def test_changes_under_load_fail_no_request(served):
+    """At concurrency 16, the route changes repeatedly, and each change takes effect soon."""
+    names, waited = list(ADDED), []
+    served.use("route", BASE)
+    with Load(served, "route", 16) as load:
+        for number in range(max(REQUESTS // 100, len(names))):
+            name = names[number % len(names)]
+            weights = [each | {"weight": int(each["name"] == name)} for each in BASE["variants"]]
+            begin = time.monotonic()
+            replace(served.path("route"), json.dumps(BASE | {"variants": weights}).encode())
+            load.wait_for(answered_by(name), 1, begin)
+            ends = [outcome.end for outcome in load.begun_after(begin) if answered_by(name)(outcome)]
+            waited.append(min(ends) - begin)
+
+    assert [outcome.answer for outcome in load.outcomes if outcome.is_failed] == []
+    assert max(waited) <= VISIBLE_S, waited
+
+
 # Limits and deadlines
 
 
@@ -438,20 +435,6 @@ def test_shadow_is_compared_with_the_answer(puppets, unique, protocol, orders, o
     assert distance == pytest.approx(0.05 if outcome == "agreed" else 11, abs=1e-5)
     for kind in ("shadow", "shadowed"):
         puppets.wait_metric(10, f"{kind}_duration_seconds_count", shadow=f"{unique}s")
-
-
-def test_same_keys_are_mirrored_always(puppets, unique):
-    """A sticky key decides whether its requests are mirrored, as computed by `is_mirrored`."""
-    content = puppets.use("route", mirroring(unique, 30))
-    route = parse_route(json.dumps(content).encode())
-    keys = [f"caller-{number}" for number in range(60)]
-    expected = sum(is_mirrored(route.shadows[0], route.salts.shadows, key, 0) for key in keys)
-    assert 0 < expected < 60
-
-    for key in keys * 2:
-        puppets.send("route", headers={"x-route-key": key})
-
-    puppets.wait_metric(2 * expected, "shadow_requests_total", shadow=f"{unique}s")
 
 
 def answers_of(served, name: str) -> set:

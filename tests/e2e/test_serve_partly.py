@@ -48,10 +48,21 @@ def run(*words: str, folder: Path) -> subprocess.CompletedProcess:
 
 
 def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path):
-    """They are named with Triton's reasons and are not supervised; after the repair they are loaded."""
+    """They are named with Triton's reasons and are not supervised; after the repair they are loaded.
+
+    Triton never ends a load without the Python file or with a space, and a large warm-up crashes it.
+    """
+    store_eyes(repository, "blind", 1)
+    (path := repository / "blind" / "1" / "model.py").unlink()
+    store(repository, "warm", identity("FP32", ["N", 4]), RIGHT + WARM_UP)
+    store(repository, "two words", identity("FP32", ["N", 4]), RIGHT)
+
     with serving(repository, tmp_path / "run", "--health-port", "0") as served:
         reasons = served.ports["not_served"]
-        assert sorted(reasons) == ["net", "versionless", "whole"]
+        assert sorted(reasons) == ["blind", "net", "two words", "versionless", "warm", "whole"]
+        assert "the name has a space" in reasons["two words"]
+        assert reasons["blind"] == f"model 'blind': Python model file not found in '{path}'"
+        assert reasons["warm"] == "model 'warm': model_warmup 'w': expected a batch_size of at most 8, got 99"
         assert "unable to find backend library for backend 'onnxrutime'" in reasons["net"]
         assert reasons["whole"].endswith("ensemble 'whole' depends on 'net' which has no loaded version.")
         assert "at least one version must be available" in reasons["versionless"]
@@ -89,25 +100,6 @@ def test_repository_with_broken_models_only_is_not_served(repository, tmp_path):
 
     assert (done.returncode, done.stdout) == (1, "")
     assert "model 'net': Invalid argument: unable to find backend" in done.stderr.splitlines()[-1]
-
-
-def test_models_whose_load_triton_does_not_survive_are_left_out(tmp_path):
-    """Triton never ends a load without the Python file or with a space; a large warm-up crashes it."""
-    models = tmp_path / "models"
-    store_eyes(models, "eyes", 1)
-    store_eyes(models, "blind", 1)
-    (models / "blind" / "1" / "model.py").unlink()
-    store(models, "warm", identity("FP32", ["N", 4]), RIGHT + WARM_UP)
-    store(models, "two words", identity("FP32", ["N", 4]), RIGHT)
-
-    with serving(models, tmp_path / "run", "--health-port", "0") as served:
-        path = models / "blind" / "1" / "model.py"
-        reasons = served.ports["not_served"]
-        assert "the name has a space" in reasons.pop("two words")
-        assert reasons == {
-            "blind": f"model 'blind': Python model file not found in '{path}'",
-            "warm": "model 'warm': model_warmup 'w': expected a batch_size of at most 8, got 99",
-        }
 
 
 def test_repository_without_any_config_is_served(tmp_path):

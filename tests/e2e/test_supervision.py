@@ -34,24 +34,44 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of two models with images, and a route between two versions of a model without images."""
+    """A server of models with images, a model without, and routes to them; one config is incomplete."""
     base = tmp_path_factory.mktemp("supervision")
     repository = base / "repository"
     store_eyes(repository, "eyes", 10)
     store_eyes(repository, "other", 20)
+    store_eyes(repository, "slow", 30, sleep_s=0.01)
+    store_eyes(repository, "single", 40)
+    config = repository / "single" / "config.pbtxt"
+    config.write_text(config.read_text().replace(f"count: {INSTANCES}", "count: 1"))
     store_adding(repository, "adding", 1, 2)
+    store(repository, "bare", adding(1), config=None)
     store_router(repository, "route")
-    (repository / "route.route.json").write_text(
-        json.dumps(document(variant("one", "adding", 1), variant("two", "adding", 1, version=2)))
-    )
+    store_route(repository, "route", variant("one", "adding", 1), variant("two", "adding", 1, version=2))
+    store_router(repository, "full", config=ONE_INSTANCE + IMAGE_TO_SCORES)
+    store_route(repository, "full", variant("eyes", "eyes", 1), max_in_flight=1)
+    store_router(repository, "look", config=IMAGE_TO_SCORES)
+    store_route(repository, "look", variant("both", "slow", 1))
+    # Its breaker closes only when the supervisor has replaced the process.
+    store_router(repository, "alone", config=IMAGE_TO_SCORES)
+    store_route(repository, "alone", variant("only", "single", 1), breaker={"open_s": 600})
     with serving(repository, base / "run") as running:
         wait_until(running.is_ready, "ready")
         yield running
 
 
+def newest(served: Served, model: str) -> stub_processes.Stub:
+    """Return the stub of a model that started last: those of before a repair may live on for a while."""
+    return max(served.stubs(model), key=lambda each: each.process.started)
+
+
+def store_route(repository: Path, name: str, *variants: dict, **more) -> None:
+    """Write the file of a route."""
+    (repository / f"{name}.route.json").write_text(json.dumps(document(*variants, **more)))
+
+
 def test_killed_stub_is_replaced(served):
     """Not ready while one of two stubs is dead; then a new one replaces it, and the repair is counted."""
-    killed = served.stubs("eyes")[0].process
+    killed = newest(served, "eyes").process
     before = served.metric("repairs_total", model="eyes", cause="pid")
     os.kill(killed.pid, signal.SIGKILL)
 
@@ -107,7 +127,7 @@ def test_lack_of_memory_is_named(tmp_path, limited_group):
 
 @pytest.mark.slow
 def test_memory_of_requests_is_private_and_removed(tmp_path):
-    """Also that of replaced stubs; after a kill of the whole server the next one removes it."""
+    """Also that of replaced stubs; after a kill of the whole server the next one removes it, and drains."""
     store_eyes(tmp_path / "repository", "eyes", 10)
 
     def modes() -> set[int]:
@@ -127,36 +147,52 @@ def test_memory_of_requests_is_private_and_removed(tmp_path):
         served.process.wait(WATCHDOG_S)
         assert any(region.exists() for region in regions)
 
-    with serving(tmp_path / "repository", tmp_path / "again"):
+    with serving(tmp_path / "repository", tmp_path / "again", "--drain-s", "600") as served:
         assert not any(region.exists() for region in regions)
+        check_drain(served)
+
+
+def check_drain(served: Served) -> None:
+    """After SIGTERM the server responds for the drain time, but is not ready; a second signal ends it now.
+
+    The signals go to another thread than the main thread, whose wait they do not interrupt.
+    """
+    wait_until(served.is_ready, "ready")
+    leader = served.record.pid
+
+    signal_other_thread(served.process.pid, signal.SIGTERM)
+    reason = served.why_not_ready()
+    numbers = served.numbers("eyes")
+    signal_other_thread(served.process.pid, signal.SIGTERM)
+
+    assert (json.loads(reason), numbers) == ({"ready": False, "server": "stopping"}, [11.0] * 4)
+    assert (served.process.wait(WATCHDOG_S), group_members(leader)) == (0, [])
 
 
 @pytest.mark.slow
-def test_full_route_is_ready(tmp_path):
+def test_full_route_is_ready(served):
     """Overload is not a failure: a full route stays ready, although it rejects probes, too."""
-    repository, held = tmp_path / "repository", tmp_path / "repository" / "held"
-    store_eyes(repository, "eyes", 10)
-    store_router(repository, "full", config=ONE_INSTANCE + IMAGE_TO_SCORES)
-    content = document(variant("eyes", "eyes", 1), max_in_flight=1)
-    (repository / "full.route.json").write_text(json.dumps(content))
+    held = served.repository / "held"
     held.touch()
-    with serving(repository, tmp_path / "run") as served, ThreadPoolExecutor(1) as pool:
-        wait_until(served.is_ready, "ready")
-        with Classifier(f"127.0.0.1:{served.ports['grpc']}", "grpc", "full") as classifier:
-            holding = pool.submit(score_of_held, classifier)
-            try:
-                wait_until(lambda: overloaded(classifier), "a route that is full")
-                probed = served.metric("probes_total", model="full")
-                wait_until(lambda: served.metric("probes_total", model="full") > probed, "a probe")
+    with (
+        ThreadPoolExecutor(1) as pool,
+        Classifier(f"127.0.0.1:{served.ports['grpc']}", "grpc", "full") as classifier,
+    ):
+        holding = pool.submit(score_of_held, classifier)
+        try:
+            wait_until(lambda: overloaded(classifier), "a route that is full")
+            probed = served.metric("probes_total", model="full")
+            failed = served.metric("probe_failures_total", model="full")
+            wait_until(lambda: served.metric("probes_total", model="full") > probed, "a probe")
 
-                assert overloaded(classifier)
-                assert served.metric("probe_failures_total", model="full") == 0
-                assert served.is_ready()
-                words = ["--url", f"http://127.0.0.1:{served.ports['http']}", "--model", "full"]
-                assert check_health(*words) == (0, "")
-            finally:
-                held.unlink()
-            assert holding.result(WATCHDOG_S) == 11.0
+            assert overloaded(classifier)
+            assert served.metric("probe_failures_total", model="full") == failed
+            assert served.is_ready()
+            words = ["--url", f"http://127.0.0.1:{served.ports['http']}", "--model", "full"]
+            assert check_health(*words) == (0, "")
+        finally:
+            held.unlink()
+        assert holding.result(WATCHDOG_S) == 11.0
 
 
 def score_of_held(classifier: Classifier) -> float:
@@ -178,31 +214,11 @@ def overloaded(classifier: Classifier) -> bool:
 
 
 @pytest.mark.slow
-def test_sigterm_turns_readiness_off_first(tmp_path):
-    """After SIGTERM the server responds for the drain time, but is not ready; a second signal ends it now.
-
-    The signals go to another thread than the main thread, whose wait they do not interrupt.
-    """
-    store_eyes(tmp_path / "repository", "eyes", 10)
-    with serving(tmp_path / "repository", tmp_path / "run", "--drain-s", "600") as served:
-        wait_until(served.is_ready, "ready")
-        leader = served.record.pid
-
-        signal_other_thread(served.process.pid, signal.SIGTERM)
-        reason = served.why_not_ready()
-        numbers = served.numbers("eyes")
-        signal_other_thread(served.process.pid, signal.SIGTERM)
-
-        assert (json.loads(reason), numbers) == ({"ready": False, "server": "stopping"}, [11.0] * 4)
-        assert (served.process.wait(WATCHDOG_S), group_members(leader)) == (0, [])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["adding", "route"], ids=["tensors only", "route"])
 def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
     """A dead stub of such a model is found by pid alone."""
     before = served.metric("repairs_total", model=model)
-    killed = served.stubs(model)[0]
+    killed = newest(served, model)
     os.kill(killed.process.pid, signal.SIGKILL)
 
     wait_until(lambda: served.metric("repairs_total", model=model) == before + 1, "repair")
@@ -217,7 +233,7 @@ def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
 def test_stopped_stub_is_found_by_a_probe(served):
     """A stub that exists but does not respond is found by a probe, and killed."""
     before = served.metric("repairs_total", model="other", cause="probe")
-    stopped = served.stubs("other")[0].process
+    stopped = newest(served, "other").process
     os.kill(stopped.pid, signal.SIGSTOP)
 
     wait_until(lambda: served.metric("repairs_total", model="other", cause="probe") == before + 1, "repair")
@@ -228,70 +244,47 @@ def test_stopped_stub_is_found_by_a_probe(served):
     assert served.metric("repairs_total", model="other", cause="pid") == 0
 
 
-def send_until(over: threading.Event, served: Served, failures: list[Exception]) -> int:
-    """Send one request after the other to the route, without retries; returns how many were answered."""
+def send_until(over: threading.Event, served: Served, route: str, answers: list[str]) -> None:
+    """Send one request after the other to a route, without retries; notes "" or the error of each."""
     image = InferInput("image", [1, 1], "BYTES")
     image.set_data_from_numpy(np.array([[b"a photo"]], object))
-    answered = 0
     with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
         while not over.is_set():
             try:
-                client.infer("look", [image], client_timeout=WATCHDOG_S)
-                answered += 1
+                client.infer(route, [image], client_timeout=WATCHDOG_S)
+                answers.append("")
             except InferenceServerException as error:
-                failures.append(error)
-    return answered
+                answers.append(str(error))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "cause"), [(signal.SIGKILL, "pid"), (signal.SIGSTOP, "probe")])
-def test_dead_instance_is_not_a_dead_variant(tmp_path, number, cause):
-    """One of two instances of a route's only variant dies under load: the other one answers meanwhile."""
-    repository = tmp_path / "repository"
-    store_eyes(repository, "eyes", 10, sleep_s=0.01)
-    store_router(repository, "look", config=IMAGE_TO_SCORES)
-    (repository / "look.route.json").write_text(json.dumps(document(variant("only", "eyes", 1))))
-    over, failures = threading.Event(), []
-    with serving(repository, tmp_path / "run") as served, ThreadPoolExecutor(4) as pool:
-        callers = [pool.submit(send_until, over, served, failures) for _ in range(4)]
+def test_dead_instance_is_not_a_dead_variant(served, number, cause):
+    """Of two instances the other one answers meanwhile; a variant is back with its only instance."""
+    over, answers = threading.Event(), {"look": [], "alone": []}
+    before = {model: served.metric("repairs_total", model=model) for model in ("slow", "single")}
+    with ThreadPoolExecutor(6) as pool:
+        for route in ("look", "look", "look", "alone", "alone", "alone"):
+            pool.submit(send_until, over, served, route, answers[route])
         try:
-            wait_until(lambda: served.metric("probes_total", model="look") > 1, "probes")
-            os.kill(served.stubs("eyes")[0].process.pid, number)
-            wait_until(lambda: served.metric("repairs_total", model="eyes", cause=cause) == 1, "repair")
+            wait_until(lambda: min(map(len, answers.values())) > 30, "answers")
+            for model in before:
+                os.kill(newest(served, model).process.pid, number)
+            for model, count in before.items():
+                wait_until(
+                    lambda m=model, c=count: served.metric("repairs_total", model=m) > c,
+                    f"repair of {model}",
+                )
             wait_until(served.is_ready, "ready again")
+            seen = len(answers["look"])
+            wait_until(lambda: len(answers["look"]) > seen + 10, "further answers")
         finally:
             over.set()
-        answered = [caller.result() for caller in callers]
 
-        assert (min(answered) > 10, [str(error) for error in failures]) == (True, [])
-        assert "breaker open" not in served.log
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_variant_is_back_with_its_only_instance(tmp_path, number):
-    """A breaker that would stay open for ten minutes closes when the supervisor has replaced the process."""
-    repository = tmp_path / "repository"
-    store_eyes(repository, "eyes", 10)
-    config = repository / "eyes" / "config.pbtxt"
-    config.write_text(config.read_text().replace(f"count: {INSTANCES}", "count: 1"))
-    store_router(repository, "look", config=IMAGE_TO_SCORES)
-    route = document(variant("only", "eyes", 1), breaker={"open_s": 600})
-    (repository / "look.route.json").write_text(json.dumps(route))
-    over, failures = threading.Event(), []
-    with serving(repository, tmp_path / "run") as served, ThreadPoolExecutor(4) as pool:
-        callers = [pool.submit(send_until, over, served, failures) for _ in range(4)]
-        try:
-            # Each caller has had answers by then; a request inside the killed process gets none.
-            wait_until(lambda: served.metric("probes_total", model="look") > 1, "probes")
-            os.kill(served.stubs("eyes")[0].process.pid, number)
-            wait_until(lambda: served.metric("repairs_total", model="eyes") == 1, "repair")
-            wait_until(served.is_ready, "ready again")
-        finally:
-            over.set()
-        assert min(caller.result() for caller in callers) > 0
-
-        assert served.numbers("look") == [11.0] * 4
+    assert {*answers["look"]} == {""}
+    assert "variant 'both': breaker open" not in served.log
+    assert served.metric("repairs_total", model="slow", cause=cause) >= 1
+    assert served.numbers("alone") == [41.0] * 4
 
 
 @pytest.mark.slow
@@ -333,150 +326,110 @@ def test_killed_server_comes_back_as_it_was(served):
     after = served.record
     assert after.pid != record.pid
     assert (after.ports, after.token, after.health_port) == (record.ports, record.token, record.health_port)
-    assert control.ready_versions() == versions
+    # A model whose first load fails for want of time is tried again.
+    wait_until(lambda: control.ready_versions() == versions, "all models")
+    assert "bare" in versions
+    assert "--disable-auto-complete-config" not in command_of(served)
     assert group_members(record.pid) == []
     processes = 1 + len(stub_processes.find(after.pid, served.repository))
     wait_until(lambda: waited_for(served.process.pid) == processes, "each process has one open file")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("other", "is_complete"),
-    [(None, True), ("bare", False), ("broken", False)],
-    ids=["complete", "one is incomplete", "one is broken"],
-)
-def test_configs_are_completed_only_if_one_needs_it(tmp_path, other, is_complete):
-    """The completion takes a second; without it, a restart brings all models back, too."""
+def test_complete_configs_are_not_completed(tmp_path):
+    """The completion takes a second; a model that needs it is refused, and a restart has the same models."""
     repository = tmp_path / "repository"
     store_eyes(repository, "eyes", 10)
     config = repository / "eyes" / "config.pbtxt"
     config.write_text(f'name: "eyes"\n{config.read_text()}')
-    if other:
-        store(repository, other, adding(1), config=None if other == "bare" else 'backend: "nosuch"\n')
     with serving(repository, tmp_path / "run") as served:
         wait_until(served.is_ready, "ready")
-        control = Control(served.record)
         store(repository, "late", adding(1), config=None)
-        if is_complete:
-            with pytest.raises(
-                Refused, match=r"'late': its config has no name, and .* fix: start nereid serve again"
-            ):
-                control.load("late")
-            shutil.rmtree(repository / "late")
-        else:
-            (repository / other / "config.pbtxt").unlink(missing_ok=True)
-            control.load(other)
-            control.load("late")
-        versions = control.ready_versions()
-        assert versions.keys() == {"eyes"} | ({other, "late"} if other else set())
+        with pytest.raises(
+            Refused, match=r"'late': its config has no name, and .* fix: start nereid serve again"
+        ):
+            Control(served.record).load("late")
+        shutil.rmtree(repository / "late")
         os.kill(served.record.pid, signal.SIGKILL)
 
         wait_until(lambda: "tritonserver is ready again" in served.log, "restart")
         wait_until(served.is_ready, "ready again")
-
-        words = Path(f"/proc/{served.record.pid}/cmdline").read_bytes().decode().split("\0")
-        assert ("--disable-auto-complete-config" in words) == is_complete
-        # A model whose first load fails for want of time is tried again.
-        wait_until(lambda: control.ready_versions() == versions, "all models")
+        assert "--disable-auto-complete-config" in command_of(served)
         assert served.numbers("eyes") == [11.0] * 2 * INSTANCES
 
 
+def command_of(served: Served) -> list[str]:
+    """Return the command line of Triton."""
+    return Path(f"/proc/{served.record.pid}/cmdline").read_bytes().decode().split("\0")
+
+
 @pytest.mark.slow
-def test_server_that_another_program_tells_to_end_is_replaced(tmp_path):
+def test_server_that_another_program_tells_to_end_is_replaced(served):
     """The next one starts although a client keeps its connection, for which Triton would wait for 30 s."""
-    repository = tmp_path / "repository"
-    store_eyes(repository, "eyes", 10)
-    with serving(repository, tmp_path / "run") as served:
-        wait_until(served.is_ready, "ready")
-        first = served.record.pid
-        with closing(HTTPConnection("127.0.0.1", served.ports["http"])) as client:
-            client.request("GET", "/v2/health/live")
-            client.getresponse().read()
+    first = served.record.pid
+    with closing(HTTPConnection("127.0.0.1", served.ports["http"])) as client:
+        client.request("GET", "/v2/health/live")
+        client.getresponse().read()
 
-            os.kill(first, signal.SIGTERM)
+        os.kill(first, signal.SIGTERM)
 
-            wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
-        assert "tritonserver received a signal to end" in served.log
-        assert "Exit timeout expired" not in served.log
-        assert served.numbers("eyes", 1) == [11.0]
+        wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
+    assert "tritonserver received a signal to end" in served.log
+    assert "Exit timeout expired" not in served.log
+    assert served.numbers("eyes", 1) == [11.0]
 
 
 @pytest.mark.slow
-def test_model_that_writes_as_triton_does_not_end_the_server(tmp_path):
+def test_model_that_writes_as_triton_does_not_end_the_server(served):
     """Models share the server's log, and may print what a caller sends."""
-    repository = tmp_path / "repository"
-    store_eyes(repository, "eyes", 10)
-    with serving(repository, tmp_path / "run") as served:
-        wait_until(served.is_ready, "ready")
-        first = served.record.pid
-        Path(f"/proc/{first}/fd/1").write_text("Signal (15) received.\n")
-        wait_until(lambda: "Signal (15) received" in served.log, "the line")
+    first, before = served.record.pid, served.metric("repairs_total", model="eyes")
+    Path(f"/proc/{first}/fd/1").write_text("Signal (15) received.\n")
+    wait_until(lambda: "Signal (15) received" in served.log, "the line")
 
-        stub = stub_processes.find(first, repository)[0]
-        os.kill(stub.process.pid, signal.SIGKILL)
-        # Not until the zombie is gone: Triton 24.10 keeps that of an instance that has failed a probe.
-        wait_until(lambda: served.metric("repairs_total", model="eyes") == 1, "the repair")
-        wait_until(served.is_ready, "ready again")
+    killed = newest(served, "eyes").process
+    os.kill(killed.pid, signal.SIGKILL)
+    wait_until(lambda: served.metric("repairs_total", model="eyes") == before + 1, "the repair")
+    wait_until(served.is_ready, "ready again")
 
-        assert stub.process not in [each.process for each in served.stubs("eyes")]
-        assert (served.record.pid, served.numbers("eyes", 1)) == (first, [11.0])
+    assert killed not in [each.process for each in served.stubs("eyes")]
+    assert (served.record.pid, served.numbers("eyes", 1)) == (first, [11.0])
 
 
 @pytest.mark.slow
 def test_server_that_cannot_start_again_is_tried_again(tmp_path):
-    """While a model cannot be loaded, the start is repeated and the reason reported, until it succeeds."""
+    """Its reason is reported until it succeeds, with new models and without broken ones; SIGTERM ends it."""
     repository = tmp_path / "repository"
     store_eyes(repository, "eyes", 10)
     number = repository / "eyes.number"
+
+    def restart() -> int:
+        os.kill(first := served.record.pid, signal.SIGKILL)
+        return first
+
     with serving(repository, tmp_path / "run") as served:
         wait_until(served.is_ready, "ready")
         number.write_text("no number")
-        os.kill(served.record.pid, signal.SIGKILL)
-
+        store_eyes(repository, "new", 20)
+        restart()
         wait_until(
             lambda: served.log.count("tritonserver cannot be started: model 'eyes'") >= 2, "two attempts"
         )
         assert (served.page("/livez")[0], "could not convert" in served.why_not_ready()) == (200, True)
         number.write_text("30")
         wait_until(served.is_ready, "ready again")
-        assert served.numbers("eyes", 1) == [31.0]
+        assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
 
-
-@pytest.mark.slow
-def test_restarted_server_has_new_models_and_leaves_out_broken_ones(tmp_path):
-    """A restart loads new models; a model that cannot be loaded does not prevent the others."""
-    repository = tmp_path / "repository"
-    store_eyes(repository, "eyes", 10)
-    with serving(repository, tmp_path / "run") as served:
-        wait_until(served.is_ready, "ready")
-        first = served.record.pid
-        store_eyes(repository, "new", 20)
-        os.kill(first, signal.SIGKILL)
+        store(repository, "broken", adding(1), config='backend: "none such"')
+        first = restart()
         wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
-        assert served.numbers("new", 1) == [21.0]
+        assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
+        assert "--disable-auto-complete-config" not in command_of(served)
 
-        (repository / "broken").mkdir()
-        (repository / "broken" / "config.pbtxt").write_text('backend: "none such"')
-        second = served.record.pid
-        os.kill(second, signal.SIGKILL)
-
-        wait_until(lambda: served.is_ready() and served.record.pid != second, "ready again")
-        assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([11.0], [21.0])
-        assert "cannot be started" in served.log
-
-
-@pytest.mark.slow
-def test_signal_ends_a_server_that_is_being_restarted(tmp_path):
-    """SIGTERM works while no server runs: exit code 0, and nothing is left."""
-    repository = tmp_path / "repository"
-    store_eyes(repository, "eyes", 10)
-    with serving(repository, tmp_path / "run") as served:
-        (repository / "eyes.number").write_text("no number")
-        os.kill(served.record.pid, signal.SIGKILL)
-        wait_until(lambda: "cannot be started" in served.log, "a failed attempt")
-
+        number.write_text("no number")
+        failures = served.log.count("cannot be started")
+        restart()
+        wait_until(lambda: served.log.count("cannot be started") > failures, "a failed attempt")
         served.process.send_signal(signal.SIGTERM)
-
         assert served.process.wait(WATCHDOG_S) == 0
     assert list((tmp_path / "run").glob("nereid-*/*/*")) == []
 
