@@ -459,8 +459,8 @@ def test_sequence_control_is_an_input(server):
 @cases(
     ("wire", "words"),
     {
-        "too few": (b"\1\0\0\0a", "expected 2 string elements for inference input 'x', got 1"),
-        "too many": (b"\0\0\0\0" * 3, "string elements 3 for inference input 'x', expecting 2"),
+        "too few": (b"\1\0\0\0a", "expected 2 string elements for inference input 'x'"),
+        "too many": (b"\0\0\0\0" * 3, "unexpected number of string elements 3 for inference input 'x'"),
         "cut off": (b"\0\0\0\0\5\0\0\0ab", "expecting string of length 5 but only 2 bytes available"),
     },
 )
