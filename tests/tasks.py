@@ -1,7 +1,7 @@
 """The three tasks for tests: a repository that has all, and for each its clients, an image and the answer."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,14 @@ READ = Task("read", "read_text", (Reader, AsyncReader), LABEL, check_lines)
 TASKS = (CLASSIFY, DETECT, READ)
 
 
-def store_tasks(folder: Path, *heads: str) -> Path:
+def store_tasks(folder: Path, *heads: str, sources: Sequence[Path] = (REPOSITORY, TEXT_REPOSITORY)) -> Path:
     """Write a repository with our models and a detector of each of the heads; return it."""
     histories = shutil.ignore_patterns("*.history.jsonl")
-    for source in (REPOSITORY, TEXT_REPOSITORY):
+    for source in sources:
         shutil.copytree(source, folder / "models", ignore=histories, dirs_exist_ok=True)
     for head in heads:
         network = TestDetector(head, batch=1 if head == "detr" else None)
         # The others are found by their names and shapes.
         is_named = head in ("yolox", "detr", "detr_sigmoid")
-        add_detector(folder, head, network, head if is_named else "")
+        add_detector(folder, head, network, head if is_named else "", instances=1)
     return folder / "models"

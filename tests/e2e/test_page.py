@@ -531,7 +531,7 @@ def test_rollout_is_started_paused_and_aborted(visit, gateways):
     sync_api.expect(message).to_contain_text("no controller runs")
     # This controller finds no server, so it waits.
     with service.in_background(repository, lambda: None, print):
-        assert orders.wait_controlled(find_route(repository))
+        assert orders.wait_controlled(find_route(repository, "classify"))
         page.get_by_role("button", name="Start a rollout of v2").click()
         sync_api.expect(text).to_contain_text("step 1 %: waiting: see nereid rollout status")
         page.get_by_role("button", name="Pause").click()
@@ -667,6 +667,7 @@ def test_page_is_readable_and_fits_a_phone(visit, scheme):
     page.locator("#access-name").click()
     texts, widths = page.evaluate(CONTRASTS), [*widths, page.evaluate(width)]
     table = page.locator(".scroll").evaluate("each => each.scrollWidth <= each.clientWidth")
+    page.keyboard.press("Escape")
     upload(page, {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"this is not an image"})
     sync_api.expect(page.locator("#error .code-name")).to_be_visible()
     texts += page.evaluate(CONTRASTS)

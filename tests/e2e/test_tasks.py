@@ -13,7 +13,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from PIL import Image, ImageFilter
 from tritonclient.utils import InferenceServerException
 
 from nereid import Classifier, Detector, Reader, RequestRefused, metrics_page
-from nereid.assets import COFFEE, PARCEL_LABEL
+from nereid.assets import COFFEE, PARCEL_LABEL, REPOSITORY, TEXT_REPOSITORY
 from nereid.contract import DEADLINE_PARAMETER
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
@@ -39,7 +38,7 @@ from tests.networks import CLIENTS, Arrays, connect, infer
 from tests.pairwise import pairwise
 from tests.pictures import save
 from tests.proof import REQUESTS
-from tests.readers import LINES, encoded, page
+from tests.readers import LINES, encoded, page, reader
 from tests.routes import wait_until
 from tests.supervised import running_gateway
 from tests.tables import cases
@@ -54,32 +53,20 @@ PARCEL = PARCEL_LABEL.read_bytes()
 TRANSPORTS = pairwise(
     {"task": TASKS, "way": ("sync", "async"), "protocol": PROTOCOLS, "memory": (None, "system")}
 )
+# For what does not depend on the form.
+fused = pytest.mark.parametrize("server", ["cpu"], indirect=True)
 of_each_task = pytest.mark.parametrize("task", TASKS[1:], ids=str)  # test_bad_input.py has the classifiers
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory) -> Iterator[dict[str, EmbeddedServer]]:
-    """Two running servers of all tasks: pinned models in one process, and models of every network."""
-    repository = store_tasks(tmp_path_factory.mktemp("tasks"), *HEADS)
-    with ExitStack() as stack:
-        found = {}
-        for form in FORMS:
-            options = ServerOptions(repository, form, ports=Ports(*free_ports(3)), allow_shm=True)
-            server = EmbeddedServer(options, tmp_path_factory.mktemp(form), os.environ)
-            found[form] = stack.enter_context(server)
-        yield found
-
-
-@pytest.fixture(params=FORMS)
-def server(request, servers) -> EmbeddedServer:
-    """A running server, in each form."""
-    return servers[request.param]
-
-
-@pytest.fixture
-def fused(servers) -> EmbeddedServer:
-    """The server whose pinned models are one process each."""
-    return servers["cpu"]
+@pytest.fixture(scope="module", params=FORMS)
+def server(request, tmp_path_factory) -> Iterator[EmbeddedServer]:
+    """A running server of all tasks: pinned models in one process each, or models of every network."""
+    # The classifiers are tested in both forms by test_classify.py.
+    sources = (REPOSITORY, TEXT_REPOSITORY) if request.param == "cpu" else (TEXT_REPOSITORY,)
+    repository = store_tasks(tmp_path_factory.mktemp("tasks"), *HEADS, sources=sources)
+    options = ServerOptions(repository, request.param, ports=Ports(*free_ports(3)), allow_shm=True)
+    with EmbeddedServer(options, tmp_path_factory.mktemp("run"), os.environ) as running:
+        yield running
 
 
 def ask(server: EmbeddedServer, model: str, *images: bytes, protocol: str = "grpc", **options: Any) -> Arrays:
@@ -157,13 +144,16 @@ def test_lines_are_read(server, protocol):
         "pixel": encoded(Image.new("RGB", (1, 1))),
     },
 )
-def test_both_forms_read_equally(servers, image):
+def test_both_forms_read_as_the_library(server, image):
     """Equal text and boxes; the networks run in equal batches, so that even the confidences are equal."""
-    one, other = (ask(server, "read_text", image) for server in servers.values())
+    (expected,) = reader().read([image])
+    found = ask(server, "read_text", image)
 
-    assert one["text"].tolist() == other["text"].tolist()
-    assert (one["box"] == other["box"]).all()
-    np.testing.assert_allclose(one["confidence"], other["confidence"], atol=1e-5)
+    assert isinstance(expected, list)
+    assert [text.decode() for text in found["text"][0]] == [line.text for line in expected]
+    for place, line in enumerate(expected):
+        np.testing.assert_allclose(found["box"][0][place], line.box, atol=1e-3)
+        assert found["confidence"][0][place] == pytest.approx(line.confidence, abs=1e-5)
 
 
 def bomb() -> bytes:
@@ -190,11 +180,12 @@ def test_bad_requests_are_refused(server, task):
     assert ask(server, task.model, task.image)["variant"].item() == b"v1"
 
 
+@fused
 @of_each_task
-def test_expired_request_is_refused(fused, task):
+def test_expired_request_is_refused(server, task):
     """Its client no longer waits."""
     late = {DEADLINE_PARAMETER: 1}
-    assert "deadline exceeded: " in refusal(fused, f"{task.model}_v1", task.image, parameters=late)
+    assert "deadline exceeded: " in refusal(server, f"{task.model}_v1", task.image, parameters=late)
 
 
 @of_each_task
@@ -229,42 +220,10 @@ def test_bad_images_do_not_harm_the_requests_of_their_batch(server, task):
         assert max(int(each["batch_size"]) for group in sizes for each in group) > 1
 
 
-def test_memory_stays_bounded(fused):
-    """Large, empty, noisy and crowded images leave no memory behind, and do not end the process."""
-    noise = np.random.default_rng(5).integers(0, 2, (1500, 1500), np.uint8) * 255
-    dots = np.full((2000, 2000), 255, np.uint8)
-    dots[::12, ::12] = dots[1::12, ::12] = 0
-    images = [
-        encoded(Image.new("RGB", (7900, 7900), "white")),
-        encoded(Image.new("RGB", (16_384, 1), "white")),
-        encoded(Image.fromarray(noise)),
-        encoded(Image.fromarray(dots)),
-        encoded(page(["x1 y2 z3 " * 20] * 60, 12, 1400)),
-    ]
-
-    def readers() -> set[int]:
-        stubs = stub_processes.find(fused.pid, fused.options.repository)
-        return {stub.process.pid for stub in stubs if stub.model == "read_text_v1"}
-
-    def used() -> int:
-        return sum(map(memory_bytes, stubs))
-
-    stubs = readers()
-    for image in [*images, *images]:  # each instance gets some of them
-        ask(fused, "read_text_v1", image)
-    before = used()
-    for image in images:
-        ask(fused, "read_text_v1", image)
-
-    assert used() - before < len(stubs) * 200 * 2**20
-    # The activations of an image of 4 megapixels, which ONNX Runtime keeps for the next one.
-    assert used() < len(stubs) * 2000 * 2**20
-    assert readers() == stubs
-
-
-def test_waybill_has_its_fields(fused):
+@fused
+def test_waybill_has_its_fields(server):
     """The lines come as from the reader without fields, and each field is one JSON object."""
-    lines, waybill = (ask(fused, model, PARCEL) for model in ("read_text", "read_waybill"))
+    lines, waybill = (ask(server, model, PARCEL) for model in ("read_text", "read_waybill"))
 
     fields = {each["name"]: each for each in map(json.loads, waybill["field"][0])}
     tracking = fields["tracking_number"]
@@ -274,12 +233,13 @@ def test_waybill_has_its_fields(fused):
     assert {"name", "value", "confidence", "box", "valid", "corrected"} == tracking.keys()
 
 
-def test_field_that_is_not_found_is_not_an_error(fused):
+@fused
+def test_field_that_is_not_found_is_not_an_error(server):
     """Its value is null, and the required one is counted."""
-    found = ask(fused, "read_waybill", BLANK)
+    found = ask(server, "read_waybill", BLANK)
 
     def missing() -> dict[str, float]:
-        samples = metrics_page.parse(metrics_page.fetch(url(fused, "metrics"), WATCHDOG_S))
+        samples = metrics_page.parse(metrics_page.fetch(url(server, "metrics"), WATCHDOG_S))
         name = "nereid_reader_missing_fields_total"
         return Counter({each.labels["field"]: each.value for each in samples if each.name == name})
 
@@ -289,11 +249,12 @@ def test_field_that_is_not_found_is_not_an_error(fused):
     assert missing().keys() == {"tracking_number"}
 
 
+@fused
 @pytest.mark.parametrize("row", TRANSPORTS, ids=lambda row: "-".join(map(str, row.values())))
-def test_clients_return_the_same_over_every_transport(fused, row):
+def test_clients_return_the_same_over_every_transport(server, row):
     """The known answer with variant, version and id; in a stream, a bad image fails alone."""
     task, way, protocol, memory = row.values()
-    address = url(fused, protocol)
+    address = url(server, protocol)
     with opened(way, address, protocol, task.model, kinds=task.kinds, shared_memory=memory) as client:
         one = getattr(client, task.name)(task.image, variant="v1", request_id="mine")
         images = [task.image, b"bad", task.image, BLANK]
@@ -310,9 +271,10 @@ def test_clients_return_the_same_over_every_transport(fused, row):
     assert task is not READ or blank.lines == ()
 
 
-def test_models_of_other_tasks_are_refused(fused):
+@fused
+def test_models_of_other_tasks_are_refused(server):
     """The message has the outputs of the model, or the name that is not there; commands print it."""
-    address = url(fused, "grpc")
+    address = url(server, "grpc")
     for kind, method, model, message in (
         (Reader, "read", "yolov8", "no output 'text'"),
         (Detector, "detect", "read_text", "model 'read_text' has no output 'score', 'label'"),
@@ -322,7 +284,7 @@ def test_models_of_other_tasks_are_refused(fused):
         with kind(address, model=model) as client, pytest.raises(RequestRefused, match=message):
             getattr(client, method)(LABEL)
 
-    done = command(fused, "detect", COFFEE, "--model", "read_text")
+    done = command(server, "detect", COFFEE, "--model", "read_text")
 
     assert (done.returncode, "no output 'score', 'label'" in done.stderr) == (1, True)
 
@@ -333,19 +295,20 @@ def command(server: EmbeddedServer, *words: object) -> "subprocess.CompletedProc
     return subprocess.run(line, capture_output=True, text=True, timeout=WATCHDOG_S)
 
 
+@fused
 @of_each_task
-def test_command_prints_and_draws(fused, task, tmp_path):
+def test_command_prints_and_draws(server, task, tmp_path):
     """Table, JSON and CSV have the known answer; a bad image fails alone; each good one is drawn."""
     folder, drawn = tmp_path / "images", tmp_path / "drawn"
     folder.mkdir()
     (folder / "good.png").write_bytes(task.image)
     words = task.name, folder, "--model", task.model
 
-    table = command(fused, *words, "--draw", drawn)
+    table = command(server, *words, "--draw", drawn)
     (folder / "bad.png").write_bytes(b"bad")
-    done = command(fused, *words, "--json")
+    done = command(server, *words, "--json")
     bad, good = json.loads(done.stdout)
-    empty, *rows = csv.DictReader(io.StringIO(command(fused, *words, "--csv").stdout))
+    empty, *rows = csv.DictReader(io.StringIO(command(server, *words, "--csv").stdout))
 
     task.check(good)
     assert bad["error"].startswith("invalid image: ")
@@ -368,15 +331,16 @@ def test_command_prints_and_draws(fused, task, tmp_path):
         assert (marked.size, marked.tobytes() == plain.tobytes()) == (plain.size, False)
 
 
-def test_command_prints_fields(fused, tmp_path):
+@fused
+def test_command_prints_fields(server, tmp_path):
     """The table and CSV have the fields, too; a blank image fails nothing, and one file takes no drawings."""
     (tmp_path / "label.png").write_bytes(LABEL)
     (tmp_path / "blank.png").write_bytes(BLANK)
     words = "read", tmp_path, "--model", "read_waybill"
 
-    done = command(fused, *words)
-    rows = csv.DictReader(io.StringIO(command(fused, *words, "--csv").stdout))
-    wrong = command(fused, *words, "--draw", tmp_path / "blank.png")
+    done = command(server, *words)
+    rows = csv.DictReader(io.StringIO(command(server, *words, "--csv").stdout))
+    wrong = command(server, *words, "--draw", tmp_path / "blank.png")
 
     assert (done.returncode, done.stderr) == (0, "")
     line = next(line for line in done.stdout.splitlines() if "tracking_number" in line and WORDS[1] in line)
@@ -412,16 +376,17 @@ class Gateway:
 
 
 @pytest.fixture(scope="module")
-def gateway(servers, tmp_path_factory) -> Iterator[Gateway]:
+def gateway(server, tmp_path_factory) -> Iterator[Gateway]:
     """A gateway of models without a classifier, that knows only the address of their server."""
     models = "read_text", "read_text_v1", "read_waybill", "yolov8"
-    words = "--url", url(servers["cpu"], "http"), *(word for name in models for word in ("--model", name))
+    words = "--url", url(server, "http"), *(word for name in models for word in ("--model", name))
     log = tmp_path_factory.mktemp("gateway") / "log"
     with running_gateway(log, *words, "--grpc-port", "0") as ports:
         yield Gateway(ports)
     assert "Traceback" not in log.read_text()
 
 
+@fused
 @of_each_task
 def test_gateway_answers_every_kind_of_body(gateway, task):
     """A raw image, a form and JSON have the known answer and the route's variant, and are counted."""
@@ -446,6 +411,7 @@ def test_gateway_answers_every_kind_of_body(gateway, task):
     assert gateway.json("/v1/live")[1]["outcomes"]
 
 
+@fused
 def test_gateway_reads_fields_and_old_encodings(gateway):
     """The reader of documents is found; GBK has the same JSON, and the media type says so."""
     status, answer = gateway.json("/v1/waybill", LABEL)
@@ -464,6 +430,7 @@ def test_gateway_reads_fields_and_old_encodings(gateway):
     assert gateway.json("/v1/read", BLANK)[1]["lines"] == []
 
 
+@fused
 @cases(
     ("path", "status", "code", "words"),
     {
@@ -484,6 +451,7 @@ def test_gateway_names_the_reason_of_errors(gateway, path, status, code, words):
     assert words in answer["error"]["message"]
 
 
+@fused
 @of_each_task
 @cases(
     ("body", "words"),
@@ -500,6 +468,7 @@ def test_gateway_refuses_bad_images(gateway, task, body, words):
     )
 
 
+@fused
 def test_gateway_lists_models_with_their_task(gateway):
     """The page shows a tab for each task; readiness reads an image."""
     status, listed = gateway.json("/v1/models")
@@ -514,6 +483,7 @@ def test_gateway_lists_models_with_their_task(gateway):
     assert gateway.json("/readyz") == (200, {"ready": True, "reason": ""})
 
 
+@fused
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
     """NVIDIA's own client gets three lines, none, and an error of one image per request.
@@ -549,6 +519,7 @@ def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
     assert gateway.json("/v1/read", BLANK)[0] == 200
 
 
+@fused
 def test_schemathesis_finds_no_fault(gateway, tmp_path):
     """Requests generated from the OpenAPI document get only described responses, and no 5xx."""
     address = f"http://127.0.0.1:{gateway.ports['http']}/openapi.json"
@@ -562,3 +533,37 @@ def test_schemathesis_finds_no_fault(gateway, tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@fused
+def test_memory_stays_bounded(server):
+    """Large, empty, noisy and crowded images leave no memory behind, and do not end the process."""
+    noise = np.random.default_rng(5).integers(0, 2, (1500, 1500), np.uint8) * 255
+    dots = np.full((2000, 2000), 255, np.uint8)
+    dots[::12, ::12] = dots[1::12, ::12] = 0
+    images = [
+        encoded(Image.new("RGB", (7900, 7900), "white")),
+        encoded(Image.new("RGB", (16_384, 1), "white")),
+        encoded(Image.fromarray(noise)),
+        encoded(Image.fromarray(dots)),
+        encoded(page(["x1 y2 z3 " * 20] * 60, 12, 1400)),
+    ]
+
+    def readers() -> set[int]:
+        stubs = stub_processes.find(server.pid, server.options.repository)
+        return {stub.process.pid for stub in stubs if stub.model == "read_text_v1"}
+
+    def used() -> int:
+        return sum(map(memory_bytes, stubs))
+
+    stubs = readers()
+    for image in [*images, *images]:  # each instance gets some of them
+        ask(server, "read_text_v1", image)
+    before = used()
+    for image in images:
+        ask(server, "read_text_v1", image)
+
+    assert used() - before < len(stubs) * 200 * 2**20
+    # The activations of an image of 4 megapixels, which ONNX Runtime keeps for the next one.
+    assert used() < len(stubs) * 2000 * 2**20
+    assert readers() == stubs
