@@ -135,6 +135,13 @@ def test_life_of_a_model(served, tmp_path, store):
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
+    def document() -> dict[str, Any]:
+        return dict(json.loads((repository / f"{own.name}.route.json").read_text()))
+
+    def set_route(**changes: Any) -> None:
+        (tmp_path / "route.json").write_text(json.dumps(document() | changes))
+        nereid("route", "set", "--file", str(tmp_path / "route.json"), "--model", own.name)
+
     def agreed() -> float:
         return sum(
             each.value
@@ -149,13 +156,11 @@ def test_life_of_a_model(served, tmp_path, store):
         # The machine that tests is busy, and this test is not about latency.
         gates = "--accept-change", "--max-slowdown", "1000"
         nereid("publish", own.name, str(own.second), *gates)
-        route = json.loads((repository / f"{own.name}.route.json").read_text())
-        (model,) = (each["model"] for each in route["variants"] if each["name"] == "v2")
+        (model,) = (each["model"] for each in document()["variants"] if each["name"] == "v2")
         shadow = {"name": "next", "model": model, "version": 1, "percent": 100}
-        mirrored = route | {"shadows": [shadow], "shadow_max_in_flight": 16}
-        (tmp_path / "route.json").write_text(json.dumps(mirrored))
-        nereid("route", "set", "--file", str(tmp_path / "route.json"), "--model", own.name)
+        set_route(shadows=[shadow], shadow_max_in_flight=16)
         wait_until(lambda: agreed() >= 3, "a shadow that agrees")
+        set_route(shadows=[])
         nereid("route", "set", "v1=50", "v2=50", "--model", own.name)
         wait_until(lambda: variants["v2"] >= 3, "answers of the second version")
         assert own.ask(address, variant="v2") == ("v2", words)
