@@ -408,7 +408,8 @@ def test_gateway_answers_every_kind_of_body(gateway, task):
     assert [answer["reason"] for _, answer in answers] == ["weight", "weight", "route-key"]
     labels = f'endpoint="/v1/{task.name}",model="{task.model}",outcome="ok",variant="v1"'
     assert f"nereid_gateway_images_total{{{labels}}}" in gateway.send("/metrics")[2].decode()
-    assert gateway.json("/v1/live")[1]["outcomes"]
+    # The live view has whole seconds.
+    wait_until(lambda: gateway.json("/v1/live")[1]["outcomes"], "the live view")
 
 
 @fused
